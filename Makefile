@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make demo` and `make test` are all a newcomer types; both make their environment in .venv.
+
+# The first Python on this machine that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+SOURCES := $(shell find ep ops graph_rewrites python tests/ops -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
+MODEL := out/gemma3-topics
+
+export ORT_DISABLE_TELEMETRY = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test lint sanitize figures clean
+
+help:
+	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
+	@echo 'make test      all checks and tests, as in CI'
+	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
+	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make figures   the pictures of the README, from the real output'
+	@echo 'make clean     remove what make has made'
+
+demo: .venv/demo
+	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
+	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
+
+test: lint build/testing/built sanitize
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
+
+# The sanitizers' run time must be there before Python is; Python itself is not free of leaks.
+sanitize: build/sanitize/built
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	FLOWNPU_TESTING_DIR=build/sanitize $(BIN)/python -m pytest tests/ops
+
+# The module through which tests call the operators' C++.
+build/testing/built build/sanitize/built: build/%/built: .venv/test
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
+		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/$* --target flownpu_testing
+	touch $@
+
+figures: .venv/demo
+	$(BIN)/python scripts/draw_demo.py
+
+clean:
+	rm -rf .venv build out
+
+.venv:
+	@test -n '$(PYTHON)' || { echo 'FlowNPU needs Python 3.11 or newer, and found none: install it, or say make PYTHON=/path/to/python'; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'This Python cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)'; exit 1; }
+
+# Files that say what is installed; newer sources install again.
+.venv/demo: $(SOURCES) | .venv
+	$(BIN)/pip install --quiet '.[genai,convert]'
+	touch $@
+
+.venv/test: $(SOURCES) | .venv
+	$(BIN)/pip install --quiet '.[dev]'
+	touch $@ .venv/demo

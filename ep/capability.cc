@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/capability.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace flownpu {
+namespace {
+
+std::string reason_against(const Device& device, const GraphNode& node) {
+  if (!node.unsupported.empty()) return node.unsupported;
+  try {
+    return device.unsupported(node.node);
+  } catch (const Error& error) {  // An attribute of the wrong type, say.
+    return error.what();
+  }
+}
+
+}  // namespace
+
+// A node's level is the number of times a path to it changes from taken to rejected and back, at
+// most. Nodes of one level form a partition. It is convex: a path from one of its nodes through a
+// rejected node ends on a higher level, and levels never fall along a path.
+Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) {
+  struct Producer {
+    int level;
+    bool taken;
+  };
+  std::unordered_map<std::string_view, Producer> producers;
+  Partitions result;
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const GraphNode& node = nodes[index];
+    const std::string reason = node.is_elsewhere ? "" : reason_against(device, node);
+    const bool taken = reason.empty() && !node.is_elsewhere;
+
+    // -1: nothing that was taken comes before.
+    int level = taken ? 0 : -1;
+    const auto follow = [&](std::string_view value) {
+      const auto producer = producers.find(value);
+      if (producer == producers.end()) return;
+      const int step = taken && !producer->second.taken ? 1 : 0;
+      level = std::max(level, producer->second.level + step);
+    };
+    for (const Value& input : node.node.inputs) follow(input.name);
+    for (const std::string& input : node.implicit_inputs) follow(input);
+    for (const Value& output : node.node.outputs) {
+      if (!output.name.empty()) producers.emplace(output.name, Producer{level, taken});
+    }
+
+    if (taken) {
+      const auto slot = static_cast<std::size_t>(level);
+      if (result.taken.size() <= slot) result.taken.resize(slot + 1);
+      result.taken[slot].push_back(index);
+    } else if (node.is_elsewhere) {
+      ++result.elsewhere;
+    } else {
+      result.rejected.push_back({index, reason});
+    }
+  }
+  return result;
+}
+
+std::int64_t estimate_multiply_adds(const Node& node) {
+  const auto product = [&node](std::string_view first, std::string_view second) {
+    return node.integer(first, 0) * node.integer(second, 0);
+  };
+  try {
+    if (node.op_type == "MatMulNBits") return product("K", "N");
+    if (node.op_type == "Q4NXMatMul" || node.op_type == "FusedDQP") {
+      return product("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2);
+    }
+    static constexpr std::array<std::string_view, 3> kProducts{"MatMul", "Gemm", "FusedMatMul"};
+    const Value* weight = node.input(1);
+    if (std::ranges::find(kProducts, node.op_type) != kProducts.end() && weight != nullptr &&
+        weight->constant != nullptr && weight->shape && weight->shape->rank() == 2) {
+      return weight->shape->elements();
+    }
+  } catch (const Error&) {
+    return 0;  // Its attributes are what it was rejected for.
+  }
+  return 0;
+}
+
+}  // namespace flownpu

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/ep.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+#include <vector>
+
+#include "ep/capability.h"
+#include "ep/compute.h"
+#include "ep/graph.h"
+#include "ep/profiling.h"
+#include "ops/npu/npu_device.h"
+
+namespace flownpu {
+namespace {
+
+// Nodes that an error or a warning lists one by one.
+constexpr std::size_t kListed = 20;
+
+struct ChosenDevice {
+  std::shared_ptr<const Device> device;
+  std::string why;
+};
+
+ChosenDevice choose_device(const Options& options, bool has_npu) {
+  const DeviceOptions& device_options = options.device_options;
+  switch (options.device) {
+    case DeviceChoice::kCpu:
+      return {make_cpu_device(device_options), "device=cpu"};
+    case DeviceChoice::kNpu:
+      return {make_npu_device(device_options), "device=npu"};
+    case DeviceChoice::kEmulate:
+      return {make_emulate_device(device_options), "device=emulate"};
+    case DeviceChoice::kAuto:
+      break;
+  }
+  if (has_npu)
+    return {make_npu_device(device_options), "device=auto and the session was given an NPU"};
+  return {make_cpu_device(device_options), npu_built_in()
+                                               ? "device=auto and the session was given no NPU"
+                                               : "device=auto and this build drives no NPU"};
+}
+
+// Operators that ORT knows the meaning of. A node of any other domain may be a call of one of the
+// model's functions: left alone, ORT puts the function's body in its place and asks again.
+bool is_known_domain(const std::string& domain) {
+  return domain.empty() || domain == "com.microsoft" || domain == kDomain;
+}
+
+// Written beside and renamed, so that no one reads half of it.
+void write_file(const std::string& path, const std::string& content) {
+  const std::string unfinished = path + ".unfinished";
+  std::ofstream file(unfinished, std::ios::trunc);
+  file << content;
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(unfinished, path, error);
+  if (!file || error) fail("[FlowNPU] option placement: cannot write '", path, "'");
+}
+
+}  // namespace
+
+Ep::Ep(const Api& api, const std::map<std::string, std::string>& entries, bool has_npu,
+       const OrtLogger* logger)
+    : api_(api), logger_(logger) {
+  try {
+    options_ = parse_options(entries);
+    ChosenDevice chosen = choose_device(options_, has_npu);
+    device_ = std::move(chosen.device);
+    placement_.device = device_->description();
+    placement_.why = std::move(chosen.why);
+  } catch (const Error& error) {
+    setup_error_ = error.what();
+  }
+  fill_slots();
+}
+
+void Ep::fill_slots() {
+  ort_version_supported = api_.version();
+  GetName = [](const OrtEp* /*self*/) noexcept { return kEpName; };
+  GetCapability = [](OrtEp* self, const OrtGraph* graph, OrtEpGraphSupportInfo* support) noexcept {
+    auto& ep = *static_cast<Ep*>(self);
+    return guard(ep.api_, ort::ORT_FAIL, [&] {
+      try {
+        ep.get_capability(graph, support);
+      } catch (const Error& error) {
+        ep.setup_error_ = error.what();
+        throw;
+      }
+    });
+  };
+  Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
+               ort::OrtNodeComputeInfo** compute_infos, OrtNode** /*ep_context_nodes*/) noexcept {
+    auto& ep = *static_cast<Ep*>(self);
+    return guard(ep.api_, ort::ORT_FAIL,
+                 [&] { ep.compile(graphs, fused_nodes, count, compute_infos); });
+  };
+  ReleaseNodeComputeInfos = [](OrtEp* /*self*/, ort::OrtNodeComputeInfo** compute_infos,
+                               std::size_t count) noexcept {
+    for (std::size_t i = 0; i < count; ++i) delete static_cast<ComputeInfo*>(compute_infos[i]);
+  };
+  CreateProfiler = [](OrtEp* self, ort::OrtEpProfilerImpl** profiler) noexcept {
+    const auto& ep = *static_cast<const Ep*>(self);
+    return guard(ep.api_, ort::ORT_FAIL, [&] {
+      *profiler =
+          make_profiler(ep.api_, ep.device_ == nullptr ? "" : std::string(ep.device_->name()));
+    });
+  };
+  OnSessionInitializationEnd = [](OrtEp* self) noexcept {
+    auto& ep = *static_cast<Ep*>(self);
+    return guard(ep.api_, ort::ORT_FAIL, [&] { ep.on_session_ready(); });
+  };
+}
+
+void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
+  // The bodies of If, Loop and Scan are left to ORT, together with the node they belong to.
+  const OrtNode* parent = nullptr;
+  api_.call(ort::Graph_GetParentNode, graph, &parent);
+  if (parent != nullptr) return;
+
+  const std::vector<GraphNode> nodes = read_graph(api_, graph);
+  if (!setup_error_.empty()) {
+    claim_to_fail(nodes, support);
+    return;
+  }
+  const Partitions partitions = partition(*device_, nodes);
+  placement_.nodes = nodes.size() - partitions.elsewhere;
+  placement_.elsewhere = partitions.elsewhere;
+  placement_.partitions = partitions.taken.size();
+  placement_.left.clear();
+  placement_.left_multiply_adds = 0;
+  for (const auto& [index, reason] : partitions.rejected) {
+    const Node& node = nodes[index].node;
+    const Placement::Left& left =
+        placement_.left.emplace_back(Placement::Left{to_string(node), node.op_type, reason});
+    if (node.domain == kDomain) rejected_operators_.push_back(left);
+    placement_.left_multiply_adds += estimate_multiply_adds(node);
+  }
+
+  for (const std::vector<std::size_t>& taken : partitions.taken) {
+    std::vector<const OrtNode*> handles;
+    handles.reserve(taken.size());
+    for (const std::size_t index : taken) handles.push_back(nodes[index].handle);
+    claim(handles, support);
+  }
+  if (options_.on_unsupported != OnUnsupported::kError) return;
+
+  // Our own operators are claimed even so, lest ORT puts their definitions in their place and the
+  // error speaks of those.
+  bool claimed = !partitions.taken.empty();
+  for (const auto& [index, reason] : partitions.rejected) {
+    if (nodes[index].node.domain != kDomain) continue;
+    claim({nodes[index].handle}, support);
+    claimed = true;
+  }
+  if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
+}
+
+// Claims a node that need not be one we run, so that ORT calls Compile.
+void Ep::claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const {
+  const auto node = std::ranges::find_if(nodes, [](const GraphNode& candidate) {
+    return !candidate.has_subgraphs && !candidate.is_elsewhere &&
+           is_known_domain(candidate.node.domain);
+  });
+  if (node != nodes.end()) claim({node->handle}, support);
+}
+
+void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const {
+  ort::OrtNodeFusionOptions options;
+  options.ort_version_supported = api_.version();
+  api_.call(ort::EpGraphSupportInfo_AddNodesToFuse, support, nodes.data(), nodes.size(), &options);
+}
+
+void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
+                 ort::OrtNodeComputeInfo** compute_infos) {
+  check();
+  std::vector<std::unique_ptr<ComputeInfo>> compiled;
+  placement_.our_multiply_adds = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<Node> nodes;
+    for (GraphNode& node : read_graph(api_, graphs[i])) nodes.push_back(std::move(node.node));
+    auto program =
+        std::make_unique<Program>(device_, std::move(nodes), input_names(api_, fused_nodes[i]),
+                                  output_names(api_, fused_nodes[i]));
+    placement_.our_multiply_adds += program->multiply_adds();
+    compiled.push_back(std::make_unique<ComputeInfo>(api_, std::move(program)));
+  }
+  report_placement();
+  for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
+}
+
+void Ep::on_session_ready() {
+  if (reported_) return;  // Nothing was claimed otherwise, so that Compile was not called.
+  check();
+  report_placement();
+}
+
+void Ep::check() const {
+  if (!setup_error_.empty()) throw Error(setup_error_);
+  if (options_.on_unsupported != OnUnsupported::kError || placement_.left.empty()) return;
+  fail("[FlowNPU] device ", device_->name(), " does not take ", placement_.left.size(),
+       " of the model's ", placement_.nodes, " nodes:\n", list(placement_.left, kListed),
+       "\nTo leave these to ONNX Runtime's CPU provider, set the provider option on_unsupported to "
+       "warn or cpu.");
+}
+
+// Of our operators that were ever rejected, those that the graph has no more.
+std::vector<Placement::Left> Ep::inlined_nodes() const {
+  std::vector<Placement::Left> inlined;
+  for (const Placement::Left& operator_node : rejected_operators_) {
+    const auto is_node = [&](const Placement::Left& other) {
+      return other.node == operator_node.node;
+    };
+    if (std::ranges::none_of(placement_.left, is_node) && std::ranges::none_of(inlined, is_node)) {
+      inlined.push_back(operator_node);
+    }
+  }
+  return inlined;
+}
+
+void Ep::report_placement() {
+  reported_ = true;
+  placement_.inlined = inlined_nodes();
+  const std::string line = summary(placement_);
+  std::vector<Placement::Left> not_taken = placement_.left;
+  not_taken.insert(not_taken.end(), placement_.inlined.begin(), placement_.inlined.end());
+  const bool warn = options_.on_unsupported == OnUnsupported::kWarn && !not_taken.empty();
+  std::string message = line;
+  if (!not_taken.empty()) message.append("\n").append(list(not_taken, kListed));
+  api_.log(logger_, warn ? ort::ORT_LOGGING_LEVEL_WARNING : ort::ORT_LOGGING_LEVEL_INFO, message);
+  if (options_.placement == "stderr") {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  } else if (!options_.placement.empty()) {
+    write_file(options_.placement, to_json(placement_));
+  }
+}
+
+}  // namespace flownpu

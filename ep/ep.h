@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ep: the provider of one session. Chooses the device, claims nodes, compiles them, says what runs
+// where.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ep/api.h"
+#include "ep/graph.h"
+#include "ep/options.h"
+#include "ep/placement.h"
+#include "ops/device.h"
+
+namespace flownpu {
+
+// How a session is made to fail. ORT's two natural places for it do not serve: on an error of
+// CreateEp, onnxruntime's Python session prints it and starts again on the CPU provider, and of an
+// error of GetCapability ORT makes a line in its log. An error of Compile reaches the user word for
+// word, so that is where a bad option, a device that is not there and a node that is not taken are
+// told. ORT calls Compile if anything was claimed; where nothing could be,
+// OnSessionInitializationEnd (ORT 1.27 and later) tells it.
+class Ep final : public ort::OrtEp {
+ public:
+  // `entries`: the user's options, see read_entries(). `has_npu`: the session was given an NPU.
+  // `logger` is the session's and outlives it.
+  Ep(const Api& api, const std::map<std::string, std::string>& entries, bool has_npu,
+     const OrtLogger* logger);
+
+ private:
+  void fill_slots();
+  // What the OrtEp slots do; errors by exception.
+  void get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support);
+  void compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
+               ort::OrtNodeComputeInfo** compute_infos);
+  void on_session_ready();
+
+  void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
+  void claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const;
+  // Throws Error if the session must fail.
+  void check() const;
+  std::vector<Placement::Left> inlined_nodes() const;
+  void report_placement();
+
+  Api api_;
+  Options options_;
+  const OrtLogger* logger_;
+  // Null if it could not be made; then `setup_error_` says why.
+  std::shared_ptr<const Device> device_;
+  std::string setup_error_;
+  // Of the last graph that ORT asked about: it asks more than once, before and after it inlines
+  // functions.
+  Placement placement_;
+  std::vector<Placement::Left> rejected_operators_;
+  bool reported_ = false;
+};
+
+}  // namespace flownpu

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/factory.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "ep/options.h"
+#include "ops/npu/npu_device.h"
+
+namespace flownpu {
+namespace {
+
+// PCI vendor of the NPUs we drive: AMD's.
+constexpr std::uint32_t kNpuVendor = 0x1022;
+
+}  // namespace
+
+Factory::Factory(const Api& api) : api_(api) {
+  ort_version_supported = api.version();
+  GetName = [](const OrtEpFactory* /*self*/) noexcept { return kEpName; };
+  GetVendor = [](const OrtEpFactory* /*self*/) noexcept { return "FlowNPU"; };
+  // ORT prefers a provider whose vendor made the hardware; we made none.
+  GetVendorId = [](const OrtEpFactory* /*self*/) noexcept -> std::uint32_t { return 0; };
+  GetVersion = [](const OrtEpFactory* /*self*/) noexcept { return FLOWNPU_VERSION; };
+  GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices,
+                           std::size_t num_devices, OrtEpDevice** ep_devices,
+                           std::size_t max_ep_devices, std::size_t* num_ep_devices) noexcept {
+    auto& factory = *static_cast<Factory*>(self);
+    return guard(factory.api_, ort::ORT_FAIL, [&] {
+      *num_ep_devices = factory.offer({devices, num_devices}, {ep_devices, max_ep_devices});
+    });
+  };
+  CreateEp = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices,
+                const OrtKeyValuePairs* const* /*metadata*/, std::size_t num_devices,
+                const OrtSessionOptions* session_options, const OrtLogger* logger,
+                ort::OrtEp** ep) noexcept {
+    auto& factory = *static_cast<Factory*>(self);
+    return guard(factory.api_, ort::ORT_FAIL,
+                 [&] { *ep = factory.create_ep({devices, num_devices}, session_options, logger); });
+  };
+  ReleaseEp = [](OrtEpFactory* self, ort::OrtEp* ep) noexcept {
+    if (ep == nullptr) return;
+    delete static_cast<Ep*>(ep);
+    static_cast<Factory*>(self)->release();
+  };
+  CreateDataTransfer = [](OrtEpFactory* /*self*/,
+                          OrtDataTransferImpl** transfer) noexcept -> OrtStatus* {
+    *transfer = nullptr;  // All memory is the host's.
+    return nullptr;
+  };
+}
+
+void Factory::release() noexcept {
+  if (references_.fetch_sub(1) == 1) delete this;
+}
+
+bool Factory::drives(const OrtHardwareDevice* device) const {
+  switch (api_.call(ort::HardwareDevice_Type, device)) {
+    case ort::OrtHardwareDeviceType_CPU:
+      return true;
+    case ort::OrtHardwareDeviceType_NPU:
+      return npu_built_in() && api_.call(ort::HardwareDevice_VendorId, device) == kNpuVendor;
+    default:
+      return false;
+  }
+}
+
+std::size_t Factory::offer(std::span<const OrtHardwareDevice* const> devices,
+                           std::span<OrtEpDevice*> offered) {
+  std::size_t count = 0;
+  for (const OrtHardwareDevice* device : devices) {
+    if (count == offered.size() || !drives(device)) continue;
+    api_.call(ort::CreateEpDevice, this, device, nullptr, nullptr, &offered[count]);
+    ++count;
+  }
+  return count;
+}
+
+ort::OrtEp* Factory::create_ep(std::span<const OrtHardwareDevice* const> devices,
+                               const OrtSessionOptions* options, const OrtLogger* logger) {
+  const bool has_npu = std::ranges::any_of(devices, [this](const OrtHardwareDevice* device) {
+    return api_.call(ort::HardwareDevice_Type, device) == ort::OrtHardwareDeviceType_NPU;
+  });
+  auto ep = std::make_unique<Ep>(api_, read_entries(api_, options), has_npu, logger);
+  references_.fetch_add(1);
+  return ep.release();
+}
+
+}  // namespace flownpu

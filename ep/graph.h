@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// ONNX Runtime's graph in the words of ops/node.h.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ep/api.h"
+#include "ops/node.h"
+
+namespace flownpu {
+
+struct GraphNode {
+  const OrtNode* handle = nullptr;
+  // A node that the model gives no name has the name of its first output.
+  Node node;
+  // If, Loop and Scan have subgraphs, which read these values from the graph the node is in.
+  bool has_subgraphs = false;
+  std::vector<std::string> implicit_inputs;
+  // The node is with a provider that the user listed before ours.
+  bool is_elsewhere = false;
+  // Why no device can take the node, whatever its operator: a subgraph, or a type or attribute that
+  // ops/ has no word for. `node` then lacks these. Empty if it is complete.
+  std::string unsupported;
+};
+
+// ORT's element type as ours, if there is one.
+std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
+
+// The nodes of the graph, in topological order. Their constants point into ORT's memory, which
+// lives as long as the session does.
+std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph);
+
+// Names of a node's inputs and outputs; empty for an absent one.
+std::vector<std::string> input_names(const Api& api, const OrtNode* node);
+std::vector<std::string> output_names(const Api& api, const OrtNode* node);
+
+}  // namespace flownpu

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+namespace flownpu {
+namespace {
+
+// ORT puts a provider's options under "ep." + its name in lower case + ".".
+constexpr std::string_view kPrefix = "ep.flownpuexecutionprovider.";
+
+template <typename Enum>
+using Choice = std::pair<std::string_view, Enum>;
+
+template <typename Enum, std::size_t N>
+Enum choose(std::string_view key, std::string_view value,
+            const std::array<Choice<Enum>, N>& choices) {
+  std::string valid;
+  for (const auto& [name, choice] : choices) {
+    if (name == value) return choice;
+    valid += (valid.empty() ? "" : ", ") + std::string(name);
+  }
+  fail("[FlowNPU] option ", key, " = '", value, "' is not known; expected one of: ", valid);
+}
+
+// The upper bound only keeps a slip of the finger from starting thousands of threads.
+int parse_threads(const std::string& value) {
+  constexpr int kMaxThreads = 1024;
+  int threads = -1;
+  const char* end = value.data() + value.size();
+  const auto [stop, code] = std::from_chars(value.data(), end, threads);
+  if (code != std::errc() || stop != end || threads < 0 || threads > kMaxThreads) {
+    fail("[FlowNPU] option threads = '", value,
+         "' is not valid; expected an integer from 0 (one for each core) to ", kMaxThreads);
+  }
+  return threads;
+}
+
+std::string parse_placement(const std::string& value) {
+  if (value.empty() || value == "log") return "";
+  if (value == "stderr" || value.find('/') != std::string::npos) return value;
+  fail("[FlowNPU] option placement = '", value,
+       "' is not known; expected one of: log, stderr, the path of a file to write (with a '/')");
+}
+
+using Parser = void (*)(Options& options, const std::string& value);
+
+constexpr std::array<std::pair<std::string_view, Parser>, 7> kParsers{{
+    {"device",
+     [](Options& options, const std::string& value) {
+       options.device = choose<DeviceChoice, 4>("device", value,
+                                                {{{"auto", DeviceChoice::kAuto},
+                                                  {"cpu", DeviceChoice::kCpu},
+                                                  {"npu", DeviceChoice::kNpu},
+                                                  {"emulate", DeviceChoice::kEmulate}}});
+     }},
+    {"on_unsupported",
+     [](Options& options, const std::string& value) {
+       options.on_unsupported = choose<OnUnsupported, 3>("on_unsupported", value,
+                                                         {{{"error", OnUnsupported::kError},
+                                                           {"warn", OnUnsupported::kWarn},
+                                                           {"cpu", OnUnsupported::kCpu}}});
+     }},
+    {"activations",
+     [](Options& options, const std::string& value) {
+       options.device_options.activations = choose<Activations, 2>(
+           "activations", value,
+           {{{"bf16", Activations::kBFloat16}, {"int8", Activations::kInt8}}});
+     }},
+    {"threads",
+     [](Options& options, const std::string& value) {
+       options.device_options.threads = parse_threads(value);
+     }},
+    {"cpu_isa",  // The device knows which there are, and lists them.
+     [](Options& options, const std::string& value) { options.device_options.cpu_isa = value; }},
+    {"artifacts",
+     [](Options& options, const std::string& value) { options.device_options.artifacts = value; }},
+    {"placement", [](Options& options,
+                     const std::string& value) { options.placement = parse_placement(value); }},
+}};
+
+}  // namespace
+
+Options parse_options(const std::map<std::string, std::string>& entries) {
+  Options options;
+  for (const auto& [key, value] : entries) {
+    const auto* parser = std::ranges::find_if(
+        kParsers, [&key = key](const auto& entry) { return entry.first == key; });
+    if (parser == kParsers.end()) {
+      std::string valid;
+      for (const auto& [name, unused] : kParsers)
+        valid += (valid.empty() ? "" : ", ") + std::string(name);
+      fail("[FlowNPU] option ", key, " = '", value, "' is not known; the options are: ", valid);
+    }
+    parser->second(options, value);
+  }
+  return options;
+}
+
+std::map<std::string, std::string> read_entries(const Api& api, const OrtSessionOptions* options) {
+  OrtKeyValuePairs* pairs = nullptr;
+  api.call(ort::GetSessionOptionsConfigEntries, options, &pairs);
+  const auto release = [&api](OrtKeyValuePairs* owned) {
+    api.call(ort::ReleaseKeyValuePairs, owned);
+  };
+  const std::unique_ptr<OrtKeyValuePairs, decltype(release)> owner(pairs, release);
+  const char* const* keys = nullptr;
+  const char* const* values = nullptr;
+  std::size_t count = 0;
+  api.call(ort::GetKeyValuePairs, pairs, &keys, &values, &count);
+  std::map<std::string, std::string> entries;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string_view key = keys[i];
+    if (key.starts_with(kPrefix)) entries.emplace(key.substr(kPrefix.size()), values[i]);
+  }
+  return entries;
+}
+
+}  // namespace flownpu

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options: what a user can choose for a session, as `ep.flownpuexecutionprovider.<key>` entries of
+// its options (that is where ORT puts the options given to add_provider_for_devices and to
+// genai_config.json).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "ep/api.h"
+#include "ops/device.h"
+
+namespace flownpu {
+
+// `device`. kAuto: the NPU if the session was given one that this build drives, else the CPU.
+enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate };
+
+// `on_unsupported`: what to do with nodes that the device does not take. kError, the default, fails
+// the session with the list of nodes and reasons, so that a model never runs elsewhere unnoticed;
+// kWarn logs that list as a warning and kCpu as information, and both leave the nodes to ORT's CPU
+// provider.
+enum class OnUnsupported : std::uint8_t { kError, kWarn, kCpu };
+
+struct Options {
+  DeviceChoice device = DeviceChoice::kAuto;
+  OnUnsupported on_unsupported = OnUnsupported::kError;
+  // `activations`, `threads`, `cpu_isa`, `artifacts`.
+  DeviceOptions device_options;
+  // `placement`: where the placement report (placement.h) goes beside ORT's log: nowhere (empty),
+  // "stderr", or a path.
+  std::string placement;
+};
+
+// `entries`: key without its prefix -> value. Throws Error that lists the valid ones for an unknown
+// key or value.
+Options parse_options(const std::map<std::string, std::string>& entries);
+
+// The session's entries that have our prefix, without it.
+std::map<std::string, std::string> read_entries(const Api& api, const OrtSessionOptions* options);
+
+}  // namespace flownpu

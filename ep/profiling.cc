@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/profiling.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace flownpu {
+namespace {
+
+// ORT's own profiler stops recording at this many events too (max_num_events).
+constexpr std::size_t kMaxEvents = 1'000'000;
+
+struct Event {
+  std::string node;
+  std::string op_type;
+  std::string output_shapes;  // As JSON: ORT's profile takes over what looks like it.
+  std::int32_t thread = 0;
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+// The events of one profiler. Shared, because threads may still hold it when ORT releases the
+// profiler.
+class Recording final : public StepObserver {
+ public:
+  void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
+           std::int64_t end_ns) override {
+    Event event;
+    event.node = node.name;
+    event.op_type = node.op_type;
+    event.begin_ns = begin_ns;
+    event.end_ns = end_ns;
+    event.thread = static_cast<std::int32_t>(::syscall(SYS_gettid));
+    char separator = '[';
+    for (const Tensor& output : outputs) {
+      if (output.data == nullptr) continue;
+      event.output_shapes.append(1, separator).append(to_string(output.shape));
+      separator = ',';
+    }
+    event.output_shapes += separator == '[' ? "[]" : "]";
+    const std::scoped_lock lock(mutex_);
+    if (events_.size() < kMaxEvents) events_.push_back(std::move(event));
+  }
+
+  std::vector<Event> take() {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Event> events_;
+};
+
+// Innermost last. One entry for each ORT event that has started and not stopped on this thread.
+thread_local std::vector<std::shared_ptr<Recording>> watching;
+
+class Profiler final : public ort::OrtEpProfilerImpl {
+ public:
+  Profiler(const Api& api, std::string device) : api_(api), device_(std::move(device)) {
+    ort_version_supported = api.version();
+    Release = [](OrtEpProfilerImpl* self) noexcept { delete static_cast<Profiler*>(self); };
+    StartProfiling = [](OrtEpProfilerImpl* self, std::int64_t offset_ns) noexcept -> OrtStatus* {
+      auto& profiler = *static_cast<Profiler*>(self);
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      profiler.origin_ns_ =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() - offset_ns;
+      return nullptr;
+    };
+    StartEvent = [](OrtEpProfilerImpl* self, std::uint64_t /*correlation_id*/) noexcept {
+      auto& profiler = *static_cast<Profiler*>(self);
+      return guard(profiler.api_, ort::ORT_FAIL, [&] { watching.push_back(profiler.recording_); });
+    };
+    StopEvent = [](OrtEpProfilerImpl* self, std::uint64_t /*correlation_id*/,
+                   const OrtProfilingEvent* /*event*/) noexcept -> OrtStatus* {
+      const auto& profiler = *static_cast<Profiler*>(self);
+      if (!watching.empty() && watching.back() == profiler.recording_) watching.pop_back();
+      return nullptr;
+    };
+    EndProfiling = [](OrtEpProfilerImpl* self, OrtProfilingEventsContainer* container) noexcept {
+      auto& profiler = *static_cast<Profiler*>(self);
+      return guard(profiler.api_, ort::ORT_FAIL, [&] { profiler.report(container); });
+    };
+  }
+
+ private:
+  void report(OrtProfilingEventsContainer* container) const {
+    for (const Event& event : recording_->take()) {
+      const std::array<const char*, 4> keys{"op_name", "provider", "device", "output_shapes"};
+      const std::array<const char*, 4> values{event.op_type.c_str(), kEpName, device_.c_str(),
+                                              event.output_shapes.c_str()};
+      OrtProfilingEvent* profiling_event = nullptr;
+      api_.call(ort::CreateProfilingEvent, ort::OrtProfilingEventCategory_KERNEL, ::getpid(),
+                event.thread, event.node.c_str(), (event.begin_ns - origin_ns_) / 1000,
+                (event.end_ns - event.begin_ns) / 1000, keys.data(), values.data(), keys.size(),
+                &profiling_event);
+      const auto release = [this](OrtProfilingEvent* owned) {
+        api_.call(ort::ReleaseProfilingEvent, owned);
+      };
+      const std::unique_ptr<OrtProfilingEvent, decltype(release)> owner(profiling_event, release);
+      api_.call(ort::ProfilingEventsContainer_AddEvents, container, &profiling_event, 1);
+    }
+  }
+
+  Api api_;
+  std::string device_;
+  // The steady clock's reading when ORT's profile began.
+  std::int64_t origin_ns_ = 0;
+  std::shared_ptr<Recording> recording_ = std::make_shared<Recording>();
+};
+
+}  // namespace
+
+ort::OrtEpProfilerImpl* make_profiler(const Api& api, std::string device) {
+  return new Profiler(api, std::move(device));
+}
+
+StepObserver* current_observer() { return watching.empty() ? nullptr : watching.back().get(); }
+
+}  // namespace flownpu

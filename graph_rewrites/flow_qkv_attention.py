@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GroupQueryAttention -> FlowQKVAttention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+from onnxscript.rewriter import MatchContext, MatchResult
+
+from flownpu.graph_rewrites.node import attribute_int, attribute_text, last_dimension, optional_input
+from flownpu.graph_rewrites.rule import Builder, Rule
+from flownpu.ops.onnx_function import DOMAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# Attributes that mean the same in both operators.
+_SHARED_ATTRIBUTES = (
+    "num_heads",
+    "kv_num_heads",
+    "scale",
+    "softcap",
+    "local_window_size",
+    "causal",
+    "do_rotary",
+    "rotary_interleaved",
+    "qk_norm_epsilon",
+    "sliding_window_cache",
+)
+# Inputs 0..10 are the same in both; GroupQueryAttention then has three that FlowQKVAttention lacks, and the norms.
+_SHARED_INPUTS = 11
+_REFUSED_INPUTS = {11: "head_sink", 12: "k_scale", 13: "v_scale"}
+_NORM_WEIGHTS = (14, 15)
+
+
+class FlowQKVAttention(Rule):
+    """Attention with its KV cache, node for node.
+
+    GroupQueryAttention(query, key, value, past_key, past_value, seqlens_k, total_sequence_length, ...)
+        -> FlowQKVAttention(query, key, value, past_key, past_value, seqlens_k, total_sequence_length, ...; head_size)
+
+    Both compute softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and cache
+    inside. The rules qk_norm, split_qkv and packed_qkv then draw the nodes before it in.
+    """
+
+    def pattern(self, op: Builder, query: Any) -> Any:
+        return op.GroupQueryAttention(
+            query,
+            _domain="com.microsoft",
+            _allow_other_inputs=True,
+            _outputs=["output", "present_key", "present_value"],
+        )
+
+    def check(self, context: MatchContext, query: ir.Value, **_: object) -> MatchResult:
+        node, result = context.root, MatchResult()
+        if (obstacle := _obstacle(node)) is not None:
+            return result.fail(obstacle, node)
+        if query.dtype not in {ir.DataType.FLOAT, None}:
+            return result.fail(f"query is {query.dtype}, expected FLOAT; export with float32 activations", node)
+        if _head_size(node) is None:
+            return result.fail(
+                f"head size unknown: the last axis of {query.name} is {last_dimension(query)}, expected a multiple of "
+                f"its number of heads",
+                node,
+            )
+        return result
+
+    def rewrite(self, op: Builder, output: ir.Value, **_: object) -> Sequence[ir.Value]:
+        node = output.producer()
+        assert node is not None
+        inputs = [optional_input(node, i) for i in (*range(_SHARED_INPUTS), *_NORM_WEIGHTS)]
+        while inputs[-1] is None:
+            inputs.pop()
+        attributes = {name: node.attributes[name] for name in _SHARED_ATTRIBUTES if name in node.attributes}
+        outputs: Sequence[ir.Value] = op.FlowQKVAttention(
+            *inputs,
+            **attributes,
+            head_size=_head_size(node),
+            _domain=DOMAIN,
+            _version=1,
+            _outputs=3,
+            _name=node.name,
+        )
+        return outputs
+
+
+def _obstacle(node: ir.Node) -> str | None:
+    """What this GroupQueryAttention does that FlowQKVAttention does not, or None."""
+    for position, name in _REFUSED_INPUTS.items():
+        if optional_input(node, position) is not None:
+            return f"{name} is given: FlowQKVAttention has no such input"
+    if attribute_int(node, "smooth_softmax", 0) > 0:
+        return "smooth_softmax: FlowQKVAttention has the plain softmax only"
+    for name in ("k_quant_type", "v_quant_type"):
+        if (quantization := attribute_text(node, name, "NONE")) != "NONE":
+            return f"{name}={quantization}: FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these"
+    if len(node.outputs) < 3 or any(value.name == "" for value in node.outputs[:3]):
+        return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache"
+    return None
+
+
+def _head_size(node: ir.Node) -> int | None:
+    """d, from the width of the query, which holds H heads, or H + 2 G when keys and values are packed behind it."""
+    query = node.inputs[0]
+    assert query is not None
+    heads = attribute_int(node, "num_heads")
+    if optional_input(node, 1) is None:
+        heads += 2 * attribute_int(node, "kv_num_heads")
+    width = last_dimension(query)
+    return width // heads if width is not None and width % heads == 0 else None

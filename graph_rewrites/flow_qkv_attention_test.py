@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.graph_rewrites.flow_qkv_attention import FlowQKVAttention
+
+# H = 4 query heads and G = 2 KV heads of d = 16.
+MODEL = """
+attention (float[B, S, {width}] query, {more}float[B, 2, P, 16] past_key, float[B, 2, P, 16] past_value,
+           int32[B] seqlens_k, int32 total) => (float[B, S, 64] output, float present_key, float present_value) {{
+    output, present_key, present_value{fourth} = com.microsoft.GroupQueryAttention
+        <num_heads = 4, kv_num_heads = 2, {attributes}>
+        (query, {key}, {value}, past_key, past_value, seqlens_k, total, cos, sin, , , {inputs})
+}}
+"""
+ATTRIBUTES = {"do_rotary": "1", "local_window_size": "-1"}
+
+
+def _model(
+    *,
+    packed: bool = False,
+    width: int | None = None,
+    inputs: str = "",
+    fourth: str = "",
+    constants: dict[str, testing.Array] | None = None,
+    **attributes: str,
+) -> Any:
+    angles = np.arange(64)[:, None] * 10000.0 ** (-np.arange(8) / 8)
+    return testing.parse(
+        MODEL.format(
+            width=width or (128 if packed else 64),
+            more="" if packed else "float[B, S, 32] key, float[B, S, 32] value, ",
+            key="" if packed else "key",
+            value="" if packed else "value",
+            inputs=inputs,
+            fourth=fourth,
+            attributes=", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | attributes).items()),
+        ),
+        cos=np.cos(angles).astype(np.float32),
+        sin=np.sin(angles).astype(np.float32),
+        **(constants or {}),
+    )
+
+
+def _feeds(*, packed: bool, new: int, past: int, capacity: int) -> dict[str, testing.Array]:
+    generator = np.random.default_rng(7)
+    query, key, value = (generator.standard_normal((1, new, width), np.float32) for width in (64, 32, 32))
+    feeds = {
+        "past_key": generator.standard_normal((1, 2, capacity, 16), np.float32),
+        "past_value": generator.standard_normal((1, 2, capacity, 16), np.float32),
+        "seqlens_k": np.array([past + new - 1], np.int32),
+        "total": np.array(past + new, np.int32),
+    }
+    if packed:
+        return {"query": np.concatenate([query, key, value], axis=2), **feeds}
+    return {"query": query, "key": key, "value": value, **feeds}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("new", "past", "capacity"), [(9, 0, 0), (1, 9, 9), (3, 5, 5), (5, 0, 24), (1, 20, 24)])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"scale": "0.125", "softcap": "8.0", "rotary_interleaved": "1"},
+        {"local_window_size": "4"},
+        {"do_rotary": "0"},
+    ],
+)
+def test_is_the_same_attention(packed: bool, new: int, past: int, capacity: int, attributes: dict[str, Any]) -> None:
+    _check_same(_model(packed=packed, **attributes), _feeds(packed=packed, new=new, past=past, capacity=capacity))
+
+
+@pytest.mark.parametrize(("new", "past"), [(11, 0), (1, 3), (1, 7)])
+def test_window_sized_cache(new: int, past: int) -> None:
+    # Capacity 6 for a window of 4: a cache is compacted when it is full, and a prompt of 11 does not fit into it.
+    model = _model(local_window_size="4", sliding_window_cache="1")
+    _check_same(model, _feeds(packed=False, new=new, past=past, capacity=6), window=4)
+
+
+def test_norm_weights_of_the_attention_are_kept() -> None:
+    ones = np.ones(16, np.float32)
+    original = _model(
+        inputs=", , , q_weight, k_weight", qk_norm_epsilon="0.25", constants={"q_weight": ones, "k_weight": 2 * ones}
+    )
+    model, misses = testing.rewritten(original, FlowQKVAttention)
+    assert misses == []
+    (node,) = model.graph
+    assert [value and value.name for value in node.inputs[9:]] == [None, None, "q_weight", "k_weight"]
+    assert node.attributes["qk_norm_epsilon"].as_float() == 0.25
+    testing.check(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (_model(inputs="sink", constants={"sink": np.zeros(4, np.float32)}), "head_sink is given"),
+        (_model(inputs=", k_scale", constants={"k_scale": np.ones(1, np.float32)}), "k_scale is given"),
+        (_model(smooth_softmax="1"), "smooth_softmax: FlowQKVAttention has the plain softmax only"),
+        (_model(k_quant_type='"PER_TENSOR"'), "k_quant_type=PER_TENSOR: FlowQKVAttention's KV cache is"),
+        (_model(width=66), "head size unknown: the last axis of query is 66"),
+    ],
+)
+def test_miss(model: Any, reason: str) -> None:
+    model, misses = testing.rewritten(model, FlowQKVAttention)
+    assert testing.operator_names(model) == ["GroupQueryAttention"]
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("flow_qkv_attention", reason)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ("output", "present_key and present_value are not outputs"),
+        # The scores, which FlowQKVAttention never holds.
+        ("output, k, v, scores", "Matched nodes have other uses preventing replacement."),
+    ],
+)
+def test_miss_of_other_outputs(outputs: str, reason: str) -> None:
+    results = outputs.split(", ")[::3]
+    model = testing.parse(
+        f"""
+        attention (float[B, S, 128] query, int32[B] lengths, int32 total) => (float {", float ".join(results)}) {{
+            {outputs} = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2, qk_output = 1>
+                (query, , , , , lengths, total)
+        }}
+        """
+    )
+    _, misses = testing.rewritten(model, FlowQKVAttention)
+    assert [miss.reason[: len(reason)] for miss in misses] == [reason]
+
+
+def test_miss_of_float16_activations() -> None:
+    model = testing.parse(
+        """
+        attention (float16[B, S, 128] query, int32[B] lengths, int32 total)
+            => (float16 output, float16 present_key, float16 present_value) {
+            output, present_key, present_value = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2>
+                (query, , , , , lengths, total)
+        }
+        """
+    )
+    _, misses = testing.rewritten(model, FlowQKVAttention)
+    assert [miss.reason for miss in misses] == ["query is FLOAT16, expected FLOAT; export with float32 activations"]
+
+
+def _check_same(original: Any, feeds: dict[str, testing.Array], window: int = 0) -> None:
+    model, misses = testing.rewritten(original, FlowQKVAttention)
+    assert testing.operator_names(model) == ["FlowQKVAttention"]
+    assert misses == []
+
+    expected, result = (testing.run(m, feeds) for m in (original, model))
+    total = int(feeds["total"])
+    largest = testing.largest(*(array for array in feeds.values() if array.dtype == np.float32))
+    bound = testing.attention_bound(largest, largest, head_size=16, scale=0.25, total=total)
+    assert np.max(np.abs(result[0] - expected[0])) <= bound
+    rows = testing.resident_rows(total, feeds["past_key"].shape[2], window) if window else total
+    for ours, theirs in zip(result[1:], expected[1:], strict=True):
+        assert ours.shape == theirs.shape
+        # A rotation sums two products of numbers below `largest`: 3 roundings of at most twice that, on each side.
+        bound = 2 * 3 * testing.FLOAT32_ROUNDING * 2 * largest
+        assert np.max(np.abs(ours[:, :, :rows] - theirs[:, :, :rows])) <= bound
+    testing.check(model)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits of every token -> logits of the last one."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir import tape
+
+from flownpu.graph_rewrites.node import SEQLENS_K, optional_input
+from flownpu.graph_rewrites.report import Miss
+from flownpu.ops.onnx_function import DOMAIN
+
+_RULE = "last_token_logits"
+# Products with the LM head: each row of the output depends on the same row of the first input alone.
+_HEADS = {(DOMAIN, "Q4NXMatMul"), ("com.microsoft", "MatMulNBits"), ("", "MatMul")}
+
+
+def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int, list[Miss]]:
+    """Computes the LM head for the last valid token of each sequence only, or leaves it to compute them all.
+
+    Q4NXMatMul(X, W) [B, S, V] -> Q4NXMatMul(X[b, last_b], W) [B, 1, V],    last_b = min(seqlens_k[b], S - 1)
+
+    (or another product, when the LM head's weight could not become Q4NX)
+
+    A generator reads one row of logits after a prompt; of a vocabulary of 262144 the other rows are the larger part of
+    the work and, in f32, 1 MB each. A first prompt is padded on the right, so its last token is seqlens_k[b] (tokens so
+    far less one); any later chunk has no padding, and ends with its last token.
+
+    Args:
+        model: changed in place.
+        which: "last" or "all".
+        output: name of the logits.
+
+    Returns:
+        The number of logits that were changed (0 or 1), and why they could not be what `which` asks for.
+
+    Raises:
+        ValueError: `which` is neither "last" nor "all".
+    """
+    if which not in {"last", "all"}:
+        raise ValueError(f"logits={which!r}: expected 'last' or 'all'")
+    logits = next((value for value in model.graph.outputs if value.name == output), None)
+    if logits is None:
+        return 0, [Miss(_RULE, output, "the graph has no such output")]
+    if logits.shape is not None and logits.shape.rank() == 3 and logits.shape[1] == 1:
+        reason = f"{output} has shape {logits.shape}: the export computes the last token's only"
+        return 0, [] if which == "last" else [Miss(_RULE, output, reason)]
+    if which == "all":
+        return 0, []
+    head, seqlens_k = logits.producer(), _seqlens_k(model)
+    if head is None or (head.domain, head.op_type) not in _HEADS or logits.uses():
+        made_by = "an input" if head is None else head.op_type
+        reason = f"{output} comes from {made_by}, expected the product with the LM head, and no other use"
+        return 0, [Miss(_RULE, output, reason)]
+    if seqlens_k is None:
+        return 0, [Miss(_RULE, output, "no FlowQKVAttention tells where sequences end (seqlens_k)")]
+
+    hidden = head.inputs[0]
+    assert hidden is not None
+    builder = tape.Tape()
+    selected = _rows(builder, hidden, seqlens_k)
+    model.graph.insert_before(head, builder.nodes)
+    head.replace_input_with(0, selected)
+    if logits.shape is not None and logits.shape.rank() == 3:
+        logits.shape = ir.Shape([logits.shape[0], 1, logits.shape[2]])
+    return 1, []
+
+
+def _seqlens_k(model: ir.Model) -> ir.Value | None:
+    attention = next((node for node in model.graph if node.op_type == "FlowQKVAttention"), None)
+    return None if attention is None else optional_input(attention, SEQLENS_K)
+
+
+def _rows(builder: tape.Tape, hidden: ir.Value, seqlens_k: ir.Value) -> ir.Value:
+    """The row min(seqlens_k[b], S - 1) of each b: hidden [B, S, D] -> [B, 1, D]."""
+
+    def constant(values: list[int]) -> ir.Value:
+        return builder.op("Constant", [], {"value_ints": values})
+
+    # seqlens_k may be [B] or [B, 1]; indices of GatherND are [B, 1, 1]: one index tuple of one element a sequence.
+    last = builder.op("Cast", [seqlens_k], {"to": ir.DataType.INT64})
+    last = builder.op("Reshape", [last, constant([-1, 1, 1])])
+    new_tokens = builder.op("Shape", [hidden], {"start": 1, "end": 2})
+    last = builder.op("Min", [last, builder.op("Sub", [new_tokens, constant([1])])])
+    row = builder.op("GatherND", [hidden, last], {"batch_dims": 1}, name="last_token")
+    row.type = hidden.type
+    if hidden.shape is not None:
+        row.shape = ir.Shape([hidden.shape[0], 1, hidden.shape[2]])
+    return row

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.graph_rewrites.packed_qkv import PackedQKV
+from flownpu.ops import q4nx
+
+MODEL = """
+attention (float[B, S, 96] x, float[B, S, 96] other, float[B, {groups}, P, {size}] past_key,
+           float[B, {groups}, P, {size}] past_value, int32[B] seqlens_k, int32 total)
+    => (float output, float present_key, float present_value) {{
+    query = ai.flownpu.Q4NXMatMul <M = {rows}, K = 96> (x, q_weight{q_bias})
+    key = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> ({key_input}, k_weight)
+    value = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> (x, v_weight)
+    output, present_key, present_value = ai.flownpu.FlowQKVAttention
+        <num_heads = {heads}, kv_num_heads = {groups}, head_size = {size}>
+        (query, key, value, past_key, past_value, seqlens_k, total)
+}}
+"""
+
+
+def _weights(heads: int = 4, groups: int = 2, size: int = 16) -> dict[str, Any]:
+    generator = np.random.default_rng(heads * groups * size)
+    return {
+        f"{name}_weight": q4nx.pack(*q4nx.quantize(generator.standard_normal((count * size, 96), np.float32)))
+        for name, count in (("q", heads), ("k", groups), ("v", groups))
+    }
+
+
+def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x", q_bias: str = "") -> ir.Model:
+    text = MODEL.format(
+        heads=heads,
+        groups=groups,
+        size=size,
+        rows=heads * size,
+        kv_rows=groups * size,
+        key_input=key_input,
+        q_bias=q_bias,
+    )
+    return testing.parse(text, **_weights(heads, groups, size), q_bias=np.ones(heads * size, np.float32))
+
+
+@pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 16), (8, 4, 8), (2, 1, 64)])
+def test_three_projections_become_one(heads: int, groups: int, size: int) -> None:
+    original = _model(heads, groups, size)
+    model, misses = testing.rewritten(original, PackedQKV)
+
+    assert testing.operator_names(model) == ["Q4NXMatMul", "FlowQKVAttention"]
+    assert misses == []
+    projection, attention = model.graph
+    weight = projection.inputs[1]
+    assert weight is not None
+    assert weight.const_value is not None
+    assert isinstance(weight.const_value, ir.LazyTensor)
+    assert weight.shape == weight.const_value.numpy().shape
+    assert [value and value.name for value in attention.inputs[1:4]] == [None, None, "past_key"]
+    # Rows of the stacked weight are the rows of Q, then K, then V, bit for bit.
+    rows, parts = (heads + 2 * groups) * size, _weights(heads, groups, size)
+    stacked = q4nx.dequantize(weight.const_value.numpy(), rows, 96)
+    separate = [
+        q4nx.dequantize(parts[f"{name}_weight"], count * size, 96)
+        for name, count in (("q", heads), ("k", groups), ("v", groups))
+    ]
+    np.testing.assert_array_equal(stacked, np.concatenate(separate))
+
+    generator = np.random.default_rng(5)
+    feeds = {
+        "x": generator.standard_normal((2, 3, 96), np.float32),
+        "other": np.zeros((2, 3, 96), np.float32),
+        "past_key": np.zeros((2, groups, 0, size), np.float32),
+        "past_value": np.zeros((2, groups, 0, size), np.float32),
+        "seqlens_k": np.array([2, 2], np.int32),
+        "total": np.array(3, np.int32),
+    }
+    testing.add_functions(original)
+    result, expected = testing.run(model, feeds), testing.run(original, feeds)
+    # Keys and values are the products themselves.
+    products = testing.product_bound(feeds["x"], stacked)
+    for ours, theirs in zip(result[1:], expected[1:], strict=True):
+        assert np.max(np.abs(ours - theirs)) <= products.max()
+    # What the products differ by adds to what two evaluations of attention do: in the scores, then in the values.
+    largest, scale = testing.largest(feeds["x"] @ stacked.T), size**-0.5
+    bound = testing.attention_bound(largest, largest, head_size=size, scale=scale, total=3)
+    bound += products.max() + largest * np.expm1(2 * scale * size * 2 * largest * products.max())
+    assert np.max(np.abs(result[0] - expected[0])) <= bound
+    testing.check(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (_model(2, 1, 48), "Q and K have 96 and 48 rows, expected multiples of 32"),
+        (_model(q_bias=", q_bias"), "query_projection has an epilogue (bias, residual or gating)"),
+        (_model(key_input="other"), "Binding failure: x bound to two different values."),
+    ],
+)
+def test_miss(model: ir.Model, reason: str) -> None:
+    model.graph[0].name = "query_projection"
+    misses: list[Any] = []
+    assert testing.apply(PackedQKV, model, misses) == 0
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("packed_qkv", reason)]
+
+
+def test_packed_attention_is_no_miss() -> None:
+    model = _model()
+    testing.apply(PackedQKV, model, [])
+    misses: list[Any] = []
+    assert testing.apply(PackedQKV, model, misses) == 0
+    assert misses == []

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.graph_rewrites.q4nx_gather import Q4NXGather
+from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
+from flownpu.graph_rewrites.quantized_weight import unpack_nibbles
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ROWS, COLUMNS, BLOCK_SIZE = 50, 96, 32
+
+# The tied table of GenAI's exports: the LM head's codes, reshaped.
+TIED = """
+tied (int64[B, S] ids) => (float[B, S, 50] logits) {
+    shape = Constant <value_ints = [50, 48]> ()
+    table = Reshape (codes, shape)
+    embedded = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 32, gather_axis = 0, quantize_axis = 1>
+        (table, ids, scales)
+    logits = com.microsoft.MatMulNBits <K = 96, N = 50, bits = 4, block_size = 32> (embedded, codes, scales)
+}
+"""
+ALONE = """
+alone (int64[B, S] ids) => (float[B, S, 96] embedded) {{
+    embedded = com.microsoft.GatherBlockQuantized <{attributes}> (codes, ids, scales, {zero_points})
+}}
+"""
+ATTRIBUTES = {"bits": 4, "block_size": BLOCK_SIZE, "gather_axis": 0, "quantize_axis": 1}
+IDS = np.array([[0, 49, 7], [31, 32, 7]])
+
+
+def _table(shape: tuple[int, ...] = (ROWS, COLUMNS // 2)) -> dict[str, testing.Array]:
+    generator = np.random.default_rng(3)
+    return {
+        "codes": testing.pack_nibbles(generator.integers(0, 16, (ROWS, COLUMNS), np.uint8)).reshape(shape),
+        "scales": testing.bfloat16_values(generator, ROWS, COLUMNS // BLOCK_SIZE),
+    }
+
+
+def _alone(constants: dict[str, testing.Array] | None = None, **attributes: int) -> ir.Model:
+    given = _table() | (constants or {})
+    text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | attributes).items())
+    return testing.parse(ALONE.format(attributes=text, zero_points="zero_points" * ("zero_points" in given)), **given)
+
+
+@pytest.mark.parametrize("order", [(Q4NXMatMul, Q4NXGather), (Q4NXGather, Q4NXMatMul)])
+def test_tied_table_is_one_initializer(order: tuple[type, type]) -> None:
+    original = testing.parse(TIED, **_table((ROWS, COLUMNS // BLOCK_SIZE, BLOCK_SIZE // 2)))
+    model, misses = testing.rewritten(original, *order)
+
+    assert testing.operator_names(model) == ["Q4NXGather", "Q4NXMatMul"]
+    assert misses == []
+    gather, matmul = (node for node in model.graph if node.op_type.startswith("Q4NX"))
+    assert gather.inputs[0] is matmul.inputs[1]
+    assert list(model.graph.initializers) == ["codes_Q4NX"]
+
+    (expected,), (result,) = (testing.run(m, {"ids": IDS}) for m in (original, model))
+    table = _table()
+    scale = np.repeat(table["scales"], BLOCK_SIZE, axis=1)
+    weight = scale * (unpack_nibbles(table["codes"]).astype(np.float32) - 8)
+    assert np.all(np.abs(result - expected) <= testing.product_bound(weight[IDS], weight))
+    testing.check(model)
+
+
+def test_rows_are_exact() -> None:
+    original = _alone()
+    model, misses = testing.rewritten(original, Q4NXGather)
+    assert testing.operator_names(model) == ["Q4NXGather"]
+    assert misses == []
+    # Scales that bf16 holds, times codes less 8: no step rounds.
+    (expected,), (result,) = (testing.run(m, {"ids": IDS}) for m in (original, model))
+    np.testing.assert_array_equal(result, expected)
+    testing.check(model)
+
+
+def test_rows_with_zero_points() -> None:
+    generator = np.random.default_rng(4)
+    points = generator.integers(0, 16, (ROWS, COLUMNS // BLOCK_SIZE), np.uint8)
+    original = _alone({"zero_points": testing.pack_nibbles(points)})
+    model, _ = testing.rewritten(original, Q4NXGather)
+    (expected,), (result,) = (testing.run(m, {"ids": IDS}) for m in (original, model))
+    # The minimum, zero_point * scale, rounds to bf16, and what is added to it then rounds to float32.
+    minimum = np.repeat(points * _table()["scales"], BLOCK_SIZE, axis=1)[IDS]
+    bound = testing.BFLOAT16_ROUNDING * minimum + testing.FLOAT32_ROUNDING * np.abs(result)
+    assert np.all(np.abs(result - expected) <= bound)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (_alone(bits=8), "bits=8: Q4NX stores 4-bit codes"),
+        (_alone(block_size=16), "block_size=16: Q4NX has one scale for 32 columns"),
+        (_alone(gather_axis=1, quantize_axis=0), "gather_axis, quantize_axis=(1, 0): expected rows of a matrix"),
+        (_alone({"scales": np.ones((ROWS, 3), np.float16)}), "scales and activations are FLOAT16, expected FLOAT"),
+        (_alone({"codes": np.zeros((ROWS, 48), np.int8)}), "the codes' type is INT8, expected UINT8"),
+        (
+            testing.parse(
+                """
+                fed (int64[B, S] ids, uint8[50, 48] codes) => (float[B, S, 96] embedded) {
+                    embedded = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 32> (codes, ids, scales)
+                }
+                """,
+                scales=np.ones((ROWS, 3), np.float32),
+            ),
+            "codes is not a constant of the model",
+        ),
+    ],
+)
+def test_miss(model: ir.Model, reason: str) -> None:
+    model, misses = testing.rewritten(model, Q4NXGather)
+    assert testing.operator_names(model) == ["GatherBlockQuantized"]
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_gather", reason)]

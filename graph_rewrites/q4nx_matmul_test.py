@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
+from flownpu.ops import q4nx
+
+MODEL = """
+matmul (float[B, S, {columns}] x) => (float[B, S, {rows}] y) {{
+    y = com.microsoft.MatMulNBits <K = {columns}, N = {rows}, block_size = {block_size}, {attributes}>
+        (x, codes, scales, {zero_points}, {group_index}, {bias})
+}}
+"""
+
+
+class Case:
+    """A random MatMulNBits: its model, its feeds, and the weight that the operator's description defines."""
+
+    def __init__(
+        self,
+        rows: int = 40,
+        columns: int = 96,
+        block_size: int = 32,
+        zero_points: str = "",
+        constants: dict[str, testing.Array] | None = None,
+        *,
+        bias: bool = False,
+        exact_scales: bool = True,
+        **attributes: int,
+    ) -> None:
+        generator = np.random.default_rng(rows * columns + block_size)
+        blocks = -(-columns // block_size)
+        scales = testing.bfloat16_values(generator, rows, blocks)
+        if not exact_scales:
+            scales = generator.uniform(0.01, 0.1, scales.shape).astype(np.float32)
+        codes = generator.integers(0, 16, (rows, blocks * block_size), np.uint8)
+        points = (
+            generator.integers(0, 16, (rows, blocks), np.uint8) if zero_points else np.full_like(scales, 8, np.uint8)
+        )
+        given: dict[str, Any] = {
+            "codes": testing.pack_nibbles(codes).reshape(rows, blocks, block_size // 2),
+            "scales": scales,
+        }
+        if zero_points:
+            given["zero_points"] = (
+                testing.pack_nibbles(points) if zero_points == "packed" else points.astype(np.float32)
+            )
+        if bias:
+            given["bias"] = generator.standard_normal(rows, np.float32)
+        given |= constants or {}
+
+        self.codes = codes[:, :columns]
+        self.scale, self.zero_point = (
+            np.repeat(values.astype(np.float32), block_size, axis=1)[:, :columns] for values in (scales, points)
+        )
+        self.weight = self.scale * (self.codes - self.zero_point)
+        self.feeds = {"x": generator.standard_normal((2, 3, columns), np.float32)}
+        self.model = testing.parse(
+            MODEL.format(
+                rows=rows,
+                columns=columns,
+                block_size=block_size,
+                attributes=", ".join(f"{name} = {value}" for name, value in ({"bits": 4} | attributes).items()),
+                **{name: name * (name in given) for name in ("zero_points", "group_index", "bias")},
+            ),
+            **given,
+        )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("zero_points", ["", "packed", "float"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "block_size"),
+    [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
+)
+def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_points: str, bias: bool) -> None:
+    case = Case(rows, columns, block_size, zero_points, bias=bias)
+    model, misses = testing.rewritten(case.model, Q4NXMatMul)
+
+    assert testing.operator_names(model) == ["Q4NXMatMul"]
+    assert misses == []
+    blocks = _blocks(model)
+    np.testing.assert_array_equal(q4nx.unpack(blocks, rows, columns).codes, case.codes)
+    weight = q4nx.dequantize(blocks, rows, columns)
+    # The minimum is zero_point * scale, whose 4 + 8 bits bf16 rounds, except for the default zero point 8; and then
+    # min + scale * code is no longer a multiple of the scale, and is rounded to float32.
+    off = testing.BFLOAT16_ROUNDING * case.scale * case.zero_point + testing.FLOAT32_ROUNDING * np.abs(weight)
+    off = off if zero_points else np.zeros_like(off)
+    assert np.all(np.abs(weight - case.weight) <= off)
+
+    (expected,), (result,) = (testing.run(m, case.feeds) for m in (case.model, model))
+    x = case.feeds["x"]
+    bound = testing.product_bound(x, np.maximum(np.abs(weight), np.abs(case.weight))) + np.abs(x) @ off.T
+    bound += 2 * testing.FLOAT32_ROUNDING * np.abs(expected)  # each side adds the bias with one rounding
+    assert np.all(np.abs(result - expected) <= bound)
+    testing.check(model)
+
+
+def test_scales_that_bf16_lacks_cost_one_rounding() -> None:
+    case = Case(exact_scales=False)
+    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    weight = q4nx.dequantize(_blocks(model), *case.weight.shape)
+    assert np.any(weight != case.weight)
+    # The weight rounds with its scale; the minimum, 8 scales, is exact. (And case.weight itself was rounded once.)
+    bound = (testing.BFLOAT16_ROUNDING + testing.FLOAT32_ROUNDING) * np.abs(case.weight)
+    assert np.all(np.abs(weight - case.weight) <= bound)
+
+
+def test_more_rows_than_are_unpacked_at_once() -> None:
+    case = Case(rows=2048 + 40, columns=32)
+    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    np.testing.assert_array_equal(q4nx.dequantize(_blocks(model), *case.weight.shape), case.weight)
+
+
+def test_weight_is_packed_when_it_is_read() -> None:
+    model = Case().model
+    testing.apply(Q4NXMatMul, model, [])
+    assert isinstance(_weight(model).const_value, ir.LazyTensor)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes"),
+        ({"block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns"),
+        ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU"),
+        ({"constants": {"group_index": np.zeros(96, np.int32)}}, "g_idx: Q4NX groups are 32 columns in order"),
+        ({"constants": {"scales": np.ones((40, 3), np.float16)}}, "scales and activations are FLOAT16, expected FLOAT"),
+        ({"constants": {"codes": np.zeros((40, 3, 16), np.int8)}}, "the codes' type is INT8, expected UINT8"),
+        (
+            {"constants": {"scales": np.ones((40, 4), np.float32)}},
+            "scales has 160 elements, expected 120 scales for 40",
+        ),
+        (
+            {"constants": {"codes": np.zeros((8, 3, 16), np.uint8)}},
+            "codes has 384 elements, expected 1920 codes for 40",
+        ),
+    ],
+)
+def test_miss(changed: dict[str, Any], reason: str) -> None:
+    model, misses = testing.rewritten(Case(**changed).model, Q4NXMatMul)
+    assert testing.operator_names(model) == ["MatMulNBits"]
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]
+
+
+def test_miss_of_a_weight_that_is_fed() -> None:
+    model = testing.parse(
+        """
+        matmul (float[S, 32] x, uint8[4, 1, 16] codes, float[4, 1] scales) => (float[S, 4] y) {
+            y = com.microsoft.MatMulNBits <K = 32, N = 4, bits = 4, block_size = 32> (x, codes, scales)
+        }
+        """
+    )
+    _, misses = testing.rewritten(model, Q4NXMatMul)
+    assert [miss.reason for miss in misses] == ["codes is not a constant of the model"]
+
+
+def _weight(model: ir.Model) -> ir.Value:
+    (node,) = (node for node in model.graph if node.op_type == "Q4NXMatMul")
+    weight = node.inputs[1]
+    assert weight is not None
+    return weight
+
+
+def _blocks(model: ir.Model) -> Any:
+    tensor = _weight(model).const_value
+    assert tensor is not None
+    return tensor.numpy()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rewrite did, what it left, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from onnxscript.rewriter import MatchingTracer, MatchStatus
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnxscript.rewriter import MatchResult, RewriteRule
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A place where a rule nearly matched.
+
+    Attributes:
+        rule: the rule's name, which is its file's.
+        node: name of the node that the rule would have replaced.
+        reason: what was expected and what is there.
+    """
+
+    rule: str
+    node: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.node}: {self.reason}"
+
+
+@dataclass
+class Report:
+    """The outcome of `flownpu.graph_rewrites.rewrite`.
+
+    Attributes:
+        before: nodes by (domain, operator) before the rewrite.
+        after: the same after it.
+        applied: how often each rule was applied, in the order of application.
+        misses: where a rule nearly matched, and why it did not.
+    """
+
+    before: Counter[tuple[str, str]]
+    after: Counter[tuple[str, str]] = field(default_factory=Counter)
+    applied: dict[str, int] = field(default_factory=dict)
+    misses: list[Miss] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, for a manifest or `--json`."""
+        return {
+            "applied": self.applied,
+            "operators": {_qualified(*operator): count for operator, count in sorted(self.after.items())},
+            "misses": [vars(miss) for miss in self.misses],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{rule}: {count}" for rule, count in self.applied.items()]
+        lines.append(
+            "operators: " + ", ".join(f"{count} {_qualified(*name)}" for name, count in self.after.most_common())
+        )
+        return "\n".join([*lines, *self.left()])
+
+    def left(self) -> list[str]:
+        """What was left and why, one line a reason: a model repeats its layers, and their misses."""
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for miss in self.misses:
+            by_reason.setdefault((miss.rule, miss.reason), []).append(miss.node)
+        return [
+            f"left by {rule}: {nodes[0]}{f' and {len(nodes) - 1} more' if len(nodes) > 1 else ''}: {reason}"
+            for (rule, reason), nodes in by_reason.items()
+        ]
+
+
+def operators(model: ir.Model) -> Counter[tuple[str, str]]:
+    """The graph's nodes by (domain, operator), without those that are constants."""
+    return Counter((node.domain, node.op_type) for node in model.graph if node.op_type != "Constant")
+
+
+class MissCollector(MatchingTracer):
+    """Collects near misses of rules over a graph.
+
+    Near is a match that failed in the rule's check, a pattern of which more than two nodes are there, or all of them
+    with outputs that are used from outside. When a rule is tried in several variants (operands of a commutative
+    operator), the one that got furthest counts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nearest: dict[tuple[str, int], tuple[int, Miss]] = {}
+
+    def log(
+        self,
+        rule: RewriteRule,
+        container: ir.Graph | ir.Function,  # noqa: ARG002 # the base class's signature
+        node: ir.Node,
+        match_result: MatchResult,
+        status: MatchStatus,
+    ) -> None:
+        """Called by the rewriter for every node and rule; keeps what is a near miss."""
+        checked = status in {MatchStatus.CONDITION_FAILED, MatchStatus.REPLACEMENT_FAILED}
+        matched = len(match_result.nodes)
+        whole = rule._target_pattern.num_nodes()  # the rewriter tells a pattern's size in no other way
+        if status == MatchStatus.SUCCESS or not (checked or matched >= min(whole, 3)):
+            return
+        miss = Miss(str(rule), node.name or node.op_type, match_result.reason)
+        distance = matched + 1000 * checked
+        key = (miss.rule, id(node))
+        if key not in self._nearest or distance > self._nearest[key][0]:
+            self._nearest[key] = distance, miss
+
+    @property
+    def misses(self) -> list[Miss]:
+        """The misses, in the order of the graph."""
+        return [miss for _, miss in self._nearest.values()]
+
+
+def _qualified(domain: str, operator: str) -> str:
+    return f"{domain}.{operator}" if domain else operator

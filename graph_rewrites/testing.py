@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules' tests share: models from text, runs through ONNX Runtime, the checker, error bounds."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from flownpu.graph_rewrites.rewriter import apply
+from flownpu.ops.definitions import add_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from flownpu.graph_rewrites.report import Miss
+    from flownpu.graph_rewrites.rule import Rule
+
+__all__ = [
+    "BFLOAT16_ROUNDING",
+    "FLOAT32_ROUNDING",
+    "Array",
+    "add_functions",
+    "apply",
+    "attention_bound",
+    "bfloat16_values",
+    "check",
+    "largest",
+    "operator_names",
+    "pack_nibbles",
+    "parse",
+    "product_bound",
+    "resident_rows",
+    "rewritten",
+    "run",
+    "run_session",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>'
+# Half the distance of 1 to the next number, the largest relative error of one rounding: 24 and 8 significant bits.
+FLOAT32_ROUNDING = 2.0**-24
+BFLOAT16_ROUNDING = 2.0**-8
+
+
+def parse(graph: str, **initializers: Array) -> ir.Model:
+    """A model from a graph in ONNX's textual syntax, and its initializers by name."""
+    model = onnx.parser.parse_model(HEADER + graph)
+    model.graph.initializer.extend(ir.to_proto(ir.tensor(array, name=name)) for name, array in initializers.items())
+    return ir.from_proto(model)
+
+
+def rewritten(model: ir.Model, *rules: type[Rule]) -> tuple[ir.Model, list[Miss]]:
+    """A copy of `model` to which `rules` were applied, with the definitions that it then needs, and the near misses."""
+    model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
+    misses: list[Miss] = []
+    for rule in rules:
+        apply(rule, model, misses)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    add_functions(model)
+    return model, misses
+
+
+def operator_names(model: ir.Model) -> list[str]:
+    """The graph's operators in order, without constants."""
+    return [node.op_type for node in model.graph if node.op_type != "Constant"]
+
+
+def run(model: ir.Model, feeds: Mapping[str, Array]) -> list[Array]:
+    """The model's outputs from ORT's CPU provider; bfloat16 in and out as ml_dtypes has it.
+
+    ORT's own rewriting is off, so that the nodes which run are those in the model.
+    """
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, ["CPUExecutionProvider"])
+    return run_session(session, feeds)
+
+
+def run_session(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> list[Array]:
+    """Runs a session on arrays; bfloat16 in and out as ml_dtypes has it, which ORT's `run` does not know."""
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_ortvalue_input(name, _to_ort(np.ascontiguousarray(array)))
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
+    session.run_with_iobinding(binding)
+    return [_from_ort(value) for value in binding.get_outputs()]
+
+
+def check(model: ir.Model) -> None:
+    """Passes the model through ONNX's checker."""
+    _declare_simplified_layer_normalization()
+    onnx.checker.check_model(ir.to_proto(model))
+
+
+def product_bound(x: Array, weight: Array) -> NDArray[np.float64]:
+    """How far two float32 evaluations of X . W^T can be apart.
+
+    A sum of K products, in any order and with or without FMA, differs from the exact one by at most
+    K u / (1 - K u) times the sum of the products' magnitudes, u = 2^-24 (Higham, "Accuracy and Stability", 3.1).
+    """
+    terms = x.shape[-1]
+    relative = terms * FLOAT32_ROUNDING / (1 - terms * FLOAT32_ROUNDING)
+    bound: NDArray[np.float64] = 2 * relative * (np.abs(x).astype(np.float64) @ np.abs(weight).astype(np.float64).T)
+    return bound
+
+
+def pack_nibbles(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[rows, n] values of 4 bits to [rows, ceil(n/2)] bytes, the low nibble first, as MatMulNBits has them."""
+    padded: NDArray[np.uint8] = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
+    return padded[:, ::2] | padded[:, 1::2] << np.uint8(4)
+
+
+def bfloat16_values(generator: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    """Random positive float32 that bf16 holds exactly: scales whose rounding does not blur a comparison."""
+    values: NDArray[np.float32] = generator.uniform(0.01, 0.1, shape).astype(ml_dtypes.bfloat16).astype(np.float32)
+    return values
+
+
+def _to_ort(array: Array) -> ort.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _from_ort(value: ort.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    # ORT gives no numpy array of a bfloat16 value; through DLPack it is a view of its memory.
+    import torch.utils.dlpack  # noqa: PLC0415 # slow to import, and only this needs it
+
+    bits: Array = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()).view(torch.int16).numpy()
+    return bits.view(ml_dtypes.bfloat16)
+
+
+def _declare_simplified_layer_normalization() -> None:
+    """ORT has this operator in ONNX's own domain, where the checker does not know it."""
+    name = "SimplifiedLayerNormalization"
+    if onnx.defs.has(name):
+        return
+    schema, parameter = onnx.defs.OpSchema, onnx.defs.OpSchema.FormalParameter
+    onnx.defs.register_schema(
+        schema(
+            name,
+            "",
+            1,
+            inputs=[parameter("X", "T"), parameter("scale", "T")],
+            outputs=[
+                parameter("Y", "T"),
+                parameter("inv_std_var", "T", param_option=schema.FormalParameterOption.Optional),
+            ],
+            type_constraints=[("T", ["tensor(float)"], "")],
+            attributes=[
+                schema.Attribute("axis", schema.AttrType.INT, "", required=False),
+                schema.Attribute("epsilon", schema.AttrType.FLOAT, "", required=False),
+                schema.Attribute("stash_type", schema.AttrType.INT, "", required=False),
+            ],
+        )
+    )
+
+
+def attention_bound(vectors: float, values: float, *, head_size: int, scale: float, total: int) -> float:
+    """How far two float32 evaluations of attention can be apart.
+
+    With every |q| and |k| at most a (so that a vector's norm is at most a sqrt(d), which a rotation keeps) and |v| at
+    most b: a score s = scale q . k is a sum of d products of rotated numbers, wrong by at most scale d a^2 (d + 6) u
+    for its d roundings and three of each rotation. Softmax turns an error e of every score into a factor within
+    exp(+-2 e) of every weight; the exponentials, their sum and the weighted sum of T values add T + 8 roundings. The
+    weights sum to 1, so the output is wrong by at most b times that; two evaluations, twice.
+
+    Args:
+        vectors: a, the largest magnitude in queries and keys.
+        values: b, the largest magnitude in values.
+        head_size: d.
+        scale: factor of the scores.
+        total: T.
+    """
+    score = scale * head_size * vectors**2 * (head_size + 6) * FLOAT32_ROUNDING
+    return float(2 * values * (np.expm1(2 * score) + (total + 8) * FLOAT32_ROUNDING))
+
+
+def largest(*arrays: Array) -> float:
+    """The largest magnitude in all of `arrays`; 0 for empty ones."""
+    return max(float(np.abs(array).max(initial=0)) for array in arrays)
+
+
+def resident_rows(total: int, capacity: int, window: int) -> int:
+    """L(T) of the window-sized cache (GroupQueryAttention's description): rows that hold the newest positions."""
+    evicted = capacity - window + 1
+    return total if total <= capacity else total - evicted * -(-(total - capacity) // evicted)

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the steps of the CPU device share: the kernels of an instruction set, the pool, and the list of operators.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/thread_pool.h"
+#include "ops/device.h"
+
+namespace flownpu::cpu {
+
+struct Context {
+  const Kernels& kernels;
+  std::shared_ptr<ThreadPool> pool;
+  Activations activations;
+};
+
+// Makes the step of one node; throws Error with the reason if this device does not take it.
+using MakeStep = std::unique_ptr<Step> (*)(const Node& node, const Context& context);
+
+struct Operator {
+  std::string_view domain;
+  std::string_view op_type;
+  MakeStep make;
+};
+
+// One list for each source file of this folder.
+std::span<const Operator> q4nx_operators();
+std::span<const Operator> attention_operators();
+std::span<const Operator> normalization_operators();
+std::span<const Operator> elementwise_operators();
+std::span<const Operator> shape_operators();
+
+// Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
+class Scratch {
+ public:
+  explicit Scratch(std::byte* memory = nullptr) : memory_(memory) {}
+
+  template <typename T>
+  T* take(std::int64_t count) {
+    std::byte* part = memory_ == nullptr ? nullptr : memory_ + used_;
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(part);
+  }
+  std::size_t bytes() const { return used_; }
+
+ private:
+  std::byte* memory_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace flownpu::cpu

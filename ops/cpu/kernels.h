@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SIMD face of the CPU device: one table of functions for each instruction set, filled by compiling the sources in
+// kernels/ once for each, and chosen once per device. Call sites have no instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/tensor.h"
+
+namespace flownpu::cpu {
+
+// Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to a multiple of 32.
+struct RoundedActivations {
+  // bf16 [rows][padded_k], or int8 [rows][padded_k].
+  const void* values = nullptr;
+  // int8 only: f32 [rows][groups], x = scale * value.
+  const float* scales = nullptr;
+  // f32 [rows][groups]: the sum of the rounded x over each group of 32, which the minima multiply.
+  const float* sums = nullptr;
+  std::int64_t padded_k = 0;
+  std::int64_t groups = 0;
+};
+
+// Attention of some query rows that share a KV head over a range of KV rows, as one chunk of the papers' eq. 6-11: the
+// state (m, l, Y) goes in and out, so that chunks can follow one another or be merged.
+struct AttentionChunk {
+  // f32 [rows][head_size], already scaled by `scale`.
+  const float* query = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t head_size = 0;
+  // Rows [0, keys) of the KV cache chunk, `head_size` elements each, dense.
+  const void* key = nullptr;
+  const void* value = nullptr;
+  DataType cache_type = DataType::kFloat32;
+  std::int64_t keys = 0;
+  // Row r sees keys [first_key[r], last_key[r]) of the chunk; both within [0, keys].
+  const std::int32_t* first_key = nullptr;
+  const std::int32_t* last_key = nullptr;
+  // Optional additive bias, bias[r][key]; null if none.
+  const float* const* bias = nullptr;
+  // 0: none. Otherwise s = softcap * tanh(s / softcap).
+  float softcap = 0;
+  // State: running maximum and denominator f32 [rows], numerator f32 [rows][head_size].
+  float* maximum = nullptr;
+  float* denominator = nullptr;
+  float* numerator = nullptr;
+  // Scores, f32 [rows][kAttentionChunk].
+  float* scratch = nullptr;
+};
+
+// Keys of one AttentionChunk at most (L_c): 64 keys and values of 256 bf16 are 64 KB, which stay in L2 while all tiles
+// of query rows pass over them.
+inline constexpr std::int64_t kAttentionChunk = 64;
+// Query rows of one AttentionChunk at most.
+inline constexpr std::int64_t kAttentionRows = 64;
+
+// One row of blocks (32 rows of the weight) times `count` rows of activations from row `first` on:
+// out[count][32] = dequantised weight . activations. `scratch` has kMatMulScratchBytes.
+using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t k, const RoundedActivations& activations,
+                              std::int64_t first, std::int64_t count, std::byte* scratch, float* out);
+
+// An unpacked tile of 32 rows x 512 columns in bf16, or x 1024 in int8: 32 KB, the L1 data cache of a Zen 4 core.
+inline constexpr std::size_t kMatMulScratchBytes = 32 * 1024;
+
+struct Kernels {
+  // "avx512", "avx2", "generic".
+  const char* isa;
+
+  // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
+  void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* sums);
+  // One row x[k] -> int8 values[padded_k] with scales[groups] = max|x| / 127 of each group of 32, and sums[groups].
+  void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* scales,
+                        float* sums);
+  MatMulBlocks matmul_bf16;
+  MatMulBlocks matmul_int8;
+
+  // One row `row` < 32 of a row of blocks, dequantised: out[k].
+  void (*dequantize_row)(const std::uint8_t* blocks, std::int64_t row, std::int64_t k, float* out);
+
+  // y = gelu_tanh(gate) * up and y = silu(gate) * up, n elements.
+  void (*geglu)(const float* gate, const float* up, float* y, std::int64_t n);
+  void (*swiglu)(const float* gate, const float* up, float* y, std::int64_t n);
+
+  // y = x / sqrt(mean(x^2) + epsilon) * weight, over n elements; weight may be null (ones). In place is allowed.
+  void (*rms_norm)(const float* x, const float* weight, float epsilon, float* y, std::int64_t n);
+  // sum = x + skip, n elements.
+  void (*add)(const float* x, const float* skip, float* sum, std::int64_t n);
+
+  // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and sines are given.
+  void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
+  // f32 -> a KV cache's type, n elements.
+  void (*store_cache)(const float* x, void* out, DataType type, std::int64_t n);
+  void (*attend)(const AttentionChunk& chunk);
+};
+
+// The tables this library was built with and this processor can run, fastest first; the last is "generic".
+std::vector<const Kernels*> available_kernels();
+// "auto" or the name of one. Throws Error that lists the available ones.
+const Kernels& select_kernels(std::string_view isa);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row-wise kernels between the matrix products: gated activations, RMS norm, sums, rotary embedding.
+#include <cmath>
+
+#include "ops/cpu/kernels/tables.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Calls function(offset) for each full vector, then function once more on a copy of the rest, padded with zeros.
+template <typename Function>
+void map(const float* a, const float* b, float* y, std::int64_t n, const Function& function) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, function(load(a + i), load(b + i)));
+  if (i == n) return;
+  float rest[3][kLanes] = {};
+  std::memcpy(rest[0], a + i, static_cast<std::size_t>(n - i) * sizeof(float));
+  std::memcpy(rest[1], b + i, static_cast<std::size_t>(n - i) * sizeof(float));
+  store(rest[2], function(load(rest[0]), load(rest[1])));
+  std::memcpy(y + i, rest[2], static_cast<std::size_t>(n - i) * sizeof(float));
+}
+
+// GELU with the tanh of Hendrycks and Gimpel: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+Vector gelu_tanh(Vector x) {
+  constexpr float kSqrtTwoOverPi = 0.797884561F;
+  return 0.5F * x * (1.0F + tanh(kSqrtTwoOverPi * (x + 0.044715F * x * x * x)));
+}
+
+void geglu(const float* gate, const float* up, float* y, std::int64_t n) {
+  map(gate, up, y, n, [](Vector g, Vector u) { return gelu_tanh(g) * u; });
+}
+
+void swiglu(const float* gate, const float* up, float* y, std::int64_t n) {
+  map(gate, up, y, n, [](Vector g, Vector u) { return g / (1.0F + exp(-g)) * u; });
+}
+
+void add(const float* x, const float* skip, float* sum, std::int64_t n) {
+  map(x, skip, sum, n, [](Vector a, Vector b) { return a + b; });
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, float* y, std::int64_t n) {
+  Vector squares{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) squares += load(x + i) * load(x + i);
+  float sum = reduce_add(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float scale = 1.0F / std::sqrt(sum / static_cast<float>(n) + epsilon);
+  if (weight == nullptr) {
+    for (i = 0; i < n; ++i) y[i] = x[i] * scale;
+    return;
+  }
+  for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
+  for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
+}
+
+void rope(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved) {
+  const std::int64_t step = interleaved ? 2 : 1;
+  float* other = interleaved ? x + 1 : x + half;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const float a = x[i * step];
+    const float b = other[i * step];
+    x[i * step] = a * cos[i] - b * sin[i];
+    other[i * step] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <typename Type>
+void store_as(const float* x, void* out, std::int64_t n) {
+  auto* elements = static_cast<typename Type::Element*>(out);
+  for (std::int64_t i = 0; i < n; ++i) elements[i] = Type::round(x[i]);
+}
+
+void store_cache(const float* x, void* out, DataType type, std::int64_t n) {
+  switch (type) {
+    case DataType::kBFloat16:
+      return store_as<BFloat16>(x, out, n);
+    case DataType::kFloat16:
+      return store_as<Half>(x, out, n);
+    default:
+      return store_as<Float>(x, out, n);
+  }
+}
+
+}  // namespace
+
+void fill_elementwise(Kernels& kernels) {
+  kernels.geglu = geglu;
+  kernels.swiglu = swiglu;
+  kernels.rms_norm = rms_norm;
+  kernels.add = add;
+  kernels.rope = rope;
+  kernels.store_cache = store_cache;
+}
+
+}  // namespace flownpu::cpu::FLOWNPU_ISA

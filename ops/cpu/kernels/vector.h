@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A vector of f32 as wide as the instruction set this file is compiled for, in the compiler's own vector extension.
+// Everything here has internal linkage: the same names are compiled for several instruction sets, and the linker must
+// not choose one of them for all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t Integers __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+inline Vector broadcast(float x) { return x - Vector{}; }
+
+inline Vector load(const float* x) {
+  Vector v;
+  std::memcpy(&v, x, sizeof(v));
+  return v;
+}
+
+inline void store(float* x, Vector v) { std::memcpy(x, &v, sizeof(v)); }
+
+inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
+inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
+
+inline float reduce_add(Vector v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+inline float reduce_max(Vector v) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  }
+  return lanes[0];
+}
+
+// bf16 is the upper half of f32.
+inline float float_from_bf16(std::uint16_t x) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+
+// Round to nearest even; NaN stays NaN.
+inline std::uint16_t bf16_from_float(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
+  bits += 0x7fffU + ((bits >> 16) & 1U);
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+
+inline float float_from_half(std::uint16_t x) {
+  _Float16 half;
+  std::memcpy(&half, &x, sizeof(half));
+  return static_cast<float>(half);
+}
+
+inline std::uint16_t half_from_float(float x) {
+  const auto half = static_cast<_Float16>(x);
+  std::uint16_t bits;
+  std::memcpy(&bits, &half, sizeof(bits));
+  return bits;
+}
+
+// Elements of a KV cache, by type.
+struct Float {
+  using Element = float;
+  static Vector load_vector(const Element* x) { return load(x); }
+  static float load_one(const Element* x) { return *x; }
+  static Element round(float x) { return x; }
+};
+
+struct BFloat16 {
+  using Element = std::uint16_t;
+  static Vector load_vector(const Element* x) {
+    Halves halves;
+    std::memcpy(&halves, x, sizeof(halves));
+    const Bits bits = __builtin_convertvector(halves, Bits) << 16;
+    return reinterpret_cast<Vector>(bits);
+  }
+  static float load_one(const Element* x) { return float_from_bf16(*x); }
+  static Element round(float x) { return bf16_from_float(x); }
+};
+
+struct Half {
+  using Element = std::uint16_t;
+  static Vector load_vector(const Element* x) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; ++i) lanes[i] = float_from_half(x[i]);
+    return load(lanes);
+  }
+  static float load_one(const Element* x) { return float_from_half(*x); }
+  static Element round(float x) { return half_from_float(x); }
+};
+
+// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term is
+// (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), then n is added to the exponent. ln 2 is split in two so that
+// n * high is exact. Arguments below -87.3 (where e^x leaves the normal range) give 0, above 88.7 they are clamped.
+inline Vector exp(Vector x) {
+  constexpr float kLog2E = 1.44269504F;
+  constexpr float kLn2High = 0.693359375F;
+  constexpr float kLn2Low = -2.12194440e-4F;
+  constexpr float kSmallest = -87.3F;
+  constexpr float kLargest = 88.7F;
+  const Integers underflow = x < broadcast(kSmallest);
+  x = min(max(x, broadcast(kSmallest)), broadcast(kLargest));
+  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the mantissa.
+  const Vector magic = broadcast(12582912.0F);
+  const Vector shifted = x * kLog2E + magic;
+  const Vector n = shifted - magic;
+  const Vector r = (x - n * kLn2High) - n * kLn2Low;
+  Vector y = r * (1.0F / 5040) + (1.0F / 720);
+  y = y * r + (1.0F / 120);
+  y = y * r + (1.0F / 24);
+  y = y * r + (1.0F / 6);
+  y = y * r + 0.5F;
+  y = y * r + 1.0F;
+  y = y * r + 1.0F;
+  const Integers exponent = __builtin_convertvector(n, Integers) << 23;
+  y = reinterpret_cast<Vector>(reinterpret_cast<Integers>(y) + exponent);
+  return select(underflow, Vector{}, y);
+}
+
+// tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|): no overflow, relative error of some ulps except near 0,
+// where the absolute error is 1e-7.
+inline Vector tanh(Vector x) {
+  const Vector magnitude = max(x, -x);
+  const Vector e = exp(magnitude * -2.0F);
+  const Vector y = (1.0F - e) / (1.0F + e);
+  return select(x < Vector{}, -y, y);
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/q4nx_matmul.h"
+
+#include <algorithm>
+
+#include "ops/error.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::cpu {
+namespace {
+
+enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
+
+Gating gating_of(const Node& node) {
+  const std::string text = node.text("gating", "none");
+  if (text == "none") return Gating::kNone;
+  if (text == "geglu") return Gating::kGeglu;
+  if (text == "swiglu") return Gating::kSwiglu;
+  fail("[", node.op_type, "] expected 'gating' of node '", node.name, "' to be none, geglu or swiglu, got '", text,
+       "'");
+}
+
+// Rows of activations that a task multiplies with a row of blocks: as many as keep the rounded rows in half of a 1 MB
+// L2, while the weights stream; a multiple of the kernels' largest tile of 6 rows.
+constexpr std::int64_t kActivationBytes = 512 * 1024;
+constexpr std::int64_t kMaxTaskRows = 192;
+
+std::int64_t task_rows(std::int64_t row_bytes) {
+  const std::int64_t rows = kActivationBytes / row_bytes / 6 * 6;
+  return std::clamp<std::int64_t>(rows, 6, kMaxTaskRows);
+}
+
+class Q4NXMatMul : public Step {
+ public:
+  Q4NXMatMul(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        m_(node.required_integer("M")),
+        k_(node.required_integer("K")),
+        gating_(gating_of(node)),
+        padded_k_(q4nx::ceil_div(k_, q4nx::kGroup) * q4nx::kGroup) {
+    if (m_ <= 0 || k_ <= 0) fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
+    if (gating_ != Gating::kNone && node.input(2) != nullptr) fail("[", name_, "] expected no bias with gating");
+    if (const Value* bias = node.input(2); bias != nullptr && bias->shape && bias->shape->elements() != m_) {
+      fail("[", name_, "] expected a bias of ", m_, " elements, got ", to_string(*bias->shape));
+    }
+    row_blocks_ = q4nx::row_blocks(m_);
+    row_stride_ = static_cast<std::size_t>(q4nx::column_blocks(k_)) * q4nx::kBlockBytes;
+    check_q4nx_weight(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& x = inputs[0].shape;
+    if (x.rank() == 0 || x[-1] != k_) {
+      fail("[", name_, "] expected X of shape [.., ", k_, "], got ", to_string(x));
+    }
+    outputs[0] = x;
+    outputs[0][-1] = m_;
+    if (inputs.size() > 3 && inputs[3].present() && !(inputs[3].shape == outputs[0])) {
+      fail("[", name_, "] expected a residual of shape ", to_string(outputs[0]), ", got ", to_string(inputs[3].shape));
+    }
+  }
+
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    Scratch scratch;
+    RoundedActivations activations;
+    take(scratch, inputs[0].shape.elements() / k_, activations);
+    return scratch.bytes();
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> memory) const override {
+    const std::int64_t rows = inputs[0].shape.elements() / k_;
+    Scratch scratch(memory.data());
+    RoundedActivations activations;
+    take(scratch, rows, activations);
+    round(inputs[0].as<const float>(), rows, activations);
+
+    const bool int8 = context_.activations == Activations::kInt8;
+    const std::int64_t rows_each = std::min(rows, task_rows(padded_k_ * (int8 ? 1 : 2)));
+    const std::int64_t row_tasks = q4nx::ceil_div(rows, std::max<std::int64_t>(rows_each, 1));
+    // 8 tasks a thread: small enough to even out a thread that started late, large enough to read 100 KB in a row.
+    const std::int64_t blocks_each = std::max<std::int64_t>(1, row_blocks_ / (8 * context_.pool->threads()));
+    const std::int64_t block_tasks = q4nx::ceil_div(row_blocks_, blocks_each);
+    const auto* weight = inputs[1].as<const std::uint8_t>();
+    const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
+                            inputs.size() > 3 ? inputs[3].as<const float>() : nullptr, outputs[0].as<float>()};
+    context_.pool->run(row_tasks * block_tasks, [&](std::int64_t task) {
+      const std::int64_t first = task / block_tasks * rows_each;
+      const std::int64_t count = std::min(rows_each, rows - first);
+      const std::int64_t begin = task % block_tasks * blocks_each;
+      const std::int64_t end = std::min(begin + blocks_each, row_blocks_);
+      for (std::int64_t block = begin; block < end; ++block) multiply(weight, activations, first, count, block, epilogue);
+    });
+  }
+
+  std::int64_t multiply_adds() const override { return m_ * k_ * (gating_ == Gating::kNone ? 1 : 2); }
+
+ private:
+  struct Epilogue {
+    const float* bias;
+    const float* residual;
+    float* y;
+  };
+
+  // Values, scales and sums of `rows` rows; without memory, only counts.
+  void take(Scratch& scratch, std::int64_t rows, RoundedActivations& activations) const {
+    const bool int8 = context_.activations == Activations::kInt8;
+    activations.padded_k = padded_k_;
+    activations.groups = padded_k_ / q4nx::kGroup;
+    activations.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
+    activations.scales = int8 ? scratch.take<float>(rows * activations.groups) : nullptr;
+    activations.sums = scratch.take<float>(rows * activations.groups);
+  }
+
+  void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
+    const Kernels& kernels = context_.kernels;
+    auto* values = static_cast<std::byte*>(const_cast<void*>(a.values));
+    auto* scales = const_cast<float*>(a.scales);
+    auto* sums = const_cast<float*>(a.sums);
+    context_.pool->run(rows, [&](std::int64_t row) {
+      const float* source = x + row * k_;
+      float* row_sums = sums + row * a.groups;
+      if (scales != nullptr) {
+        kernels.round_to_int8(source, k_, padded_k_, values + row * padded_k_, scales + row * a.groups, row_sums);
+      } else {
+        kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
+      }
+    });
+  }
+
+  // One row of blocks (and its partner of the up projection) times `count` rows of activations, epilogue included.
+  void multiply(const std::uint8_t* weight, const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                std::int64_t block, const Epilogue& epilogue) const {
+    alignas(64) std::byte scratch[kMatMulScratchBytes];
+    alignas(64) float product[kMaxTaskRows * q4nx::kBlockRows];
+    alignas(64) float up[kMaxTaskRows * q4nx::kBlockRows];
+    const Kernels& kernels = context_.kernels;
+    const MatMulBlocks matmul =
+        context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
+    matmul(weight + block * row_stride_, k_, a, first, count, scratch, product);
+    if (gating_ != Gating::kNone) {
+      matmul(weight + (row_blocks_ + block) * row_stride_, k_, a, first, count, scratch, up);
+      const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
+      gate(product, up, product, count * q4nx::kBlockRows);
+    }
+    const std::int64_t column = block * q4nx::kBlockRows;
+    const std::int64_t columns = std::min(q4nx::kBlockRows, m_ - column);
+    for (std::int64_t row = 0; row < count; ++row) {
+      float* values = product + row * q4nx::kBlockRows;
+      const std::int64_t at = (first + row) * m_ + column;
+      if (epilogue.bias != nullptr) kernels.add(values, epilogue.bias + column, values, columns);
+      if (epilogue.residual != nullptr) kernels.add(values, epilogue.residual + at, values, columns);
+      std::copy_n(values, columns, epilogue.y + at);
+    }
+  }
+
+  Context context_;
+  std::string name_;
+  std::int64_t m_;
+  std::int64_t k_;
+  Gating gating_;
+  std::int64_t padded_k_;
+  std::int64_t row_blocks_ = 0;
+  std::size_t row_stride_ = 0;
+};
+
+class FusedDQP final : public Q4NXMatMul {
+ public:
+  using Q4NXMatMul::Q4NXMatMul;
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    Q4NXMatMul::infer(inputs, outputs);
+    const Shape& x = inputs[0].shape;
+    if (x.elements() != x[-1]) {
+      fail("[FusedDQP] expected one row, got X of shape ", to_string(x), ": use Q4NXMatMul for several rows");
+    }
+  }
+};
+
+constexpr Operator kOperators[] = {
+    {kDomain, "Q4NXMatMul", make_q4nx_matmul},
+    {kDomain, "FusedDQP", make_fused_dqp},
+    {kDomain, "Q4NXGather", make_q4nx_gather},
+};
+
+}  // namespace
+
+void check_q4nx_weight(const Node& node, std::size_t input, std::int64_t row_blocks, std::int64_t k) {
+  const Value* weight = node.input(input);
+  if (weight == nullptr || weight->constant == nullptr) {
+    fail("[", to_string(node), "] expected input ", input, " to be a constant Q4NX weight, got one that is computed");
+  }
+  const Shape expected{row_blocks, q4nx::column_blocks(k), static_cast<std::int64_t>(q4nx::kBlockBytes)};
+  if (weight->type != DataType::kUInt8 || !weight->shape || !(*weight->shape == expected)) {
+    fail("[", to_string(node), "] expected weight '", weight->name, "' to be uint8 ", to_string(expected), ", got ",
+         name_of(weight->type), " ", weight->shape ? to_string(*weight->shape) : "of unknown shape");
+  }
+}
+
+std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context) {
+  return std::make_unique<Q4NXMatMul>(node, context);
+}
+
+std::unique_ptr<Step> make_fused_dqp(const Node& node, const Context& context) {
+  return std::make_unique<FusedDQP>(node, context);
+}
+
+std::span<const Operator> q4nx_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/kernels.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+
+// Defined by kernels/tables.cc, compiled once for each instruction set.
+namespace generic {
+const Kernels& kernels();
+}
+#if defined(__x86_64__)
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
+#endif
+
+std::vector<const Kernels*> available_kernels() {
+  std::vector<const Kernels*> tables;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
+    tables.push_back(&avx512::kernels());
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    tables.push_back(&avx2::kernels());
+  }
+#endif
+  tables.push_back(&generic::kernels());
+  return tables;
+}
+
+const Kernels& select_kernels(std::string_view isa) {
+  const std::vector<const Kernels*> tables = available_kernels();
+  if (isa == "auto") return *tables.front();
+  std::string names = "auto";
+  for (const Kernels* table : tables) {
+    if (isa == table->isa) return *table;
+    names += std::string(", ") + table->isa;
+  }
+  fail("[cpu] expected cpu_isa to be one that this processor has (", names, "), got '", isa, "'");
+}
+
+}  // namespace flownpu::cpu

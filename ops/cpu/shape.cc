@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators that move elements or speak of shapes: they carry positions and masks from a graph's inputs to attention.
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cpu/cpu_step.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+std::int64_t integer_at(const Tensor& tensor, std::int64_t i) {
+  return tensor.type == DataType::kInt64 ? tensor.as<const std::int64_t>()[i] : tensor.as<const std::int32_t>()[i];
+}
+
+void check_integers(const Node& node, std::size_t input) {
+  const Value* value = node.input(input);
+  if (value == nullptr || (value->type != DataType::kInt64 && value->type != DataType::kInt32)) {
+    fail("[", to_string(node), "] expected input ", input, " to be int64 or int32, got ",
+         value == nullptr ? "none" : name_of(value->type));
+  }
+}
+
+std::int64_t wrap(const std::string& name, std::int64_t index, std::int64_t size) {
+  if (index < -size || index >= size) fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
+  return index < 0 ? index + size : index;
+}
+
+class ShapeOf final : public Step {
+ public:
+  ShapeOf(const Node& node, const Context& /*context*/)
+      : start_(node.integer("start", 0)), end_(node.integer("end", Shape::kMaxRank)) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const auto [first, last] = range(inputs[0].shape);
+    outputs[0] = Shape{last - first};
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const auto [first, last] = range(inputs[0].shape);
+    std::copy(inputs[0].shape.begin() + first, inputs[0].shape.begin() + last, outputs[0].as<std::int64_t>());
+  }
+
+ private:
+  std::pair<std::int64_t, std::int64_t> range(const Shape& shape) const {
+    const std::int64_t rank = shape.rank();
+    const std::int64_t first = std::clamp<std::int64_t>(start_ < 0 ? start_ + rank : start_, 0, rank);
+    const std::int64_t last = std::clamp<std::int64_t>(end_ < 0 ? end_ + rank : end_, first, rank);
+    return {first, last};
+  }
+
+  std::int64_t start_;
+  std::int64_t end_;
+};
+
+class Gather final : public Step {
+ public:
+  Gather(const Node& node, const Context& /*context*/) : name_(to_string(node)), axis_(node.integer("axis", 0)) {
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& data = inputs[0].shape;
+    const std::int64_t axis = wrap(name_, axis_, data.rank());
+    outputs[0] = Shape(data.begin(), static_cast<std::size_t>(axis));
+    for (std::int64_t dim : inputs[1].shape) outputs[0].append(dim);
+    for (int i = static_cast<int>(axis) + 1; i < data.rank(); ++i) outputs[0].append(data[i]);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& data = inputs[0].shape;
+    const int axis = static_cast<int>(wrap(name_, axis_, data.rank()));
+    const std::int64_t outer = Shape(data.begin(), static_cast<std::size_t>(axis)).elements();
+    const std::int64_t inner =
+        Shape(data.begin() + axis + 1, static_cast<std::size_t>(data.rank() - axis - 1)).elements();
+    const auto bytes = static_cast<std::size_t>(inner) * size_of(inputs[0].type);
+    const std::int64_t count = inputs[1].shape.elements();
+    const auto* from = inputs[0].as<const std::byte>();
+    auto* to = outputs[0].as<std::byte>();
+    for (std::int64_t o = 0; o < outer; ++o) {
+      for (std::int64_t i = 0; i < count; ++i, to += bytes) {
+        const std::int64_t index = wrap(name_, integer_at(inputs[1], i), data[axis]);
+        std::memcpy(to, from + static_cast<std::size_t>(o * data[axis] + index) * bytes, bytes);
+      }
+    }
+  }
+
+ private:
+  std::string name_;
+  std::int64_t axis_;
+};
+
+class GatherND final : public Step {
+ public:
+  GatherND(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), batch_dims_(static_cast<int>(node.integer("batch_dims", 0))) {
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& data = inputs[0].shape;
+    const Shape& indices = inputs[1].shape;
+    const std::int64_t depth = indices.rank() == 0 ? 0 : indices[-1];
+    if (indices.rank() <= batch_dims_ || depth < 1 || batch_dims_ + depth > data.rank()) {
+      fail("[", name_, "] expected indices of 1 to ", data.rank() - batch_dims_, " coordinates, got ",
+           to_string(indices), " for data of shape ", to_string(data));
+    }
+    for (int axis = 0; axis < batch_dims_; ++axis) {
+      if (data[axis] != indices[axis]) {
+        fail("[", name_, "] expected data and indices to share ", batch_dims_, " batch dimensions, got ",
+             to_string(data), " and ", to_string(indices));
+      }
+    }
+    outputs[0] = Shape(indices.begin(), static_cast<std::size_t>(indices.rank() - 1));
+    for (int axis = batch_dims_ + static_cast<int>(depth); axis < data.rank(); ++axis) outputs[0].append(data[axis]);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& data = inputs[0].shape;
+    const Shape& indices = inputs[1].shape;
+    const int depth = static_cast<int>(indices[-1]);
+    const std::int64_t batches = Shape(data.begin(), static_cast<std::size_t>(batch_dims_)).elements();
+    const std::int64_t lookups = indices.elements() / depth;
+    const int first_inner = batch_dims_ + depth;
+    const auto bytes =
+        static_cast<std::size_t>(
+            Shape(data.begin() + first_inner, static_cast<std::size_t>(data.rank() - first_inner)).elements()) *
+        size_of(inputs[0].type);
+    auto* to = outputs[0].as<std::byte>();
+    for (std::int64_t i = 0; i < lookups; ++i, to += bytes) {
+      std::int64_t offset = i / (lookups / batches);
+      for (int c = 0; c < depth; ++c) {
+        const std::int64_t size = data[batch_dims_ + c];
+        offset = offset * size + wrap(name_, integer_at(inputs[1], i * depth + c), size);
+      }
+      std::memcpy(to, inputs[0].as<const std::byte>() + static_cast<std::size_t>(offset) * bytes, bytes);
+    }
+  }
+
+ private:
+  std::string name_;
+  int batch_dims_;
+};
+
+// Operators whose output is the input's bytes under another shape.
+class Reshaping : public Step {
+ public:
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    if (inputs[0].bytes() > 0) std::memcpy(outputs[0].data, inputs[0].data, inputs[0].bytes());
+  }
+};
+
+class Identity final : public Reshaping {
+ public:
+  Identity(const Node& /*node*/, const Context& /*context*/) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override { outputs[0] = inputs[0].shape; }
+};
+
+class Reshape final : public Reshaping {
+ public:
+  Reshape(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& from = inputs[0].shape;
+    Shape to;
+    int unknown = -1;
+    std::int64_t product = 1;
+    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
+      std::int64_t dim = integer_at(inputs[1], i);
+      if (dim == 0 && !allow_zero_) dim = i < from.rank() ? from[static_cast<int>(i)] : 0;
+      if (dim == -1) {
+        unknown = static_cast<int>(i);
+      } else {
+        product *= dim;
+      }
+      to.append(dim);
+    }
+    if (unknown >= 0) to[unknown] = product == 0 ? 0 : from.elements() / product;
+    if (to.elements() != from.elements()) {
+      fail("[", name_, "] expected a shape of ", from.elements(), " elements, got ", to_string(to));
+    }
+    outputs[0] = to;
+  }
+
+ private:
+  std::string name_;
+  bool allow_zero_;
+};
+
+class Unsqueeze final : public Reshaping {
+ public:
+  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) { check_integers(node, 1); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const std::int64_t added = inputs[1].shape.elements();
+    const std::int64_t rank = inputs[0].shape.rank() + added;
+    bool inserted[Shape::kMaxRank] = {};
+    if (rank > Shape::kMaxRank) fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
+    for (std::int64_t i = 0; i < added; ++i) inserted[wrap(name_, integer_at(inputs[1], i), rank)] = true;
+    Shape to;
+    int next = 0;
+    for (int axis = 0; axis < rank; ++axis) to.append(inserted[axis] ? 1 : inputs[0].shape[next++]);
+    outputs[0] = to;
+  }
+
+ private:
+  std::string name_;
+};
+
+// ReduceSum of integers over given axes: the count of a mask's tokens.
+class ReduceSum final : public Step {
+ public:
+  ReduceSum(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), keep_(node.integer("keepdims", 1) != 0) {
+    check_integers(node, 0);
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Axes reduced = axes(inputs);
+    Shape to;
+    for (int axis = 0; axis < inputs[0].shape.rank(); ++axis) {
+      if (!reduced.is[axis]) {
+        to.append(inputs[0].shape[axis]);
+      } else if (keep_) {
+        to.append(1);
+      }
+    }
+    outputs[0] = to;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& shape = inputs[0].shape;
+    const Axes reduced = axes(inputs);
+    const bool wide = outputs[0].type == DataType::kInt64;
+    std::memset(outputs[0].data, 0, outputs[0].bytes());
+    for (std::int64_t i = 0; i < shape.elements(); ++i) {
+      std::int64_t rest = i;
+      std::int64_t to = 0;
+      std::int64_t stride = 1;
+      for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+        if (!reduced.is[axis]) {
+          to += rest % shape[axis] * stride;
+          stride *= shape[axis];
+        }
+        rest /= shape[axis];
+      }
+      if (wide) {
+        outputs[0].as<std::int64_t>()[to] += integer_at(inputs[0], i);
+      } else {
+        outputs[0].as<std::int32_t>()[to] += static_cast<std::int32_t>(integer_at(inputs[0], i));
+      }
+    }
+  }
+
+ private:
+  struct Axes {
+    bool is[Shape::kMaxRank];
+  };
+
+  Axes axes(std::span<const Tensor> inputs) const {
+    Axes reduced{};
+    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
+      reduced.is[wrap(name_, integer_at(inputs[1], i), inputs[0].shape.rank())] = true;
+    }
+    return reduced;
+  }
+
+  std::string name_;
+  bool keep_;
+};
+
+template <typename Made>
+std::unique_ptr<Step> make(const Node& node, const Context& context) {
+  return std::make_unique<Made>(node, context);
+}
+
+constexpr Operator kOperators[] = {
+    {"", "Shape", make<ShapeOf>},     {"", "Gather", make<Gather>},       {"", "GatherND", make<GatherND>},
+    {"", "Identity", make<Identity>}, {"", "Reshape", make<Reshape>},     {"", "Unsqueeze", make<Unsqueeze>},
+    {"", "ReduceSum", make<ReduceSum>},
+};
+
+}  // namespace
+
+std::span<const Operator> shape_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model of FlowNPU operators carries with it: their definitions, as model-local functions.
+
+With them, ONNX Runtime checks and infers the operators, and runs the model with no FlowNPU installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flownpu.ops import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul
+from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import onnx_ir as ir
+
+OPERATORS = {
+    operator.NAME: operator for operator in (q4nx_matmul, fused_dqp, q4nx_gather, flow_qkv_attention, flow_kv_attention)
+}
+
+
+def add_functions(model: ir.Model) -> None:
+    """Gives a model the functions that its FlowNPU nodes need, and no others.
+
+    Sets every such node's `overload` to its variant, the model's opset imports, and an IR version of at least 10.
+    Functions of the domain that were there before are replaced, so that it may be called again after a graph has
+    changed.
+
+    Raises:
+        ValueError: A node of the domain has an unknown operator, or attributes or inputs that do not fit it; or the
+            model's ONNX opset is older than the functions' bodies.
+    """
+    # Whoever inlines a function reads its body with the model's opset, whatever the function imports.
+    if model.opset_imports.get("", OPSET) < OPSET:
+        raise ValueError(
+            f"[{DOMAIN}] expected a model of ONNX opset {OPSET} or newer, got {model.opset_imports['']}; "
+            "convert it with onnx.version_converter"
+        )
+    for identifier in [i for i in model.functions if i[0] == DOMAIN]:
+        del model.functions[identifier]
+    for node in model.graph.all_nodes():
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type not in OPERATORS:
+            raise ValueError(
+                f"[{DOMAIN}] expected one of {', '.join(OPERATORS)}, got {node.op_type} at node {node.name!r}"
+            )
+        operator = OPERATORS[node.op_type]
+        _check_signature(node, operator)
+        node.overload = "_".join(operator.features(node))
+        if (DOMAIN, node.op_type, node.overload) not in model.functions:
+            for function in (operator.function(node.overload), *operator.helpers()):
+                model.functions[function.identifier()] = function
+    model.opset_imports.setdefault(DOMAIN, VERSION)
+    model.opset_imports.setdefault("com.microsoft", 1)
+    model.ir_version = max(model.ir_version, IR_VERSION)
+
+
+def _check_signature(node: ir.Node, operator: ModuleType) -> None:
+    """ONNX ignores what a function does not declare; a misspelt attribute would be lost without a word."""
+    known = [declaration.partition(":")[0] for declaration in operator.ATTRIBUTES]
+    unknown = [name for name in node.attributes if name not in known]
+    if unknown:
+        raise ValueError(
+            f"[{node.op_type}] expected the attributes {', '.join(known)}, got {', '.join(unknown)} at node "
+            f"{node.name!r}"
+        )
+    for what, given, declared in (
+        ("inputs", node.inputs, operator.INPUTS),
+        ("outputs", node.outputs, operator.OUTPUTS),
+    ):
+        if len(given) > len(declared):
+            raise ValueError(
+                f"[{node.op_type}] expected at most {len(declared)} {what} ({', '.join(declared)}), got {len(given)} "
+                f"at node {node.name!r}"
+            )

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one exception of this project. Its text is part of the interface: what was expected, what came, what to do.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace flownpu {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// fail("[Q4NXMatMul] expected K = ", k, ", got ", got): throws Error with the pieces joined.
+template <typename... Pieces>
+[[noreturn]] void fail(const Pieces&... pieces) {
+  std::ostringstream text;
+  (text << ... << pieces);
+  throw Error(text.str());
+}
+
+}  // namespace flownpu

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowKVAttention: attention of one new token (S = 1), which streams the KV cache once (Gemma3 on NPU, section 3.2.2).
+
+Equations, inputs, outputs and attributes are those of FlowQKVAttention, with a query chunk of one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flownpu.ops import flow_qkv_attention
+from flownpu.ops.flow_qkv_attention import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.onnx_function import build
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+__all__ = ["ATTRIBUTES", "INPUTS", "NAME", "OUTPUTS", "features", "function", "helpers", "reference"]
+
+NAME = "FlowKVAttention"
+
+
+def function(overload: str) -> ir.Function:
+    """The definition of one variant; `overload` is its features, joined by "_"."""
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, flow_qkv_attention.body(overload, tokens=1))
+
+
+def reference(
+    query: NDArray[Any], *inputs: Any, **attributes: Any
+) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
+    """The operator in float64.
+
+    Raises:
+        ValueError: `query` has more than one token.
+    """
+    if query.shape[1] != 1:
+        raise ValueError(f"[{NAME}] expected one new token, got a query of shape {list(query.shape)}")
+    return flow_qkv_attention.reference(query, *inputs, **attributes)

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowQKVAttention: attention of S new tokens over the KV cache, which it appends to.
+
+For a query head h, with keys and values k, v of its group floor(h G / H), positions p of queries and j of keys:
+
+    s(p, j) = softcap(scale q_p . k_j) + attention_bias(p, j)          softcap(x) = c tanh(x / c), or x where c = 0
+    o_p = sum_j exp(s(p, j) - max_j s(p, j)) v_j / sum_j exp(s(p, j) - max_j s(p, j))
+                                                                           (Gemma3 on NPU, equations 6 to 12)
+
+over the keys j <= p (causal) with j > p - local_window_size (SWA; -1: all), or all keys (causal = 0: NCA). Before that,
+with norm weights, every head of q and k is RMS-normalised; with do_rotary, rotated by its position. New keys and values
+are rounded to the cache's type before anything reads them, so that the result does not depend on how a prompt was split
+into calls.
+
+Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
+    query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
+    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, optional; P is their capacity and may be 0
+    seqlens_k int32 [B] or [B, 1], tokens so far of each row, less 1
+    total_sequence_length int32, scalar or [1], T.  Both may be absent where past is: T = S for every row.
+    cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional
+    attention_bias float32 [B or 1, H or 1, S, T], optional
+    q_norm_weight, k_norm_weight float32 [d], optional, only together
+Outputs:
+    output float32 [B, S, H d]
+    present_key, present_value [B, G, max(P, T), d], in past's type, float32 without past. With sliding_window_cache
+        their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold the L newest in order:
+        L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
+        Rows past the last token of a batch row are unspecified.
+
+Positions: where S = T (a first prompt) nothing has passed in any row, else seqlens_k[b] + 1 - S tokens have. The rows
+of a ragged batch are padded on the right; what the operator gives for padding is unspecified.
+
+Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0: none);
+local_window_size (-1: none); causal (1); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6);
+sliding_window_cache (0).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from flownpu.ops.onnx_function import build, has_input, integer, positive, require_inputs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
+
+NAME = "FlowQKVAttention"
+INPUTS = (
+    "query",
+    "key",
+    "value",
+    "past_key",
+    "past_value",
+    "seqlens_k",
+    "total_sequence_length",
+    "cos_cache",
+    "sin_cache",
+    "position_ids",
+    "attention_bias",
+    "q_norm_weight",
+    "k_norm_weight",
+)
+OUTPUTS = ("output", "present_key", "present_value")
+ATTRIBUTES = (
+    "num_heads",
+    "kv_num_heads",
+    "head_size",
+    "scale: float = 0.0",
+    "softcap: float = 0.0",
+    "local_window_size: int = -1",
+    "causal: int = 1",
+    "do_rotary: int = 0",
+    "rotary_interleaved: int = 0",
+    "qk_norm_epsilon: float = 0.000001",
+    "sliding_window_cache: int = 0",
+)
+
+# Inputs that come together or not at all.
+PAIRS = (
+    ("key", "value"),
+    ("past_key", "past_value"),
+    ("seqlens_k", "total_sequence_length"),
+    ("cos_cache", "sin_cache"),
+    ("q_norm_weight", "k_norm_weight"),
+)
+# Attributes that choose a variant, and their defaults.
+MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0}
+
+# The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
+_SHAPES = """
+    minus_one = Constant <value_ints = [-1]> ()
+    zero = Constant <value_ints = [0]> ()
+    num_heads_scalar = Constant <value_int: int = @num_heads> ()
+    kv_num_heads_scalar = Constant <value_int: int = @kv_num_heads> ()
+    head_size_scalar = Constant <value_int: int = @head_size> ()
+    query_heads = Reshape (num_heads_scalar, minus_one)
+    kv_heads = Reshape (kv_num_heads_scalar, minus_one)
+    channels = Reshape (head_size_scalar, minus_one)
+    tokens = Constant <value_ints = [{tokens}]> ()
+    by_head = Concat <axis = 0> (zero, tokens, minus_one, channels)
+    by_token = Concat <axis = 0> (zero, tokens, minus_one)
+"""
+_PACKED = """
+    all_heads = Reshape (query, by_head)
+    split = Concat <axis = 0> (query_heads, kv_heads, kv_heads)
+    q0, k0, v0 = Split <axis = 2> (all_heads, split)
+"""
+_SEPARATE = """
+    q0 = Reshape (query, by_head)
+    k0 = Reshape (key, by_head)
+    v0 = Reshape (value, by_head)
+"""
+# ONNX Runtime 1.31.1 crashes on a SimplifiedLayerNormalization in a function if stash_type is left to its default.
+_NORM = """
+    q1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (q0, q_norm_weight)
+    k1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (k0, k_norm_weight)
+"""
+_NO_NORM = """
+    q1 = Identity (q0)
+    k1 = Identity (k0)
+"""
+_FLAT = """
+    q2 = Reshape (q1, by_token)
+    k2 = Reshape (k1, by_token)
+    v2 = Reshape (v0, by_token)
+    new64 = Shape <start = 1, end = 2> (q2)
+    new = Cast <to = 6> (new64)
+"""
+_LENGTHS = """
+    lengths = Reshape (seqlens_k, minus_one)
+    total = Reshape (total_sequence_length, minus_one)
+"""
+_NO_LENGTHS = """
+    batch = Shape <start = 0, end = 1> (q2)
+    one = Constant <value = int32 {1}> ()
+    last = Sub (new, one)
+    lengths = Expand (last, batch)
+    total = Identity (new)
+"""
+_POSITIONS = """
+    one32 = Constant <value = int32[1] {1}> ()
+    is_first_prompt = Equal (new, total)
+    so_far = Add (lengths, one32)
+    before = Sub (so_far, new)
+    nothing = Sub (new, new)
+    past_tokens = Where (is_first_prompt, nothing, before)
+    past_tokens64 = Cast <to = 7> (past_tokens)
+    column_shape = Constant <value_ints = [-1, 1]> ()
+    past_column = Reshape (past_tokens64, column_shape)
+    start = Constant <value = int64 {0}> ()
+    step = Constant <value = int64 {1}> ()
+    empty_shape = Constant <value = int64[0] {}> ()
+    new_scalar = Reshape (new64, empty_shape)
+    offsets = Range (start, new_scalar, step)
+    positions = Add (past_column, offsets)
+"""
+_ROTARY = """
+    q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, {positions}, cos_cache, sin_cache)
+    k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, {positions}, cos_cache, sin_cache)
+"""
+_NO_ROTARY = """
+    q3 = Identity (q2)
+    k3 = Identity (k2)
+"""
+# Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
+_PAST = """
+    k_stored = CastLike (k3, past_key)
+    v_stored = CastLike (v2, past_value)
+    k4 = Cast <to = 1> (k_stored)
+    v4 = Cast <to = 1> (v_stored)
+    past_k = Cast <to = 1> (past_key)
+    past_v = Cast <to = 1> (past_value)
+"""
+# GroupQueryAttention's CPU kernel continues a prompt (S > 1 after a past) in one batch row only; the operator in any.
+_ATTENTION = """
+    output, present_k, present_v = com.microsoft.GroupQueryAttention <
+        num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
+        softcap: float = @softcap, local_window_size: int = @local_window_size{more}
+    > ({inputs})
+"""
+_PRESENT = """
+    present_key = CastLike (present_k, past_key)
+    present_value = CastLike (present_v, past_value)
+"""
+_NO_PRESENT = """
+    present_key = Identity (present_k)
+    present_value = Identity (present_v)
+"""
+
+
+def features(node: ir.Node) -> list[str]:
+    """The variant of a node: which of its inputs and modes change the definition's body.
+
+    Raises:
+        ValueError: Attributes or inputs that do not fit together.
+    """
+    require_inputs(node, INPUTS[:1])
+    heads, kv_heads, _ = (positive(node, name) for name in ATTRIBUTES[:3])
+    if heads % kv_heads:
+        raise ValueError(
+            f"[{node.op_type}] expected num_heads to be a multiple of kv_num_heads, got {heads} and {kv_heads} at node "
+            f"{node.name!r}"
+        )
+    has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
+    for pair in PAIRS:
+        if has[pair[0]] != has[pair[1]]:
+            raise ValueError(f"[{node.op_type}] expected both of {' and '.join(pair)} or neither at node {node.name!r}")
+    modes = {name: integer(node, name) if name in node.attributes else default for name, default in MODES.items()}
+    for need, by, why in (
+        (has["seqlens_k"], has["past_key"], "past_key needs seqlens_k and total_sequence_length"),
+        (has["cos_cache"], modes["do_rotary"], "do_rotary = 1 needs cos_cache and sin_cache"),
+        (
+            has["past_key"] and modes["local_window_size"] > 0,
+            modes["sliding_window_cache"],
+            "sliding_window_cache = 1 needs past_key, past_value and a local_window_size above 0",
+        ),
+        (modes["local_window_size"] == -1, not modes["causal"], "causal = 0 needs local_window_size = -1"),
+    ):
+        if by and not need:
+            raise ValueError(f"[{node.op_type}] {why}, at node {node.name!r}")
+    found = {
+        "packed": not has["key"],
+        "norm": has["q_norm_weight"],
+        "lengths": has["seqlens_k"],
+        "rotary": modes["do_rotary"],
+        "positions": modes["do_rotary"] and has["position_ids"],
+        "past": has["past_key"],
+        "bias": has["attention_bias"],
+        "windowed": modes["sliding_window_cache"],
+        "noncausal": not modes["causal"],
+    }
+    return [name for name, is_there in found.items() if is_there]
+
+
+def function(overload: str) -> ir.Function:
+    """The definition of one variant; `overload` is its features, joined by "_"."""
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload))
+
+
+def body(overload: str, tokens: int = 0) -> str:
+    """The statements of one variant.
+
+    Args:
+        overload: Its features.
+        tokens: The only S that it takes; 0 for any.
+    """
+    found = set(overload.split("_"))
+    past = "past" in found
+    inputs = ["q3", "k4" if past else "k3", "v4" if past else "v2", *(("past_k", "past_v") if past else ("", ""))]
+    inputs += ["lengths", "total"]
+    if "bias" in found:
+        inputs += ["", "", "", "attention_bias"]
+    # Attributes that older releases of ONNX Runtime do not know are there only where they are needed.
+    more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
+        ", causal = 0" if "noncausal" in found else ""
+    )
+    return "\n".join(
+        [
+            _SHAPES.format(tokens=tokens),
+            _PACKED if "packed" in found else _SEPARATE,
+            _NORM if "norm" in found else _NO_NORM,
+            _FLAT,
+            _LENGTHS if "lengths" in found else _NO_LENGTHS,
+            _POSITIONS if "rotary" in found and "positions" not in found else "",
+            _ROTARY.format(positions="position_ids" if "positions" in found else "positions")
+            if "rotary" in found
+            else _NO_ROTARY,
+            _PAST if past else "",
+            _ATTENTION.format(inputs=", ".join(inputs), more=more),
+            _PRESENT if past else _NO_PRESENT,
+        ]
+    )
+
+
+def helpers() -> list[ir.Function]:
+    """Functions that the body calls: none."""
+    return []
+
+
+def reference(
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    seqlens_k: Array | None = None,
+    total_sequence_length: Array | None = None,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    position_ids: Array | None = None,
+    attention_bias: Array | None = None,
+    q_norm_weight: Array | None = None,
+    k_norm_weight: Array | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    head_size: int,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    local_window_size: int = -1,
+    causal: int = 1,
+    do_rotary: int = 0,
+    rotary_interleaved: int = 0,
+    qk_norm_epsilon: float = 1e-6,
+    sliding_window_cache: int = 0,
+    chunk: int = 64,
+) -> tuple[NDArray[np.float64], Array, Array]:
+    """The operator in float64, by equations 6 to 12: online softmax over chunks of `chunk` keys.
+
+    What the operator leaves unspecified is 0 here.
+
+    Returns:
+        output [B, S, H d], and present_key and present_value in past's type.
+    """
+    batch, new, _ = query.shape
+    by_head = query.astype(np.float64).reshape(batch, new, -1, head_size)
+    if key is None or value is None:
+        q, k, v = np.split(by_head, [num_heads, num_heads + kv_num_heads], axis=2)
+    else:
+        q, k, v = by_head, *(a.astype(np.float64).reshape(batch, new, -1, head_size) for a in (key, value))
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q, k = (_rms_norm(a, w, qk_norm_epsilon) for a, w in ((q, q_norm_weight), (k, k_norm_weight)))
+    totals = np.full(batch, new) if seqlens_k is None else seqlens_k.reshape(batch).astype(int) + 1
+    longest = new if total_sequence_length is None else int(total_sequence_length.reshape(-1)[0])
+    pasts = np.zeros(batch, int) if longest == new else totals - new
+    if do_rotary:
+        assert cos_cache is not None
+        assert sin_cache is not None
+        positions = pasts[:, None] + np.arange(new) if position_ids is None else position_ids
+        cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in (cos_cache, sin_cache))
+        q, k = (_rotate(a, cos, sin, bool(rotary_interleaved)) for a in (q, k))
+
+    empty = np.zeros((batch, kv_num_heads, 0, head_size), np.float32)
+    past_key, past_value = empty if past_key is None else past_key, empty if past_value is None else past_value
+    past_capacity = past_key.shape[2]
+    capacity = past_capacity if sliding_window_cache else max(past_capacity, longest)
+    output = np.zeros((batch, new, num_heads, head_size))
+    present = [np.zeros((batch, kv_num_heads, capacity, head_size), past_key.dtype) for _ in range(2)]
+    for b, (total, past) in enumerate(zip(totals, pasts, strict=True)):
+        # Every key of this row that is still there, of which the first is that of position `first`.
+        resident = resident_tokens(past, past_capacity, local_window_size) if sliding_window_cache else past
+        first = past - resident
+        keys, values = (
+            np.concatenate([cache[b, :, :resident], fresh[b].swapaxes(0, 1).astype(cache.dtype)], axis=1)[
+                :, : total - first
+            ]
+            for cache, fresh in ((past_key, k), (past_value, v))
+        )
+        query_positions = past + np.arange(new)[:, None]
+        key_positions = first + np.arange(total - first)
+        visible = key_positions <= (query_positions if causal else total)
+        if local_window_size > 0:
+            visible &= key_positions > query_positions - local_window_size
+        addend = np.zeros((num_heads, new, total - first))
+        if attention_bias is not None:
+            addend += attention_bias[b % attention_bias.shape[0], :, :, first:total]
+        output[b] = _online_softmax(
+            q[b].swapaxes(0, 1),
+            keys,
+            values,
+            np.where(visible, addend, -np.inf),
+            scale or head_size**-0.5,
+            softcap,
+            chunk,
+        ).swapaxes(0, 1)
+        kept = resident_tokens(total, capacity, local_window_size) if sliding_window_cache else total
+        for cache, rows in zip(present, (keys, values), strict=True):
+            cache[b, :, :kept] = rows[:, rows.shape[1] - kept :]
+    return output.reshape(batch, new, -1), present[0], present[1]
+
+
+def resident_tokens(tokens: int, capacity: int, window: int) -> int:
+    """L(T): how many of `tokens` positions a window-sized cache of that capacity holds; they are the newest.
+
+    When the cache is full, everything but the window is dropped at once: `capacity - window + 1` positions of it.
+    """
+    dropped_at_once = capacity - window + 1
+    return tokens if tokens <= capacity else tokens - dropped_at_once * -(-(tokens - capacity) // dropped_at_once)
+
+
+def _rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + epsilon) * weight.astype(np.float64))
+
+
+def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """Rotates the pairs (x1, x2) of every head [..., d] by the angles of cos and sin [..., d/2]."""
+    half = x.shape[-1] // 2
+    x1, x2 = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    rotated = x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    return np.stack(rotated, axis=-1).reshape(x.shape) if interleaved else np.concatenate(rotated, axis=-1)
+
+
+def _online_softmax(
+    q: Array, keys: Array, values: Array, addend: Array, scale: float, softcap: float, chunk: int
+) -> Array:
+    """Of one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf where masked -> [H, S, d]."""
+    heads, new, _ = q.shape
+    keys, values = (np.repeat(a.astype(np.float64), heads // len(a), axis=0) for a in (keys, values))
+    m_left = np.full((heads, new, 1), -np.inf)
+    l_left = np.zeros((heads, new, 1))
+    y_left = np.zeros(q.shape)
+    for first in range(0, keys.shape[1], chunk):
+        part = slice(first, first + chunk)
+        s = scale * q @ keys[:, part].swapaxes(1, 2)  # (6)
+        s = (softcap * np.tanh(s / softcap) if softcap else s) + addend[:, :, part]
+        m = np.maximum(s.max(axis=-1, keepdims=True), m_left)  # (7)
+        shift = np.where(np.isfinite(m), m, 0.0)  # nothing was visible yet
+        f = np.exp(s - shift)  # (8)
+        c = np.exp(m_left - shift)  # (9)
+        l_left = c * l_left + f.sum(axis=-1, keepdims=True)  # (10)
+        y_left = c * y_left + f @ values[:, part]  # (11)
+        m_left = m
+    return np.divide(y_left, l_left, out=np.zeros_like(y_left), where=l_left > 0)  # (12)

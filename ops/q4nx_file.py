@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`.q4nx` files: safetensors in which quantised weights are Q4NX blocks, as FastFlowLM's converter writes them.
+
+A file holds two kinds of tensors, and no metadata:
+
+    int8     [blocks, 5120]   a quantised weight, row of blocks by row of blocks; some models' files keep the grid of
+                              blocks instead, [ceil(rows/32), ceil(columns/256), 5120]
+    bfloat16 of any shape     everything else: norm weights, biases, the embedding table
+
+A weight's rows and columns are not in the file; they come from the model's configuration. What the numbers mean is that
+converter's choice for each model: Gemma's `model.embed_tokens.weight` is multiplied by sqrt(hidden size), Llama's
+q_proj and k_proj have the rows of each head in the order of the Hugging Face checkpoint, and a tied `lm_head.weight`
+is a quantised copy of the embedding. Bytes do not tell files of Q4_1 models, which are Q4NX, from those of Q4_0 or
+MXFP4 models (signed codes, or other blocks of the same size).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+# A safetensors file begins with the header's length in 8 bytes, little-endian.
+_LENGTH_BYTES = 8
+_BYTES = {"I8": 1, "BF16": 2}
+
+
+class Q4NXFileError(ValueError):
+    """A file is not a `.q4nx` file, or is damaged. The text names the file, the tensor and the byte."""
+
+
+def read(path: Path | str) -> dict[str, NDArray[Any]]:
+    """Maps a file's tensors into memory, in the order of their bytes.
+
+    Returns:
+        Quantised weights as uint8 [blocks, 5120] or [rows of blocks, columns of blocks, 5120] (see `blocks`), all
+        others as bfloat16.
+
+    Raises:
+        OSError: The file is missing or cannot be read.
+        Q4NXFileError: The file is damaged, or holds tensors that `.q4nx` files do not have.
+    """
+    path = Path(path)
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"[q4nx_file] expected a .q4nx file, got {path}, which {what}")
+    tensors = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            for name in file.offset_keys():
+                entry = file.get_slice(name)
+                dtype, shape = entry.get_dtype(), entry.get_shape()
+                is_quantized = dtype == "I8" and len(shape) in (2, 3) and shape[-1] == q4nx.BLOCK_BYTES
+                if not is_quantized and dtype != "BF16":
+                    raise Q4NXFileError(
+                        f"{path}: tensor {name!r}: expected I8 [..., {q4nx.BLOCK_BYTES}] or BF16, got {dtype} {shape}; "
+                        "this is no .q4nx file"
+                    )
+                tensor = file.get_tensor(name)
+                tensors[name] = tensor.view(np.uint8) if is_quantized else tensor
+    except SafetensorError as error:
+        raise Q4NXFileError(f"{path}: {_explain(path) or error}; copy or convert the file again") from error
+    return tensors
+
+
+def blocks(tensor: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
+    """A quantised tensor of a file as the blocks of W[rows, columns], uint8 [ceil(rows/32), ceil(columns/256), 5120].
+
+    Raises:
+        ValueError: The number of blocks is not that of the weight, or a scale or minimum is not finite.
+    """
+    expected = q4nx.blocks_shape(rows, columns)
+    flat = (expected[0] * expected[1], q4nx.BLOCK_BYTES)
+    if tensor.dtype != np.uint8 or tensor.shape not in (expected, flat):
+        raise ValueError(
+            f"[q4nx_file] expected uint8 {list(flat)} for {rows} rows and {columns} columns, got {tensor.dtype} "
+            f"{list(tensor.shape)}; rows and columns are those of the model's configuration"
+        )
+    result = tensor.reshape(expected)
+    parameters = result[..., : 2 * q4nx.PARAMETER_BYTES]
+    # An exponent of all ones (the low 7 bits of a high byte and the top bit of the low byte) is infinity or NaN.
+    wrong = ((parameters[..., 1::2] & 0x7F) == 0x7F) & (parameters[..., ::2] >= 0x80)
+    if wrong.any():
+        row, column, index = (int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"[q4nx_file] expected finite scales and minima, got one that is not at byte {2 * index} of block "
+            f"({row}, {column}); the file is damaged"
+        )
+    return result
+
+
+def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], *, force: bool = False) -> None:
+    """Writes a file under a temporary name and renames it, so that `path` is whole or as it was.
+
+    Args:
+        path: The file.
+        tensors: Blocks, uint8 [rows of blocks, columns of blocks, 5120], which are written as int8 [blocks, 5120]; and
+            bfloat16 tensors, written as they are.
+        force: Overwrites an existing file.
+
+    Raises:
+        FileExistsError: The file exists, and `force` was not given.
+        OSError: The file cannot be written.
+        ValueError: A tensor of another type or shape.
+    """
+    path = Path(path)
+    flat = {name: _flat(name, tensor) for name, tensor in tensors.items()}
+    if path.exists() and not force:
+        raise FileExistsError(f"[q4nx_file] expected a path that is free, got {path}; give another or use force")
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    try:
+        save_file(flat, temporary)
+        Path(temporary).replace(path)
+    except SafetensorError as error:  # how the library reports a full disk
+        raise OSError(f"[q4nx_file] could not write {path}: {error}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _flat(name: str, tensor: NDArray[Any]) -> NDArray[Any]:
+    if tensor.dtype == q4nx.BFLOAT16:
+        return np.ascontiguousarray(tensor)
+    if tensor.dtype == np.uint8 and tensor.ndim == 3 and tensor.shape[-1] == q4nx.BLOCK_BYTES:
+        return np.ascontiguousarray(tensor).view(np.int8).reshape(-1, q4nx.BLOCK_BYTES)
+    raise ValueError(
+        f"[q4nx_file] tensor {name!r}: expected blocks, uint8 [rows, columns, {q4nx.BLOCK_BYTES}], or bfloat16, got "
+        f"{tensor.dtype} {list(tensor.shape)}"
+    )
+
+
+def _explain(path: Path) -> str:
+    """What is wrong with a file that safetensors refused, with tensor and byte; empty if that was not found."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if _LENGTH_BYTES + length > size:
+            return f"byte 0: expected the length of a header, got {length} in a file of {size} bytes"
+        header = file.read(length)
+    try:
+        entries = json.loads(header)
+    except UnicodeDecodeError as error:
+        return f"byte {_LENGTH_BYTES + error.start}: expected a header in UTF-8"
+    except json.JSONDecodeError as error:
+        return (
+            f"byte {_LENGTH_BYTES + len(error.doc[: error.pos].encode())}: expected a header in JSON, got {error.msg}"
+        )
+    except (ValueError, RecursionError) as error:
+        return f"byte {_LENGTH_BYTES}: expected a header in JSON, got {error}"
+    if not isinstance(entries, dict):
+        return f"byte {_LENGTH_BYTES}: expected a JSON object of tensors"
+    entries.pop("__metadata__", None)
+    return _explain_entries(entries, header, size - _LENGTH_BYTES - length)
+
+
+def _explain_entries(entries: dict[str, Any], header: bytes, data_bytes: int) -> str:
+    start = _LENGTH_BYTES + len(header)
+    spans = []
+    for name, entry in entries.items():
+        where = f"tensor {name!r}, byte {_LENGTH_BYTES + max(header.find(json.dumps(name).encode()), 0)}"
+        try:
+            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            size = math.prod(shape) * _BYTES[dtype]
+        except (KeyError, TypeError, ValueError):
+            size = None
+        if size is None or not all(type(number) is int for number in (*shape, first, last)):
+            return f"{where}: expected dtype {' or '.join(_BYTES)}, shape and data_offsets, got {entry}"
+        if last - first != size:
+            return f"{where}: expected {size} bytes for {dtype} {shape}, got {last - first}"
+        if not 0 <= first <= last <= data_bytes:
+            return f"{where}: expected data up to byte {start + last}, the file has {start + data_bytes}"
+        spans.append((first, last, name))
+    end = 0
+    for first, last, name in sorted(spans):
+        if first != end:
+            return f"tensor {name!r}, byte {start + first}: expected its data to begin at byte {start + end}"
+        end = last
+    return "" if end == data_bytes else f"byte {start + end}: expected the end of the file, got {data_bytes - end} more"

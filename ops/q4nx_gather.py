@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXGather: rows of a Q4NX table, as an embedding is read. Tied embeddings share the LM head's initializer.
+
+    Y[..., :] = dequant(W)[indices[...], :]
+
+Inputs:
+    W uint8 [ceil(M/32), ceil(K/256), 5120]
+    indices int64 or int32 [...], each in 0..M-1; any other is an error
+Output: Y float32 [..., K]
+Attributes: M, K (integers, required).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.ops import q4nx, q4nx_unpack
+from flownpu.ops.onnx_function import build, positive, require_inputs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+NAME = "Q4NXGather"
+INPUTS = ("W", "indices")
+OUTPUTS = ("Y",)
+ATTRIBUTES = ("M", "K")
+
+# Only the rows that are asked for are dequantised: for each its row of blocks is gathered, and out of that the scales,
+# minima and nibbles of the one row in 32. An index is looked up in 0..M-1, so that one outside fails rather than reads
+# padding; a negative one, which Gather would count from the end, becomes M first.
+_BODY = """
+    minus_one = Constant <value_ints = [-1]> ()
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    two = Constant <value = int64 {2}> ()
+    four = Constant <value = int64 {4}> ()
+    row_end = Constant <value_int: int = @M> ()
+    flat_indices = Reshape (indices, minus_one)
+    indices64 = Cast <to = 7> (flat_indices)
+    is_negative = Less (indices64, zero)
+    checked = Where (is_negative, row_end, indices64)
+    all_rows = Range (zero, row_end, one)
+    row = Gather <axis = 0> (all_rows, checked)
+    rows_a_block = Constant <value = int64 {32}> ()
+    block_row = Div (row, rows_a_block)
+    row_in_block = Mod (row, rows_a_block)
+    taken = Gather <axis = 0> (W, block_row)
+    sizes = Constant <value_ints = [1024, 4096]> ()
+    parameter_bytes, code_bytes = Split <axis = -1> (taken, sizes)
+
+    same = Constant <value_ints = [0]> ()
+    block_columns = Shape <start = 1, end = 2> (W)
+    parameter_dimensions = Constant <value_ints = [2, 8, 32, 2]> ()
+    parameter_shape = Concat <axis = 0> (same, block_columns, parameter_dimensions)
+    parameters = Reshape (parameter_bytes, parameter_shape)
+    parameters_by_row = Transpose <perm = [0, 4, 1, 3, 2, 5]> (parameters)
+    index_shape = Constant <value_ints = [-1, 1]> ()
+    row_index = Reshape (row_in_block, index_shape)
+    bytes = GatherND <batch_dims = 1> (parameters_by_row, row_index)
+    value = ai.flownpu.BFloat16FromBytes (bytes)
+    scales, minima = Split <axis = 3, num_outputs = 2> (value)
+    by_group = Constant <value_ints = [0, 0, 8, 1]> ()
+    scale = Reshape (scales, by_group)
+    minimum = Reshape (minima, by_group)
+
+    pair_dimensions = Constant <value_ints = [2, 256, 8]> ()
+    pair_shape = Concat <axis = 0> (same, block_columns, pair_dimensions)
+    pairs = Reshape (code_bytes, pair_shape)
+    pairs_by_row = Transpose <perm = [0, 2, 4, 1, 3]> (pairs)
+    pairs_a_block = Constant <value_ints = [16]> ()
+    columns_a_block = Constant <value_ints = [256]> ()
+    all_pairs_shape = Concat <axis = 0> (same, pairs_a_block, block_columns, columns_a_block)
+    all_pairs = Reshape (pairs_by_row, all_pairs_shape)
+    pair_index = Div (row_index, two)
+    pair = GatherND <batch_dims = 1> (all_pairs, pair_index)
+    is_odd = Mod (row_index, two)
+    bits = Mul (is_odd, four)
+    bits_shape = Constant <value_ints = [-1, 1, 1]> ()
+    bits_by_row = Reshape (bits, bits_shape)
+    shift = Cast <to = 2> (bits_by_row)
+    shifted = BitShift <direction = "RIGHT"> (pair, shift)
+    fifteen = Constant <value = uint8 {15}> ()
+    nibbles = BitwiseAnd (shifted, fifteen)
+    code_dimensions = Constant <value_ints = [8, 32]> ()
+    code_shape = Concat <axis = 0> (same, block_columns, code_dimensions)
+    codes = Reshape (nibbles, code_shape)
+    code = Cast <to = 1> (codes)
+
+    product = Mul (scale, code)
+    weights = Add (product, minimum)
+    columns_scalar = Constant <value_int: int = @K> ()
+    columns = Reshape (columns_scalar, minus_one)
+    padded_columns = Mul (block_columns, columns_a_block)
+    padded_shape = Concat <axis = 0> (same, padded_columns)
+    padded = Reshape (weights, padded_shape)
+    from_start = Constant <value_ints = [0]> ()
+    column_axis = Constant <value_ints = [1]> ()
+    values = Slice (padded, from_start, columns, column_axis)
+    index_dimensions = Shape (indices)
+    output_shape = Concat <axis = 0> (index_dimensions, columns)
+    Y = Reshape <allowzero = 1> (values, output_shape)
+"""
+
+
+def features(node: ir.Node) -> list[str]:
+    """None: the operator has one variant.
+
+    Raises:
+        ValueError: M or K is missing or invalid.
+    """
+    require_inputs(node, INPUTS)
+    for name in ATTRIBUTES:
+        positive(node, name)
+    return []
+
+
+def function(overload: str) -> ir.Function:
+    """The definition."""
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, _BODY)
+
+
+def helpers() -> list[ir.Function]:
+    """Functions that the body calls."""
+    return [q4nx_unpack.bfloat16_from_bytes()]
+
+
+def reference(blocks: NDArray[np.uint8], indices: NDArray[Any], *, rows: int, columns: int) -> NDArray[np.float64]:
+    """The equation, with the float32 weights that the blocks hold.
+
+    Raises:
+        IndexError: An index outside 0..rows-1.
+    """
+    return q4nx.gather(blocks, indices, rows, columns).astype(np.float64)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXMatMul: a projection with a Q4NX weight, any number of rows.
+
+    Y = X . dequant(W)^T (+ bias) (+ residual)
+    Y = act(X . dequant(W_gate)^T) * (X . dequant(W_up)^T) (+ residual)         act = GELU (tanh) or SiLU
+
+Inputs:
+    X float32 [..., K]
+    W uint8 [ceil(M/32), ceil(K/256), 5120]; with gating, the gate's blocks and below them the up projection's,
+        [2 ceil(M/32), ceil(K/256), 5120]
+    bias float32 [M], optional, not with gating
+    residual float32 [..., M], optional
+Output: Y float32 [..., M]
+Attributes: M, K (integers, required); gating = "none" (default), "geglu" or "swiglu".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.ops import q4nx, q4nx_unpack
+from flownpu.ops.onnx_function import build, has_input, positive, require_inputs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+NAME = "Q4NXMatMul"
+INPUTS = ("X", "W", "bias", "residual")
+OUTPUTS = ("Y",)
+ATTRIBUTES = ("M", "K", 'gating: string = "none"')
+GATINGS = ("none", "geglu", "swiglu")
+
+_PLAIN = """
+    zero = Constant <value_ints = [0]> ()
+    codes, scale, minimum = ai.flownpu.Q4NXUnpack (W)
+    product = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
+"""
+_GATED = """
+    zero = Constant <value_ints = [0]> ()
+    two = Constant <value_ints = [2]> ()
+    codes, scale, minimum = ai.flownpu.Q4NXUnpack (W)
+    padded_rows = Shape <start = 0, end = 1> (codes)
+    first_of_up = Div (padded_rows, two)
+    gate = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
+    up = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, first_of_up)
+    {activation}
+    product = Mul (activated, up)
+"""
+_ACTIVATION = {
+    "geglu": 'activated = Gelu <approximate = "tanh"> (gate)',
+    "swiglu": "sigmoid = Sigmoid (gate)  activated = Mul (gate, sigmoid)",
+}
+
+
+def features(node: ir.Node) -> list[str]:
+    """What this node has of "bias", "geglu", "swiglu", "residual": its variant.
+
+    Raises:
+        ValueError: M, K or gating is missing or invalid, or gating comes with a bias.
+    """
+    require_inputs(node, INPUTS[:2])
+    for name in ("M", "K"):
+        positive(node, name)
+    gating = node.attributes["gating"].value if "gating" in node.attributes else "none"
+    if gating not in GATINGS:
+        raise ValueError(f"[{node.op_type}] expected gating to be one of {', '.join(GATINGS)}, got {gating!r}")
+    found = [] if gating == "none" else [gating]
+    if has_input(node, 2):
+        if found:
+            raise ValueError(f"[{node.op_type}] expected no bias with gating {gating!r}, got one at node {node.name!r}")
+        found.append("bias")
+    if has_input(node, 3):
+        found.append("residual")
+    return found
+
+
+def function(overload: str) -> ir.Function:
+    """The definition of one variant; `overload` is its features, joined by "_"."""
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload, "X", "Y"))
+
+
+def body(overload: str, x: str, y: str) -> str:
+    """The statements that compute `y` from `x` [rows, K] and the function's other inputs."""
+    found = overload.split("_")
+    activation = next((_ACTIVATION[name] for name in found if name in _ACTIVATION), None)
+    statements = [_GATED.format(x=x, activation=activation) if activation else _PLAIN.format(x=x)]
+    result = "product"
+    for addend in ("bias", "residual"):
+        if addend in found:
+            statements.append(f"    with_{addend} = Add ({result}, {addend})")
+            result = f"with_{addend}"
+    return "\n".join([*statements, f"    {y} = Identity ({result})"])
+
+
+def helpers() -> list[ir.Function]:
+    """Functions that the body calls."""
+    return [q4nx_unpack.project(), q4nx_unpack.unpack(), q4nx_unpack.bfloat16_from_bytes()]
+
+
+def reference(
+    x: NDArray[Any],
+    blocks: NDArray[np.uint8],
+    bias: NDArray[Any] | None = None,
+    residual: NDArray[Any] | None = None,
+    *,
+    rows: int,
+    columns: int,
+    gating: str = "none",
+) -> NDArray[np.float64]:
+    """The equation in float64, with the float32 weights that the blocks hold."""
+    x = x.astype(np.float64)
+    if gating == "none":
+        y = x @ q4nx.dequantize(blocks, rows, columns).T.astype(np.float64)
+    else:
+        gate, up = (x @ q4nx.dequantize(part, rows, columns).T.astype(np.float64) for part in np.split(blocks, 2))
+        y = {"geglu": gelu, "swiglu": silu}[gating](gate) * up
+    for addend in (bias, residual):
+        if addend is not None:
+            y = y + addend.astype(np.float64)
+    return np.asarray(y, np.float64)
+
+
+def gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """GELU in its tanh approximation: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """SiLU: x / (1 + exp(-x)), written so that exp does not overflow."""
+    return np.asarray(0.5 * x * (1 + np.tanh(0.5 * x)))

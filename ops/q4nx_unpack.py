@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NX weights in ONNX: functions that the bodies of the operators call. Execution providers take those operators.
+
+Q4NXProject: the product of activations X and a weight, of whose unpacked form rows first .. first + M - 1 are taken
+
+    Y = sum_k (d code_k + m) X_k = sum_k d (code_k - 8) X_k + sum_groups (m + 8 d) sum_{k in group} X_k
+
+    The first sum is com.microsoft.MatMulNBits, which has kernels for 4-bit codes with a zero point of 8; the second is
+    a product with one column for each group of 32. In stock ONNX Runtime weights thus stay 4-bit; dequantised to
+    float32 they would be folded into constants, eight times as large.
+
+Q4NXUnpack: W uint8 [R, C, 5120] -> codes uint8 [32 R, 8 C, 16] in MatMulNBits' order (byte i has column 2i of a group
+    in its low nibble, column 2i + 1 in its high nibble), scale and minimum float32 [32 R, 8 C]. `q4nx` describes W.
+
+BFloat16FromBytes: uint8 [..., 2], low byte first -> float32 [..., 1]
+
+ONNX Runtime folds all of this when it loads a model, and holds every intermediate result until it is done: the steps
+are chosen so that there are few of them (about 8 bytes a weight in all), and bytes are moved while they are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flownpu.ops.onnx_function import build
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# A table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models this travels in, so sign, exponent
+# and fraction are taken apart by integer division, and put together as
+#     (-1)^sign * (128 [exponent > 0] + fraction) * 2^(max(exponent, 1) - 134),    134 = bias 127 + 7 fraction bits,
+# every factor of which is exact in float32, and so is the product. (Infinity comes out as 2^128 = infinity.)
+_BFLOAT16_FROM_BYTES = """
+    zero = Constant <value = int32 {0}> ()
+    one = Constant <value = int32 {1}> ()
+    two = Constant <value = int32 {2}> ()
+    fraction_end = Constant <value = int32 {128}> ()
+    exponent_end = Constant <value = int32 {256}> ()
+    sign_bit = Constant <value = int32 {32768}> ()
+    bits_end = Constant <value = int32 {65536}> ()
+    bias = Constant <value = int32 {134}> ()
+    base = Constant <value = float {2}> ()
+    all_bits = Range (zero, bits_end, one)
+    sign = Div (all_bits, sign_bit)
+    sign_and_exponent = Div (all_bits, fraction_end)
+    exponent = Mod (sign_and_exponent, exponent_end)
+    fraction = Mod (all_bits, fraction_end)
+    is_normal = Min (exponent, one)
+    implicit_bit = Mul (is_normal, fraction_end)
+    magnitude = Add (implicit_bit, fraction)
+    twice_sign = Mul (sign, two)
+    sign_factor = Sub (one, twice_sign)
+    significand = Mul (sign_factor, magnitude)
+    least_exponent = Max (exponent, one)
+    power = Sub (least_exponent, bias)
+    power_float = Cast <to = 1> (power)
+    factor = Pow (base, power_float)
+    significand_float = Cast <to = 1> (significand)
+    table = Mul (significand_float, factor)
+
+    low_and_high = Cast <to = 6> (bytes)
+    place_values = Constant <value = int32[2, 1] {1, 256}> ()
+    bits = MatMul (low_and_high, place_values)
+    value = Gather (table, bits)
+"""
+
+_UNPACK = """
+    sizes = Constant <value_ints = [1024, 4096]> ()
+    parameter_bytes, code_bytes = Split <axis = -1> (W, sizes)
+    minus_one = Constant <value_ints = [-1]> ()
+    groups_a_block = Constant <value_ints = [8]> ()
+    block_columns = Shape <start = 1, end = 2> (W)
+    groups = Mul (block_columns, groups_a_block)
+
+    parameter_shape = Constant <value_ints = [0, 0, 2, 8, 32, 2]> ()
+    parameters_by_group = Reshape (parameter_bytes, parameter_shape)
+    parameters_by_row = Transpose <perm = [2, 0, 4, 1, 3, 5]> (parameters_by_group)
+    parameters = ai.flownpu.BFloat16FromBytes (parameters_by_row)
+    scales, minima = Split <axis = 0, num_outputs = 2> (parameters)
+    rows_and_groups = Concat <axis = 0> (minus_one, groups)
+    scale = Reshape (scales, rows_and_groups)
+    minimum = Reshape (minima, rows_and_groups)
+
+    column_pair_shape = Constant <value_ints = [0, 0, 2, 128, 2, 8, 1]> ()
+    column_pairs = Reshape (code_bytes, column_pair_shape)
+    left, right = Split <axis = 4, num_outputs = 2> (column_pairs)
+    four = Constant <value = uint8 {4}> ()
+    low_nibble = Constant <value = uint8 {15}> ()
+    high_nibble = Constant <value = uint8 {240}> ()
+    left_even = BitwiseAnd (left, low_nibble)
+    right_even = BitShift <direction = "LEFT"> (right, four)
+    even_rows = BitwiseOr (left_even, right_even)
+    left_odd = BitShift <direction = "RIGHT"> (left, four)
+    right_odd = BitwiseAnd (right, high_nibble)
+    odd_rows = BitwiseOr (left_odd, right_odd)
+    row_pairs = Concat <axis = -1> (even_rows, odd_rows)
+    by_row = Transpose <perm = [0, 2, 5, 6, 1, 3, 4]> (row_pairs)
+    group_bytes = Constant <value_ints = [16]> ()
+    code_shape = Concat <axis = 0> (minus_one, groups, group_bytes)
+    codes = Reshape (by_row, code_shape)
+"""
+
+_PROJECT = """
+    minus_one = Constant <value_ints = [-1]> ()
+    zero = Constant <value_ints = [0]> ()
+    group_size = Constant <value_ints = [32]> ()
+    rounding_up = Constant <value_ints = [31]> ()
+    row_and_group_axes = Constant <value_ints = [0, 1]> ()
+    rows_scalar = Constant <value_int: int = @M> ()
+    rows = Reshape (rows_scalar, minus_one)
+    columns_scalar = Constant <value_int: int = @K> ()
+    columns = Reshape (columns_scalar, minus_one)
+    rounded_up = Add (columns, rounding_up)
+    groups = Div (rounded_up, group_size)
+    end = Add (first, rows)
+    starts = Concat <axis = 0> (first, zero)
+    ends = Concat <axis = 0> (end, groups)
+    used_codes = Slice (codes, starts, ends, row_and_group_axes)
+    used_scale = Slice (scale, starts, ends, row_and_group_axes)
+    used_minimum = Slice (minimum, starts, ends, row_and_group_axes)
+
+    from_codes = com.microsoft.MatMulNBits <
+        K: int = @K, N: int = @M, bits = 4, block_size = 32, accuracy_level = 1
+    > (X, used_codes, used_scale)
+
+    grouped_columns = Mul (groups, group_size)
+    missing_columns = Sub (grouped_columns, columns)
+    padding = Concat <axis = 0> (zero, missing_columns)
+    whole_groups = Pad (X, padding, , minus_one)
+    leading = Shape <start = 0, end = -1> (X)
+    grouped_shape = Concat <axis = 0> (leading, groups, group_size)
+    grouped = Reshape (whole_groups, grouped_shape)
+    group_sums = ReduceSum <keepdims = 0> (grouped, minus_one)
+    eight = Constant <value = float {8}> ()
+    eight_scales = Mul (used_scale, eight)
+    offset = Add (used_minimum, eight_scales)
+    offset_by_group = Transpose <perm = [1, 0]> (offset)
+    from_offsets = MatMul (group_sums, offset_by_group)
+    Y = Add (from_codes, from_offsets)
+"""
+
+
+def bfloat16_from_bytes() -> ir.Function:
+    """The function BFloat16FromBytes."""
+    return build("BFloat16FromBytes", "", [], ["bytes"], ["value"], _BFLOAT16_FROM_BYTES)
+
+
+def unpack() -> ir.Function:
+    """The function Q4NXUnpack."""
+    return build("Q4NXUnpack", "", [], ["W"], ["codes", "scale", "minimum"], _UNPACK)
+
+
+def project() -> ir.Function:
+    """The function Q4NXProject."""
+    return build("Q4NXProject", "", ["M", "K"], ["X", "codes", "scale", "minimum", "first"], ["Y"], _PROJECT)

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/tensor.h"
+
+#include <algorithm>
+
+#include "ops/error.h"
+
+namespace flownpu {
+
+std::size_t size_of(DataType type) {
+  switch (type) {
+    case DataType::kInt64:
+      return 8;
+    case DataType::kFloat32:
+    case DataType::kInt32:
+      return 4;
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+      return 2;
+    case DataType::kInt8:
+    case DataType::kUInt8:
+    case DataType::kBool:
+      return 1;
+  }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+std::string_view name_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return "float";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kInt64:
+      return "int64";
+    case DataType::kInt32:
+      return "int32";
+    case DataType::kInt8:
+      return "int8";
+    case DataType::kUInt8:
+      return "uint8";
+    case DataType::kBool:
+      return "bool";
+  }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+Shape::Shape(std::initializer_list<std::int64_t> dims) : Shape(dims.begin(), dims.size()) {}
+
+Shape::Shape(const std::int64_t* dims, std::size_t rank) {
+  if (rank > kMaxRank) fail("expected a tensor of rank ", kMaxRank, " at most, got rank ", rank);
+  std::copy_n(dims, rank, dims_.begin());
+  rank_ = static_cast<int>(rank);
+}
+
+void Shape::append(std::int64_t dim) {
+  if (rank_ == kMaxRank) fail("expected a tensor of rank ", kMaxRank, " at most, got one more");
+  dims_[rank_++] = dim;
+}
+
+std::int64_t Shape::elements() const {
+  std::int64_t product = 1;
+  for (std::int64_t dim : *this) product *= dim;
+  return product;
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return std::equal(begin(), end(), other.begin(), other.end());
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    if (axis > 0) text += ',';
+    text += shape[axis] < 0 ? "?" : std::to_string(shape[axis]);
+  }
+  return text + "]";
+}
+
+}  // namespace flownpu

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu convert`: makes a model folder."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+import flownpu.convert
+from flownpu.cli.output import bytes_text, progress_bar, status
+from flownpu.convert.progress import Progress as Done
+from flownpu.convert.progress import ProgressCallback
+from flownpu.errors import require
+
+
+class KvDtype(StrEnum):
+    """Types of the KV cache."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+class Logits(StrEnum):
+    """Whose logits a run of the model yields."""
+
+    LAST = "last"
+    ALL = "all"
+
+
+KvDtypeOption = Annotated[KvDtype, typer.Option("--kv-dtype", help="Type of the KV cache.")]
+LogitsOption = Annotated[Logits, typer.Option("--logits", help="Logits of the last token only, or of all tokens.")]
+WindowCache = Annotated[
+    bool,
+    typer.Option("--sliding-window-cache", help="Keep only a window of the KV cache in layers that see no more."),
+]
+ContextLength = Annotated[
+    int | None, typer.Option("--context-length", min=1, help="Largest context. [default: the model's]")
+]
+Output = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a model that is there.")]
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A Hugging Face checkpoint folder, or an ORT GenAI model folder.")
+    ],
+    output: Output,
+    kv_dtype: KvDtypeOption = KvDtype.BF16,
+    logits: LogitsOption = Logits.LAST,
+    sliding_window_cache: WindowCache = False,
+    context_length: ContextLength = None,
+    force: Force = False,
+) -> None:
+    """Convert a checkpoint or a GenAI model into a folder that ORT GenAI runs on FlowNPU.
+
+    Weights become Q4NX (4 bits and a scale and a minimum for each 32). The folder appears when it is complete: an
+    error or Ctrl-C leaves nothing behind, and what was there before stays.
+    """
+    require("onnx_ir", extra="convert", purpose="flownpu convert")
+    with conversion_progress() as report:
+        flownpu.convert.convert(
+            source,
+            output,
+            kv_dtype=kv_dtype.value,
+            logits="last" if logits is Logits.LAST else "all",
+            sliding_window_cache=sliding_window_cache,
+            context_length=context_length,
+            force=force,
+            progress=report,
+        )
+    print_made(output, f'flownpu run {output} -p "some text"')
+
+
+def print_made(output: Path, command: str) -> None:
+    """Says what was made, and a command that uses it."""
+    size = sum(path.stat().st_size for path in output.iterdir())
+    status(f"{output}: {bytes_text(size)}. Next: {command}")
+
+
+class RateColumn(ProgressColumn):
+    """Units a second: "31.4 M weights/s", "410.0 MiB/s"."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of one stage."""
+        if task.speed is None:
+            return Text("")
+        if task.fields["unit"] == "B":
+            return Text(f"{bytes_text(task.speed)}/s")
+        return Text(f"{task.speed / 1e6:.1f} M {task.fields['unit']}/s")
+
+
+@contextmanager
+def conversion_progress() -> Iterator[ProgressCallback]:
+    """Shows each stage of a conversion with its rate and the time that remains."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with progress_bar(*columns, RateColumn(), TimeRemainingColumn()) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(progress: Done) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, unit=progress.unit)
+            bar.update(tasks[progress.stage], completed=progress.done)
+
+        yield report

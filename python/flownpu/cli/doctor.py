@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu doctor`: what is there, what is missing, and the command that mends it."""
+
+from dataclasses import asdict
+
+import typer
+
+from flownpu.cli import options
+from flownpu.cli.output import console, print_json
+from flownpu.diagnosis import Host, Status, diagnose
+
+# A word beside the colour, for terminals and eyes without it.
+MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.BAD: "[red]BAD [/]"}
+
+
+def doctor(as_json: options.AsJson = False) -> None:
+    """Check this machine; each thing amiss comes with the command that mends it.
+
+    The exit code is 1 if something is broken. To have no NPU is not: the cpu device is used then.
+    """
+    checks = list(diagnose(Host()))
+    broken = any(check.status is Status.BAD for check in checks)
+    if as_json:
+        print_json({"ok": not broken, "checks": [asdict(check) for check in checks]})
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            console.print(f"{MARKS[check.status]} {check.name:{width}}  ", end="")
+            console.print(check.found, markup=False)
+            if check.remedy:
+                console.print(f"     {'':{width}}  mend it with: {check.remedy}", markup=False)
+        console.print("Something is broken." if broken else "All that is needed is there.")
+    if broken:
+        raise typer.Exit(1)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu inspect`: what is in a model."""
+
+import math
+import re
+import statistics
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flownpu.cli import options
+from flownpu.cli.output import bytes_text, console, print_json
+from flownpu.model_summary import Summary, Value, summarize
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, an .onnx file or a .q4nx file.")],
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what is in a model: operators, shapes, weights, KV cache, quantisation error.
+
+    Reads the graph, not the weights.
+    """
+    summary = summarize(path)
+    if as_json:
+        print_json({**asdict(summary), "weight_bytes": summary.weight_bytes})
+        return
+    console.print(summary.path, markup=False)
+    if summary.operators:
+        console.print(_table("operators", ["operator", "nodes"], [(k, str(n)) for k, n in summary.operators.items()]))
+        own = ", ".join(summary.functions) or "none"
+        console.print(f"Operators defined in the model, for an ONNX Runtime without FlowNPU: {own}", markup=False)
+        console.print(_table("inputs", ["name", "type", "shape"], _rows(summary.inputs)))
+        console.print(_table("outputs", ["name", "type", "shape"], _rows(summary.outputs)))
+    console.print(_table("weights", ["type", "tensors", "elements", "bytes"], _weight_rows(summary)))
+    if summary.kv_bytes_per_token:
+        console.print(f"KV cache: {bytes_text(summary.kv_bytes_per_token)} a token in all layers together")
+    if summary.manifest:
+        _print_manifest(summary.manifest)
+
+
+def _table(title: str, headings: list[str], rows: list[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in {"nodes", "tensors", "elements", "bytes"} else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rows(values: list[Value]) -> list[tuple[str, ...]]:
+    """A row a value; those of the layers, alike but for their number, share one: "past.*.key (26)"."""
+    counts = Counter((re.sub(r"\d+", "*", value.name), value.type, *value.shape) for value in values)
+    rows: list[tuple[str, ...]] = []
+    for (name, kind, *dims), count in counts.items():
+        shown = f"{name} ({count})" if "*" in str(name) else str(name)
+        rows.append((shown, str(kind), " x ".join(map(str, dims)) or "scalar"))
+    return rows
+
+
+def _weight_rows(summary: Summary) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for kind, count in summary.weight_bytes.items():
+        weights = [weight for weight in summary.weights if weight.type == kind]
+        elements = sum(math.prod(weight.shape) for weight in weights)
+        rows.append((kind, str(len(weights)), f"{elements:,}", bytes_text(count)))
+    total = sum(summary.weight_bytes.values())
+    return [*rows, ("all", str(len(summary.weights)), "", bytes_text(total))]
+
+
+def _print_manifest(manifest: dict[str, Any]) -> None:
+    """Where the model comes from, and how far its weights are from the source's."""
+    source = manifest.get("source", {})
+    console.print(f"Made of: {source.get('name')} ({source.get('kind')}, {source.get('model_type')})", markup=False)
+    for title in ("settings", "versions"):
+        listed = ", ".join(f"{name} {value}" for name, value in manifest.get(title, {}).items())
+        console.print(f"{title.capitalize()}: {listed}", markup=False)
+    errors = manifest.get("quantisation", {}).get("relative_error", {})
+    if errors:
+        worst = max(errors, key=errors.__getitem__)
+        console.print(
+            f"Quantisation error (root mean square, relative to the weights'): median "
+            f"{100 * statistics.median(errors.values()):.2f} %, worst {100 * errors[worst]:.2f} % in {worst}",
+            markup=False,
+        )

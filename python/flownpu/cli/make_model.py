@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu make-model`: a model of random weights in a public model's shape, for benchmarks."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flownpu.cli import convert
+from flownpu.convert.shapes import SHAPES
+from flownpu.errors import require
+
+
+def make_model(
+    shape: Annotated[str, typer.Argument(metavar="SHAPE", help=f"One of {', '.join(SHAPES)}.")],
+    output: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Folder to make. [default: SHAPE]")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Random weights: the only ones that can be made.")] = False,
+    kv_dtype: convert.KvDtypeOption = convert.KvDtype.BF16,
+    sliding_window_cache: convert.WindowCache = False,
+    context_length: Annotated[
+        int | None, typer.Option("--context-length", min=1, help="Largest context. [default: the shape's, up to 40960]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
+    force: convert.Force = False,
+) -> None:
+    """Make a model of random weights in the exact shape of a public one, to measure with `flownpu bench`.
+
+    It has the bytes and the work of the real model, and writes nonsense.
+    """
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"expected one of {', '.join(SHAPES)}, got {shape!r}", param_hint="SHAPE")
+    if not random:
+        raise typer.BadParameter("expected --random: a shape by itself has no trained weights", param_hint="--random")
+    require("onnx_ir", extra="convert", purpose="flownpu make-model")
+    from flownpu.convert.make_model import make_model as make  # noqa: PLC0415 needs the package just looked for
+
+    folder = output or Path(shape)
+    with convert.conversion_progress() as report:
+        make(
+            shape,
+            folder,
+            kv_dtype=kv_dtype.value,
+            sliding_window_cache=sliding_window_cache,
+            context_length=context_length,
+            seed=seed,
+            force=force,
+            progress=report,
+        )
+    convert.print_made(folder, f"flownpu bench {folder}")

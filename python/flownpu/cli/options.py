@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments and options that several commands share."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flownpu.generation import LanguageModel
+
+__all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
+__all__ += ["ActivationsOption", "Threads", "open_model"]
+
+
+class Provider(StrEnum):
+    """Who runs the model."""
+
+    FLOWNPU = "flownpu"
+    CPU = "cpu"
+
+
+class Device(StrEnum):
+    """Where FlowNPU's provider runs it."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    NPU = "npu"
+    EMULATE = "emulate"
+
+
+class Activations(StrEnum):
+    """What matrix products round their activations to."""
+
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `flownpu convert` wrote.")]
+ProviderOption = Annotated[
+    Provider, typer.Option("--provider", help="flownpu, or cpu: ONNX Runtime's own CPU provider, to compare with.")
+]
+DeviceOption = Annotated[
+    Device | None, typer.Option("--device", help="Where FlowNPU runs the model; auto takes the NPU if there is one.")
+]
+ActivationsOption = Annotated[
+    Activations | None,
+    typer.Option("--activations", help="What matrix products round activations to; int8 is faster and less exact."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads of the CPU kernels. [default: one for each core]")
+]
+Option = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="Any option of FlowNPU's provider; may be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def open_model(
+    folder: Path,
+    provider: Provider,
+    device: Device | None,
+    activations: Activations | None,
+    threads: int | None,
+    option: list[str] | None,
+) -> LanguageModel:
+    """Opens a model folder as the command line's options say.
+
+    Raises:
+        typer.BadParameter: an `--option` is not of the form KEY=VALUE.
+    """
+    options: dict[str, str] = {}
+    for text in option or []:
+        key, separator, value = text.partition("=")
+        if not key or not separator:
+            raise typer.BadParameter(f"expected KEY=VALUE, such as cpu_isa=avx2, got {text!r}", param_hint="--option")
+        options[key] = value
+    if device is not None:
+        options["device"] = device.value
+    if activations is not None:
+        options["activations"] = activations.value
+    return LanguageModel(folder, provider=provider.value, options=options, threads=threads)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands write: text for people, one JSON document for programs, the rest on stderr."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
+
+__all__ = ["bytes_text", "console", "print_json", "progress_bar", "progress_console", "seconds_text", "status"]
+
+console = Console(highlight=False, soft_wrap=True)
+# Progress bars, which must not end in a file that a user redirects stdout to.
+progress_console = Console(stderr=True)
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """A progress bar on stderr, gone when it is finished; nothing where stderr is not a terminal."""
+    return Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Prints one JSON document on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def status(text: str) -> None:
+    """Prints a line about what happened on stderr, so that stdout holds the answer alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes for people, in powers of 1024: "1.4 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration for people: "1.8 ms", "1.24 s"."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

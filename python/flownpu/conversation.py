@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversation of several turns on one KV cache."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError
+from flownpu.generation import LanguageModel, Message, Sampling, Timing, Tokens
+
+__all__ = ["Conversation"]
+
+
+@dataclass
+class Conversation:
+    """Computes only what a turn adds.
+
+    At each turn the whole conversation is written in the model's chat template and compared with the tokens that the
+    KV cache holds; those behind their common beginning are computed.
+    """
+
+    model: LanguageModel
+    sampling: Sampling
+    context: int
+    """Tokens that the conversation may grow to."""
+    system: str = ""
+    """What the model is told beforehand."""
+    messages: list[Message] = field(init=False)
+    _generator: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything that was said."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self._generator = None
+
+    def reply(self, text: str, timing: Timing) -> Generator[str, None, None]:
+        """Yields the model's reply to `text`, a token at a time; remembers it as far as it came.
+
+        Raises:
+            FlowNPUError: the conversation has outgrown its context; it stays as it was before this turn.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        tokens = self._tokens(messages)
+        if len(tokens) >= self.context:
+            raise FlowNPUError(
+                f"the conversation is {len(tokens)} tokens long and its context holds {self.context}: "
+                "/reset begins a new one; --context sets a larger one"
+            )
+        generator, new = self._resume(tokens)
+        pieces: list[str] = []
+        try:
+            for piece in self.model.stream(generator, new, timing):
+                pieces.append(piece)
+                yield piece
+        finally:
+            # Also when the reader stops listening. A turn without a reply is as if it had not been said.
+            if pieces:
+                self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _tokens(self, messages: list[Message]) -> Tokens:
+        if self.model.has_chat_template:
+            return self.model.tokens_of_messages(messages)
+        # A model that was never taught turns continues what has been said so far.
+        return self.model.tokens_of_text("\n".join(message["content"] for message in messages))
+
+    def _resume(self, tokens: Tokens) -> tuple[Any, Tokens]:
+        """A generator that holds the beginning of `tokens`, and the rest of them (at least one)."""
+        if self._generator is not None:
+            held = self._generator.get_sequence(0)
+            common = min(len(held), len(tokens) - 1)
+            differing = np.flatnonzero(held[:common] != tokens[:common])
+            common = int(differing[0]) if differing.size else common
+            if self._take_back_to(common, len(held)):
+                return self._generator, tokens[common:]
+        self._generator = self.model.generator(self.context, self.sampling)
+        return self._generator, tokens
+
+    def _take_back_to(self, length: int, held: int) -> bool:
+        """Makes the KV cache hold exactly the first `length` tokens of the sequence; False if that is not possible."""
+        if length == held:
+            # The token generated last is in the sequence and not yet in the KV cache, and append_tokens of GenAI
+            # 0.18 would leave its place in the cache unwritten. To ask for the logits after it computes it.
+            self._generator.get_logits()
+            return True
+        if length == 0:
+            return False
+        try:
+            self._generator.rewind_to(length)
+        except RuntimeError:
+            # GenAI refuses where a window-sized cache has dropped tokens that are needed again.
+            return False
+        return True

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of a conversion that cannot be done."""
+
+from flownpu.errors import FlowNPUError
+
+__all__ = ["ConversionError"]
+
+
+class ConversionError(FlowNPUError):
+    """The source cannot be converted, or the output not be written. Names the file or tensor, and what to do."""

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes genai_config.json, which tells ORT GenAI how to run a decoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flownpu.registration import get_ep_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flownpu.convert.decoder import Decoder
+
+__all__ = ["DEFAULT_MAX_LENGTH", "genai_config"]
+
+# GenAI allocates and zeroes the KV cache for search.max_length tokens as soon as a generator is made. Its own builder
+# writes the context's length there, 131072 tokens for many models: 18 GB of cache for Gemma3-4B. A generator that needs
+# more sets the option.
+DEFAULT_MAX_LENGTH = 4096
+
+
+def genai_config(
+    decoder: Decoder,
+    *,
+    filename: str = "model.onnx",
+    sliding_window_cache: bool = False,
+    generation: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The contents of genai_config.json.
+
+    Args:
+        decoder: the model's decoder.
+        filename: the graph's file.
+        sliding_window_cache: whether the graph was written so that layers with a window keep a cache of its size.
+        generation: the checkpoint's generation_config.json, for the defaults of sampling.
+    """
+    settings = {key: value for key, value in (generation or {}).items() if value is not None}
+    eos = list(decoder.eos_token_ids)
+    model: dict[str, Any] = {
+        "type": decoder.family,
+        "context_length": decoder.context_length,
+        "vocab_size": decoder.vocabulary_size,
+        "bos_token_id": decoder.bos_token_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        # GenAI pads batches with it and takes it for padding in prompts; a model that has none uses its end token.
+        "pad_token_id": decoder.pad_token_id if decoder.pad_token_id is not None else next(iter(eos), None),
+        "decoder": {
+            "filename": filename,
+            "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{get_ep_name(): {}}]},
+            "hidden_size": decoder.hidden_size,
+            "head_size": decoder.head_size,
+            "num_attention_heads": decoder.heads,
+            "num_key_value_heads": decoder.kv_heads,
+            "num_hidden_layers": len(decoder.layers),
+            "inputs": {
+                "input_ids": "input_ids",
+                "attention_mask": "attention_mask",
+                "past_key_names": "past_key_values.%d.key",
+                "past_value_names": "past_key_values.%d.value",
+            },
+            "outputs": {
+                "logits": "logits",
+                "present_key_names": "present.%d.key",
+                "present_value_names": "present.%d.value",
+            },
+        },
+    }
+    if sliding_window_cache and decoder.window is not None:
+        model["decoder"]["sliding_window"] = {
+            "window_size": decoder.window,
+            # The operator evicts from the cache (sliding_window_cache=1); GenAI only sizes it, and cuts nothing up.
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": [index for index, layer in enumerate(decoder.layers) if layer.window is not None],
+        }
+    search = {
+        "do_sample": bool(settings.get("do_sample", False)),
+        "max_length": min(decoder.context_length, DEFAULT_MAX_LENGTH),
+        "num_beams": 1,
+        "past_present_share_buffer": True,
+        "repetition_penalty": float(settings.get("repetition_penalty", 1.0)),
+        "temperature": float(settings.get("temperature", 1.0)),
+        "top_k": int(settings.get("top_k", 50)),
+        "top_p": float(settings.get("top_p", 1.0)),
+    }
+    return {"model": {key: value for key, value in model.items() if value is not None}, "search": search}

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts an ORT GenAI model folder (int4 weights) into one for FlowNPU, by rewriting its graph."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from flownpu.convert.checkpoint import read_json
+from flownpu.convert.data_file import DataFile, aligned
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.huggingface import TOKENIZER_FILES
+from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.output import check_output, output_folder
+from flownpu.convert.progress import Stage, silent
+from flownpu.graph_rewrites import rewrite
+from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
+from flownpu.graph_rewrites.sliding_window_cache import windows
+from flownpu.ops.onnx_function import DOMAIN
+from flownpu.registration import get_ep_name
+
+if TYPE_CHECKING:
+    from flownpu.convert.model_writer import ModelOptions
+    from flownpu.convert.progress import ProgressCallback
+    from flownpu.graph_rewrites import Report
+
+__all__ = ["convert_genai_folder"]
+
+_PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
+_GRAPH_FILE, _DATA_FILE = "model.onnx", "model.onnx.data"
+# Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
+_LARGEST_IN_GRAPH = 256
+# model.onnx, genai_config.json and the manifest of the deepest model come to less than half of this.
+_SMALL_FILES = 4 << 20
+
+_log = logging.getLogger(__name__)
+
+
+def convert_genai_folder(
+    source: Path,
+    output: Path,
+    options: ModelOptions,
+    *,
+    context_length: int | None = None,
+    force: bool = False,
+    progress: ProgressCallback = silent,
+) -> None:
+    """Rewrites a GenAI model for FlowNPU. Weights keep their 4-bit codes; their scales become bf16.
+
+    What no rule could rewrite stays as it is, and is logged as a warning with the reason.
+
+    Args:
+        source: folder with genai_config.json, the ONNX model it names, and a tokenizer.
+        output: folder to make.
+        options: see ModelOptions.
+        context_length: positions that the model is made for; None: as many as the source allows.
+        force: replace a model that is at `output`.
+        progress: hears how far it is.
+
+    Raises:
+        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+    """
+    check_output(output, force=force)
+    config = read_json(source / "genai_config.json")
+    path = _graph_path(source, config)
+    model = _load(path)
+    data_files = _check_data(model, path)
+    try:
+        report = rewrite(
+            model,
+            kv_dtype=options.kv_dtype,
+            logits=options.logits,
+            sliding_window_cache=options.sliding_window_cache,
+        )
+    except ValueError as error:
+        raise ConversionError(f"{path}: the graph is damaged, or not one of ORT GenAI's: {error}") from error
+    _check_rewritten(path, report)
+    config = _edited(config, source, model, options, context_length)
+    tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    read = [source / "genai_config.json", path, *data_files, *tokenizer]
+    size = sum(aligned(tensor.nbytes) for tensor in _tensors(model)) + _SMALL_FILES
+    with output_folder(output, force=force, size=size + sum(file.stat().st_size for file in tokenizer)) as folder:
+        errors = _save(model, folder, progress)
+        (folder / "genai_config.json").write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
+        for file in tokenizer:
+            shutil.copyfile(file, folder / file.name)
+        written = sum(file.stat().st_size for file in folder.iterdir())
+        counter = Stage(progress, "sum", written + sum(file.stat().st_size for file in read), "B")
+        write_manifest(
+            folder,
+            source={
+                "kind": "genai",
+                "model_type": config["model"].get("type"),
+                "name": source.resolve().name,
+                "files": {file.name: {"sha256": sha256(file, counter.advance)} for file in read},
+            },
+            settings={**options.as_dict(), "context_length": config["model"].get("context_length")},
+            quantisation={
+                "format": "q4nx",
+                "relative_to": "the source's 4-bit weights",
+                "relative_error": errors,
+                "rewrites": report.to_json(),
+            },
+            packages=_PACKAGES,
+            advance=counter.advance,
+        )
+
+
+def _graph_path(source: Path, config: dict[str, Any]) -> Path:
+    """The ONNX file of a model that is one decoder.
+
+    Raises:
+        ConversionError: it is made of other parts, or the file is missing.
+    """
+    model = config.get("model")
+    decoder = model.get("decoder") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(decoder, dict):
+        raise ConversionError(f"{source / 'genai_config.json'}: expected a language model with model.decoder")
+    parts = sorted(name for name, part in model.items() if isinstance(part, dict) and name != "decoder")
+    if "pipeline" in decoder:
+        parts.append("decoder.pipeline")
+    if parts:
+        raise ConversionError(
+            f"{source}: the model has parts that cannot be converted ({', '.join(parts)}); export its decoder alone"
+        )
+    name = str(decoder.get("filename", _GRAPH_FILE))
+    if "/" in name or "\\" in name:
+        raise ConversionError(f"{source / 'genai_config.json'}: expected a file name in this folder, got {name!r}")
+    if not (source / name).is_file():
+        raise ConversionError(f"{source / name}: genai_config.json names this file, and it is missing")
+    return source / name
+
+
+def _load(path: Path) -> ir.Model:
+    try:
+        return ir.load(path)
+    except Exception as error:  # whatever protobuf and the deserialiser make of damaged bytes
+        raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
+
+
+def _check_data(model: ir.Model, path: Path) -> list[Path]:
+    """The files that hold the model's external data.
+
+    Raises:
+        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it.
+    """
+    files: dict[str, Path] = {}
+    for tensor in _tensors(model):
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        location = str(tensor.location)
+        if location not in files:
+            where = PurePosixPath(location)
+            if where.is_absolute() or ".." in where.parts or "\\" in location:
+                raise ConversionError(f"{path}: tensor {tensor.name} is stored outside of the folder, in {location!r}")
+            if not (path.parent / location).is_file():
+                raise ConversionError(f"{path.parent / location}: the model's weights are in this file; it is missing")
+            files[location] = path.parent / location
+        size, offset, length = files[location].stat().st_size, tensor.offset or 0, tensor.length or tensor.nbytes
+        if length != tensor.nbytes or offset < 0 or offset + length > size:
+            raise ConversionError(
+                f"{files[location]}: expected {tensor.nbytes} bytes of tensor {tensor.name} at {offset}, and the file "
+                f"has {max(0, min(length, size - offset))} there; it is damaged or its copy was cut short"
+            )
+    return list(files.values())
+
+
+def _check_rewritten(path: Path, report: Report) -> None:
+    """Raises ConversionError if nothing was rewritten; logs what was left."""
+    left = report.left()
+    if not report.applied["q4nx_matmul"]:
+        if any(domain == DOMAIN for domain, _ in report.before):
+            raise ConversionError(f"{path}: is a model for FlowNPU already")
+        raise ConversionError(
+            "\n".join([f"{path}: expected weights of 4 bits (MatMulNBits), and none of them can be used", *left])
+        )
+    for line in left:
+        _log.warning("%s: %s", path, line)
+
+
+def _edited(
+    config: dict[str, Any], source: Path, model: ir.Model, options: ModelOptions, context_length: int | None
+) -> dict[str, Any]:
+    """The output's genai_config.json: our provider and file, the caches that the graph now has, all else as it was."""
+    config = json.loads(json.dumps(config))
+    settings = config["model"]
+    decoder = settings["decoder"]
+    decoder["filename"] = _GRAPH_FILE
+    decoder.setdefault("session_options", {})["provider_options"] = [{get_ep_name(): {}}]
+    section = decoder.get("sliding_window") or {}
+    windowed = windows(model)
+    if options.sliding_window_cache and windowed:
+        decoder["sliding_window"] = {
+            **section,
+            "window_size": max(windowed.values()),
+            # The operator evicts from the cache (sliding_window_cache=1); GenAI only sizes it, and cuts nothing up.
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": list(windowed),
+        }
+    elif not section.get("slide_key_value_cache", True):
+        del decoder["sliding_window"]
+    if context_length is not None:
+        largest = settings.get("context_length", context_length)
+        if not 1 <= context_length <= largest:
+            raise ConversionError(f"{source}: expected a context length of 1 to {largest}, got {context_length}")
+        settings["context_length"] = context_length
+        search = config.setdefault("search", {})
+        search["max_length"] = min(search.get("max_length", context_length), context_length)
+    return dict(config)
+
+
+def _save(model: ir.Model, folder: Path, progress: ProgressCallback) -> dict[str, float]:
+    """Writes graph and data; returns the relative error of each weight that was repacked.
+
+    Tensors are written in the order in which the graph reads them, so that running it reads the file from front to end.
+
+    Raises:
+        ConversionError: a weight has scales or zero points that are not finite, or names are no text.
+    """
+    counter = Stage(progress, "repack", sum(tensor.nbytes for tensor in _tensors(model)), "B")
+    errors: dict[str, float] = {}
+    with DataFile(folder / _DATA_FILE) as data:
+        for value in _initializers(model):
+            tensor, name = value.const_value, str(value.name)
+            if tensor is None:  # an input with a default, which has no bytes
+                continue
+            try:
+                array = tensor.numpy()
+            except ValueError as error:
+                raise ConversionError(f"weight {name}: {error}; the source is damaged") from error
+            if tensor.nbytes > _LARGEST_IN_GRAPH:
+                value.const_value = data.write(name, tensor.dtype, tuple(array.shape), [array])
+            else:
+                value.const_value = ir.Tensor(array.copy(), name=name)
+            if isinstance(tensor, Q4NXTensor):
+                errors[name] = round(tensor.relative_error, 6)
+            counter.advance(tensor.nbytes)
+    try:
+        ir.save(model, folder / _GRAPH_FILE)
+    except ir.serde.SerdeError as error:
+        raise ConversionError(f"the source's graph is damaged: {error.__cause__ or error}") from error
+    return errors
+
+
+def _initializers(model: ir.Model) -> list[ir.Value]:
+    """The graph's initializers in the order of their first use, then those that only subgraphs use."""
+    used = [value for node in model.graph for value in node.inputs if value is not None and value.is_initializer()]
+    return list(dict.fromkeys([*used, *model.graph.initializers.values()]))
+
+
+def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
+    return [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes models of random weights in the shapes of public ones, for benchmarks: the bytes, but no sense."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.families import read_decoder
+from flownpu.convert.huggingface import PACKAGES, limit_context
+from flownpu.convert.manifest import write_manifest
+from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
+from flownpu.convert.output import output_folder
+from flownpu.convert.progress import Stage, silent
+from flownpu.convert.shapes import SHAPES
+from flownpu.convert.weights import BlockPart
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.weights import NormWeight, Projection
+
+__all__ = ["make_model"]
+
+# Positions that the rotary caches hold: as many as benchmarks go to. 131072 of them would take 268 MB for Gemma3-4B.
+_CONTEXT = 40960
+
+# Codes 0..15 are drawn evenly: their variance is (16^2 - 1) / 12, their mean 7.5.
+_CODE_DEVIATION = math.sqrt(255 / 12)
+_CODE_MEAN = 7.5
+
+# Blocks that are drawn at once: 20 MB.
+_BLOCKS_AT_ONCE = 4096
+
+
+class RandomWeights:
+    """Weights of mean 0 and variance 1/K.
+
+    A product with a normalised vector then has variance 1 whatever K, so that activations stay finite, scores neither
+    vanish nor saturate, and logits spread like a standard normal.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's
+
+    def norm(self, weight: NormWeight) -> NDArray[np.float32]:
+        """Ones: norms leave the scale as it is."""
+        return np.ones(weight.size, np.float32)
+
+    def blocks(self, projection: Projection) -> Iterator[BlockPart]:
+        """Draws the blocks of a projection, whole rows of blocks at a time."""
+        _, across, _ = projection.blocks_shape
+        for run in projection.runs:
+            rows = sum(source.rows for source in run)
+            at_once = max(1, _BLOCKS_AT_ONCE // across) * q4nx.BLOCK_ROWS
+            for first in range(0, rows, at_once):
+                count = min(at_once, rows - first)
+                yield BlockPart(self._draw(count, projection.columns), count * projection.columns)
+
+    def _draw(self, rows: int, columns: int) -> NDArray[np.uint8]:
+        shape = q4nx.blocks_shape(rows, columns)
+        codes = shape[0] * shape[1] * q4nx.BLOCK_ROWS * q4nx.BLOCK_COLUMNS // 2
+        blocks = np.empty(shape, np.uint8)
+        parameters = 2 * q4nx.PARAMETER_BYTES
+        blocks[..., parameters:] = np.frombuffer(self._random.bytes(codes), np.uint8).reshape(*shape[:2], -1)
+        # Scales within a quarter of the mean, so that neighbouring groups differ as they do in real weights.
+        scale = np.linspace(0.75, 1.25, 256) / (_CODE_DEVIATION * math.sqrt(columns))
+        choice = np.frombuffer(self._random.bytes(codes // 16), np.uint8).reshape(*shape[:2], -1)
+        for start, table in ((0, scale), (q4nx.PARAMETER_BYTES, -_CODE_MEAN * scale)):
+            values = table.astype(q4nx.BFLOAT16).view(np.uint16)[choice]
+            blocks[..., start : start + q4nx.PARAMETER_BYTES] = values.view(np.uint8)
+        return _without_padding(blocks, rows, columns)
+
+
+def _without_padding(blocks: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
+    """The blocks with zeros where there are no weights; only the last row and column of blocks can have such places."""
+    if columns % q4nx.BLOCK_COLUMNS:
+        last = columns // q4nx.BLOCK_COLUMNS * q4nx.BLOCK_COLUMNS
+        blocks[:, -1:] = q4nx.pack(*q4nx.unpack(blocks[:, -1:], blocks.shape[0] * q4nx.BLOCK_ROWS, columns - last))
+    if rows % q4nx.BLOCK_ROWS:
+        last = rows // q4nx.BLOCK_ROWS * q4nx.BLOCK_ROWS
+        blocks[-1:] = q4nx.pack(*q4nx.unpack(blocks[-1:], rows - last, columns))
+    return blocks
+
+
+def make_model(
+    shape: str,
+    output: Path,
+    *,
+    kv_dtype: str = "bf16",
+    sliding_window_cache: bool = False,
+    context_length: int | None = None,
+    seed: int = 0,
+    force: bool = False,
+    progress: ProgressCallback = silent,
+) -> None:
+    """Writes a model of random weights that ORT GenAI loads; it takes token ids, for it has no tokenizer of its own.
+
+    Args:
+        shape: a key of SHAPES, such as "gemma3-1b".
+        output: folder to make.
+        kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32".
+        sliding_window_cache: layers with a window keep a cache of the window's size.
+        context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
+        seed: of the random numbers.
+        force: replace a model that is at `output`.
+        progress: hears how far it is.
+
+    Raises:
+        ConversionError: there is no such shape, or the output cannot be written; nothing is left behind.
+    """
+    if shape not in SHAPES:
+        raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
+    options = ModelOptions(kv_dtype, "last", sliding_window_cache)
+    decoder = read_decoder(SHAPES[shape])
+    decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT))
+    with output_folder(output, force=force, size=output_bytes(decoder)) as folder:
+        write_model(folder, decoder, RandomWeights(seed), options, stage="draw", progress=progress)
+        _write_byte_tokenizer(folder)
+        counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
+        write_manifest(
+            folder,
+            source={"kind": "random", "shape": shape, "seed": seed},
+            settings={**options.as_dict(), "context_length": decoder.context_length},
+            quantisation={"format": "q4nx"},
+            packages=PACKAGES,
+            advance=counter.advance,
+        )
+
+
+def _write_byte_tokenizer(folder: Path) -> None:
+    """A tokenizer of the 256 bytes and nothing else, so that tools which want one find one."""
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", "▁"])}
+    vocabulary.update({f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)})
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": t, **special}
+            for t, i in vocabulary.items()
+            if t in ("<pad>", "<eos>", "<bos>", "<unk>")
+        ],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": vocabulary, "merges": []},
+    }
+    settings = {
+        "tokenizer_class": "GemmaTokenizer",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+    }
+    for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)):
+        (folder / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flownpu_manifest.json: what a model folder was made of and with, and what its files' sums are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from flownpu.model_folder import MANIFEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["sha256", "write_manifest"]
+
+# Of the manifest itself; a reader refuses a higher one.
+FORMAT = 1
+
+_READ_AT_ONCE = 1 << 22
+
+
+def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The file's SHA-256 in hexadecimal; `advance` hears of each piece's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_AT_ONCE):
+            digest.update(piece)
+            advance(len(piece))
+    return digest.hexdigest()
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    source: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    quantisation: Mapping[str, Any],
+    packages: Iterable[str],
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Writes the manifest of a folder that is otherwise complete.
+
+    Args:
+        folder: where the files are.
+        source: what it was made of.
+        settings: the conversion's options.
+        quantisation: errors of each tensor.
+        packages: distributions whose versions are recorded.
+        advance: hears of each piece of a file that was summed.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    manifest = {
+        "format": FORMAT,
+        "source": dict(source),
+        "settings": dict(settings),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in sorted(packages)}},
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path, advance)} for path in files},
+        "quantisation": dict(quantisation),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

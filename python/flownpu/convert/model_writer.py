@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+
+from flownpu.convert.data_file import DataFile, aligned
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.genai_config import genai_config
+from flownpu.convert.graph import KV_DTYPES, Logits, build_model, rotary_cache_names
+from flownpu.convert.progress import Stage, silent
+from flownpu.convert.weights import Projection, weight_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.weights import WeightSource
+
+__all__ = ["ModelOptions", "output_bytes", "write_model"]
+
+_GRAPH_FILE, _DATA_FILE = "model.onnx", "model.onnx.data"
+
+# model.onnx, genai_config.json and the manifest of the deepest model come to less than half of this.
+_SMALL_FILES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The choices of a conversion that are not the checkpoint's."""
+
+    kv_dtype: str = "bf16"
+    """The type of the KV cache: "bf16", "fp16" or "fp32"."""
+    logits: Logits = "last"
+    """Whose logits a run yields: each row's last token's, or all tokens'."""
+    sliding_window_cache: bool = False
+    """Layers with a window keep a cache of the window's size. Off: GenAI then refuses to go back (rewind_to) once a
+    token was evicted, and neither beams nor caches that grow work with it."""
+
+    def __post_init__(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConversionError(f'expected a KV cache type of {", ".join(KV_DTYPES)}, got "{self.kv_dtype}"')
+        if self.logits not in ("last", "all"):
+            raise ConversionError(f'expected logits to be "last" or "all", got "{self.logits}"')
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
+
+
+def output_bytes(decoder: Decoder) -> int:
+    """The bytes that `write_model` writes, rounded up."""
+    size = sum(
+        aligned(math.prod(w.blocks_shape) if isinstance(w, Projection) else 4 * w.size) for w in weight_plan(decoder)
+    )
+    caches = 2 * len(decoder.rotaries) * aligned(4 * decoder.context_length * decoder.head_size // 2)
+    return size + caches + _SMALL_FILES
+
+
+def write_model(
+    folder: Path,
+    decoder: Decoder,
+    weights: WeightSource,
+    options: ModelOptions,
+    *,
+    generation: Mapping[str, Any] | None = None,
+    stage: str = "quantise",
+    progress: ProgressCallback = silent,
+) -> dict[str, float]:
+    """Writes the model's files.
+
+    Args:
+        folder: an existing folder.
+        decoder: what to write.
+        weights: where the weights' values come from.
+        options: see ModelOptions.
+        generation: defaults of sampling, as in generation_config.json.
+        stage: what the progress is called.
+        progress: hears of it.
+
+    Returns:
+        The relative error |W - W'| / |W| (Frobenius norm) of each projection, by name.
+
+    Raises:
+        ConversionError: a weight is missing or wrong.
+        OSError: the folder cannot be written to.
+    """
+    plan = weight_plan(decoder)
+    total = sum(weight.size for weight in plan if isinstance(weight, Projection))
+    counter = Stage(progress, stage, total, "weights")
+    errors: dict[str, float] = {}
+    tensors: dict[str, ir.TensorProtocol] = {}
+    with DataFile(folder / _DATA_FILE) as data:
+        for weight in plan:
+            if isinstance(weight, Projection):
+                parts = _measured(weights, weight, errors, counter)
+                tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, weight.blocks_shape, parts)
+            else:
+                values = weights.norm(weight)
+                tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])
+        for index, rotary in enumerate(decoder.rotaries):
+            caches = rotary.caches(decoder.context_length, decoder.head_size)
+            for name, cache in zip(rotary_cache_names(index), caches, strict=True):
+                tensors[name] = data.write(name, ir.DataType.FLOAT, cache.shape, [cache])
+    model = build_model(
+        decoder,
+        tensors,
+        kv_dtype=options.kv_dtype,
+        logits=options.logits,
+        sliding_window_cache=options.sliding_window_cache,
+    )
+    ir.save(model, folder / _GRAPH_FILE)
+    settings = genai_config(
+        decoder,
+        filename=_GRAPH_FILE,
+        sliding_window_cache=options.sliding_window_cache,
+        generation=generation,
+    )
+    (folder / "genai_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return errors
+
+
+def _measured(
+    weights: WeightSource, projection: Projection, errors: dict[str, float], counter: Stage
+) -> Iterator[NDArray[np.uint8]]:
+    """The blocks of a projection; notes its relative error in `errors` at the end."""
+    squared_error = squares = 0.0
+    for part in weights.blocks(projection):
+        squared_error += part.squared_error
+        squares += part.squares
+        yield part.blocks
+        counter.advance(part.size)
+    errors[projection.name] = math.sqrt(squared_error / squares) if squares else 0.0

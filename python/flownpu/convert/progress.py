@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a conversion tells how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Progress", "ProgressCallback", "Stage", "silent"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is: `done` of `total` units. Rate and remaining time are for the one who shows it to find."""
+
+    stage: str
+    """What is being done: "quantise", "sum"."""
+    done: int
+    total: int
+    unit: Literal["weights", "B"]
+
+
+ProgressCallback: TypeAlias = Callable[[Progress], None]
+
+
+def silent(_: Progress) -> None:
+    """Shows nothing."""
+
+
+class Stage:
+    """Counts the units of one stage."""
+
+    def __init__(self, report: ProgressCallback, stage: str, total: int, unit: Literal["weights", "B"]) -> None:
+        self._report, self._stage, self._total, self._unit = report, stage, total, unit
+        self._done = 0
+        self.advance(0)
+
+    def advance(self, units: int) -> None:
+        """Adds finished units and reports."""
+        self._done += units
+        self._report(Progress(self._stage, self._done, self._total, self._unit))

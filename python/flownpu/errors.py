@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors whose text a user reads as it is: what was expected, what came, what to do."""
+
+import importlib
+from types import ModuleType
+
+__all__ = ["FlowNPUError", "MissingDependencyError", "require"]
+
+
+class FlowNPUError(RuntimeError):
+    """Something the user can mend. The message is complete: the command line prints it and nothing else."""
+
+
+class MissingDependencyError(FlowNPUError):
+    """A package that only some commands need is not installed."""
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Imports an optional dependency.
+
+    Args:
+        module: the module's name, such as "onnxruntime_genai".
+        extra: the extra of this package that installs it.
+        purpose: what needs it, as the error's subject: "flownpu run".
+
+    Raises:
+        MissingDependencyError: the module, or one that it imports, is not installed; names the pip command.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f'{purpose} needs the Python package {error.name or module}: pip install "flownpu[{extra}]"'
+        ) from error

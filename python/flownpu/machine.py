@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine is: the header of every measurement, and part of `flownpu doctor`."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Machine", "cpu_isa", "describe_machine", "module_versions"]
+
+# The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
+# "+vnni" and "+bf16" are optional parts of the AVX-512 one.
+_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_AVX2 = {"avx2", "fma", "f16c"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware and software that a measurement depends on."""
+
+    cpu: str
+    isa: str
+    cores: int
+    """Cores that this process may run on."""
+    memory: int
+    """Bytes of physical memory."""
+    system: str
+    python: str
+    versions: dict[str, str]
+    """Version by distribution name; a package that is not installed is absent."""
+
+
+def describe_machine(root: Path = Path("/")) -> Machine:
+    """Reads the machine's description; `root` is where /proc is looked for."""
+    model, flags = _read_cpuinfo(root / "proc/cpuinfo")
+    return Machine(
+        cpu=model,
+        isa=cpu_isa(flags),
+        cores=len(os.sched_getaffinity(0)),
+        memory=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        versions=module_versions("flownpu", "onnxruntime", "onnxruntime_genai"),
+    )
+
+
+def cpu_isa(flags: set[str]) -> str:
+    """The name of the best instruction set among these CPU flags: "avx512 with vnni and bf16", "avx2", "generic"."""
+    if flags >= _AVX512:
+        parts = [name for name in ("vnni", "bf16") if f"avx512_{name}" in flags]
+        return "avx512" + (f" with {' and '.join(parts)}" if parts else "")
+    return "avx2" if flags >= _AVX2 else "generic"
+
+
+def module_versions(*modules: str) -> dict[str, str]:
+    """The version of each distribution that provides one of the modules: two flavours of a module give two entries."""
+    providers = packages_distributions()
+    versions = {}
+    for module in modules:
+        # An editable install provides its modules through a finder and so has no entry under the module's name.
+        for distribution in providers.get(module, [module]):
+            try:
+                versions[distribution] = version(distribution)
+            except PackageNotFoundError:
+                continue
+    return versions
+
+
+def _read_cpuinfo(path: Path) -> tuple[str, set[str]]:
+    """The model name and the flags of the first processor; the platform's name and no flags where there is no file."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    # x86 says "model name" and "flags", Arm "Features" and no name.
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    return fields.get("model name", platform.machine()), set(fields.get("flags", fields.get("Features", "")).split())

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder that `flownpu convert` writes and that ORT GenAI reads: its configuration, checked before use."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flownpu.errors import FlowNPUError
+
+# Where `flownpu convert` writes what the model was made of.
+MANIFEST = "flownpu_manifest.json"
+
+__all__ = ["MANIFEST", "has_chat_template", "onnx_path", "read_genai_config", "read_json"]
+
+
+def read_genai_config(folder: Path) -> dict[str, Any]:
+    """The folder's genai_config.json.
+
+    Raises:
+        FlowNPUError: there is no such folder or file, or it is not what GenAI needs; says what to do.
+    """
+    path = folder / "genai_config.json"
+    if not folder.is_dir():
+        raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
+    if not path.is_file():
+        if (folder / "config.json").is_file():
+            raise FlowNPUError(f"{folder} is a checkpoint; `flownpu convert {folder} OUT` makes a model of it to run")
+        raise FlowNPUError(f"{folder} holds no genai_config.json: give the folder that `flownpu convert` wrote")
+    settings = read_json(path)
+    model = settings.get("model")
+    for key, kind in {"decoder": dict, "context_length": int, "vocab_size": int}.items():
+        if not isinstance(model, dict) or not isinstance(model.get(key), kind):
+            raise FlowNPUError(
+                f"{path} lacks model.{key}, which a language model of GenAI has: convert the model again"
+            )
+    onnx = onnx_path(folder, settings)
+    if not onnx.is_file():
+        raise FlowNPUError(f"{path} names {onnx.name}, which is not in {folder}: convert the model again")
+    return settings
+
+
+def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
+    """The decoder's ONNX file, as the folder's genai_config.json names it."""
+    return folder / str(settings["model"]["decoder"].get("filename", "model.onnx"))
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the folder's tokenizer knows how to write a conversation."""
+    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    path = folder / "tokenizer_config.json"
+    return path.is_file() and bool(read_json(path).get("chat_template"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder; FlowNPUError if it holds anything else."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FlowNPUError(f"{path} is not valid JSON ({error}): convert the model again") from error
+    if not isinstance(settings, dict):
+        raise FlowNPUError(
+            f"{path} holds a JSON {type(settings).__name__}, expected an object: convert the model again"
+        )
+    return settings

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the execution provider known to ONNX Runtime, and to ORT GenAI when that is imported.
+
+The two hold separate copies of ONNX Runtime: a provider registered with one is unknown to the other.
+"""
+
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from flownpu.errors import FlowNPUError, require
+
+__all__ = ["get_ep_name", "get_library_path", "register"]
+
+LIBRARY_NAME = "libflownpu_ep.so"
+# The oldest ONNX Runtime whose plug-in API has custom operator domains (API 24), which `ai.flownpu` needs.
+MINIMUM_ONNXRUNTIME = (1, 24)
+
+_lock = threading.Lock()
+# GenAI cannot be asked which libraries it has; remembered by module, so that a reloaded module is registered anew.
+_registered_with: set[ModuleType] = set()
+
+
+def get_ep_name() -> str:
+    """The provider's name in session options, `get_ep_devices()` and genai_config.json."""
+    return "FlowNPUExecutionProvider"
+
+
+def get_library_path() -> str:
+    """The path of the provider's shared library.
+
+    Raises:
+        FlowNPUError: the package was installed without it; names the folders that were looked in.
+    """
+    # One folder in a wheel; an editable install spreads the package over the source tree and site-packages.
+    folders = [Path(folder) for folder in sys.modules["flownpu"].__path__]
+    for folder in folders:
+        if (folder / LIBRARY_NAME).is_file():
+            return str(folder / LIBRARY_NAME)
+    looked_in = ", ".join(str(folder) for folder in folders)
+    raise FlowNPUError(
+        f"{LIBRARY_NAME} is not in the flownpu package (looked in {looked_in}): "
+        "install it again with `pip install --force-reinstall --no-deps flownpu`"
+    )
+
+
+def register() -> None:
+    """Registers the provider with onnxruntime, and with onnxruntime_genai if that is imported.
+
+    Import onnxruntime_genai before calling, or call again after: calling twice does no harm.
+
+    Raises:
+        FlowNPUError: the library is missing, or onnxruntime is older than the plug-in API that it needs.
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    library = get_library_path()
+    onnxruntime = require("onnxruntime", extra="genai", purpose="FlowNPU's execution provider")
+    check_onnxruntime_version(onnxruntime.__version__)
+    with _lock:
+        if all(device.ep_name != get_ep_name() for device in onnxruntime.get_ep_devices()):
+            onnxruntime.register_execution_provider_library(get_ep_name(), library)
+        genai = sys.modules.get("onnxruntime_genai")
+        if genai is not None and genai not in _registered_with:
+            genai.register_execution_provider_library(get_ep_name(), library)
+            _registered_with.add(genai)
+
+
+def check_onnxruntime_version(version: str) -> None:
+    """Raises FlowNPUError if this version of onnxruntime lacks the plug-in API."""
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if found < MINIMUM_ONNXRUNTIME:
+        needed = ".".join(map(str, MINIMUM_ONNXRUNTIME))
+        raise FlowNPUError(
+            f"FlowNPU needs onnxruntime {needed} or newer, found {version}: "
+            f'pip install --upgrade "onnxruntime>={needed}"'
+        )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every check of style and types, at a desk and in CI alike: licences, ruff, mypy, clang-format, clang-tidy."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "lint"
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+FOLDERS = ("aie", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
+SOURCES = (".cc", ".h", ".py")
+# Says of each file that it is not formatted, not of each place in it.
+FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
+# One finding of clang-tidy: its line and the notes and code below it.
+FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
+
+
+def main() -> int:
+    """Runs the checks and says which failed; the exit code is 1 if one did."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fix", action="store_true", help="mend what the tools can mend by themselves")
+    parser.add_argument(
+        "--changed",
+        metavar="BASE",
+        nargs="?",
+        const="main",
+        help="run clang-tidy only on what differs from BASE [main]",
+    )
+    arguments = parser.parse_args()
+    BUILD.mkdir(parents=True, exist_ok=True)
+
+    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*")) if file.suffix in SOURCES]
+    files = [file.relative_to(ROOT) for file in files]
+    cxx = [file for file in files if file.suffix in (".cc", ".h")]
+    changed = set(differing(arguments.changed) if arguments.changed else files)
+    # A header is checked along with the files that include it; which those are is for the compiler to know.
+    headers_changed = any(file.suffix == ".h" for file in changed)
+    units = [file for file in cxx if file.suffix == ".cc" and (headers_changed or file in changed)]
+    checks = {
+        "licence": check_licences(files),
+        "ruff check": run("ruff", "check", *(["--fix"] if arguments.fix else []), "."),
+        "ruff format": run("ruff", "format", *([] if arguments.fix else ["--check"]), "."),
+        "mypy": check_types(),
+        "clang-format": run_on(cxx, "clang-format", *(["-i"] if arguments.fix else FORMAT_CHECK)),
+        "clang-tidy": tidy(units, fix=arguments.fix),
+    }
+    failed = [name for name, passed in checks.items() if not passed]
+    print(f"lint: {', '.join(failed)} failed" if failed else "lint: all passed")
+    return 1 if failed else 0
+
+
+def differing(base: str) -> list[Path]:
+    """The files that differ from a commit, and those that git does not know yet."""
+    names = []
+    for command in (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]):
+        done = subprocess.run([tool("git"), *command], cwd=ROOT, check=True, capture_output=True, text=True)
+        names += done.stdout.splitlines()
+    return [Path(name) for name in names]
+
+
+def tool(name: str) -> str:
+    """The tool of this Python's environment, activated or not."""
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if path is None:
+        sys.exit(f'lint: {name} is not installed: pip install "flownpu[dev]"')
+    return path
+
+
+def complaints(name: str, *arguments: str, **environment: str) -> str:
+    """What a tool says if it fails; nothing if it ends well."""
+    done = subprocess.run(
+        [tool(name), *arguments],
+        cwd=ROOT,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+    )
+    return (done.stdout or f"{name} failed") if done.returncode else ""
+
+
+def run(name: str, *arguments: str) -> bool:
+    """Whether a tool ends well; shows what it says if not."""
+    text = complaints(name, *arguments)
+    print(text, end="")
+    return not text
+
+
+def run_on(files: list[Path], name: str, *arguments: str) -> bool:
+    """Like `run`, on these files; true if there are none."""
+    return not files or run(name, *arguments, *map(str, files))
+
+
+def check_licences(files: list[Path]) -> bool:
+    """Whether every source file says its licence in its first line."""
+    missing = [file for file in files if LICENCE not in (ROOT / file).read_text(encoding="utf-8").partition("\n")[0]]
+    for file in missing:
+        print(f"{file}: expected '{LICENCE}' in the first line")
+    return not missing
+
+
+def check_types() -> bool:
+    """Checks the package with mypy, put together as it is installed: `ops/` is `flownpu.ops`."""
+    package = BUILD / "types" / "flownpu"
+    shutil.rmtree(package.parent, ignore_errors=True)
+    package.mkdir(parents=True)
+    parts = {file.name: file for file in (ROOT / "python" / "flownpu").iterdir() if file.name != "__pycache__"}
+    for name, target in {**parts, "ops": ROOT / "ops", "graph_rewrites": ROOT / "graph_rewrites"}.items():
+        (package / name).symlink_to(target)
+    text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(package.parent))
+    # A reader wants the names of the files, not of the links to them.
+    for link, folder in {"flownpu/ops": "ops", "flownpu/graph_rewrites": "graph_rewrites", "": "python"}.items():
+        text = text.replace(str(Path("build/lint/types", link)), folder)
+    print(text, end="")
+    return run("mypy", "--strict", "scripts") and not text
+
+
+def tidy(files: list[Path], *, fix: bool) -> bool:
+    """Checks translation units with clang-tidy, as many at once as there are cores."""
+    if not files:
+        return True
+    settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DPython_EXECUTABLE={sys.executable}")
+    configured = run("cmake", "-S", ".", "-B", str(BUILD), *settings)
+    if not configured:
+        return False
+    options = ["-p", str(BUILD), "--quiet", "--warnings-as-errors=*", *(["--fix"] if fix else [])]
+    # Two fixes of one header at the same time would both be written.
+    with ThreadPoolExecutor(1 if fix else os.cpu_count()) as pool:
+        outputs = pool.map(lambda file: complaints("clang-tidy", *options, str(file)), files)
+    # What is wrong with a header is said once for each file that includes it.
+    found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
+    print("".join(found), end="")
+    return not found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

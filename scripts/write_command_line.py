@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/command-line.md from the command line itself; a test sees to it that the page is up to date."""
+
+import inspect
+import sys
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from typer.models import ArgumentInfo, CommandInfo, OptionInfo
+
+from flownpu.cli import app
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
+HEAD = """\
+<!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->
+# Command line
+
+Every command has `--help`; `flownpu --version` prints the versions that a bug report needs; `--debug` shows the
+traceback of an error. Reading commands print one JSON document with `--json`.
+
+Text that a model generates goes to stdout, all that is said about it to stderr. The exit code is 0, 1 if the command
+failed, 2 if it was not understood, and 130 after Ctrl-C. An error is one line: what is wrong, where, and what to do.
+
+`ORT_DISABLE_TELEMETRY=1` is set before ONNX Runtime is imported, unless the variable is set already.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    return "\n".join([HEAD, *(section(command) for command in app.registered_commands)])
+
+
+def section(command: CommandInfo) -> str:
+    """One command: what it does, its arguments and its options."""
+    assert command.callback is not None
+    defaults = inspect.signature(command.callback).parameters
+    usage = f"flownpu {command.name}"
+    rows = ["| | |", "|---|---|"]
+    for name, hint in get_type_hints(command.callback, include_extras=True).items():
+        if name == "return":
+            continue
+        kind, info = get_args(hint)[:2]
+        if isinstance(info, ArgumentInfo):
+            usage += f" {info.metavar}"
+            rows.append(f"| `{info.metavar}` | {info.help} |")
+        elif isinstance(info, OptionInfo):
+            rows.append(f"| {option_text(name, kind, info)} | {option_help(info, defaults[name].default)} |")
+    text = inspect.cleandoc(command.callback.__doc__ or "")
+    return "\n".join([f"## {command.name}", "", f"`{usage} [OPTIONS]`", "", text, "", *rows, ""])
+
+
+def option_text(name: str, kind: Any, option: OptionInfo) -> str:
+    """An option as it is typed: "`--prompt`, `-p` TEXT"."""
+    # typer keeps the first name where a default would be, as Annotated leaves no place for one.
+    given = [text for text in (option.default, *(option.param_decls or ())) if isinstance(text, str)]
+    names = given or [f"--{name.replace('_', '-')}"]
+    typed = ", ".join(f"`{name}`" for name in names)
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if bool in kinds:
+        return typed
+    choices = [value.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, StrEnum) for value in kind]
+    return f"{typed} {option.metavar or ' or '.join(choices) or 'NUMBER'}"
+
+
+def option_help(option: OptionInfo, default: object) -> str:
+    """What an option does, with its default unless that is nothing or told already."""
+    if default in (None, "", False) or "[default:" in (option.help or ""):
+        return str(option.help)
+    return f"{option.help} [default: {default}]"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE.name} is written\n")

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small model of this repository, converted once, and ways to call the command line."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flownpu.cli import main
+from flownpu.convert import convert
+
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    return CHECKPOINT
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder; tests that change it take `model_copy`."""
+    folder = tmp_path_factory.mktemp("cli") / "model"
+    convert(CHECKPOINT, folder)
+    return folder
+
+
+@pytest.fixture
+def model_copy(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+@pytest.fixture
+def flownpu(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """Runs a command line in this process, wide enough that rich breaks no line that is looked for."""
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capfd.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a command line in its own process, for what depends on signals or pipes."""
+    started = []
+
+    def run(*arguments: object) -> subprocess.Popen[str]:
+        script = "import sys; from flownpu.cli import main; sys.exit(main())"
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "300"},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu chat`: turns, commands, Ctrl-C, and that a conversation's cache gives what a fresh start gives."""
+
+import contextlib
+import io
+import itertools
+import json
+import signal
+
+import pytest
+
+from flownpu.conversation import Conversation
+from flownpu.generation import LanguageModel, Sampling, Timing
+
+CPU = ("--provider", "cpu")
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def language_model(model):
+    return LanguageModel(model, provider="cpu")
+
+
+def say(conversation, text, tokens):
+    """The first `tokens` tokens of a reply, which is then cut short."""
+    timing = Timing()
+    with contextlib.closing(conversation.reply(text, timing)) as pieces:
+        return "".join(itertools.islice(pieces, tokens)), timing
+
+
+def fresh(language_model, messages, tokens):
+    """The same reply from a generator that has seen nothing yet."""
+    prompt = language_model.tokens_of_messages(messages)
+    return "".join(itertools.islice(language_model.complete(prompt, tokens, GREEDY, Timing()), tokens))
+
+
+def test_every_turn_is_what_a_fresh_start_gives(language_model):
+    conversation = Conversation(language_model, GREEDY, 1024, system="Be brief.")
+    for number, text in enumerate(["Tell me about loops.", "And of functions?", "Thank you."], start=1):
+        before = [*conversation.messages, {"role": "user", "content": text}]
+        # Turns are cut short after 12 tokens, as Ctrl-C does: the token generated last is not yet in the KV cache.
+        reply, _ = say(conversation, text, 12)
+        assert reply == fresh(language_model, before, 12)
+        assert conversation.messages == [*before, {"role": "assistant", "content": reply}]
+        assert len(conversation.messages) == 1 + 2 * number
+
+
+def test_a_turn_costs_its_own_tokens_only(language_model):
+    conversation = Conversation(language_model, GREEDY, 1024)
+    _, first = say(conversation, "word " * 200, 4)
+    _, second = say(conversation, "yes", 4)
+    assert first.prompt_tokens > 200
+    # The end of the reply's turn, the word and the turn's frame; the reply's last tokens if they are written otherwise
+    # when the text is tokenised anew.
+    assert second.prompt_tokens < 30
+
+
+def test_a_turn_that_said_nothing_is_forgotten(language_model):
+    conversation = Conversation(language_model, GREEDY, 1024)
+    say(conversation, "Tell me about loops.", 0)
+    assert conversation.messages == []
+    assert say(conversation, "Tell me of sets.", 8)[0] == fresh(
+        language_model, [{"role": "user", "content": "Tell me of sets."}], 8
+    )
+
+
+def test_reset_forgets_all_but_the_system_message(language_model):
+    conversation = Conversation(language_model, GREEDY, 1024, system="Be brief.")
+    say(conversation, "Tell me about loops.", 8)
+    conversation.reset()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_a_cache_that_cannot_go_back_is_filled_anew(language_model):
+    conversation = Conversation(language_model, GREEDY, 1024)
+    say(conversation, "Tell me about loops.", 8)
+
+    class WithoutRewind:
+        """GenAI's generator on a window-sized cache."""
+
+        def __init__(self, generator):
+            self.get_sequence = generator.get_sequence
+
+        def rewind_to(self, length):
+            raise RuntimeError(f"Cannot rewind to {length}")
+
+    conversation._generator = WithoutRewind(conversation._generator)
+    conversation.messages = [{"role": "user", "content": "Other."}, {"role": "assistant", "content": "Words."}]
+    before = [*conversation.messages, {"role": "user", "content": "Tell me of sets."}]
+    assert say(conversation, "Tell me of sets.", 8)[0] == fresh(language_model, before, 8)
+
+
+@pytest.fixture
+def chat(flownpu, model, monkeypatch):
+    def run(lines, *options):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return flownpu("chat", model, *CPU, "--temperature", 0, "--context", 120, *options)
+
+    return run
+
+
+def test_turns_come_from_a_pipe(chat):
+    done = chat(["What is a tuple?", "", "Thank you."])
+    assert done.code == 0
+    assert done.err.count("new tokens at") == 2
+    assert len(done.out.strip()) > 0
+
+
+def test_exit_leaves_and_unknown_commands_are_told(chat):
+    done = chat(["/leave", "/exit", "What is a tuple?"])
+    assert (done.code, done.out) == (0, "")
+    assert "unknown command /leave; /reset begins a new conversation, /exit" in done.err
+
+
+def test_reset_makes_room_in_a_full_context(chat):
+    question = "What is a tuple? " * 8
+    done = chat([question, question, "/reset", question])
+    assert done.code == 0
+    assert "/reset begins a new one; --context sets a larger one" in done.err
+    replies = done.out.splitlines()
+    assert done.err.count("new tokens at") == 2
+    assert done.out == "\n".join([*replies[: len(replies) // 2]] * 2) + "\n"
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_program(start, model_copy):
+    # A reply that ends with the context only: no token is an end of text.
+    config = json.loads((model_copy / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = config["model"]["vocab_size"] - 1
+    (model_copy / "genai_config.json").write_text(json.dumps(config))
+    process = start("chat", model_copy, *CPU, "--temperature", 0)
+    process.stdin.write("What is a tuple?\n")
+    process.stdin.flush()
+    process.stdout.read(20)  # the reply has begun
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate("/reset\n", timeout=60)
+    assert process.returncode == 0, err
+    assert "(stopped)" in err
+    assert "A new conversation." in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_at_the_prompt_shows_how_to_leave(start, model):
+    process = start("chat", model, *CPU)
+    while "/exit" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    # The line after the interrupted prompt.
+    while "/exit" not in process.stderr.readline():
+        pass
+    _, err = process.communicate("", timeout=60)
+    assert process.returncode == 0, err

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu inspect`: its numbers, counted another way."""
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+
+from flownpu.convert import convert
+from flownpu.ops import q4nx, q4nx_file
+
+
+@pytest.fixture(scope="module")
+def sizes(checkpoint):
+    return json.loads((checkpoint / "config.json").read_text())
+
+
+def q4nx_bytes(rows, columns):
+    """32 x 256 weights take 5120 bytes."""
+    return math.ceil(rows / 32) * math.ceil(columns / 256) * 5120
+
+
+def test_q4nx_bytes_follow_from_the_checkpoints_sizes(flownpu, model, sizes):
+    hidden, heads, kv, d = (
+        sizes[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    feed_forward, layers = sizes["intermediate_size"], sizes["num_hidden_layers"]
+    layer = (
+        q4nx_bytes((heads + 2 * kv) * d, hidden)
+        + q4nx_bytes(hidden, heads * d)
+        + 2 * q4nx_bytes(feed_forward, hidden)
+        + q4nx_bytes(hidden, feed_forward)
+    )
+    summary = json.loads(flownpu("inspect", model, "--json").out)
+    assert summary["weight_bytes"]["q4nx"] == layers * layer + q4nx_bytes(sizes["vocab_size"], hidden)
+    elements = sum(math.prod(weight["shape"]) for weight in summary["weights"] if weight["type"] == "q4nx")
+    weights_of_a_layer = hidden * (heads + 2 * kv) * d + heads * d * hidden + 3 * hidden * feed_forward
+    assert elements == layers * weights_of_a_layer + sizes["vocab_size"] * hidden
+
+
+@pytest.mark.parametrize(("kv_dtype", "size"), [("bf16", 2), ("fp32", 4)])
+def test_kv_bytes_per_token(flownpu, checkpoint, sizes, tmp_path, kv_dtype, size):
+    convert(checkpoint, tmp_path / "model", kv_dtype=kv_dtype)
+    summary = json.loads(flownpu("inspect", tmp_path / "model", "--json").out)
+    # Keys and values of each KV head of each layer.
+    expected = 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * sizes["head_dim"] * size
+    assert summary["kv_bytes_per_token"] == expected
+
+
+def test_operators_are_those_of_the_graph(flownpu, model):
+    graph = onnx.load(model / "model.onnx", load_external_data=False).graph
+    summary = json.loads(flownpu("inspect", model, "--json").out)
+    assert sum(summary["operators"].values()) == len(graph.node)
+    assert summary["operators"]["ai.flownpu:FlowQKVAttention"] == 6
+    assert [value["name"] for value in summary["inputs"]] == [value.name for value in graph.input]
+    assert [value["name"] for value in summary["outputs"]] == [value.name for value in graph.output]
+
+
+def test_the_weights_are_not_read(flownpu, model, model_copy):
+    (model_copy / "model.onnx.data").unlink()
+    whole = json.loads(flownpu("inspect", model, "--json").out)
+    without = json.loads(flownpu("inspect", model_copy, "--json").out)
+    assert without["weights"] == whole["weights"]
+
+
+def test_text(flownpu, model):
+    done = flownpu("inspect", model)
+    assert done.code == 0
+    for text in ("ai.flownpu:Q4NXMatMul", "past_key_values.*.key (6)", "KV cache: 3.0 KiB a token", "gemma3-topics"):
+        assert text in done.out
+    assert "Quantisation error" in done.out
+
+
+def test_the_quantisation_error_is_the_manifests(flownpu, model):
+    errors = json.loads((model / "flownpu_manifest.json").read_text())["quantisation"]["relative_error"]
+    worst = max(errors, key=errors.get)
+    assert f"worst {100 * errors[worst]:.2f} % in {worst}" in flownpu("inspect", model).out
+
+
+def test_an_onnx_file_by_itself(flownpu, model):
+    by_file = json.loads(flownpu("inspect", model / "model.onnx", "--json").out)
+    by_folder = json.loads(flownpu("inspect", model, "--json").out)
+    assert by_file == {**by_folder, "manifest": {}}
+
+
+def test_a_q4nx_file(flownpu, tmp_path):
+    weight = np.random.default_rng(1).standard_normal((64, 300), dtype=np.float32)
+    blocks = q4nx.pack(*q4nx.quantize(weight))
+    norm = np.ones(300, dtype=q4nx.BFLOAT16)
+    q4nx_file.write(tmp_path / "model.q4nx", {"q_proj.weight": blocks, "norm.weight": norm})
+    summary = json.loads(flownpu("inspect", tmp_path / "model.q4nx", "--json").out)
+    assert summary["weight_bytes"] == {"q4nx": q4nx_bytes(64, 300), "bfloat16": 600}
+    shapes = {weight["name"]: weight["shape"] for weight in summary["weights"]}
+    assert shapes == {"q_proj.weight": [4, 5120], "norm.weight": [300]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("absent.onnx", None, "no such file or folder"),
+        ("model.onnx", b"not a model", "is not an ONNX model"),
+        ("model.q4nx", b"\xff" * 64, "is not a .q4nx file, or is damaged"),
+        ("model.gguf", b"GGUF", "expected a model folder, an .onnx file or a .q4nx file"),
+    ],
+)
+def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = flownpu("inspect", tmp_path / name)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+    assert name in done.err

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: help, version, one line for an error, exit codes, no telemetry."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import flownpu.cli
+from flownpu.cli import app, main
+
+COMMANDS = sorted(typer.main.get_command(app).commands)
+
+
+def test_the_commands_are_those_of_the_documentation():
+    assert COMMANDS == ["bench", "chat", "convert", "doctor", "inspect", "make-model", "run"]
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS)], ids=lambda command: " ".join(command) or "top"
+)
+def test_help(flownpu, command):
+    done = flownpu(*command, "--help")
+    assert done.code == 0
+    assert "Usage: flownpu" in done.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_does(command):
+    for parameter in typer.main.get_command(app).commands[command].params:
+        assert parameter.help, f"{command} {parameter.name}"
+
+
+def test_no_arguments_show_the_help(flownpu):
+    assert "Usage: flownpu" in (done := flownpu()).out + done.err
+    assert done.code == 2
+
+
+def test_version_names_what_a_bug_report_needs(flownpu):
+    done = flownpu("--version")
+    assert done.code == 0
+    for package in ("flownpu", "onnxruntime", "onnxruntime-genai"):
+        assert f"{package} {importlib.metadata.version(package)}" in done.out
+
+
+@pytest.mark.parametrize("line", ["walk", "run", "run x --colour red", "run x --device gpu", "bench x --repeats 0"])
+def test_what_is_not_understood_exits_with_2(flownpu, line):
+    done = flownpu(*line.split())
+    assert done.code == 2
+    assert "Error" in done.err
+    assert done.out == ""
+
+
+def test_an_error_is_one_line_on_stderr(flownpu, tmp_path):
+    done = flownpu("run", tmp_path / "absent", "-p", "x")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"error: no such folder: {tmp_path / 'absent'}. `flownpu convert CHECKPOINT {tmp_path / 'absent'}` "
+        "makes a model folder\n"
+    )
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_debug_shows_the_traceback(flownpu, tmp_path, where):
+    arguments = ["run", tmp_path / "absent", "-p", "x"]
+    done = flownpu(*(["--debug", *arguments] if where == "before" else [*arguments, "--debug"]))
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert done.err.splitlines()[-1].startswith("error: no such folder")
+
+
+def test_an_error_that_nobody_expected_is_called_a_bug(flownpu, monkeypatch, tmp_path):
+    def fail(*_arguments, **_options):
+        raise KeyError("scale")
+
+    monkeypatch.setattr("flownpu.cli.options.LanguageModel", fail)
+    done = flownpu("run", tmp_path, "-p", "x")
+    assert done.code == 1
+    assert done.err == (
+        "error: KeyError: 'scale'. This is a bug of flownpu; `flownpu --debug ...` shows where it happened\n"
+    )
+
+
+def test_a_missing_package_comes_with_the_command_that_installs_it(flownpu, monkeypatch, model):
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)
+    done = flownpu("run", model, "-p", "x", "--provider", "cpu")
+    assert done.code == 1
+    assert (
+        done.err == 'error: Text generation needs the Python package onnxruntime_genai: pip install "flownpu[genai]"\n'
+    )
+
+
+def test_a_reader_that_stops_reading_is_no_error(model):
+    # `flownpu ... | head -1`: the pipe is closed before the program has written all.
+    line = f"{sys.executable} -c 'from flownpu.cli import main; main()' inspect {model} --json | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+def test_nothing_is_sent_home(model, tmp_path):
+    # ONNX Runtime's telemetry keeps an identifier and a queue of events below the home folder.
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    script = "import sys; from flownpu.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "run", str(model), "-p", "x", "--provider", "cpu"]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_telemetry_stays_as_the_user_has_set_it(monkeypatch, capsys):
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
+    assert main(["--version"]) == 0
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+    assert flownpu.cli.main(["--version"]) == 0
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    capsys.readouterr()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of all layers share: the built library, and ONNX Runtime with it registered."""
+
+from __future__ import annotations
+
+import os
+
+# Before onnxruntime is imported: no telemetry from test machines.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--library", help="test this build of libflownpu_ep.so rather than the installed one")
+    parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
+
+
+@pytest.fixture(scope="session")
+def library(pytestconfig: pytest.Config) -> Path:
+    """The execution provider's shared library."""
+    if given := pytestconfig.getoption("--library"):
+        return Path(given).resolve()
+    import flownpu
+
+    return Path(flownpu.get_library_path())
+
+
+@pytest.fixture(scope="session")
+def ep_devices(library: Path) -> list[onnxruntime.OrtEpDevice]:
+    """FlowNPU's devices, registered with onnxruntime once for all tests."""
+    import onnxruntime
+
+    def ours() -> list[onnxruntime.OrtEpDevice]:
+        return [device for device in onnxruntime.get_ep_devices() if device.ep_name == "FlowNPUExecutionProvider"]
+
+    if not ours():
+        onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", str(library))
+    return ours()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny checkpoints of each family, written by transformers, and a decoder loop over stock ONNX Runtime."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models
+
+from flownpu.ops import q4nx
+
+# Sizes that are multiples of neither 32 nor 256 where a weight's rows or columns may be so, grouped queries, and a
+# window that is shorter than the texts.
+SIZES: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+    "bos_token_id": 2,
+    "eos_token_id": [1, 3],
+    "pad_token_id": 0,
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def gemma3_config() -> transformers.PreTrainedConfig:
+    return transformers.Gemma3TextConfig(
+        **SIZES,
+        query_pre_attn_scalar=24,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_theta": 1e6, **LINEAR},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+    )
+
+
+def llama_config() -> transformers.PreTrainedConfig:
+    return transformers.LlamaConfig(**SIZES, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 5e5, **LLAMA3})
+
+
+def qwen3_config() -> transformers.PreTrainedConfig:
+    return transformers.Qwen3Config(
+        **SIZES, tie_word_embeddings=True, rope_parameters={"rope_theta": 1e6, "rope_type": "default"}
+    )
+
+
+CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "gemma3_text": gemma3_config,
+    "llama": llama_config,
+    "qwen3": qwen3_config,
+}
+
+
+def is_projection(name: str) -> bool:
+    return name.endswith(("_proj.weight", "embed_tokens.weight", "lm_head.weight"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    """A checkpoint folder, and transformers' model of it with the weights that Q4NX makes of them, in float32."""
+
+    folder: Path
+    reference: transformers.PreTrainedModel
+
+    def logits(self, ids: NDArray[np.int64], cache: transformers.Cache | None = None) -> NDArray[np.float32]:
+        with torch.no_grad():
+            logits = self.reference(input_ids=torch.from_numpy(ids), past_key_values=cache).logits
+        return logits.numpy()
+
+
+def write_tiny(family: str, folder: Path) -> TinyModel:
+    torch.manual_seed(7)
+    config = CONFIGS[family]()
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms too, which would otherwise all be alike
+            parameter.add_(torch.randn_like(parameter), alpha=0.15)
+    model.bfloat16().save_pretrained(folder)
+    vocabulary = {f"<{i}>": i for i in range(SIZES["vocab_size"])}
+    Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GemmaTokenizer"}))
+    # Read back rather than cast back: a cast to bfloat16 rounds the rotary frequencies too.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_projection(name):
+                quantized = q4nx.quantize(parameter.numpy())
+                parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)))
+    return TinyModel(folder, model)
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    made: dict[str, TinyModel] = {}
+
+    def tiny(family: str) -> TinyModel:
+        if family not in made:
+            made[family] = write_tiny(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return tiny
+
+
+@pytest.fixture
+def checkpoint(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> Path:
+    """A copy of the tiny Gemma3 checkpoint that a test may spoil."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for path in tiny_models("gemma3_text").folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random models have the shapes of the public ones, and activations of a sensible size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import transformers
+
+from flownpu.convert import ConversionError
+from flownpu.convert.families import read_decoder
+from flownpu.convert.make_model import RandomWeights, make_model
+from flownpu.convert.shapes import SHAPES
+from flownpu.convert.weights import NormWeight, Projection, TensorSource, weight_plan
+from flownpu.ops import q4nx
+
+# As the models' cards give them, in millions, embeddings counted once where they are tied.
+PARAMETERS = {
+    "gemma3-1b": 1000,
+    "gemma3-4b": 3880,
+    "llama3.2-1b": 1236,
+    "llama3.2-3b": 3213,
+    "llama3.1-8b": 8030,
+    "qwen3-0.6b": 596,
+    "qwen3-1.7b": 1721,
+    "qwen3-4b": 4022,
+}
+# Rows that are no multiple of 32, columns that are no multiple of 256, and a layer each of both kinds.
+TINY = {
+    "model_type": "gemma3_text",
+    "hidden_size": 288,
+    "intermediate_size": 336,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 40,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_are_those_of_transformers_model(shape: str) -> None:
+    config = transformers.AutoConfig.for_model(**SHAPES[shape])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = {name.removeprefix("model."): tuple(p.shape) for name, p in model.named_parameters()}
+    found: dict[str, tuple[int, ...]] = {}
+    for weight in weight_plan(read_decoder(SHAPES[shape])):
+        if isinstance(weight, Projection):
+            found.update({source.tensor: (source.rows, weight.columns) for source in weight.sources})
+        else:
+            found[weight.tensor] = (weight.size,)
+    assert found == expected
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == PARAMETERS[shape]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 512), (40, 1152), (33, 300)])
+def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, columns: int) -> None:
+    projection = Projection("w", (TensorSource("w", rows),), columns)
+    blocks = np.concatenate([part.blocks for part in RandomWeights(1).blocks(projection)])
+    assert blocks.shape == projection.blocks_shape
+    np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns)), blocks)  # the padding is zero
+    weights = q4nx.dequantize(blocks, rows, columns)
+    # The mean of n values of deviation s is off by s / sqrt(n); 5 of these do not happen. For the deviation itself the
+    # uniform scales of 0.75..1.25 give a variance larger by 1 + 1/48, that is 1 %, and n values an error of
+    # 1 / sqrt(2n).
+    deviation, n = columns**-0.5, weights.size
+    assert abs(weights.mean()) < 5 * deviation / n**0.5
+    assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5
+
+
+def test_gated_blocks_are_drawn_for_both_halves() -> None:
+    projection = Projection("w", (TensorSource("gate", 40), TensorSource("up", 40)), 256, gated=True)
+    parts = list(RandomWeights(1).blocks(projection))
+    assert np.concatenate([part.blocks for part in parts]).shape == projection.blocks_shape == (4, 1, 5120)
+    assert sum(part.size for part in parts) == projection.size == 80 * 256
+    assert not np.array_equal(parts[0].blocks, parts[1].blocks)
+
+
+def test_norms_are_one() -> None:
+    np.testing.assert_array_equal(RandomWeights(1).norm(NormWeight("n", "n", 5)), np.ones(5, np.float32))
+
+
+def test_made_model_runs_and_its_logits_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    make_model("tiny", tmp_path / "model", kv_dtype="fp32")
+    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx", providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(0, 1000, (4, 30))
+    feeds: dict[str, Any] = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    for value in session.get_inputs()[2:]:
+        feeds[value.name] = np.zeros((4, 2, 0, 40), np.float32)
+    logits = session.run(["logits"], feeds)[0]
+    assert logits.shape == (4, 1, 1000)
+    # A normalised state times weights of variance 1/K: variance 1, but for what the token's own embedding adds.
+    assert 0.7 < logits.std() < 1.5
+
+
+def test_made_model_is_loaded_by_genai_with_its_byte_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    make_model("tiny", tmp_path / "model")
+    path = tmp_path / "model" / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["model"]["decoder"]["session_options"]["provider_options"] = []  # ORT's own CPU provider
+    path.write_text(json.dumps(config))
+    model = og.Model(str(tmp_path / "model"))
+    tokens = og.Tokenizer(model).encode("Hi there")
+    assert len(tokens) in (8, 9)  # with or without <bos>
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=40)
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(np.array([tokens], np.int32))
+    generator.generate_next_token()
+    assert 0 <= generator.get_next_tokens()[0] < 1000
+
+
+def test_seed_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    data = []
+    for i, seed in enumerate((0, 0, 1)):
+        make_model("tiny", tmp_path / str(i), seed=seed)
+        data.append((tmp_path / str(i) / "model.onnx.data").read_bytes())
+    assert data[0] == data[1] != data[2]
+
+
+def test_rotary_caches_are_no_longer_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    make_model("tiny", tmp_path / "model", context_length=48)
+    assert json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]["context_length"] == 48
+    with pytest.raises(ConversionError, match="1 to 64, got 65"):
+        make_model("tiny", tmp_path / "other", context_length=65)
+
+
+def test_unknown_shape_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"gemma3-1b, gemma3-4b, llama3\.2-1b"):
+        make_model("gemma4-1b", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converted models, run by stock ONNX Runtime through their functions, compute what transformers computes."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from flownpu.convert import convert
+
+FAMILIES = ("gemma3_text", "llama", "qwen3")
+ONNX_TYPES = {"fp32": onnx.TensorProto.FLOAT, "fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
+
+
+class StockDecoder:
+    """Feeds a converted model in ONNX Runtime's CPU provider, with a cache that grows."""
+
+    def __init__(self, folder: Path, kv_dtype: str) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")]
+        self.kv_dtype = kv_dtype
+        self.cache: list[onnxruntime.OrtValue] = []
+
+    def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
+        if not self.cache:
+            self.cache = [self._empty(len(ids), value.shape) for value in self.cache_inputs]
+        binding = self.session.io_binding()
+        binding.bind_cpu_input("input_ids", ids)
+        binding.bind_cpu_input("attention_mask", mask)
+        for value, past in zip(self.cache_inputs, self.cache, strict=True):
+            binding.bind_ortvalue_input(value.name, past)
+        for output in self.session.get_outputs():
+            binding.bind_output(output.name)
+        self.session.run_with_iobinding(binding)
+        logits, *self.cache = binding.get_outputs()
+        return logits.numpy()
+
+    def _empty(self, batch: int, shape: list[Any]) -> onnxruntime.OrtValue:
+        storage = np.uint16 if self.kv_dtype != "fp32" else np.float32
+        empty = np.zeros((batch, shape[1], 0, shape[3]), storage)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, ONNX_TYPES[self.kv_dtype])
+
+
+class RoundingCache(transformers.DynamicCache):
+    """transformers' cache, with keys and values rounded to the type of FlowNPU's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().update(*(t.to(self.dtype).to(t.dtype) for t in (key, value)), *args, **kwargs)
+
+
+def tolerance(logits: NDArray[np.float32], config: Any) -> float:
+    """How far two float32 computations of the same logits may be apart.
+
+    A sum of K rounded products is off by about sqrt(K) u of its size, u = 2^-24. A token's path to the logits has at
+    most 8 such sums a layer (norms before and after, QKV, attention, gate/up, down), of at most I terms. Their errors
+    are independent, and so are those of the two computations: they add up in quadrature. Measured against the largest
+    logit, a factor of 4 stands for what the nonlinear functions between them amplify, and for the largest of many
+    errors.
+    """
+    sums = 2 * (8 * config.num_hidden_layers + 1)
+    return 4 * math.sqrt(sums * config.intermediate_size) * 2**-24 * float(np.abs(logits).max())
+
+
+def random_ids(*shape: int) -> NDArray[np.int64]:
+    return np.random.default_rng(5).integers(4, 300, shape)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_and_decode_equal_transformers(family: str, tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+    tiny = tiny_models(family)
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    ids = random_ids(1, 40)
+    expected = tiny.logits(ids)
+    atol = tolerance(expected, tiny.reference.config)
+    decoder = StockDecoder(tmp_path / "model", "fp32")
+    # A prompt beyond the window of 8, a second part of several tokens, then single ones.
+    for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
+        logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
+        assert logits.shape == (1, 1, 300)
+        np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16"])
+def test_narrow_caches_round_keys_and_values_and_nothing_else(
+    kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tiny = tiny_models("gemma3_text")
+    convert(tiny.folder, tmp_path / "model", kv_dtype=kv_dtype)
+    ids = random_ids(1, 40)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[kv_dtype]
+    expected = tiny.logits(ids, RoundingCache(dtype))
+    # A value near the middle between two neighbours of the narrow type may be rounded either way: a float32 error of
+    # some 2^-21 reaches across the middle for one value in 2^12 of bfloat16 (2^9 of float16), so for a few of the 7680
+    # in the cache. One step of one of d components moves a score by step / sqrt(d) of its size, and one of at least 8
+    # keys that are seen by as much less.
+    step = {"bf16": 2**-8, "fp16": 2**-11}[kv_dtype]
+    flip = step / math.sqrt(tiny.reference.config.head_dim) * np.abs(expected).max()
+    atol = tolerance(expected, tiny.reference.config) + flip / 8
+    decoder = StockDecoder(tmp_path / "model", kv_dtype)
+    for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 40))):
+        logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
+        np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
+    assert np.abs(tiny.logits(ids) - expected).max() > 2 * atol, "the rounding is too small to be seen"
+
+
+def test_logits_of_all_tokens(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+    tiny = tiny_models("llama")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", logits="all")
+    ids = random_ids(2, 20)
+    expected = tiny.logits(ids)
+    logits = StockDecoder(tmp_path / "model", "fp32")(ids, np.ones_like(ids))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance(expected, tiny.reference.config))
+
+
+def test_rows_of_different_lengths_yield_their_own_last_token(
+    tiny_models: Callable[[str], Any], tmp_path: Path
+) -> None:
+    tiny = tiny_models("gemma3_text")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    ids, lengths = random_ids(3, 21), np.array([20, 3, 11])
+    mask = (np.arange(20) < lengths[:, None]).astype(np.int64)
+    decoder = StockDecoder(tmp_path / "model", "fp32")
+    logits = decoder(np.where(mask, ids[:, :20], 0), mask)
+    following = decoder(ids[:, 20:], np.concatenate([mask, np.ones((3, 1), np.int64)], axis=1))
+    for row, length in enumerate(lengths):
+        text = np.concatenate([ids[row, :length], ids[row, 20:]])[None]
+        expected = tiny.logits(text)[0]
+        atol = tolerance(expected, tiny.reference.config)
+        np.testing.assert_allclose(logits[row, 0], expected[length - 1], rtol=0, atol=atol)
+        np.testing.assert_allclose(following[row, 0], expected[length], rtol=0, atol=atol)
+
+
+def test_a_softcap_of_the_logits_is_in_the_graph(
+    tiny_models: Callable[[str], Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    # Gemma 3's own checkpoints have no softcaps, but its configuration has them.
+    tiny = tiny_models("gemma3_text")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 2.0}))
+    convert(checkpoint, tmp_path / "model", kv_dtype="fp32")
+    ids = random_ids(1, 12)
+    expected = 2 * np.tanh(tiny.logits(ids)[0, -1] / 2)
+    logits = StockDecoder(tmp_path / "model", "fp32")(ids, np.ones_like(ids))
+    atol = tolerance(tiny.logits(ids), tiny.reference.config)
+    np.testing.assert_allclose(logits[0, 0], expected, rtol=0, atol=atol)
+
+
+def test_sliding_window_cache_of_fixed_capacity(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+    """Local layers keep 11 positions for a window of 8; what a shared buffer holds is fed back, as GenAI does."""
+    tiny = tiny_models("gemma3_text")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", sliding_window_cache=True)
+    ids = random_ids(1, 40)
+    expected = tiny.logits(ids)
+    atol = tolerance(expected, tiny.reference.config)
+    decoder = StockDecoder(tmp_path / "model", "fp32")
+    kinds = tiny.reference.config.layer_types
+    capacities = [11 if kinds[int(v.name.split(".")[1])] == "sliding_attention" else 40 for v in decoder.cache_inputs]
+    decoder.cache = [
+        onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 2, capacity, 16), np.float32)) for capacity in capacities
+    ]
+    for start, stop in ((0, 5), (5, 20), *((i, i + 1) for i in range(20, 40))):
+        logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
+        assert [value.shape()[2] for value in decoder.cache] == capacities
+        np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An output is whole or not there, and never replaces anything unasked."""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from flownpu.convert import ConversionError, Progress, convert, data_file
+from flownpu.convert.output import output_folder
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_files_of_a_model(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "deep" / "er" / "model")
+    assert listing(tmp_path / "deep" / "er" / "model") == [
+        "flownpu_manifest.json",
+        "genai_config.json",
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "deep" / "er" / "model").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_manifest_names_source_sums_versions_and_errors(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "model", kv_dtype="fp16")
+    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())
+    for folder, files in ((checkpoint, manifest["source"]["files"]), (tmp_path / "model", manifest["files"])):
+        assert files
+        for name, facts in files.items():
+            assert facts["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    assert "model.safetensors" in manifest["source"]["files"]
+    assert {*manifest["files"], "flownpu_manifest.json"} == set(listing(tmp_path / "model"))
+    assert manifest["source"]["model_type"] == "gemma3_text"
+    assert manifest["settings"]["kv_dtype"] == "fp16"
+    assert {"flownpu", "numpy", "python"} <= set(manifest["versions"])
+    errors = manifest["quantisation"]["relative_error"]
+    assert len(errors) == 1 + 3 * 4
+    # Normal weights in groups of 32: the range is about 4 deviations, in 15 steps of s; the error of an even rounding
+    # is s / sqrt(12) = 4 / 15 / 3.46 = 0.077 of the deviation.
+    assert all(0.03 < error < 0.1 for error in errors.values())
+
+
+def test_the_same_source_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        convert(checkpoint, tmp_path / name)
+    for name in listing(tmp_path / "one"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_graph_passes_the_checker(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "model")
+    model = onnx.load(tmp_path / "model" / "model.onnx")
+    # The one operator that ORT adds to ONNX's own domain; the checker asks for a schema of everything there.
+    with registered(onnx.defs.OpSchema("SimplifiedLayerNormalization", "", 1, **SIMPLIFIED_LAYER_NORMALIZATION)):
+        onnx.checker.check_model(model)
+
+
+T = onnx.defs.OpSchema.FormalParameter
+SIMPLIFIED_LAYER_NORMALIZATION: dict[str, Any] = {
+    "inputs": [T("X", "T"), T("scale", "T")],
+    "outputs": [T("Y", "T")],
+    "type_constraints": [("T", ["tensor(float)"], "")],
+    "attributes": [
+        onnx.defs.OpSchema.Attribute(name, kind, "", required=False)
+        for name, kind in (
+            ("axis", onnx.defs.OpSchema.AttrType.INT),
+            ("epsilon", onnx.defs.OpSchema.AttrType.FLOAT),
+            ("stash_type", onnx.defs.OpSchema.AttrType.INT),
+        )
+    ],
+}
+
+
+class registered:  # noqa: N801  (reads as a verb)
+    def __init__(self, schema: onnx.defs.OpSchema) -> None:
+        self.schema = schema
+
+    def __enter__(self) -> None:
+        onnx.defs.register_schema(self.schema)
+
+    def __exit__(self, *_: object) -> None:
+        onnx.defs.deregister_schema(self.schema.name, self.schema.since_version, self.schema.domain)
+
+
+def test_tensors_lie_at_multiples_of_a_page(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "model")
+    model = ir.load(tmp_path / "model" / "model.onnx")
+    external = [
+        v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
+    ]
+    assert len(external) == 1 + 3 * 4 + 3 * 6 + 1 + 4  # embedding, projections, norms, final norm, rotary caches
+    assert all(tensor.offset % 4096 == 0 for tensor in external)
+    assert {tensor.location for tensor in external} == {"model.onnx.data"}
+    end = max(tensor.offset + tensor.length for tensor in external)
+    assert end == (tmp_path / "model" / "model.onnx.data").stat().st_size
+
+
+def test_tied_embedding_is_stored_once(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "model")
+    graph = ir.load(tmp_path / "model" / "model.onnx").graph
+    gather = next(node for node in graph if node.op_type == "Q4NXGather")
+    head = next(node for node in graph if node.name == "/lm_head")
+    assert gather.inputs[0] is head.inputs[1]
+
+
+def test_existing_model_is_replaced_only_by_force(checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "model"
+    convert(checkpoint, output)
+    before = (output / "model.onnx").read_bytes()
+    with pytest.raises(ConversionError, match="--force"):
+        convert(checkpoint, output, kv_dtype="fp16")
+    assert (output / "model.onnx").read_bytes() == before
+    convert(checkpoint, output, kv_dtype="fp16", force=True)
+    assert (output / "model.onnx").read_bytes() != before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    convert(checkpoint, tmp_path / "model")
+    assert (tmp_path / "model" / "model.onnx").exists()
+
+
+def test_force_does_not_replace_what_no_conversion_wrote(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("")
+    with pytest.raises(ConversionError, match="no conversion wrote"):
+        convert(checkpoint, tmp_path / "letters", force=True)
+    with pytest.raises(ConversionError, match="no conversion wrote"):
+        convert(checkpoint, checkpoint, force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConversionError, match="no folder"):
+        convert(checkpoint, tmp_path / "file", force=True)
+    assert listing(tmp_path / "letters") == ["dear.txt"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("bug"), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize("existing", [False, True])
+def test_interruption_leaves_nothing(error: BaseException, existing: bool, checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "model"
+    if existing:
+        convert(checkpoint, output)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    names = listing(tmp_path)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.done > progress.total / 2:
+            raise error
+
+    expected = ConversionError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected):
+        convert(checkpoint, output, force=True, progress=interrupt)
+    assert listing(tmp_path) == names
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_full_disk_is_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(data_file.DataFile, "write", full)
+    with pytest.raises(ConversionError, match="the disk became full"):
+        convert(checkpoint, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_too_little_room_is_refused_before_anything_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 10, 1000))
+    before = listing(tmp_path)
+    with pytest.raises(ConversionError, match="MB free"):
+        convert(checkpoint, tmp_path / "model")
+    assert listing(tmp_path) == before
+
+
+def test_announced_size_is_enough(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flownpu.convert import huggingface
+
+    sizes = []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(kwargs["size"])
+        return output_folder(*args, **kwargs)
+
+    monkeypatch.setattr(huggingface, "output_folder", spy)
+    convert(checkpoint, tmp_path / "model")
+    assert sum(path.stat().st_size for path in (tmp_path / "model").iterdir()) <= sizes[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "setsid"), reason="signals are sent as POSIX does")
+def test_control_c_in_another_process_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    program = (
+        "import signal, sys, time; from pathlib import Path; from flownpu.convert import convert\n"
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def slow(progress):\n"
+        "    if progress.done: print('begun', flush=True); time.sleep(60)\n"
+        "convert(Path(sys.argv[1]), Path(sys.argv[2]), progress=slow)\n"
+    )
+    arguments = [sys.executable, "-c", program, str(checkpoint), str(tmp_path / "model")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        assert any(path.name.endswith(".partial") for path in tmp_path.iterdir())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) != 0
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name]
+
+
+def test_progress_counts_every_weight_and_byte(checkpoint: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    convert(checkpoint, tmp_path / "model", progress=seen.append)
+    stages = {progress.stage: progress for progress in seen}
+    assert list(stages) == ["quantise", "sum"]
+    assert all(progress.done == progress.total for progress in stages.values())
+    assert stages["quantise"].total == 300 * 96 + 3 * ((6 + 4) * 16 * 96 + 6 * 16 * 96 + 3 * 96 * 160)
+    assert [p.done for p in seen if p.stage == "quantise"] == sorted(p.done for p in seen if p.stage == "quantise")

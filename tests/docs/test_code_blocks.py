@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation tells readers to type works."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flownpu.convert import convert
+from tests.docs.pages import PAGES, ROOT, Block, blocks
+
+
+def test_the_pages_have_blocks_to_test():
+    assert {block.page for block in blocks()} == {"README.md", "docs/options.md", "docs/q4nx.md"}
+    # A block that readers are to type is marked; what is not is a fragment, or the build itself.
+    unmarked = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) // 2 - len(blocks())
+    assert unmarked == 1  # README: make demo, make test
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: f"{block.page}-{block.language}")
+def test_block(block: Block, tmp_path: Path):
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    model = "out/gemma3-topics"
+    if model in block.text and f" {model}\n" not in block.text.partition("flownpu convert")[2]:
+        convert(ROOT / "tests" / "fixtures" / "gemma3-topics", tmp_path / model)
+    command = {"sh": ["bash", "-eu", "-c", block.text], "python": [sys.executable, "-c", block.text]}[block.language]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation says is what the code has: links, options, operators, commands."""
+
+import importlib.util
+import re
+
+import pytest
+
+from flownpu.ops.definitions import OPERATORS
+from tests.docs.pages import PAGES, ROOT, table
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`]+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page):
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+            assert anchor in anchors, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_that_are_named_exist(page):
+    for text in CODE.findall(page.read_text(encoding="utf-8")):
+        if re.fullmatch(r"(ep|ops|scripts|tests|docs|graph_rewrites|python)/[\w./-]+", text):
+            assert (ROOT / text).exists(), text
+
+
+def test_options_are_those_of_the_provider():
+    source = (ROOT / "ep" / "options.cc").read_text(encoding="utf-8")
+    parsers = source[source.index("kParsers{{") :]
+    keys = re.findall(r'^    \{"(\w+)",', parsers, re.MULTILINE)
+    rows = table("docs/options.md", "key")
+    assert [CODE.findall(row[0])[0] for row in rows] == keys
+    for row in rows:
+        # choose<...>("device", value, {{{"auto", ...}, ...}}) lists the values of those that have some.
+        choices = re.search(rf'"{CODE.findall(row[0])[0]}", value,\s*(\{{\{{.*?\}}\}}\}})\)', parsers, re.DOTALL)
+        if choices:
+            assert CODE.findall(row[1]) == re.findall(r'\{"(\w+)"', choices.group(1)), row[0]
+
+
+def test_operators_are_those_that_are_defined():
+    rows = {
+        CODE.findall(row[0])[0]: [CODE.findall(cell) for cell in row[1:]]
+        for row in table("docs/operators.md", "operator")
+    }
+    assert rows.keys() == OPERATORS.keys()
+    rows["FlowKVAttention"] = rows["FlowQKVAttention"]  # "the same"
+    for name, operator in OPERATORS.items():
+        attributes = [attribute.partition(":")[0] for attribute in operator.ATTRIBUTES]
+        assert rows[name] == [list(operator.INPUTS), list(operator.OUTPUTS), attributes], name
+
+
+def test_the_command_lines_page_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("write_command_line", ROOT / "scripts" / "write_command_line.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert text == script.page(), "run: python scripts/write_command_line.py"

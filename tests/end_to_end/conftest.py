@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trained small model, converted, and transformers' model of it with the weights that Q4NX made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as og
+import pytest
+import torch
+import transformers
+
+import flownpu
+from flownpu.convert import convert
+from flownpu.ops import q4nx
+
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
+PROMPTS = (
+    'The "for" statement is used to',
+    "An assignment statement evaluates the expression list",
+    "Strings are",
+    "If the class defines",
+    "The following exceptions are raised when",
+)
+
+Tokens = list[int]
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Converts the small model, once for each set of options."""
+    made: dict[str, Path] = {}
+
+    def folder(**options: Any) -> Path:
+        key = json.dumps(options, sort_keys=True)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("converted") / "model"
+            convert(CHECKPOINT, made[key], **options)
+        return made[key]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def open_model(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A converted model in GenAI: on our provider, or ("cpu") on ONNX Runtime's own through the file's functions."""
+    flownpu.register()
+    opened: dict[str, Any] = {}
+
+    def model(provider: str = "flownpu", provider_options: dict[str, str] | None = None, **options: Any) -> Any:
+        key = json.dumps([provider, provider_options, options], sort_keys=True)
+        if key not in opened:
+            folder = tmp_path_factory.mktemp("opened") / "model"
+            shutil.copytree(converted(**options), folder)
+            config = json.loads((folder / "genai_config.json").read_text())
+            providers = [{"FlowNPUExecutionProvider": provider_options or {}}] if provider == "flownpu" else []
+            config["model"]["decoder"]["session_options"]["provider_options"] = providers
+            (folder / "genai_config.json").write_text(json.dumps(config))
+            opened[key] = og.Model(str(folder))
+        return opened[key]
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def tokenizer(open_model: Callable[..., Any]) -> Any:
+    return og.Tokenizer(open_model())
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Any) -> list[Tokens]:
+    return [tokenizer.encode(prompt).tolist() for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def held_out(tokenizer: Any) -> Tokens:
+    """Tokens of text that the model was not trained on."""
+    return tokenizer.encode((CHECKPOINT / "held_out.txt").read_text())[:2048].tolist()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def original() -> transformers.PreTrainedModel:
+    """The checkpoint's own bf16 weights, computed in float32."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        CHECKPOINT, dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+@pytest.fixture(scope="session")
+def reference() -> transformers.PreTrainedModel:
+    """The same, with the projections and the embedding as Q4NX stores them."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        CHECKPOINT, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("_proj.weight", "embed_tokens.weight")):
+                parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(q4nx.quantize(parameter.numpy()))))
+    return model
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: Tokens) -> np.ndarray:
+    """float64 [tokens, vocabulary]."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].double().numpy()  # type: ignore[no-any-return]

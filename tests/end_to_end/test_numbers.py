@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trained small model on our provider says what transformers says with the same weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import onnxruntime_genai as og
+import pytest
+
+from tests.end_to_end.conftest import Tokens, logits_of
+
+ACTIVATIONS = ("bf16", "int8")
+# The rms error of rounding an activation, relative to the activations' rms. bf16: half an ulp is 2^-9 of the value's
+# power of two, evenly spread. int8: a step is 1/127 of the largest of 32 values, which for values spread normally is
+# 2.1 of their rms, and the error is evenly spread over a step.
+ROUNDING = {"bf16": 2.0**-9 / math.sqrt(3), "int8": 2.1 / 127 / math.sqrt(12)}
+
+
+def logit_error(activations: str, layers: int, logits: np.ndarray) -> float:
+    """The rms error of a logit that rounding activations causes.
+
+    Every layer rounds the inputs of its four products, and its keys and values to bf16; the LM head rounds once. Each
+    rounding is an independent relative error of the residual stream or of what joins it, so they add in quadrature, and
+    the LM head turns a relative error of the hidden state into the same relative error of the logits' spread.
+    """
+    products = (4 * layers + 1) * ROUNDING[activations] ** 2
+    cache = 2 * layers * ROUNDING["bf16"] ** 2
+    return math.sqrt(products + cache) * float(logits.std(-1).mean())
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_greedy_tokens(
+    activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any
+) -> None:
+    """256 tokens from 5 prompts: each is the reference's likeliest, but where its two likeliest are too close to tell.
+
+    The gap of two logits has sqrt(2) times the error of one; of 1280 gaps the largest error is within 4 sigma.
+    """
+    model = open_model(provider_options={"activations": activations})
+    differing = 0
+    for prompt in prompts:
+        parameters = og.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False, max_length=len(prompt) + 256, min_length=len(prompt) + 256)
+        generator = og.Generator(model, parameters)
+        generator.append_tokens(np.array([prompt], np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+        sequence = generator.get_sequence(0).tolist()
+        logits = logits_of(reference, sequence)[len(prompt) - 1 : -1]
+        # min_length keeps the end-of-sequence tokens away.
+        logits[:, list(reference.generation_config.eos_token_id)] = -np.inf
+        chosen = np.take_along_axis(logits, np.array(sequence[len(prompt) :])[:, None], axis=-1)[:, 0]
+        gaps = logits.max(-1) - chosen
+        finite = np.where(np.isfinite(logits), logits, 0)
+        bound = 4 * math.sqrt(2) * logit_error(activations, reference.config.num_hidden_layers, finite)
+        assert gaps.max() <= bound
+        differing += int((gaps > 0).sum())
+    # A bound that let everything pass would not be noticed above: nearly all gaps are far larger than it.
+    assert differing <= 0.02 * 256 * len(prompts)
+
+
+def our_logits(folder: Path, tokens: Tokens, activations: str, devices: list[Any]) -> np.ndarray:
+    """Logits [tokens, vocabulary] of one prefill in a plain InferenceSession, every node ours."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    options.add_provider_for_devices(devices[:1], {"activations": activations})
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options)
+    feeds = {
+        "input_ids": np.array([tokens]),
+        "attention_mask": np.ones((1, len(tokens)), np.int64),
+    }
+    for value in session.get_inputs():
+        if value.name.startswith("past_key_values."):
+            feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
+    return session.run(["logits"], feeds)[0][0].astype(np.float64)  # type: ignore[no-any-return]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # type: ignore[no-any-return]
+
+
+def perplexity(logits: np.ndarray, tokens: Tokens) -> float:
+    return float(np.exp(-np.take_along_axis(log_softmax(logits[:-1]), np.array(tokens[1:])[:, None], -1).mean()))
+
+
+@pytest.mark.parametrize("activations", ACTIVATIONS)
+def test_distributions_on_held_out_text(
+    activations: str,
+    converted: Callable[..., Path],
+    held_out: Tokens,
+    reference: Any,
+    original: Any,
+    ep_devices: list[Any],
+) -> None:
+    """KL divergence of next-token distributions, and the perplexity that 4-bit weights cost."""
+    assert len(held_out) == 2048
+    folder = converted(logits="all", kv_dtype="fp32")
+    ours = our_logits(folder, held_out, activations, ep_devices)
+    theirs = logits_of(reference, held_out)
+    p, q = log_softmax(theirs), log_softmax(ours)
+    divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
+    print(f"{activations}: KL {divergence:.2e}")
+    assert divergence <= 1e-3
+    exact, quantised = perplexity(logits_of(original, held_out), held_out), perplexity(ours, held_out)
+    print(f"perplexity {exact:.2f} with bf16 weights, {quantised:.2f} with Q4NX and {activations} activations")
+    assert quantised <= 1.03 * exact

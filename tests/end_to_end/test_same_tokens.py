@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever GenAI does to a conversation and its cache, the tokens are those of ONNX Runtime's CPU provider."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as og
+import pytest
+
+from tests.end_to_end.conftest import Tokens
+from tests.end_to_end.test_numbers import logit_error
+
+NEW_TOKENS = 48
+
+
+@dataclass
+class Reply:
+    """The tokens of a reply, and the logits that each was chosen from."""
+
+    tokens: Tokens
+    logits: list[np.ndarray]
+
+
+def generator_of(model: Any, capacity: int, **options: Any) -> Any:
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(do_sample=False, max_length=capacity, min_length=capacity, **options)
+    return og.Generator(model, parameters)
+
+
+def reply(generator: Any, prompt: Tokens, count: int = NEW_TOKENS) -> Reply:
+    """Appends a prompt and takes `count` tokens."""
+    generator.append_tokens(np.array([prompt], np.int32))
+    result = Reply([], [])
+    for _ in range(count):
+        generator.generate_next_token()
+        result.logits.append(generator.get_logits()[0, -1].copy())
+        result.tokens.append(int(generator.get_next_tokens()[0]))
+    return result
+
+
+def generate(model: Any, prompt: Tokens, **options: Any) -> Reply:
+    return reply(generator_of(model, len(prompt) + NEW_TOKENS, **options), prompt)
+
+
+def assert_same(ours: Reply, theirs: Reply) -> None:
+    """The first token that differs, if any, was chosen between two logits that are too close to tell.
+
+    Theirs computes with float32 activations and ours rounds them to bf16, so the bound is that of a gap of two logits
+    (4 sigma, see test_numbers). Tokens after a difference answer another text and are not compared.
+    """
+    for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+        if a != b:
+            logits = theirs.logits[i]
+            bound = 4 * math.sqrt(2) * logit_error("bf16", 6, logits[None])
+            assert logits[b] - logits[a] <= bound, f"token {i}: {a} for {b}"
+            return
+
+
+@pytest.fixture(scope="module")
+def long_prompt(held_out: Tokens) -> Tokens:
+    """Three times the window of 64, and more."""
+    return held_out[:230]
+
+
+@pytest.fixture(scope="module")
+def expected(open_model: Callable[..., Any], long_prompt: Tokens) -> Reply:
+    return generate(open_model("cpu"), long_prompt)
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("chunk_size", [0, 1, 50, 100])
+def test_beyond_the_window_in_chunks_with_and_without_shared_buffers(
+    share: bool, chunk_size: int, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
+    ours = generate(open_model(), long_prompt, past_present_share_buffer=share, chunk_size=chunk_size)
+    assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("chunk_size", [0, 50])
+def test_a_window_sized_cache(
+    chunk_size: int, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
+    ours = generate(open_model(sliding_window_cache=True), long_prompt, chunk_size=chunk_size)
+    assert_same(ours, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
+def test_other_cache_types(
+    kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
+    assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_other_instruction_sets(
+    isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
+) -> None:
+    assert_same(generate(open_model(provider_options={"cpu_isa": isa}), long_prompt), expected)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_second_turn(share: bool, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+    turns: list[list[Reply]] = []
+    for model in (open_model(), open_model("cpu")):
+        generator = generator_of(model, 400, past_present_share_buffer=share)
+        turns.append([reply(generator, prompts[0], 20), reply(generator, prompts[1], 20)])
+    for ours, theirs in zip(*turns, strict=True):
+        assert_same(ours, theirs)
+        if ours.tokens != theirs.tokens:
+            break
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_rewind(share: bool, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+    replies = []
+    for model in (open_model(), open_model("cpu")):
+        generator = generator_of(model, 400, past_present_share_buffer=share)
+        reply(generator, long_prompt, 20)
+        generator.rewind_to(100)
+        replies.append(reply(generator, prompts[0], 20))
+    assert_same(*replies)
+
+
+def batch(model: Any, sequences: list[Tokens], **options: Any) -> list[Tokens]:
+    longest = max(map(len, sequences))
+    parameters = og.GeneratorParams(model)
+    capacity = longest + NEW_TOKENS
+    parameters.set_search_options(
+        do_sample=False, max_length=capacity, min_length=capacity, batch_size=len(sequences), **options
+    )
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(np.array([s + [0] * (longest - len(s)) for s in sequences], np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [generator.get_sequence(i).tolist()[longest:] for i in range(len(sequences))]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_batch_of_different_lengths(share: bool, open_model: Callable[..., Any], held_out: Tokens) -> None:
+    """Each row of a batch continues as ONNX Runtime's CPU provider continues it alone."""
+    sequences = [held_out[:150], held_out[300:340], held_out[500:507]]
+    ours = batch(open_model(), sequences, past_present_share_buffer=share)
+    for sequence, tokens in zip(sequences, ours, strict=True):
+        assert_same(Reply(tokens, []), generate(open_model("cpu"), sequence))
+
+
+def test_beams(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+    """Beams reorder the cache's rows between steps."""
+    found = []
+    for model in (open_model(), open_model("cpu")):
+        parameters = og.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False, num_beams=3, max_length=len(prompts[2]) + 24)
+        generator = og.Generator(model, parameters)
+        generator.append_tokens(np.array([prompts[2]], np.int32))
+        while not generator.is_done():
+            generator.generate_next_token()
+        found.append(generator.get_sequence(0).tolist())
+    assert found[0] == found[1]
+
+
+def test_four_threads_in_one_session(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+    """The same bits as one after another: runs share nothing but weights."""
+    model = open_model()
+    alone = [generate(model, prompt).tokens for prompt in prompts[:4]]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda prompt: generate(model, prompt).tokens, prompts[:4]))
+    assert together == alone

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider's options: valid ones are taken, all others are errors that list the valid ones."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.ep.conftest import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.ep.conftest import MakeSession, Placed
+
+MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
+
+
+# providers=[...] and add_provider_for_devices() lead to different code in onnxruntime, and both must fail: its Python
+# session takes some errors as a hint to start again on the CPU provider.
+@pytest.mark.parametrize("by_name", [False, True], ids=["add_provider_for_devices", "providers"])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("colour", "red", "option colour = 'red' is not known; the options are: device, on_unsupported, activations"),
+        ("device", "gpu", "option device = 'gpu' is not known; expected one of: auto, cpu, npu, emulate"),
+        ("on_unsupported", "", "option on_unsupported = '' is not known; expected one of: error, warn, cpu"),
+        ("activations", "f32", "option activations = 'f32' is not known; expected one of: bf16, int8"),
+        ("threads", "-1", r"option threads = '-1' is not valid; expected an integer from 0 \(one for each core\)"),
+        ("threads", "2x", "option threads = '2x' is not valid"),
+        ("threads", "99999999999", "option threads = '99999999999' is not valid"),
+        ("cpu_isa", "mmx", "cpu_isa.*generic.*'mmx'"),
+        ("placement", "there", "option placement = 'there' is not known; expected one of: log, stderr, the path of"),
+        ("device", "npu", "device 'npu' was not built into this library"),
+        ("device", "emulate", "device 'emulate' was not built into this library"),
+    ],
+)
+def test_bad_options_are_errors(make_session: MakeSession, by_name: bool, key: str, value: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        make_session(MODEL, {key: value}, by_name=by_name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device", "auto"),
+        ("device", "cpu"),
+        ("on_unsupported", "error"),
+        ("on_unsupported", "warn"),
+        ("on_unsupported", "cpu"),
+        ("activations", "bf16"),
+        ("activations", "int8"),
+        ("threads", "0"),
+        ("threads", "3"),
+        ("cpu_isa", "auto"),
+        ("cpu_isa", "generic"),
+        ("artifacts", "anywhere"),
+        ("placement", "log"),
+    ],
+)
+def test_good_options_are_taken(make_session: MakeSession, key: str, value: str) -> None:
+    make_session(MODEL, {key: value}, strict=True)
+
+
+def test_options_reach_the_device(placed: Placed) -> None:
+    _, placement = placed(MODEL, {"device": "cpu", "cpu_isa": "generic", "threads": "3", "activations": "int8"})
+    assert placement["device"] == "cpu (generic, 3 threads, int8 activations)"
+    assert placement["why"] == "device=cpu"
+
+
+def test_placement_on_stderr_is_one_line(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+    make_session(MODEL, {"placement": "stderr"})
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("FlowNPU: 1 of 1 nodes in 1 partition on cpu (")
+    assert "because device=auto and " in lines[0]
+
+
+def test_placement_is_in_the_log_and_nowhere_else(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+    make_session(MODEL)
+    assert capfd.readouterr().err == ""
+    information = 1
+    make_session(MODEL, configure={"log_severity_level": information})
+    assert "FlowNPU: 1 of 1 nodes in 1 partition on cpu (" in capfd.readouterr().err
+
+
+def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    name = 'a "name"\n of\tthe \\ worst é'
+    model = parse("g (float[2,2] x) => (float z) { a = Add(x, x)  z = Det(a) }")
+    model.graph.node[1].name = name
+    make_session(model, {"placement": str(path), "on_unsupported": "cpu"})
+    placement = json.loads(path.read_text())
+    assert [file.name for file in tmp_path.iterdir()] == ["placement.json"], "the file with the unfinished name is left"
+    assert placement["summary"].startswith("FlowNPU: 1 of 2 nodes")
+    assert placement["left"][0]["node"] == f"Det '{name}'"
+    facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary left inlined"
+    assert " ".join(placement) == facts
+
+
+def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"option placement: cannot write '.*missing/placement\.json'"):
+        make_session(MODEL, {"placement": str(tmp_path / "missing" / "placement.json")})

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that the device does not take: an error, or left to ORT's CPU provider, but never silently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.ep.conftest import HEADER, parse, reference
+
+if TYPE_CHECKING:
+    from tests.ep.conftest import MakeSession, Placed
+
+# No language model has a Det; the device never will.
+IN_THE_MIDDLE = """g (float[2,2] x) => (float[2,2] z) {
+    a = Add(x, x)  b = Mul(a, x)  [odd] d = Det(b)  c = Add(b, x)  e = Mul(c, d)  z = Add(e, a)
+}"""
+X = np.array([[1, 2], [3, 5]], np.float32)
+FALLBACK = "set the provider option on_unsupported to warn or cpu"
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["add_provider_for_devices", "providers"])
+@pytest.mark.parametrize("options", [{}, {"on_unsupported": "error"}], ids=["default", "error"])
+def test_error_lists_nodes_and_reasons(make_session: MakeSession, by_name: bool, options: dict[str, str]) -> None:
+    with pytest.raises(Exception, match="does not take 1 of the model's 6 nodes") as raised:
+        make_session(IN_THE_MIDDLE, options, by_name=by_name)
+    assert "Det 'odd': the cpu device has no ai.onnx::Det" in str(raised.value)
+    assert FALLBACK in str(raised.value)
+
+
+@pytest.mark.parametrize("choice", ["warn", "cpu"])
+def test_fallback_splits_around_the_node(placed: Placed, choice: str) -> None:
+    session, placement = placed(IN_THE_MIDDLE, {"on_unsupported": choice})
+    # Add, Mul, Add before (c does not need d) and Mul, Add after.
+    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (6, 5, 2)
+    assert [left["op_type"] for left in placement["left"]] == ["Det"]
+    assert placement["summary"].endswith("; left to ONNX Runtime's CPU provider: Det")
+    # d = det(2 x * x) is an integer: all is exact.
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], reference(IN_THE_MIDDLE, {"x": X})[0])
+
+
+def test_only_warn_warns(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+    make_session(IN_THE_MIDDLE, {"on_unsupported": "warn"})
+    assert "Det 'odd': the cpu device has no ai.onnx::Det" in capfd.readouterr().err
+    make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"})
+    assert "FlowNPU" not in capfd.readouterr().err
+    information = 1
+    make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"}, configure={"log_severity_level": information})
+    assert "Det 'odd': the cpu device has no ai.onnx::Det" in capfd.readouterr().err
+
+
+def test_strict_sessions_see_the_fallback(make_session: MakeSession) -> None:
+    with pytest.raises(Exception, match="fallback to CPU EP has been explicitly disabled"):
+        make_session(IN_THE_MIDDLE, {"on_unsupported": "cpu"}, strict=True)
+
+
+def test_many_nodes_are_counted_not_listed(make_session: MakeSession) -> None:
+    chain = "".join(f"y{i + 1} = Sin(y{i})  " for i in range(50))
+    with pytest.raises(Exception, match="does not take 50 of the model's 51 nodes") as raised:
+        make_session(f"g (float[2] y0) => (float[2] z) {{ {chain} z = Add(y50, y0) }}")
+    assert str(raised.value).count("Sin '") == 20
+    assert "and 30 more" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("graph", "dtype"),
+    [
+        pytest.param("g (float[2,2] x) => (float z) { z = Det(x) }", "float32", id="one node"),
+        pytest.param("g (double[2,2] x) => (double[2,2] z) { z = Add(x, x) }", "float64", id="type"),
+        pytest.param("g (string[2] x) => (string[2] z) { z = Identity(x) }", "str", id="strings"),
+        pytest.param(
+            "g (float[1,1,1,1,1,1,1,1,1] x) => (float[1,1,1,1,1,1,1,1,1] z) { z = Add(x, x) }", "float32", id="rank"
+        ),
+    ],
+)
+def test_a_graph_of_which_nothing_is_taken(make_session: MakeSession, placed: Placed, graph: str, dtype: str) -> None:
+    with pytest.raises(Exception, match="does not take 1 of the model's 1 nodes"):
+        make_session(graph)
+    session, placement = placed(graph, {"on_unsupported": "warn"})
+    assert (placement["claimed"], placement["partitions"], len(placement["left"])) == (0, 0, 1)
+    shape = [value.dim_value for value in parse(graph).graph.input[0].type.tensor_type.shape.dim]
+    x: Any = np.ones(shape, dtype)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], reference(graph, {"x": x})[0])
+
+
+def test_a_reason_names_the_type(make_session: MakeSession) -> None:
+    with pytest.raises(Exception, match="Add 'z': value 'x' has type double, which no device takes"):
+        make_session("g (double[2] x) => (double[2] z) { z = Add(x, x) }")
+
+
+def test_a_tensor_attribute_is_not_lost(make_session: MakeSession) -> None:
+    graph = "g (int64[1] s) => (float[N] z) { c = ConstantOfShape<value = float[1] {2.0}>(s)  z = Add(c, c) }"
+    with pytest.raises(Exception, match="attribute 'value' is a tensor, a graph or a list of strings"):
+        make_session(graph)
+    session = make_session(graph, {"on_unsupported": "cpu"})
+    np.testing.assert_array_equal(session.run(None, {"s": np.array([3])})[0], np.full(3, 4, np.float32))
+
+
+# `a` is read inside the branches only: an edge of the graph that no input list shows.
+CONTROL_FLOW = """g (float[2] x, bool c) => (float[2] z) {
+    a = Add(x, x)
+    b = If (c) <then_branch = t () => (float[2] p) { p = Mul(a, x) },
+                else_branch = e () => (float[2] q) { q = Identity(a) }>
+    d = Add(b, a)
+    z = Mul(d, x)
+}"""
+
+
+def test_control_flow_is_left_whole(make_session: MakeSession, placed: Placed) -> None:
+    with pytest.raises(Exception, match=r"does not take 1 of the model's 4 nodes.*\n.*If 'b': attribute"):
+        make_session(CONTROL_FLOW)
+    session, placement = placed(CONTROL_FLOW, {"on_unsupported": "cpu"})
+    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 3, 2)
+    for condition in (True, False):
+        inputs = {"x": np.array([2, 3], np.float32), "c": np.array(condition)}
+        np.testing.assert_array_equal(session.run(None, inputs)[0], reference(CONTROL_FLOW, inputs)[0])
+
+
+def test_nothing_but_control_flow_is_an_error_too(make_session: MakeSession) -> None:
+    graph = """g (float[2] x, bool c) => (float[2] z) {
+        z = If (c) <then_branch = t () => (float[2] p) { p = Mul(x, x) },
+                    else_branch = e () => (float[2] q) { q = Add(x, x) }>
+    }"""
+    with pytest.raises(Exception, match="does not take 1 of the model's 1 nodes"):
+        make_session(graph)
+
+
+FUNCTIONS = """<ir_version: 10, opset_import: ["": 21, "%(domain)s": 1]>
+g (float[3] x, float[3] y) => (float[3] z) { a = Add(x, y)  [call] z = %(domain)s.Twice:%(overload)s(a, x) }
+<domain: "%(domain)s", overload: "%(overload)s", opset_import: ["": 21]>
+Twice (p, q) => (r) { t = Mul(p, q)  r = Add(t, t) }"""
+
+
+def functions(domain: str, overload: str) -> Any:
+    """A graph that calls a function of the model; onnx's text syntax has overloads in calls from 1.20 on."""
+    text = FUNCTIONS % {"domain": domain, "overload": overload}
+    model = parse((text if overload else text.replace(":(a", "(a")).replace(f":{overload}(a", "(a"))
+    model.graph.node[1].overload = overload
+    return model
+
+
+@pytest.mark.parametrize("overload", ["", "variant"])
+def test_a_function_of_the_model_runs_as_its_body(placed: Placed, overload: str) -> None:
+    session, placement = placed(functions("anyones", overload), strict=True)
+    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (3, 3, 1)
+    x, y = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "y": y})[0], (x + y) * x * 2)
+
+
+@pytest.mark.parametrize("overload", ["", "variant"])
+def test_an_operator_of_ours_is_not_replaced_by_its_definition_unnoticed(
+    make_session: MakeSession, placed: Placed, overload: str
+) -> None:
+    model = functions("ai.flownpu", overload)
+    with pytest.raises(Exception, match=r"does not take 1 of the model's 2 nodes.*\n.*Twice 'call'"):
+        make_session(model)
+    session, placement = placed(model, {"on_unsupported": "cpu"})
+    assert [node["node"] for node in placement["inlined"]] == ["Twice 'call'"]
+    assert placement["summary"].endswith("; replaced by their definitions: Twice")
+    x, y = np.array([1, 2, 3], np.float32), np.array([4, 5, 6], np.float32)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "y": y})[0], (x + y) * x * 2)
+
+
+def test_partitions_are_convex_and_few(placed: Placed) -> None:
+    # Layers of supported nodes, some followed by a node that is not: random, but always the same.
+    random = np.random.default_rng(0)
+    values, body, rejected = ["x"], [], 0
+    for index in range(60):
+        first, second = random.choice(values[-8:], 2)
+        if random.random() < 0.15:
+            rejected += 1
+            body.append(f"v{index} = Sign({first})")
+        else:
+            body.append(f"v{index} = {random.choice(['Add', 'Min', 'Max'])}({first}, {second})")
+        values.append(f"v{index}")
+    outputs = ", ".join(f"float[4] {value}" for value in values[1:])
+    graph = f"{HEADER} g (float[4] x) => ({outputs}) {{ {'  '.join(body)} }}"
+    session, placement = placed(graph, {"on_unsupported": "cpu"})
+    assert (placement["nodes"], placement["claimed"]) == (60, 60 - rejected)
+    assert 1 < placement["partitions"] <= rejected + 1
+    x = np.array([-2, -1, 0, 3], np.float32)
+    for value, expected in zip(session.run(None, {"x": x}), reference(graph, {"x": x}), strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing: lets Python prepare and run one node on a device, as the EP does, on numpy's memory.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/cpu/kernels.h"
+#include "ops/device.h"
+#include "ops/error.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
+// An input or output of a run: the type's name (numpy has no bfloat16) and the memory; none for an absent input.
+using Argument = std::optional<std::pair<std::string, Array>>;
+
+flownpu::DataType type_of(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(flownpu::DataType::kBool); ++i) {
+    const auto type = static_cast<flownpu::DataType>(i);
+    if (flownpu::name_of(type) == name) return type;
+  }
+  flownpu::fail("expected the name of a data type, got '", name, "'");
+}
+
+flownpu::Tensor tensor_of(const Argument& argument) {
+  if (!argument) return {};
+  const Array& array = argument->second;
+  std::vector<std::int64_t> dims;
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) dims.push_back(static_cast<std::int64_t>(array.shape(axis)));
+  return {array.data(), type_of(argument->first), flownpu::Shape(dims.data(), dims.size())};
+}
+
+std::vector<flownpu::Tensor> tensors_of(const std::vector<Argument>& arguments) {
+  std::vector<flownpu::Tensor> tensors;
+  for (const Argument& argument : arguments) tensors.push_back(tensor_of(argument));
+  return tensors;
+}
+
+class PreparedNode {
+ public:
+  // `inputs`: as they will come, with the memory of those in `constants`; `outputs`: type names, "" for an unused one.
+  PreparedNode(const std::string& domain, const std::string& op_type,
+               const std::map<std::string, flownpu::Attribute>& attributes, const std::vector<Argument>& inputs,
+               const std::vector<std::size_t>& constants, const std::vector<std::string>& outputs,
+               const std::map<std::string, std::string>& options) {
+    flownpu::DeviceOptions device_options;
+    if (options.contains("cpu_isa")) device_options.cpu_isa = options.at("cpu_isa");
+    if (options.contains("threads")) device_options.threads = std::stoi(options.at("threads"));
+    if (options.contains("activations") && options.at("activations") == "int8") {
+      device_options.activations = flownpu::Activations::kInt8;
+    }
+    device_ = flownpu::make_cpu_device(device_options);
+
+    flownpu::Node node;
+    node.name = "node";
+    node.op_type = op_type;
+    node.domain = domain;
+    node.attributes.insert(attributes.begin(), attributes.end());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      flownpu::Value value;
+      if (inputs[i]) {
+        const flownpu::Tensor tensor = tensor_of(inputs[i]);
+        value.name = "input" + std::to_string(i);
+        value.type = tensor.type;
+        value.shape = tensor.shape;
+        for (std::size_t constant : constants) {
+          if (constant == i) value.constant = tensor.data;
+        }
+      }
+      node.inputs.push_back(value);
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      flownpu::Value value;
+      if (!outputs[i].empty()) {
+        value.name = "output" + std::to_string(i);
+        value.type = type_of(outputs[i]);
+      }
+      node.outputs.push_back(value);
+    }
+    constants_ = inputs;
+    outputs_ = outputs.size();
+    step_ = device_->prepare(node);
+  }
+
+  std::vector<std::vector<std::int64_t>> infer(const std::vector<Argument>& inputs) const {
+    std::vector<flownpu::Shape> shapes(outputs_);
+    step_->infer(tensors_of(inputs), shapes);
+    std::vector<std::vector<std::int64_t>> lists;
+    for (const flownpu::Shape& shape : shapes) lists.emplace_back(shape.begin(), shape.end());
+    return lists;
+  }
+
+  void run(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs) const {
+    const std::vector<flownpu::Tensor> in = tensors_of(inputs);
+    const std::vector<flownpu::Tensor> out = tensors_of(outputs);
+    const std::size_t bytes = step_->scratch_bytes(in);
+    const flownpu::Memory scratch = device_->allocate(bytes);
+    const nb::gil_scoped_release released;
+    step_->run(in, out, {scratch.get(), bytes});
+  }
+
+  std::int64_t multiply_adds() const { return step_->multiply_adds(); }
+
+ private:
+  std::unique_ptr<flownpu::Device> device_;
+  std::unique_ptr<flownpu::Step> step_;
+  // Keeps the constants' memory alive.
+  std::vector<Argument> constants_;
+  std::size_t outputs_ = 0;
+};
+
+}  // namespace
+
+NB_MODULE(flownpu_testing, module) {
+  module.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const auto* kernels : flownpu::cpu::available_kernels()) names.emplace_back(kernels->isa);
+    return names;
+  });
+  nb::class_<PreparedNode>(module, "PreparedNode")
+      .def(nb::init<const std::string&, const std::string&, const std::map<std::string, flownpu::Attribute>&,
+                    const std::vector<Argument>&, const std::vector<std::size_t>&, const std::vector<std::string>&,
+                    const std::map<std::string, std::string>&>(),
+           nb::arg("domain"), nb::arg("op_type"), nb::arg("attributes"), nb::arg("inputs").none(), nb::arg("constants"),
+           nb::arg("outputs"), nb::arg("options"))
+      .def("infer", &PreparedNode::infer)
+      .def("run", &PreparedNode::run)
+      .def("multiply_adds", &PreparedNode::multiply_adds);
+}

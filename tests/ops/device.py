@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares and runs one node on the CPU device, on numpy arrays, through the C++ module `flownpu_testing`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
+_NAMES = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float16): "float16",
+    np.dtype(ml_dtypes.bfloat16): "bfloat16",
+    np.dtype(np.int64): "int64",
+    np.dtype(np.int32): "int32",
+    np.dtype(np.int8): "int8",
+    np.dtype(np.uint8): "uint8",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def _load() -> ModuleType:
+    if "flownpu_testing" in sys.modules:
+        return sys.modules["flownpu_testing"]
+    found = sorted(_BUILT.glob("flownpu_testing*.so"))
+    if not found:
+        raise ImportError(
+            f"expected the module flownpu_testing in {_BUILT}, found none: run `make test`, or build it with "
+            "`cmake -S . -B build/testing -DFLOWNPU_TESTING=ON && cmake --build build/testing`"
+        )
+    spec = importlib.util.spec_from_file_location("flownpu_testing", found[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["flownpu_testing"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+testing = _load()
+ISAS: list[str] = testing.available_isas()
+
+
+def _argument(array: np.ndarray | None) -> tuple[str, np.ndarray] | None:
+    if array is None:
+        return None
+    name = _NAMES[array.dtype]
+    # numpy's exchange protocol does not know bfloat16: the bytes go as integers of that size.
+    return name, array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+class Node:
+    """One node, prepared.
+
+    Args:
+        op_type: operator, in domain `ai.flownpu` unless `domain` is given.
+        inputs: arrays in the schema's order, None for an absent one.
+        outputs: the outputs' element types by their ONNX names, "" for an unused one.
+        constants: positions of the inputs that are initializers.
+        options: cpu_isa, threads, activations.
+        domain: the operator's domain.
+        attributes: the node's attributes.
+    """
+
+    def __init__(
+        self,
+        op_type: str,
+        inputs: list[np.ndarray | None],
+        outputs: tuple[str, ...] = ("float",),
+        *,
+        constants: tuple[int, ...] = (),
+        options: dict[str, str] | None = None,
+        domain: str = "ai.flownpu",
+        **attributes: Any,
+    ) -> None:
+        self._outputs = outputs
+        self._node = testing.PreparedNode(
+            domain,
+            op_type,
+            attributes,
+            [_argument(array) for array in inputs],
+            list(constants),
+            list(outputs),
+            options or {},
+        )
+
+    def __call__(
+        self, *inputs: np.ndarray | None, into: dict[int, np.ndarray] | None = None
+    ) -> list[np.ndarray | None]:
+        """Runs the node; `into` gives the memory of outputs that are not to be allocated, by position."""
+        given = [_argument(array) for array in inputs]
+        outputs: list[np.ndarray | None] = []
+        for i, shape in enumerate(self._node.infer(given)):
+            name = self._outputs[i]
+            # NaN where a kernel forgets to write.
+            fresh = None if not name else np.full(shape, 0xFF, np.uint8).astype(_DTYPES[name])
+            if fresh is not None and fresh.dtype.kind == "f":
+                fresh.fill(np.nan)
+            outputs.append((into or {}).get(i, fresh))
+        self._node.run(given, [_argument(array) for array in outputs])
+        return outputs
+
+
+def run(op_type: str, inputs: list[np.ndarray | None], **keywords: Any) -> list[np.ndarray | None]:
+    """Prepares a node for these inputs and runs it once."""
+    return Node(op_type, inputs, **keywords)(*inputs)

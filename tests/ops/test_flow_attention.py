@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowQKVAttention and FlowKVAttention on the CPU, for every instruction set of this machine, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flownpu.ops import flow_qkv_attention
+
+from tests.ops.device import ISAS, Node, run
+
+EPSILON = 2.0**-24
+CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+# Half an ulp, relative: what rounding to the cache's type may change when float32 and float64 round apart.
+CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+H, G, D = 4, 2, 64
+
+
+def rope_tables(positions: int = 512, head_size: int = D) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.outer(np.arange(positions), 10000.0 ** (-np.arange(0, head_size, 2) / head_size))
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+class Conversation:
+    """Calls the operator turn after turn on one cache, and compares every turn with the reference.
+
+    Args:
+        lengths: capacity of the shared cache; 0: a growing cache, past and present apart.
+        attributes: of the node, beside the head counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        cache: str = "float",
+        isa: str = ISAS[0],
+        batch: int = 1,
+        rotary: bool = True,
+        norm: bool = False,
+        heads: tuple[int, int, int] = (H, G, D),
+        seed: int = 0,
+        **attributes: Any,
+    ) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.cache, self.isa, self.batch, self.capacity = cache, isa, batch, capacity
+        h, g, d = self.heads = heads
+        self.attributes = {
+            "num_heads": h,
+            "kv_num_heads": g,
+            "head_size": d,
+            "do_rotary": int(rotary),
+            **attributes,
+        }
+        self.tables = rope_tables(head_size=d) if rotary else (None, None)
+        weights = self.rng.uniform(0.5, 1.5, (2, d)).astype(np.float32)
+        self.norms = (weights[0], weights[1]) if norm else (None, None)
+        shape = (batch, g, capacity, d)
+        self.past = [np.zeros(shape, CACHE_TYPES[cache]) for _ in range(2)]
+        self.lengths = np.zeros(batch, np.int64)
+
+    def inputs(
+        self, query: np.ndarray, total: int, lengths: np.ndarray, past: list[np.ndarray]
+    ) -> list[np.ndarray | None]:
+        return [
+            query,
+            None,
+            None,
+            *past,
+            (lengths - 1).astype(np.int32),
+            np.array(total, np.int32),
+            *self.tables,
+            None,
+            None,
+            *self.norms,
+        ]
+
+    def turn(self, tokens: int, lengths: list[int] | None = None) -> np.ndarray:
+        """Feeds `tokens` tokens to each row; `lengths`: the rows' totals after a ragged first prompt."""
+        h, g, d = self.heads
+        self.lengths = self.lengths + tokens if lengths is None else np.array(lengths)
+        first = self.past[0].shape[2] == 0 or not self.lengths.max() > tokens
+        total = tokens if first else int(self.lengths.max())
+        query = self.rng.standard_normal((self.batch, tokens, (h + 2 * g) * d), dtype=np.float32)
+        inputs = self.inputs(query, total, self.lengths, self.past)
+        expected, *expected_present = flow_qkv_attention.reference(*inputs, **self.attributes)
+        node = Node(
+            "FlowQKVAttention", inputs, ("float", self.cache, self.cache), options={"cpu_isa": self.isa}, **self.attributes
+        )
+        into = {1: self.past[0], 2: self.past[1]} if self.capacity else {}
+        output, *present = node(*inputs, into=into)
+        assert output is not None
+        for b in range(self.batch):
+            valid = tokens if lengths is None else lengths[b]
+            error = np.abs(output[b, :valid] - expected[b, :valid])
+            assert error.max() <= self.tolerance(query, total), (b, error.max(), self.tolerance(query, total))
+        self.check_present(present, expected_present)
+        self.past = [array for array in present if array is not None]
+        return output
+
+    def tolerance(self, query: np.ndarray, keys: int) -> float:
+        """A score's error ds moves the output by at most 2 ds max|v| (softmax), sums over the keys add keys + 32 roundings
+        of max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm and RoPE. Where
+        rounding to the cache's type falls the other way, which happens to one element in thousands (two in a key are
+        allowed for), a key's or value's element is off by an ulp."""
+        d = self.heads[2]
+        scale = self.attributes.get("scale", 0.0) or d**-0.5
+        largest = float(np.abs(query).max()) * 1.5**0.5
+        if self.norms[0] is not None:
+            # A normed head has norm sqrt(d) before its weights, of at most 1.5.
+            largest = 1.5 * d**0.5
+        norm = d**0.5 * largest
+        flips = 0.0 if self.cache == "float" else 4 * CACHE_EPSILON[self.cache]
+        score = scale * ((d + 32) * EPSILON * norm * norm + flips * largest * largest)
+        return float(np.abs(query).max()) * (2 * score + (keys + 32) * EPSILON + flips)
+
+    def check_present(self, present: list[np.ndarray | None], expected: list[np.ndarray]) -> None:
+        for ours, theirs in zip(present, expected, strict=True):
+            assert ours is not None
+            assert ours.dtype == theirs.dtype
+            assert ours.shape == theirs.shape
+            for b, length in enumerate(self.lengths):
+                kept = int(length)
+                if self.attributes.get("sliding_window_cache"):
+                    kept = flow_qkv_attention.resident_tokens(
+                        kept, ours.shape[2], self.attributes["local_window_size"]
+                    )
+                a, e = (x[b, :, :kept].astype(np.float64) for x in (ours, theirs))
+                # RoPE and norm: some 16 roundings of the largest element; then at most one ulp of the cache's type.
+                bound = 16 * EPSILON * np.abs(e).max() + 2 * CACHE_EPSILON[self.cache] * np.abs(e)
+                assert np.all(np.abs(a - e) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("capacity", [0, 96])
+@pytest.mark.parametrize("window", [-1, 16])
+def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, window: int) -> None:
+    talk = Conversation(capacity=capacity, cache=cache, isa=isa, norm=True, local_window_size=window)
+    for tokens in (37, 1, 1, 20, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (4, 4, 256), (40, 1, 16)])
+def test_head_counts_and_sizes(isa: str, heads: tuple[int, int, int]) -> None:
+    """Sizes that fill no vector, single and many heads a group (more than a tile of query rows holds at once)."""
+    talk = Conversation(capacity=0, isa=isa, heads=heads)
+    for tokens in (5, 1, 70):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_long_cache_is_merged_from_segments(isa: str) -> None:
+    talk = Conversation(capacity=0, isa=isa, rotary=False)
+    for tokens in (700, 1, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("attributes", [{"softcap": 5.0}, {"scale": 0.5}, {"rotary_interleaved": 1}, {"causal": 0}])
+def test_variants(isa: str, attributes: dict[str, Any]) -> None:
+    talk = Conversation(capacity=0, isa=isa, **attributes)
+    for tokens in (19, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("capacity", [0, 64])
+def test_a_ragged_batch(capacity: int) -> None:
+    talk = Conversation(capacity=capacity, batch=3, local_window_size=12)
+    talk.turn(20, lengths=[20, 7, 1])
+    for _ in range(3):
+        talk.turn(1)
+
+
+@pytest.mark.parametrize("capacity", [16, 17, 23, 48])
+@pytest.mark.parametrize("turns", [(40, 1, 1, 30, 1), (3, 9, 8, 8, 1, 1, 1, 1), (16, 1, 1), (1,) * 60])
+def test_a_window_sized_cache(capacity: int, turns: tuple[int, ...]) -> None:
+    """Evicts in steps of C - W + 1, for one token as for prompts longer than the cache."""
+    talk = Conversation(capacity=capacity, local_window_size=16, sliding_window_cache=1)
+    for tokens in turns:
+        talk.turn(tokens)
+
+
+def test_a_ragged_batch_in_a_window_sized_cache() -> None:
+    talk = Conversation(capacity=20, batch=3, local_window_size=16, sliding_window_cache=1)
+    talk.turn(50, lengths=[50, 30, 2])
+    for _ in range(12):
+        talk.turn(1)
+
+
+def test_rewind() -> None:
+    """Fewer tokens so far than before: what lies behind them in the shared cache no longer counts."""
+    talk = Conversation(capacity=64)
+    talk.turn(30)
+    talk.lengths = np.array([12])
+    talk.turn(1)
+    talk.lengths = np.array([5])
+    talk.turn(9)
+
+
+def test_separate_query_key_and_value() -> None:
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((2, 9, H * D), dtype=np.float32)
+    k, v = (rng.standard_normal((2, 9, G * D), dtype=np.float32) for _ in range(2))
+    packed = np.concatenate([q, k, v], axis=-1)
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D}
+    (apart, *_) = run("FlowQKVAttention", [q, k, v], outputs=("float", "", ""), **sizes)
+    (together, *_) = run("FlowQKVAttention", [packed], outputs=("float", "", ""), **sizes)
+    np.testing.assert_array_equal(apart, together)
+
+
+def test_position_ids_and_attention_bias() -> None:
+    rng = np.random.default_rng(2)
+    tokens = 11
+    query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
+    ids = rng.integers(0, 500, (2, tokens))
+    bias = rng.standard_normal((1, H, tokens, tokens), dtype=np.float32)
+    bias[..., 3] = -np.inf
+    inputs = [query, *[None] * 6, *rope_tables(), ids, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "do_rotary": 1, "causal": 0}
+    output, *_ = run("FlowQKVAttention", inputs, outputs=("float", "", ""), **sizes)
+    expected, *_ = flow_qkv_attention.reference(*inputs, **sizes)
+    # As Conversation.tolerance, for this query: |q|, |k|, |v| <= 5, d = 64 and scale 1/8.
+    largest = float(np.abs(query).max()) * 2**0.5
+    bound = largest * (2 * D**-0.5 * (D + 32) * EPSILON * D * largest**2 + (tokens + 32) * EPSILON)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=bound)
+
+
+def test_flow_kv_attention_is_the_same_for_one_token() -> None:
+    rng = np.random.default_rng(3)
+    past = rng.standard_normal((2, 1, G, 300, D), dtype=np.float32)
+    query = rng.standard_normal((1, 1, (H + 2 * G) * D), dtype=np.float32)
+    lengths = np.array([299], np.int32)
+    inputs = [query, None, None, past[0], past[1], lengths, np.array(300, np.int32)]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D}
+    prefill = run("FlowQKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
+    decode = run("FlowKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
+    for a, b in zip(prefill, decode, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(RuntimeError, match="expected one token, got 2"):
+        run(
+            "FlowKVAttention",
+            [np.zeros((1, 2, (H + 2 * G) * D), np.float32)],
+            outputs=("float", "", ""),
+            **sizes,
+        )
+
+
+SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({**SIZES, "kv_num_heads": 3}, "num_heads to be a multiple of kv_num_heads, got 4 and 3"),
+        ({**SIZES, "head_size": 1024}, "expected head_size in 1..512, got 1024"),
+        ({**SIZES, "local_window_size": 8, "causal": 0}, "expected no local_window_size with causal = 0"),
+        ({**SIZES, "sliding_window_cache": 1}, "expected local_window_size with sliding_window_cache = 1"),
+        ({**SIZES, "do_rotary": 1}, "expected cos_cache and sin_cache with do_rotary = 1"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], message: str) -> None:
+    query = np.zeros((1, 1, (H + 2 * G) * D), np.float32)
+    with pytest.raises(RuntimeError, match=message):
+        Node("FlowQKVAttention", [query], ("float",), **attributes)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    query = np.zeros((1, 4, (H + 2 * G) * D), np.float32)
+    cache = np.zeros((1, G, 8, D), np.float32)
+    total = np.array(12, np.int32)
+    with pytest.raises(RuntimeError, match=r"expected a query of shape \[batch, tokens, 512\], got \[1,4,511\]"):
+        run("FlowQKVAttention", [query[..., :-1].copy()], **SIZES)
+    with pytest.raises(RuntimeError, match=r"expected past_key and past_value of shape \[1,2,\?,64\]"):
+        run("FlowQKVAttention", [query, None, None, cache[:, :1].copy(), cache], **SIZES)
+    with pytest.raises(RuntimeError, match=r"expected seqlens_k \+ 1 of row 0 between 4 and .* = 12, got 41"):
+        run("FlowQKVAttention", [query, None, None, cache, cache, np.array([40], np.int32), total], **SIZES)
+    tables = rope_tables(10)
+    with pytest.raises(RuntimeError, match="expected positions below 10, .* got 11: shorten the context"):
+        run(
+            "FlowQKVAttention",
+            [query, None, None, cache, cache, np.array([11], np.int32), total, *tables],
+            do_rotary=1,
+            **SIZES,
+        )
+    with pytest.raises(RuntimeError, match="a window-sized KV cache of at least 16 positions, got 8"):
+        run(
+            "FlowQKVAttention",
+            [query, None, None, cache, cache],
+            local_window_size=16,
+            sliding_window_cache=1,
+            **SIZES,
+        )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXMatMul and FusedDQP on the CPU, for every instruction set of this machine, against float64."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx, q4nx_matmul
+from tests.ops.device import ISAS, Node, run
+
+EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rounding.
+# One block; rows and columns that fill no block; K that is no multiple of a group; the 1B model's odd half block.
+SHAPES = [(32, 256), (40, 300), (7, 33), (96, 1152), (33, 257)]
+
+
+def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    return q4nx.pack(*q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)))
+
+
+def rounded(x: np.ndarray, activations: str) -> np.ndarray:
+    """What the operator multiplies: bf16, or int8 with one scale for each 32 columns, by their definitions."""
+    if activations == "bf16":
+        return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    columns = x.shape[-1]
+    groups = np.pad(x, ((0, 0), (0, -columns % 32))).reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    values = np.rint(groups * inverse).astype(np.float64) * (largest / np.float32(127))
+    return values.reshape(len(x), -1)[:, :columns]
+
+
+def accumulation_error(x: np.ndarray, blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Bound on float32 accumulation: at most K + 4 roundings (a product and a sum for each column, one of them fused;
+    scale, minimum and the sum over the group), each relative to the sum of magnitudes, which scale * 15 + |minimum|
+    bounds for each weight."""
+    codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
+    del codes
+    largest = np.abs(scale.astype(np.float64)) * 15 + np.abs(minimum.astype(np.float64))
+    return (columns + 4) * EPSILON * (np.abs(x) @ np.repeat(largest, 32, axis=1)[:, :columns].T)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 5, 13, 200])
+def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
+    rng = np.random.default_rng(tokens)
+    rows, columns = shape
+    blocks = blocks_of(rows, columns, rng)
+    x = rng.standard_normal((tokens, columns), dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
+    exact = rounded(x, activations)
+    expected = q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns)
+    assert np.all(np.abs(y - expected) <= accumulation_error(exact, blocks, rows, columns))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
+    """Decode, prefill and chunked prefill give the same bits: the order of operations of a row is one."""
+    rng = np.random.default_rng(1)
+    rows, columns = 64, 1184
+    blocks = blocks_of(rows, columns, rng)
+    x = rng.standard_normal((40, columns), dtype=np.float32)
+    node = Node(
+        "Q4NXMatMul",
+        [x, blocks],
+        constants=(1,),
+        options={"cpu_isa": isa, "activations": activations},
+        M=rows,
+        K=columns,
+    )
+    (together,) = node(x, blocks)
+    for split in (1, 4, 7):
+        parts = [node(np.ascontiguousarray(x[i : i + split]), blocks)[0] for i in range(0, len(x), split)]
+        np.testing.assert_array_equal(np.concatenate(parts), together)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("gating", ["geglu", "swiglu"])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_gated(isa: str, gating: str, tokens: int) -> None:
+    rng = np.random.default_rng(2)
+    rows, columns = 70, 320
+    gate, up = blocks_of(rows, columns, rng), blocks_of(rows, columns, rng)
+    # Up to +-30 before the activation, so that its tails are reached.
+    x = rng.standard_normal((tokens, columns), dtype=np.float32) * 10
+    exact = rounded(x, "bf16")
+    (y,) = run(
+        "Q4NXMatMul",
+        [x, np.concatenate([gate, up])],
+        constants=(1,),
+        options={"cpu_isa": isa},
+        M=rows,
+        K=columns,
+        gating=gating,
+    )
+    blocks = np.concatenate([gate, up])
+    expected = q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns, gating=gating)
+    gates = q4nx_matmul.reference(exact, gate, rows=rows, columns=columns)
+    ups = q4nx_matmul.reference(exact, up, rows=rows, columns=columns)
+    gate_error = accumulation_error(exact, gate, rows, columns)
+    up_error = accumulation_error(exact, up, rows, columns)
+    # The slope of both activations is below 1.13; exp and the quotient add some 16 roundings of the activation, and
+    # near 0 tanh has an absolute error of 2^-23, which the factor x / 2 scales.
+    activation_error = 1.13 * gate_error + (16 * EPSILON) * np.abs(gates)
+    bound = activation_error * (np.abs(ups) + up_error) + np.abs(gates) * up_error + 2 * EPSILON * np.abs(expected)
+    assert np.all(np.abs(y - expected) <= bound)
+
+
+def test_bias_and_residual_are_added_last() -> None:
+    rng = np.random.default_rng(3)
+    rows, columns = 48, 256
+    blocks = blocks_of(rows, columns, rng)
+    x = rng.standard_normal((2, 5, columns), dtype=np.float32)
+    bias = rng.standard_normal(rows, dtype=np.float32)
+    residual = rng.standard_normal((2, 5, rows), dtype=np.float32)
+    (plain,) = run("Q4NXMatMul", [x, blocks], constants=(1,), M=rows, K=columns)
+    (both,) = run("Q4NXMatMul", [x, blocks, bias, residual], constants=(1,), M=rows, K=columns)
+    np.testing.assert_array_equal(both, (plain + bias) + residual)
+
+
+def test_fused_dqp_is_the_product_for_one_row() -> None:
+    rng = np.random.default_rng(4)
+    blocks = blocks_of(64, 512, rng)
+    x = rng.standard_normal((1, 1, 512), dtype=np.float32)
+    (product,) = run("Q4NXMatMul", [x, blocks], constants=(1,), M=64, K=512)
+    (fused,) = run("FusedDQP", [x, blocks], constants=(1,), M=64, K=512)
+    np.testing.assert_array_equal(fused, product)
+    two = np.concatenate([x, x])
+    with pytest.raises(RuntimeError, match="expected one row, got X of shape .2,1,512."):
+        run("FusedDQP", [two, blocks], constants=(1,), M=64, K=512)
+
+
+def test_zero_rows() -> None:
+    rng = np.random.default_rng(5)
+    (y,) = run("Q4NXMatMul", [np.zeros((0, 256), np.float32), blocks_of(32, 256, rng)], constants=(1,), M=32, K=256)
+    assert y is not None
+    assert y.shape == (0, 32)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "constants", "message"),
+    [
+        ({"M": 32, "K": 300}, (1,), r"expected weight 'input1' to be uint8 \[1,2,5120\], got uint8 \[1,1,5120\]"),
+        ({"M": 64, "K": 256}, (1,), r"expected weight 'input1' to be uint8 \[2,1,5120\]"),
+        ({"M": 32, "K": 256}, (), "to be a constant Q4NX weight, got one that is computed"),
+        ({"M": 0, "K": 256}, (1,), "expected M and K above 0, got M = 0"),
+        ({"K": 256}, (1,), "to have the attribute 'M', got none"),
+        ({"M": 32, "K": 256, "gating": "relu"}, (1,), "to be none, geglu or swiglu, got 'relu'"),
+        ({"M": 32, "K": 256, "gating": "geglu"}, (1,), r"to be uint8 \[2,1,5120\]"),
+    ],
+)
+def test_a_weight_that_does_not_fit_is_refused(
+    attributes: dict[str, object], constants: tuple[int, ...], message: str
+) -> None:
+    x = np.zeros((1, 256), np.float32)
+    blocks = blocks_of(32, 256, np.random.default_rng(6))
+    with pytest.raises(RuntimeError, match=message):
+        Node("Q4NXMatMul", [x, blocks], constants=constants, **attributes)
+
+
+def test_activations_that_do_not_fit_are_refused() -> None:
+    blocks = blocks_of(32, 256, np.random.default_rng(7))
+    x = np.zeros((1, 256), np.float32)
+    node = Node("Q4NXMatMul", [x, blocks], constants=(1,), M=32, K=256)
+    with pytest.raises(RuntimeError, match=r"expected X of shape \[.., 256\], got \[1,255\]"):
+        node(np.zeros((1, 255), np.float32), blocks)
+
+
+def test_unknown_instruction_set_lists_those_there_are() -> None:
+    blocks = blocks_of(32, 256, np.random.default_rng(8))
+    with pytest.raises(RuntimeError, match="auto, .*generic.*got 'sse9'"):
+        Node("Q4NXMatMul", [None, blocks], constants=(1,), options={"cpu_isa": "sse9"}, M=32, K=256)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gather(isa: str) -> None:
+    rng = np.random.default_rng(9)
+    blocks = blocks_of(100, 300, rng)
+    indices = rng.integers(0, 100, (2, 7))
+    (y,) = run("Q4NXGather", [blocks, indices], constants=(0,), options={"cpu_isa": isa}, M=100, K=300)
+    np.testing.assert_array_equal(y, q4nx.dequantize(blocks, 100, 300)[indices])
+
+
+@pytest.mark.parametrize("index", [-1, 100, 2**40])
+def test_gather_refuses_an_index_outside_the_table(index: int) -> None:
+    blocks = blocks_of(100, 256, np.random.default_rng(10))
+    with pytest.raises(RuntimeError, match=rf"expected indices in \[0, 100\), got {index} at position 1"):
+        run("Q4NXGather", [blocks, np.array([3, index])], constants=(0,), M=100, K=256)

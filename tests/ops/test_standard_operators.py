@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standard operators between ours, against ONNX Runtime's own CPU kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.ops.device import ISAS, run
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 3, 37), dtype=np.float32)
+Y = RNG.standard_normal((2, 3, 37), dtype=np.float32)
+WEIGHT = RNG.standard_normal(37, dtype=np.float32)
+MASK = RNG.integers(0, 2, (3, 11))
+ONNX_TYPES = {
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): onnx.TensorProto.BFLOAT16,
+    np.dtype(np.int64): onnx.TensorProto.INT64,
+    np.dtype(np.int32): onnx.TensorProto.INT32,
+}
+NAMES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int64": np.int64, "int32": np.int32}
+
+
+def ort(op_type: str, inputs: list[np.ndarray], outputs: tuple[str, ...], domain: str, **attributes: Any) -> list[Any]:
+    names = [f"x{i}" for i in range(len(inputs))]
+    results = [f"y{i}" if name else "" for i, name in enumerate(outputs)]
+    node = onnx.helper.make_node(op_type, names, results, domain=domain, **attributes)
+    graph = onnx.helper.make_graph(
+        [node],
+        "one",
+        [
+            onnx.helper.make_tensor_value_info(n, ONNX_TYPES[x.dtype], x.shape)
+            for n, x in zip(names, inputs, strict=True)
+        ],
+        [
+            onnx.helper.make_tensor_value_info(result, ONNX_TYPES[np.dtype(NAMES[name])], None)
+            for result, name in zip(results, outputs, strict=True)
+            if name
+        ],
+    )
+    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip(names, inputs, strict=True)))  # type: ignore[no-any-return]
+
+
+INTEGERS = np.array([[5, -3, 9], [2, 7, -8]], np.int64)
+EXACT: list[tuple[str, list[np.ndarray], dict[str, Any]]] = [
+    *[(op, [X, Y], {}) for op in ("Add", "Sub", "Mul", "Div", "Min", "Max")],
+    *[(op, [X, np.array(1.5, np.float32)], {}) for op in ("Add", "Mul")],
+    *[(op, [np.array([1.5], np.float32), X], {}) for op in ("Sub", "Div")],
+    ("Add", [X, WEIGHT], {}),
+    ("Mul", [X, X[:, :1]], {}),
+    ("Sub", [X[:1], X[:, :, :1].copy()], {}),
+    *[(op, [INTEGERS, np.array([2, 3, -4])], {}) for op in ("Add", "Sub", "Mul", "Min", "Max")],
+    ("Sub", [INTEGERS.astype(np.int32), np.array(1, np.int32)], {}),
+    ("Shape", [X], {}),
+    ("Shape", [X], {"start": 1}),
+    ("Shape", [X], {"start": -2, "end": -1}),
+    ("Gather", [np.array([4, 5, 6]), np.array(1)], {}),
+    ("Gather", [X, np.array([[2, -1]])], {"axis": 1}),
+    ("GatherND", [X, np.array([[[2]], [[0]]])], {"batch_dims": 1}),
+    ("GatherND", [X, np.array([[1, 2], [0, -3]])], {}),
+    ("Reshape", [X, np.array([0, -1])], {}),
+    ("Unsqueeze", [X, np.array([0, -1])], {}),
+    ("Identity", [X], {}),
+    ("ReduceSum", [MASK, np.array([1])], {"keepdims": 1}),
+    ("ReduceSum", [MASK, np.array([-2])], {"keepdims": 0}),
+    ("ReduceSum", [MASK.astype(np.int32), np.array([0, 1])], {}),
+]
+TYPE_NAMES = {np.dtype(dtype): name for name, dtype in NAMES.items()}
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "attributes"), EXACT, ids=[f"{i}-{c[0]}" for i, c in enumerate(EXACT)])
+def test_exact(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any]) -> None:
+    name = "int64" if op_type == "Shape" else TYPE_NAMES[inputs[0].dtype]
+    (expected,) = ort(op_type, inputs, (name,), "", **attributes)
+    (result,) = run(op_type, inputs, outputs=(name,), domain="", **attributes)
+    np.testing.assert_array_equal(result, expected, strict=True)
+
+
+@pytest.mark.parametrize("source", ["float", "float16", "bfloat16", "int64", "int32"])
+@pytest.mark.parametrize("target", ["float", "float16", "bfloat16", "int64", "int32"])
+def test_cast(source: str, target: str) -> None:
+    x = np.array([0.0, -1.0, 3.0, 300.0, 1000.5, 30000.0, 1.00390625, 1.01171875], np.float32).astype(NAMES[source])
+    # numpy rounds f32 to nearest even and integers towards zero, as ONNX asks.
+    expected = x.astype(np.float32).astype(NAMES[target]) if source != target else x
+    (result,) = run("Cast", [x], outputs=(target,), domain="")
+    np.testing.assert_array_equal(result, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "domain", "attributes"),
+    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
+)
+def test_activations(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
+    x = np.linspace(-12, 12, 1001, dtype=np.float32)
+    (expected,) = ort(op_type, [x], ("float",), domain, **attributes)
+    (result,) = run(op_type, [x], domain=domain, **attributes)
+    # Both sides approximate: some 8 roundings each, of a value of |x| + 1 at most.
+    assert result is not None
+    assert np.all(np.abs(result - expected) <= 16 * 2.0**-24 * (np.abs(x) + 1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"])
+def test_rms_norm(isa: str, op_type: str) -> None:
+    skip = op_type.startswith("Skip")
+    domain = "com.microsoft" if skip else ""
+    inputs = [X, Y, WEIGHT] if skip else [X, WEIGHT]
+    outputs = ("float", "", "", "float") if skip else ("float",)
+    expected = ort(op_type, inputs, outputs, domain, epsilon=1e-6)
+    results = run(op_type, inputs, outputs=outputs, domain=domain, options={"cpu_isa": isa}, epsilon=1e-6)
+    results = [result for result in results if result is not None]
+    # A mean of 37 squares, a root, a quotient, two products: at most 37 + 8 roundings on each side.
+    for result, reference in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, reference, rtol=2 * 45 * 2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "message"),
+    [
+        ("Add", [X, X[:, :, :5].copy()], {}, "expected shapes that broadcast"),
+        ("Add", [X, INTEGERS], {}, "expected two inputs of type float, int64 or int32, got float and int64"),
+        ("Div", [INTEGERS, np.array([0])], {}, "expected divisors other than 0"),
+        ("Gather", [X, np.array([3])], {"axis": 1}, r"expected an index in \[-3, 3\), got 3"),
+        ("Reshape", [X, np.array([7, -1])], {}, "expected a shape of 222 elements"),
+        ("Conv", [X], {}, "the cpu device has no ai.onnx::Conv"),
+    ],
+)
+def test_refusals(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        run(op_type, inputs, outputs=(TYPE_NAMES[inputs[0].dtype],), domain="", **attributes)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports checkpoints with ORT GenAI's model builder, and makes tiny random ones to export.
+
+The builder (0.18.0) imports its own modules by bare names ("quantization", "builders"), so it runs in a process of its
+own: this file is also a script that exports one folder after another. For Gemma3 it reads RoPE parameters where
+transformers 5 does not keep them ("rope_type" at the top, `rope_local_base_freq`); the script puts them there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
+
+# Sizes that leave padding in blocks of 32 rows and 256 columns, and a window far below the context.
+_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,  # five times the usual one, so that logits differ by more than rounding
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+WINDOW = 16
+
+
+@dataclass(frozen=True)
+class Export:
+    """One run of the builder.
+
+    Attributes:
+        checkpoint: Hugging Face checkpoint folder.
+        output: folder to write.
+        options: the builder's `--extra_options`.
+    """
+
+    checkpoint: str
+    output: str
+    options: tuple[str, ...] = ()
+
+
+def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """Writes a random model of "gemma3", "llama" or "qwen3", with a tokenizer of single bytes, in bf16."""
+    import torch
+    import transformers
+
+    vocabulary = _make_tokenizer(folder)
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {**_SIZES, "vocab_size": vocabulary}
+    model: Any
+    if family == "gemma3":
+        layers = ["sliding_attention", "sliding_attention", "full_attention"]
+        model = transformers.Gemma3ForCausalLM(
+            transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, layer_types=layers, query_pre_attn_scalar=24)
+        )
+    elif family == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
+    elif family == "qwen3":
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, tie_word_embeddings=True))
+    else:
+        raise ValueError(f"family {family!r}: expected gemma3, llama or qwen3")
+    for name, parameter in model.named_parameters():
+        # They start as constants, which a lost or swapped norm weight would not show in.
+        if name.endswith("norm.weight"):
+            torch.nn.init.normal_(parameter, mean=0.0 if family == "gemma3" else 1.0, std=0.2)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def export(*exports: Export) -> None:
+    """Runs the builder: int4, for the CPU provider, blocks of 32 unless an option says otherwise.
+
+    Raises:
+        RuntimeError: the builder failed; with the end of what it printed.
+    """
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
+    arguments = json.dumps([asdict(one) for one in exports])
+    result = subprocess.run(
+        [sys.executable, __file__, arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise RuntimeError(f"ORT GenAI's builder failed:\n{(result.stdout + result.stderr)[-3000:]}")
+
+
+def _make_tokenizer(folder: Path) -> int:
+    """Writes a tokenizer of 256 bytes and the special tokens; returns the size of its vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = dict(zip(("pad_token", "eos_token", "bos_token", "unk_token"), SPECIAL_TOKENS, strict=True))
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return len(words)
+
+
+def _run_builder(one: Export) -> None:
+    import onnxruntime_genai
+
+    sys.path.insert(0, str(Path(onnxruntime_genai.__file__).parent / "models"))
+    import builder  # type: ignore[import-not-found] # GenAI's, found through the line above
+
+    cache = str(Path(one.output) / "cache")
+    options = builder.parse_extra_options(
+        one.checkpoint, one.checkpoint, one.output, "int4", "cpu", cache, list(one.options)
+    )
+    config = options["hf_details"]["hf_config"]
+    if config.model_type == "gemma3_text":
+        by_layer_type = config.rope_parameters
+        config.rope_parameters = dict(by_layer_type["full_attention"])
+        config.rope_theta = by_layer_type["full_attention"]["rope_theta"]
+        config.rope_local_base_freq = by_layer_type["sliding_attention"]["rope_theta"]
+    builder.create_model(one.checkpoint, one.checkpoint, one.output, "int4", "cpu", cache, **options)
+
+
+if __name__ == "__main__":
+    for fields in json.loads(sys.argv[1]):
+        _run_builder(Export(fields["checkpoint"], fields["output"], tuple(fields["options"])))

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu convert` of a GenAI model folder: what it writes, what it refuses, and that GenAI runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime_genai as og
+import pytest
+
+from flownpu.convert import ConversionError, convert
+from tests.rewrites.conftest import Decoder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROMPT = "The for statement is used to iterate over"
+
+
+@pytest.fixture
+def source(exports: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the tiny Gemma3 export that a test may spoil."""
+    return shutil.copytree(exports["gemma3"], tmp_path / "source")
+
+
+def test_folder(source: Path, tmp_path: Path) -> None:
+    before = _config(source)
+    convert(source, tmp_path / "model")
+    folder = tmp_path / "model"
+    expected = {"model.onnx", "model.onnx.data", "genai_config.json", "flownpu_manifest.json"}
+    assert {path.name for path in folder.iterdir()} == expected | {"tokenizer.json", "tokenizer_config.json"}
+
+    config = _config(folder)
+    assert config["model"]["decoder"]["session_options"].pop("provider_options") == [{"FlowNPUExecutionProvider": {}}]
+    # Caches of the whole context, so GenAI is not to size them by the window; all else is as it was.
+    assert before["model"]["decoder"].pop("sliding_window")["layers"] == [0, 1]
+    before["model"]["decoder"]["session_options"].pop("provider_options")
+    assert config == before
+
+    manifest = json.loads((folder / "flownpu_manifest.json").read_text())
+    assert manifest["source"]["kind"] == "genai"
+    assert set(manifest["source"]["files"]) >= {"model.onnx", "model.onnx.data", "genai_config.json"}
+    assert set(manifest["files"]) == {path.name for path in folder.iterdir()} - {"flownpu_manifest.json"}
+    errors = manifest["quantisation"]["relative_error"]
+    assert len(errors) == 3 * 4 + 1
+    assert set(errors.values()) == {0.0}  # the export's scales are values of bf16
+    assert manifest["quantisation"]["rewrites"]["misses"] == []
+
+
+def test_tensors_are_aligned_and_in_the_order_of_use(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "model")
+    path = tmp_path / "model" / "model.onnx"
+    graph = onnx.load(path, load_external_data=False).graph
+    offsets = {}
+    for tensor in graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            assert entries["location"] == "model.onnx.data"
+            offsets[tensor.name] = int(entries["offset"])
+    assert offsets
+    assert all(offset % 4096 == 0 for offset in offsets.values())
+    first_use = dict.fromkeys(name for node in graph.node for name in node.input if name in offsets)
+    assert [offsets[name] for name in first_use] == sorted(offsets.values())
+
+
+def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "model", sliding_window_cache=True)
+    assert _config(tmp_path / "model")["model"]["decoder"]["sliding_window"] == {
+        **_config(source)["model"]["decoder"]["sliding_window"],
+        "window_size": 16,
+        "slide_key_value_cache": False,
+        "layers": [0, 1],
+    }
+
+
+def test_context_length(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "model", context_length=100)
+    config = _config(tmp_path / "model")
+    assert config["model"]["context_length"] == config["search"]["max_length"] == 100
+    with pytest.raises(ConversionError, match="expected a context length of 1 to 512, got 513"):
+        convert(source, tmp_path / "other", context_length=513)
+
+
+@pytest.mark.parametrize("sliding_window_cache", [False, True])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16"])
+def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    convert(exports["topics"], folder, kv_dtype=kv_dtype, sliding_window_cache=sliding_window_cache)
+    config = _config(folder)
+    config["model"]["decoder"]["session_options"]["provider_options"] = []  # ORT's CPU provider, through the functions
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    # 100 tokens, beyond the window of 64, in caches that GenAI shares between past and present; and the same in caches
+    # that grow. Only a tie of the two likeliest tokens to float32's last bits could tell the two apart.
+    tokens = _generate(folder, 100)
+    decoder, prompt = Decoder(folder), tokens[:-100]
+    expected = [*prompt, int(decoder(prompt)[-1].argmax())]
+    while len(expected) < len(tokens):
+        expected.append(int(decoder(expected[-1:])[-1].argmax()))
+    assert tokens == expected
+    if kv_dtype == "fp32":  # the export's own type, so the same numbers too
+        assert tokens == _generate(exports["topics"], 100)
+
+
+def _spoil_scales(folder: Path) -> None:
+    """Overwrites the scales of the first layer's QKV projection with NaN."""
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    tensor = next(
+        t for t in model.graph.initializer if "layers.0" in t.name and t.name.endswith("qkv_proj.MatMul.weight_scales")
+    )
+    entries = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    with (folder / "model.onnx.data").open("r+b") as file:
+        file.seek(entries["offset"])
+        file.write(b"\xff" * entries["length"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda s: (s / "model.onnx").write_bytes(b"not a model"), "model.onnx: cannot be read as an ONNX model"),
+        (lambda s: (s / "model.onnx").unlink(), "model.onnx: genai_config.json names this file, and it is missing"),
+        (
+            lambda s: (s / "model.onnx.data").unlink(),
+            "model.onnx.data: the model's weights are in this file; it is miss",
+        ),
+        (
+            lambda s: _truncate(s / "model.onnx.data"),
+            r"model.onnx.data: expected \d+ bytes of tensor .* at \d+, and the",
+        ),
+        (lambda s: _move_data(s, "../model.onnx.data"), "is stored outside of the folder, in '../model.onnx.data'"),
+        (lambda s: _edit(s, vision={}), r"the model has parts that cannot be converted \(vision\); export its decoder"),
+        (lambda s: _edit(s, decoder=None), "expected a language model with model.decoder"),
+        (
+            lambda s: _edit_decoder(s, filename="../model.onnx"),
+            "expected a file name in this folder, got '../model.onnx'",
+        ),
+        (
+            lambda s: _drop_attribute(s, "MatMulNBits", "N"),
+            "the graph is damaged, .*: MatMulNBits '.*': expected an integer attribute N, got None",
+        ),
+        (_spoil_scales, r"weight .*qkv_proj.*: \[from_affine\] expected every scale to be finite in bf16, got NaN"),
+        (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
+    ],
+)
+def test_bad_input(spoil: Any, reason: str, source: Path, tmp_path: Path) -> None:
+    spoil(source)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConversionError, match=reason):
+        convert(source, tmp_path / "model")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.filterwarnings("ignore:Ignoring unknown external data")
+def test_flipped_bytes_raise_no_other_error(source: Path, tmp_path: Path) -> None:
+    generator = np.random.default_rng(8)
+    graph = np.frombuffer((source / "model.onnx").read_bytes(), np.uint8)
+    refused = 0
+    for _ in range(25):
+        damaged = graph.copy()
+        damaged[generator.integers(0, len(graph), 3)] = generator.integers(0, 256, 3)
+        (source / "model.onnx").write_bytes(damaged.tobytes())
+        try:
+            convert(source, tmp_path / "model", force=True)
+        except ConversionError:
+            refused += 1
+    assert 0 < refused < 25  # some hit a name in a harmless place
+
+
+def test_a_model_that_was_converted_before(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "model")
+    with pytest.raises(ConversionError, match="is a model for FlowNPU already"):
+        convert(tmp_path / "model", tmp_path / "again")
+
+
+def test_nothing_to_rewrite(source: Path, tmp_path: Path) -> None:
+    _for_each_matmul(source, lambda _: 8)
+    with pytest.raises(ConversionError, match=r"(?s)expected weights of 4 bits .* and 15 more: bits=8"):
+        convert(source, tmp_path / "model")
+
+
+def test_what_is_left_is_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _for_each_matmul(source, lambda name: 8 if "layers.1/attn/o_proj" in name else 4)
+    convert(source, tmp_path / "model")
+    (message,) = caplog.messages
+    assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
+
+
+def test_an_output_that_exists_is_kept(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "model")
+    written = (tmp_path / "model" / "flownpu_manifest.json").read_bytes()
+    with pytest.raises(ConversionError, match="exists"):
+        convert(source, tmp_path / "model", kv_dtype="fp16")
+    assert (tmp_path / "model" / "flownpu_manifest.json").read_bytes() == written
+    convert(source, tmp_path / "model", kv_dtype="fp16", force=True)
+    assert (tmp_path / "model" / "flownpu_manifest.json").read_bytes() != written
+
+
+def _generate(folder: Path, count: int) -> list[int]:
+    model = og.Model(str(folder))
+    tokens = og.Tokenizer(model).encode(PROMPT)
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(do_sample=False, max_length=len(tokens) + count, min_length=len(tokens) + count)
+    generator = og.Generator(model, parameters)
+    generator.append_tokens(tokens)
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)]
+
+
+def _config(folder: Path) -> Any:
+    return json.loads((folder / "genai_config.json").read_text())
+
+
+def _edit(folder: Path, **changed: Any) -> None:
+    config = _config(folder)
+    config["model"] |= changed
+    (folder / "genai_config.json").write_text(json.dumps(config))
+
+
+def _edit_decoder(folder: Path, **changed: Any) -> None:
+    _edit(folder, decoder=_config(folder)["model"]["decoder"] | changed)
+
+
+def _truncate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def _move_data(folder: Path, location: str) -> None:
+    shutil.move(folder / "model.onnx.data", folder / location)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    onnx.save(model, folder / "model.onnx")
+
+
+def _for_each_matmul(folder: Path, bits: Any) -> None:
+    model = ir.load(folder / "model.onnx")
+    for node in model.graph:
+        if node.op_type == "MatMulNBits":
+            node.attributes["bits"] = ir.AttrInt64("bits", bits(node.name))
+    ir.save(model, folder / "model.onnx")
+
+
+def _drop_attribute(folder: Path, operator: str, name: str) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == operator)
+    kept = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    onnx.save(model, folder / "model.onnx")

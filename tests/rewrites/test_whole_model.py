@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports of ORT GenAI's builder, rewritten: the same numbers in stock ONNX Runtime, and what is left."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flownpu.convert import convert
+from flownpu.graph_rewrites import rewrite
+from flownpu.ops import q4nx
+from tests.rewrites.conftest import OPTIONS, Decoder
+from tests.rewrites.genai_export import WINDOW
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.graph_rewrites.testing import Array
+
+LAYERS = {"gemma3": 3, "llama": 3, "qwen3": 3, "topics": 6}
+VOCABULARY = {"gemma3": 260, "llama": 260, "qwen3": 260, "topics": 4096}
+WIDEST = {"gemma3": 176, "llama": 176, "qwen3": 176, "topics": 480}
+
+
+def tolerance(name: str, logits: Array) -> float:
+    """How far two float32 computations of the same logits may be apart.
+
+    The exports' scales are values of bf16 (largest weight of a group, which is one, over 8), and with the zero point 8
+    weights are the same in both; only sums are rounded differently. A sum of K products is off by about sqrt(K) u of
+    its size, u = 2^-24. A token's way to the logits has at most 8 such sums a layer (norms, QKV, attention, gate/up,
+    down), of at most I terms; their errors add up in quadrature, as do those of the two computations. A factor of 4
+    stands for what the nonlinear functions amplify, and for the largest of many errors.
+    """
+    sums = 2 * (8 * LAYERS[name] + 1)
+    return 4 * math.sqrt(sums * WIDEST[name]) * 2.0**-24 * float(np.abs(logits).max())
+
+
+@pytest.mark.parametrize("sliding_window_cache", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_same_logits_in_stock_onnxruntime(
+    name: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
+) -> None:
+    convert(exports[name], tmp_path / "model", kv_dtype="fp32", logits="all", sliding_window_cache=sliding_window_cache)
+    original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
+    ids = np.random.default_rng(1).integers(4, VOCABULARY[name], 90)
+    assert len(ids) > (64 if name == "topics" else WINDOW)
+    # A prompt, a second part of several tokens, then single ones.
+    for start, stop in ((0, 60), (60, 66), *((i, i + 1) for i in range(66, 90))):
+        expected, result = original(ids[start:stop]), converted(ids[start:stop])
+        np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance(name, expected))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) -> None:
+    convert(exports[name], tmp_path / "model", kv_dtype="fp32")
+    original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
+    ids = np.random.default_rng(2).integers(4, VOCABULARY[name], 40)
+    for start, stop in ((0, 30), (30, 37), *((i, i + 1) for i in range(37, 40))):
+        expected, result = original(ids[start:stop]), converted(ids[start:stop])
+        assert result.shape == (1, VOCABULARY[name])
+        np.testing.assert_allclose(result[0], expected[-1], rtol=0, atol=tolerance(name, expected))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
+    model = ir.load(exports[name] / "model.onnx")
+    before = _operators(model)
+    report = rewrite(model)
+    after = _operators(model)
+
+    layers = LAYERS[name]
+    tied = name != "llama"  # its table is in float32, and is read by a plain Gather
+    gemma = name in {"gemma3", "topics"}
+    norms_a_layer = 2 if gemma else 0  # after attention and after the feed-forward network; others come with a residual
+    assert after == {
+        ("ai.flownpu", "Q4NXMatMul"): 4 * layers + 1,  # QKV, output, gate and up, down; LM head
+        ("ai.flownpu", "FlowQKVAttention"): layers,
+        **({("ai.flownpu", "Q4NXGather"): 1} if tied else {}),
+        ("com.microsoft", "SkipSimplifiedLayerNormalization"): 2 * layers,
+        ("", "SimplifiedLayerNormalization"): norms_a_layer * layers + 1,
+        # The mask's lengths (ReduceSum, Sub, Cast; Shape, Gather, Cast), then the row of the last token.
+        ("", "ReduceSum"): 1,
+        ("", "Sub"): 2,
+        ("", "Cast"): 3,
+        ("", "Shape"): 2,
+        ("", "Gather"): 1 if tied else 2,
+        ("", "Reshape"): 1,
+        ("", "Min"): 1,
+        ("", "GatherND"): 1,
+        **({("", "Mul"): 1} if gemma else {}),  # the embedding's scale
+    }
+    assert report.before == before
+    assert report.after == after
+    assert report.misses == []
+    assert {rule: count for rule, count in report.applied.items() if count} == {
+        "q4nx_matmul": before["com.microsoft", "MatMulNBits"],
+        **({"q4nx_gather": 1} if tied else {}),
+        "flow_qkv_attention": layers,
+        **({"qk_norm": layers} if tied else {}),  # Llama has none
+        **({"split_qkv": layers} if gemma else {}),
+        **({"packed_qkv": layers} if name == "qwen3" else {}),
+        "gated_projection": layers,
+        "kv_dtype": layers,
+        "last_token_logits": 1,
+    }
+    assert all(f"{count} " in str(report) for count in after.values())
+    # Outputs that a node was not asked for stay so: a name would ask for them.
+    norm = next(node for node in model.graph if node.op_type == "SkipSimplifiedLayerNormalization")
+    assert [value.name == "" for value in norm.outputs[:4]] == [False, True, True, False]
+
+
+def test_tied_table_is_stored_once(exports: dict[str, Path], tmp_path: Path) -> None:
+    convert(exports["topics"], tmp_path / "model")
+    model = ir.load(tmp_path / "model" / "model.onnx")
+    gather = next(node for node in model.graph if node.op_type == "Q4NXGather")
+    head = next(value.producer() for value in model.graph.outputs if value.name == "logits")
+    assert head is not None
+    assert gather.inputs[0] is head.inputs[1]
+    # Bytes of all weights, from the checkpoint's sizes: the table once, and a layer's four projections.
+    shapes = [(512, 256, False), (256, 256, False), (480, 256, True), (256, 480, False)]
+    weights = math.prod(q4nx.blocks_shape(4096, 256)) + 6 * sum(
+        math.prod(q4nx.blocks_shape(rows, columns, gated=gated)) for rows, columns, gated in shapes
+    )
+    others = 2 * 2 * 2048 * 32 * 4 + 64 * 4096  # cos and sin of both kinds of layer; fewer than 64 norms, a page each
+    size = (tmp_path / "model" / "model.onnx.data").stat().st_size
+    assert weights < size < weights + others
+
+
+def test_more_operators_than_rules_know_are_reported(exports: dict[str, Path]) -> None:
+    model = ir.load(exports["gemma3"] / "model.onnx")
+    for node in model.graph:
+        if node.name in {"/model/layers.1/mlp/down_proj/MatMul_Q4", "/model/layers.1/mlp/up_proj/MatMul_Q4"}:
+            node.attributes["bits"] = ir.AttrInt64("bits", 8)
+    report = rewrite(model)
+    assert report.after["com.microsoft", "MatMulNBits"] == 2
+    assert report.left() == [
+        "left by q4nx_matmul: /model/layers.1/mlp/up_proj/MatMul_Q4 and 1 more: bits=8: Q4NX stores 4-bit codes; "
+        "export this weight with 4 bits",
+        "left by gated_projection: /model/layers.1/mlp/Mul: OpType mismatch: expected Q4NXMatMul, got MatMulNBits.",
+    ]
+    assert report.to_json()["operators"]["com.microsoft.MatMulNBits"] == 2
+    assert report.to_json()["misses"][0]["node"] == "/model/layers.1/mlp/up_proj/MatMul_Q4"
+
+
+@pytest.mark.parametrize(("argument", "value"), [("logits", "none"), ("kv_dtype", "int8")])
+def test_unknown_choices(argument: str, value: str, exports: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match=f"{value}'.*expected"):
+        rewrite(ir.load(exports["llama"] / "model.onnx"), **{argument: value})  # type: ignore[arg-type]
+
+
+def _operators(model: ir.Model) -> Counter[tuple[str, str]]:
+    return Counter((node.domain, node.op_type) for node in model.graph if node.op_type != "Constant")

@@ -5,7 +5,7 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-SOURCES := $(shell find ep ops graph_rewrites python tests/ops -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
+SOURCES := $(shell find ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
 MODEL := out/gemma3-topics
 
 export ORT_DISABLE_TELEMETRY = 1
@@ -31,16 +31,18 @@ test: lint build/testing/built sanitize
 lint: .venv/test
 	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
 
-# The sanitizers' run time must be there before Python is; Python itself is not free of leaks.
+# The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
+# is not free of leaks. What a sanitizer says goes past pytest's capture of stderr.
 sanitize: build/sanitize/built
-	LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	FLOWNPU_TESTING_DIR=build/sanitize $(BIN)/python -m pytest tests/ops
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
+	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so tests/ops tests/ep
 
-# The module through which tests call the operators' C++.
-build/testing/built build/sanitize/built: build/%/built: .venv/test
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
+# The module through which tests call the operators' C++; and that and the library, under the sanitizers.
+build/testing/built build/sanitize/built: build/%/built: .venv/test tests/ops/bindings.cc
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
 		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build build/$* --target flownpu_testing
+	$(BIN)/cmake --build build/$* --target flownpu_testing $(if $(findstring sanitize,$*),flownpu_ep)
 	touch $@
 
 figures: .venv/demo
@@ -55,9 +57,11 @@ clean:
 
 # Files that say what is installed; newer sources install again.
 .venv/demo: $(SOURCES) | .venv
+	@echo 'Building FlowNPU and installing what it needs into .venv: a few minutes, the first time'
 	$(BIN)/pip install --quiet '.[genai,convert]'
 	touch $@
 
 .venv/test: $(SOURCES) | .venv
+	@echo 'Building FlowNPU and installing what its tests need into .venv: a few minutes, the first time'
 	$(BIN)/pip install --quiet '.[dev]'
 	touch $@ .venv/demo

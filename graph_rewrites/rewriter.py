@@ -20,6 +20,7 @@ from flownpu.graph_rewrites.report import MissCollector, Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
 from flownpu.graph_rewrites.split_qkv import SplitQKV
 from flownpu.ops.definitions import add_functions
+from flownpu.ops.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,6 +52,9 @@ def rewrite(
     Raises:
         ValueError: an unknown `kv_dtype` or `logits`.
     """
+    # Definitions that an earlier rewrite put there are no part of the graph; they come back at the end.
+    for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
+        del model.functions[identifier]
     report = Report(before=operators(model))
     absent = [value for node in model.graph for value in node.outputs if value.name == ""]
     for rule in RULES:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device: all the EP knows of the thing that computes. It says which nodes it takes, prepares each of them once as a
-// Step, and runs the steps on views that the EP's program plans.
+// Device: all the EP knows of the thing that computes. It says which nodes it takes, prepares each
+// of them once as a Step, and runs the steps on views that the EP's program plans.
 #pragma once
 
 #include <cstddef>
@@ -22,28 +22,30 @@ struct DeviceOptions {
   Activations activations = Activations::kBFloat16;
   // 0: one thread for each core this process may run on.
   int threads = 0;
-  // "auto", or the instruction set to use: "avx512", "avx2", "generic". An unknown one, or one this CPU lacks, is an
-  // Error that lists those it has.
+  // "auto", or the instruction set to use: "avx512", "avx2", "generic". An unknown one, or one this
+  // CPU lacks, is an Error that lists those it has.
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: the package's own.
   std::string artifacts;
 };
 
-// One node, prepared: attributes parsed, constant inputs looked at, but not pointed to. Immutable after construction, so that several runs
-// may use it at once; all that changes during a run lives in the arguments.
+// One node, prepared: attributes parsed, constant inputs looked at, but not pointed to. Immutable
+// after construction, so that several runs may use it at once; all that changes during a run lives
+// in the arguments.
 class Step {
  public:
   virtual ~Step() = default;
 
-  // The shapes of the outputs for these inputs. May read the data of inputs that determine a shape. Throws Error if the
-  // inputs do not fit the operator.
+  // The shapes of the outputs for these inputs. May read the data of inputs that determine a shape.
+  // Throws Error if the inputs do not fit the operator.
   virtual void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const = 0;
 
   // Bytes of working memory, 64-byte aligned, that run() needs for these inputs.
   virtual std::size_t scratch_bytes(std::span<const Tensor> /*inputs*/) const { return 0; }
 
-  // Computes. `inputs` has an entry for each input the node declares (Tensor::present() is false for an absent one),
-  // `outputs` has allocated data for each output that the node names. Allocates nothing.
+  // Computes. `inputs` has an entry for each input the node declares (Tensor::present() is false
+  // for an absent one), `outputs` has allocated data for each output that the node names. Allocates
+  // nothing.
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
@@ -64,7 +66,8 @@ class Device {
 
   // Why this device does not take the node; empty if it does.
   virtual std::string unsupported(const Node& node) const = 0;
-  // Throws Error for a node that unsupported() names a reason for, or whose constants do not fit it.
+  // Throws Error for a node that unsupported() names a reason for, or whose constants do not fit
+  // it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
 
   virtual Memory allocate(std::size_t bytes) const = 0;
@@ -74,7 +77,8 @@ class Device {
 
 // `cpu`: SIMD kernels on a pool of threads that the process shares.
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options);
-// `npu`: XRT. `emulate`: the same path on the emulator. Where they were not built in, Error says so by name.
+// `npu`: XRT. `emulate`: the same path on the emulator. Where they were not built in, Error says so
+// by name.
 std::unique_ptr<Device> make_npu_device(const DeviceOptions& options);
 std::unique_ptr<Device> make_emulate_device(const DeviceOptions& options);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception of this project. Its text is part of the interface: what was expected, what came, what to do.
+// The one exception of this project. Its text is part of the interface: what was expected, what
+// came, what to do.
 #pragma once
 
 #include <sstream>

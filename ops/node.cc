@@ -11,8 +11,8 @@ const T* find(const Node& node, std::string_view attribute, std::string_view exp
   const auto found = node.attributes.find(attribute);
   if (found == node.attributes.end()) return nullptr;
   if (const T* value = std::get_if<T>(&found->second)) return value;
-  fail("[", node.op_type, "] expected attribute '", attribute, "' of node '", node.name, "' to be ", expected,
-       ", got another type: export the model again");
+  fail("[", node.op_type, "] expected attribute '", attribute, "' of node '", node.name, "' to be ",
+       expected, ", got another type: export the model again");
 }
 
 }  // namespace
@@ -48,7 +48,8 @@ std::vector<std::int64_t> Node::integers(std::string_view attribute) const {
 
 std::int64_t Node::required_integer(std::string_view attribute) const {
   if (const auto* value = find<std::int64_t>(*this, attribute, "an integer")) return *value;
-  fail("[", op_type, "] expected node '", name, "' to have the attribute '", attribute, "', got none");
+  fail("[", op_type, "] expected node '", name, "' to have the attribute '", attribute,
+       "', got none");
 }
 
 std::string to_string(const Node& node) { return node.op_type + " '" + node.name + "'"; }

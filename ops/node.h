@@ -23,12 +23,14 @@ struct Value {
   DataType type = DataType::kFloat32;
   // Unknown dimensions are -1; without a value the rank itself is unknown.
   std::optional<Shape> shape;
-  // The initializer's bytes, while the node is being prepared; null for a value that is computed or fed. A step finds
-  // them among the inputs of each run, perhaps elsewhere: ORT maps external data anew after the session is made.
+  // The initializer's bytes, while the node is being prepared; null for a value that is computed or
+  // fed. A step finds them among the inputs of each run, perhaps elsewhere: ORT maps external data
+  // anew after the session is made.
   const void* constant = nullptr;
 };
 
-using Attribute = std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
+using Attribute =
+    std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
 
 struct Node {
   std::string name;
@@ -36,7 +38,8 @@ struct Node {
   std::string domain;
   int since_version = 1;
   std::map<std::string, Attribute, std::less<>> attributes;
-  // In the schema's order; an optional value that is absent has an empty name. Trailing absent ones may be missing.
+  // In the schema's order; an optional value that is absent has an empty name. Trailing absent ones
+  // may be missing.
   std::vector<Value> inputs;
   std::vector<Value> outputs;
 

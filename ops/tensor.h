@@ -27,7 +27,8 @@ std::size_t size_of(DataType type);
 // ONNX's word for the type: "float", "bfloat16", ...
 std::string_view name_of(DataType type);
 
-// Dimensions, outermost first. Held inline, so that shape inference in a decode step allocates nothing.
+// Dimensions, outermost first. Held inline, so that shape inference in a decode step allocates
+// nothing.
 class Shape {
  public:
   // The largest rank of a language model's graph is 5 (batch, groups, heads, tokens, head size).

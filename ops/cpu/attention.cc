@@ -22,7 +22,8 @@ struct TokenHeads {
   const float* value;
 };
 
-TokenHeads heads_of(const AttentionCall& call, const AttentionAttributes& a, std::int64_t batch, std::int64_t token) {
+TokenHeads heads_of(const AttentionCall& call, const AttentionAttributes& a, std::int64_t batch,
+                    std::int64_t token) {
   const std::int64_t at = batch * call.tokens + token;
   const auto* query = input(call, kQuery).as<const float>();
   if (input(call, kKey).present()) {
@@ -39,7 +40,8 @@ bool staged(const AttentionCall& call) { return call.staged_key != nullptr; }
 
 }  // namespace
 
-const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, std::int64_t head, std::int64_t token) {
+const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, std::int64_t head,
+                                std::int64_t token) {
   const Tensor& bias = call.inputs[kAttentionBias];
   const Shape& shape = bias.shape;
   const std::int64_t b = shape[0] == 1 ? 0 : batch;
@@ -61,22 +63,29 @@ AttentionAttributes::AttentionAttributes(const Node& node)
       norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
       window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
   if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
-    fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ", kv_heads);
+    fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
+         kv_heads);
   }
   if (heads_per_group() > kAttentionRows) {
-    fail("[", name, "] expected at most ", kAttentionRows, " query heads for each KV head, got ", heads_per_group());
+    fail("[", name, "] expected at most ", kAttentionRows, " query heads for each KV head, got ",
+         heads_per_group());
   }
   if (head_size <= 0 || head_size > kMaxHeadSize) {
     fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
   }
-  if (window > 0 && !causal) fail("[", name, "] expected no local_window_size with causal = 0, got ", window);
-  if (window_sized_cache && window == 0) fail("[", name, "] expected local_window_size with sliding_window_cache = 1");
+  if (window > 0 && !causal)
+    fail("[", name, "] expected no local_window_size with causal = 0, got ", window);
+  if (window_sized_cache && window == 0)
+    fail("[", name, "] expected local_window_size with sliding_window_cache = 1");
   if (scale == 0.0F) scale = 1.0F / std::sqrt(static_cast<float>(head_size));
 }
 
 FlowAttention::FlowAttention(const Node& node, const Context& context)
-    : context_(context), attributes_(node), keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)) {
-  if (attributes_.rotary && (node.input(kCosCache) == nullptr || node.input(kSinCache) == nullptr)) {
+    : context_(context),
+      attributes_(node),
+      keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)) {
+  if (attributes_.rotary &&
+      (node.input(kCosCache) == nullptr || node.input(kSinCache) == nullptr)) {
     fail("[", attributes_.name, "] expected cos_cache and sin_cache with do_rotary = 1");
   }
   if ((node.input(kPastKey) == nullptr) != (node.input(kPastValue) == nullptr)) {
@@ -84,7 +93,8 @@ FlowAttention::FlowAttention(const Node& node, const Context& context)
   }
   if (node.has_output(kPresentKey)) cache_type_ = node.outputs[kPresentKey].type;
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
-  if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 && cache_type_ != DataType::kFloat32) {
+  if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 &&
+      cache_type_ != DataType::kFloat32) {
     fail("[", attributes_.name, "] expected a KV cache of type bfloat16, float16 or float, got ",
          name_of(cache_type_));
   }
@@ -95,7 +105,8 @@ std::int64_t FlowAttention::multiply_adds() const {
   return 2 * attributes_.heads * attributes_.head_size * keys;
 }
 
-AttentionCall FlowAttention::describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const {
+AttentionCall FlowAttention::describe(std::span<const Tensor> inputs,
+                                      std::span<const Tensor> outputs) const {
   AttentionCall call{};
   call.inputs = inputs;
   call.outputs = outputs;
@@ -104,7 +115,8 @@ AttentionCall FlowAttention::describe(std::span<const Tensor> inputs, std::span<
   const std::int64_t width =
       (attributes_.heads + (packed ? 2 * attributes_.kv_heads : 0)) * attributes_.head_size;
   if (query.rank() != 3 || query[2] != width) {
-    fail("[", attributes_.name, "] expected a query of shape [batch, tokens, ", width, "], got ", to_string(query));
+    fail("[", attributes_.name, "] expected a query of shape [batch, tokens, ", width, "], got ",
+         to_string(query));
   }
   call.batch = query[0];
   call.tokens = query[1];
@@ -119,10 +131,12 @@ AttentionCall FlowAttention::describe(std::span<const Tensor> inputs, std::span<
     call.past_capacity = shape[2];
   }
   call.total = call.past_capacity + call.tokens;
-  if (const Tensor& total = input(call, kTotalSequenceLength); total.present() && total.data != nullptr) {
+  if (const Tensor& total = input(call, kTotalSequenceLength);
+      total.present() && total.data != nullptr) {
     call.total = *total.as<const std::int32_t>();
   }
-  call.capacity = attributes_.window_sized_cache ? call.past_capacity : std::max(call.past_capacity, call.total);
+  call.capacity = attributes_.window_sized_cache ? call.past_capacity
+                                                 : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
   return call;
 }
@@ -147,8 +161,8 @@ AttentionRow FlowAttention::row_of(const AttentionCall& call, std::int64_t batch
     total = std::int64_t{lengths.as<const std::int32_t>()[batch]} + 1;
   }
   AttentionRow row{};
-  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose shorter rows are padded
-  // on the right; in any other call every row brings S tokens.
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose
+  // shorter rows are padded on the right; in any other call every row brings S tokens.
   row.past = call.tokens == call.total ? 0 : total - call.tokens;
   row.tokens = total - row.past;
   if (attributes_.window_sized_cache) {
@@ -160,31 +174,37 @@ AttentionRow FlowAttention::row_of(const AttentionCall& call, std::int64_t batch
 
 void FlowAttention::check(const AttentionCall& call) const {
   if (attributes_.window_sized_cache && call.capacity < attributes_.window) {
-    fail("[", attributes_.name, "] expected a window-sized KV cache of at least ", attributes_.window,
-         " positions, got ", call.capacity, ": set past_present_share_buffer to true, or convert without it");
+    fail("[", attributes_.name, "] expected a window-sized KV cache of at least ",
+         attributes_.window, " positions, got ", call.capacity,
+         ": set past_present_share_buffer to true, or convert without it");
   }
   for (std::int64_t b = 0; b < call.batch; ++b) {
     const AttentionRow row = row_of(call, b);
-    if (row.past < 0 || row.tokens < 0 || row.tokens > call.tokens || row.past + row.tokens > call.total) {
+    if (row.past < 0 || row.tokens < 0 || row.tokens > call.tokens ||
+        row.past + row.tokens > call.total) {
       fail("[", attributes_.name, "] expected seqlens_k + 1 of row ", b, " between ", call.tokens,
            " and total_sequence_length = ", call.total, ", got ", row.past + row.tokens);
     }
     if (!attributes_.window_sized_cache && row.past > call.past_capacity) {
-      fail("[", attributes_.name, "] expected a past of at least ", row.past, " positions, got ", call.past_capacity);
+      fail("[", attributes_.name, "] expected a past of at least ", row.past, " positions, got ",
+           call.past_capacity);
     }
     if (attributes_.rotary) check_positions(call, b, row);
   }
   if (const Tensor& bias = input(call, kAttentionBias); bias.present()) {
     const Shape& shape = bias.shape;
-    if (shape.rank() != 4 || (shape[0] != 1 && shape[0] != call.batch) || (shape[1] != 1 && shape[1] != attributes_.heads) ||
-        shape[2] != call.tokens || shape[3] < call.total) {
-      fail("[", attributes_.name, "] expected attention_bias of shape [1 or ", call.batch, ", 1 or ", attributes_.heads,
-           ", ", call.tokens, ", at least ", call.total, "], got ", to_string(shape));
+    if (shape.rank() != 4 || (shape[0] != 1 && shape[0] != call.batch) ||
+        (shape[1] != 1 && shape[1] != attributes_.heads) || shape[2] != call.tokens ||
+        shape[3] < call.total) {
+      fail("[", attributes_.name, "] expected attention_bias of shape [1 or ", call.batch,
+           ", 1 or ", attributes_.heads, ", ", call.tokens, ", at least ", call.total, "], got ",
+           to_string(shape));
     }
   }
 }
 
-void FlowAttention::check_positions(const AttentionCall& call, std::int64_t batch, const AttentionRow& row) const {
+void FlowAttention::check_positions(const AttentionCall& call, std::int64_t batch,
+                                    const AttentionRow& row) const {
   const std::int64_t positions = input(call, kCosCache).shape[0];
   std::int64_t first = row.past;
   std::int64_t last = row.past + row.tokens - 1;
@@ -197,15 +217,17 @@ void FlowAttention::check_positions(const AttentionCall& call, std::int64_t batc
     }
   }
   if (first >= 0 && last < positions) return;
-  fail("[", attributes_.name, "] expected positions below ", positions, ", which is what the model's RoPE tables hold, ",
-       "got ", first < 0 ? first : last, ": shorten the context");
+  fail("[", attributes_.name, "] expected positions below ", positions,
+       ", which is what the model's RoPE tables hold, ", "got ", first < 0 ? first : last,
+       ": shorten the context");
 }
 
 void FlowAttention::take(Scratch& scratch, AttentionCall& call, float*& partial) const {
   const std::int64_t d = attributes_.head_size;
   call.query = scratch.take<float>(call.batch * call.tokens * attributes_.heads * d);
   partial = scratch.take<float>(partial_floats(call));
-  // Without a present to write to, or when a window-sized cache evicts tokens that this call still reads.
+  // Without a present to write to, or when a window-sized cache evicts tokens that this call still
+  // reads.
   bool evicts = false;
   if (attributes_.window_sized_cache && call.tokens > 1) {
     for (std::int64_t b = 0; b < call.batch; ++b) {
@@ -215,8 +237,8 @@ void FlowAttention::take(Scratch& scratch, AttentionCall& call, float*& partial)
   }
   if (keeps_present_ && !evicts) return;
   call.staged_rows = std::max(call.capacity, call.past_capacity + call.tokens);
-  const std::int64_t bytes =
-      call.batch * attributes_.kv_heads * call.staged_rows * d * static_cast<std::int64_t>(size_of(call.cache_type));
+  const std::int64_t bytes = call.batch * attributes_.kv_heads * call.staged_rows * d *
+                             static_cast<std::int64_t>(size_of(call.cache_type));
   call.staged_key = scratch.take<std::byte>(bytes);
   call.staged_value = scratch.take<std::byte>(bytes);
 }
@@ -229,30 +251,36 @@ std::size_t FlowAttention::scratch_bytes(std::span<const Tensor> inputs) const {
   return scratch.bytes();
 }
 
-KeyValueRows FlowAttention::cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const {
+KeyValueRows FlowAttention::cache_rows(const AttentionCall& call, std::int64_t batch,
+                                       std::int64_t group) const {
   const std::int64_t head = batch * attributes_.kv_heads + group;
-  const std::int64_t row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
+  const std::int64_t row_bytes =
+      attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
   const AttentionRow row = row_of(call, batch);
   if (staged(call)) {
     const std::int64_t offset = head * call.staged_rows * row_bytes;
     return {call.staged_key + offset, call.staged_value + offset, row.base_before};
   }
   const std::int64_t offset = head * call.capacity * row_bytes;
-  return {call.outputs[kPresentKey].as<std::byte>() + offset, call.outputs[kPresentValue].as<std::byte>() + offset,
-          row.base_after};
+  return {call.outputs[kPresentKey].as<std::byte>() + offset,
+          call.outputs[kPresentValue].as<std::byte>() + offset, row.base_after};
 }
 
-void FlowAttention::keep_past(const AttentionCall& call, std::int64_t batch, std::int64_t group) const {
+void FlowAttention::keep_past(const AttentionCall& call, std::int64_t batch,
+                              std::int64_t group) const {
   const AttentionRow row = row_of(call, batch);
   const KeyValueRows to = cache_rows(call, batch, group);
-  const std::int64_t row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
+  const std::int64_t row_bytes =
+      attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
   const std::int64_t bytes = (row.past - to.base) * row_bytes;
   if (bytes <= 0) return;
   const std::int64_t from =
-      (batch * attributes_.kv_heads + group) * call.past_capacity * row_bytes + (to.base - row.base_before) * row_bytes;
+      (batch * attributes_.kv_heads + group) * call.past_capacity * row_bytes +
+      (to.base - row.base_before) * row_bytes;
   const auto* key = input(call, kPastKey).as<const std::byte>() + from;
   const auto* value = input(call, kPastValue).as<const std::byte>() + from;
-  // Past and present are the same memory with shared buffers: then nothing moves, or rows move to the front.
+  // Past and present are the same memory with shared buffers: then nothing moves, or rows move to
+  // the front.
   if (key != to.key) std::memmove(to.key, key, static_cast<std::size_t>(bytes));
   if (value != to.value) std::memmove(to.value, value, static_cast<std::size_t>(bytes));
 }
@@ -273,7 +301,8 @@ void FlowAttention::prepare_head(const AttentionCall& call, float* head, Attenti
   }
 }
 
-void FlowAttention::append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const {
+void FlowAttention::append_token(const AttentionCall& call, std::int64_t batch,
+                                 std::int64_t token) const {
   const std::int64_t d = attributes_.head_size;
   const std::int64_t per_group = attributes_.heads_per_group();
   const AttentionRow row = row_of(call, batch);
@@ -284,7 +313,8 @@ void FlowAttention::append_token(const AttentionCall& call, std::int64_t batch, 
   }
   for (std::int64_t h = 0; h < attributes_.heads; ++h) {
     const std::int64_t group = h / per_group;
-    const std::int64_t at = ((batch * attributes_.kv_heads + group) * call.tokens + token) * per_group + h % per_group;
+    const std::int64_t at =
+        ((batch * attributes_.kv_heads + group) * call.tokens + token) * per_group + h % per_group;
     float* head = call.query + at * d;
     std::copy_n(from.query + h * d, d, head);
     prepare_head(call, head, kQNormWeight, position);
@@ -302,10 +332,12 @@ void FlowAttention::append_token(const AttentionCall& call, std::int64_t batch, 
   }
 }
 
-void FlowAttention::compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const {
+void FlowAttention::compact(const AttentionCall& call, std::int64_t batch,
+                            std::int64_t group) const {
   const AttentionRow row = row_of(call, batch);
   const KeyValueRows from = cache_rows(call, batch, group);
-  const std::int64_t row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
+  const std::int64_t row_bytes =
+      attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
   const std::int64_t skip = (row.base_after - row.base_before) * row_bytes;
   const auto bytes = static_cast<std::size_t>((row.past + row.tokens - row.base_after) * row_bytes);
   const std::int64_t to = (batch * attributes_.kv_heads + group) * call.capacity * row_bytes;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FlowQKVAttention and FlowKVAttention share on the CPU: attributes, shapes, QK-norm, RoPE, and the KV cache.
+// What FlowQKVAttention and FlowKVAttention share on the CPU: attributes, shapes, QK-norm, RoPE,
+// and the KV cache.
 //
-// A step goes in three parts: prepare queries and append keys and values to the cache (this file), attend chunk by
-// chunk (flow_qkv_attention.cc for S > 1, flow_kv_attention.cc for S = 1), and, where a window-sized cache evicted more
-// than one token at once, move the surviving rows to the front (this file).
+// A step goes in three parts: prepare queries and append keys and values to the cache (this file),
+// attend chunk by chunk (flow_qkv_attention.cc for S > 1, flow_kv_attention.cc for S = 1), and,
+// where a window-sized cache evicted more than one token at once, move the surviving rows to the
+// front (this file).
 #pragma once
 
 #include <cstdint>
@@ -62,7 +64,8 @@ struct AttentionRow {
   // Tokens before this call, and those of this call that are not padding on the right.
   std::int64_t past;
   std::int64_t tokens;
-  // The position that row 0 of the cache holds before, and after, this call; 0 but for a window-sized cache.
+  // The position that row 0 of the cache holds before, and after, this call; 0 but for a
+  // window-sized cache.
   std::int64_t base_before;
   std::int64_t base_after;
 };
@@ -86,16 +89,19 @@ struct AttentionCall {
   std::int64_t past_capacity;
   std::int64_t capacity;
   DataType cache_type;
-  // Queries, normed, rotated and scaled: f32 [B][G][S][H/G][d], so that the rows that share a KV head are dense.
+  // Queries, normed, rotated and scaled: f32 [B][G][S][H/G][d], so that the rows that share a KV
+  // head are dense.
   float* query = nullptr;
-  // Where this call keeps K and V when the present cannot hold them all at once: [B][G][staged_rows][d] each.
+  // Where this call keeps K and V when the present cannot hold them all at once:
+  // [B][G][staged_rows][d] each.
   std::byte* staged_key = nullptr;
   std::byte* staged_value = nullptr;
   std::int64_t staged_rows = 0;
 };
 
 // attention_bias of one query, from position 0 on.
-const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, std::int64_t head, std::int64_t token);
+const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, std::int64_t head,
+                                std::int64_t token);
 
 class FlowAttention : public Step {
  public:
@@ -113,10 +119,11 @@ class FlowAttention : public Step {
   void attend_queries(const AttentionCall& call) const;
   void attend_one_query(const AttentionCall& call, float* partial) const;
   std::int64_t partial_floats(const AttentionCall& call) const;
-  void attend_tile(const AttentionCall& call, std::int64_t batch, std::int64_t group, std::int64_t first_token,
-                   std::int64_t tokens) const;
-  void attend_segment(const AttentionCall& call, std::int64_t batch, std::int64_t group, std::int64_t begin,
-                      std::int64_t end, float* maximum, float* denominator, float* numerator) const;
+  void attend_tile(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                   std::int64_t first_token, std::int64_t tokens) const;
+  void attend_segment(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                      std::int64_t begin, std::int64_t end, float* maximum, float* denominator,
+                      float* numerator) const;
 
   AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
   KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
@@ -127,14 +134,16 @@ class FlowAttention : public Step {
  private:
   AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
   void check(const AttentionCall& call) const;
-  void check_positions(const AttentionCall& call, std::int64_t batch, const AttentionRow& row) const;
+  void check_positions(const AttentionCall& call, std::int64_t batch,
+                       const AttentionRow& row) const;
   void take(Scratch& scratch, AttentionCall& call, float*& partial) const;
   // L(T) of the GroupQueryAttention documentation: tokens that a window-sized cache holds after T.
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
 
   void keep_past(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
-  void prepare_head(const AttentionCall& call, float* head, AttentionInput norm, std::int64_t position) const;
+  void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
+                    std::int64_t position) const;
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
 
   bool keeps_present_;

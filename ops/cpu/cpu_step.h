@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the steps of the CPU device share: the kernels of an instruction set, the pool, and the list of operators.
+// What the steps of the CPU device share: the kernels of an instruction set, the pool, and the list
+// of operators.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,8 @@ Shape broadcast_shapes(const std::string& name, const Shape& a, const Shape& b) 
     const std::int64_t x = -axis <= a.rank() ? a[axis] : 1;
     const std::int64_t y = -axis <= b.rank() ? b[axis] : 1;
     if (x != y && x != 1 && y != 1) {
-      fail("[", name, "] expected shapes that broadcast, got ", to_string(a), " and ", to_string(b));
+      fail("[", name, "] expected shapes that broadcast, got ", to_string(a), " and ",
+           to_string(b));
     }
     result.append(x == 1 ? y : x);
   }
@@ -76,7 +77,8 @@ struct Max {
   }
 };
 
-// Elements that one task handles: 16 Ki f32 are 64 KB, some 5 us, against about 1 us to hand a task out.
+// Elements that one task handles: 16 Ki f32 are 64 KB, some 5 us, against about 1 us to hand a task
+// out.
 constexpr std::int64_t kElementsEach = 16 * 1024;
 
 template <typename Function>
@@ -85,11 +87,13 @@ class Binary final : public Step {
   Binary(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {
     const Value* a = node.input(0);
     const Value* b = node.input(1);
-    if (a == nullptr || b == nullptr || node.inputs.size() != 2) fail("[", name_, "] expected two inputs");
-    const bool known = a->type == DataType::kFloat32 || a->type == DataType::kInt64 || a->type == DataType::kInt32;
+    if (a == nullptr || b == nullptr || node.inputs.size() != 2)
+      fail("[", name_, "] expected two inputs");
+    const bool known =
+        a->type == DataType::kFloat32 || a->type == DataType::kInt64 || a->type == DataType::kInt32;
     if (!known || a->type != b->type) {
-      fail("[", name_, "] expected two inputs of type float, int64 or int32, got ", name_of(a->type), " and ",
-           name_of(b->type));
+      fail("[", name_, "] expected two inputs of type float, int64 or int32, got ",
+           name_of(a->type), " and ", name_of(b->type));
     }
   }
 
@@ -158,14 +162,18 @@ class Unary final : public Step {
  public:
   using Function = float (*)(float);
 
-  Unary(const Node& node, const Context& context, Function function) : context_(context), function_(function) {
+  Unary(const Node& node, const Context& context, Function function)
+      : context_(context), function_(function) {
     const Value* x = node.input(0);
     if (x == nullptr || x->type != DataType::kFloat32) {
-      fail("[", to_string(node), "] expected an input of type float, got ", x == nullptr ? "none" : name_of(x->type));
+      fail("[", to_string(node), "] expected an input of type float, got ",
+           x == nullptr ? "none" : name_of(x->type));
     }
   }
 
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override { outputs[0] = inputs[0].shape; }
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -190,7 +198,9 @@ class Cast final : public Step {
     check(node.has_output(0) ? node.outputs[0].type : DataType::kUInt8);
   }
 
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override { outputs[0] = inputs[0].shape; }
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -208,11 +218,16 @@ class Cast final : public Step {
   }
 
  private:
-  static bool half(DataType type) { return type == DataType::kBFloat16 || type == DataType::kFloat16; }
+  static bool half(DataType type) {
+    return type == DataType::kBFloat16 || type == DataType::kFloat16;
+  }
 
   void check(DataType type) const {
-    if (type == DataType::kFloat32 || type == DataType::kInt64 || type == DataType::kInt32 || half(type)) return;
-    fail("[", name_, "] expected a cast between float, float16, bfloat16, int32 and int64, got ", name_of(type));
+    if (type == DataType::kFloat32 || type == DataType::kInt64 || type == DataType::kInt32 ||
+        half(type))
+      return;
+    fail("[", name_, "] expected a cast between float, float16, bfloat16, int32 and int64, got ",
+         name_of(type));
   }
 
   template <typename To>
@@ -246,11 +261,13 @@ class Cast final : public Step {
   void round(const Tensor& x, const Tensor& y) const {
     const std::size_t bytes = size_of(y.type);
     for (std::int64_t i = 0; i < x.shape.elements(); ++i) {
-      Tensor one{static_cast<std::byte*>(x.data) + static_cast<std::size_t>(i) * size_of(x.type), x.type, {}};
+      Tensor one{static_cast<std::byte*>(x.data) + static_cast<std::size_t>(i) * size_of(x.type),
+                 x.type,
+                 {}};
       float value;
       from<float>(one, &value);
-      context_.kernels.store_cache(&value, static_cast<std::byte*>(y.data) + static_cast<std::size_t>(i) * bytes, y.type,
-                                   1);
+      context_.kernels.store_cache(
+          &value, static_cast<std::byte*>(y.data) + static_cast<std::size_t>(i) * bytes, y.type, 1);
     }
   }
 
@@ -269,7 +286,9 @@ std::unique_ptr<Step> make_unary(const Node& node, const Context& context) {
 }
 
 float gelu_erf(float x) { return 0.5F * x * (1.0F + std::erf(x * 0.70710678F)); }
-float gelu_tanh(float x) { return 0.5F * x * (1.0F + std::tanh(0.79788456F * (x + 0.044715F * x * x * x))); }
+float gelu_tanh(float x) {
+  return 0.5F * x * (1.0F + std::tanh(0.79788456F * (x + 0.044715F * x * x * x)));
+}
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 float hyperbolic_tangent(float x) { return std::tanh(x); }
 

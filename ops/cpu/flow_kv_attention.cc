@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowKVAttention on the CPU (Gemma3 paper, section 3.2.2): one query, the KV cache streamed once. A long cache is cut
-// into segments so that every thread reads a part of it; the segments' states (m, l, Y) are merged by eq. 9-11.
+// FlowKVAttention on the CPU (Gemma3 paper, section 3.2.2): one query, the KV cache streamed once.
+// A long cache is cut into segments so that every thread reads a part of it; the segments' states
+// (m, l, Y) are merged by eq. 9-11.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,8 +12,8 @@
 namespace flownpu::cpu {
 namespace {
 
-// Positions of a segment: 256 of head size 256 in bf16 are 256 KB of K and V, some 20 us of reading for a thread, so
-// that handing it out (about 1 us) does not count.
+// Positions of a segment: 256 of head size 256 in bf16 are 256 KB of K and V, some 20 us of reading
+// for a thread, so that handing it out (about 1 us) does not count.
 constexpr std::int64_t kSegment = 256;
 
 // The state of one segment: maximum and denominator [rows], numerator [rows][d].
@@ -29,7 +30,9 @@ SegmentState state_at(float* partial, std::int64_t index, std::int64_t rows, std
   return {state, state + rows, state + 2 * rows};
 }
 
-std::int64_t segments(std::int64_t keys) { return std::max<std::int64_t>(1, (keys + kSegment - 1) / kSegment); }
+std::int64_t segments(std::int64_t keys) {
+  return std::max<std::int64_t>(1, (keys + kSegment - 1) / kSegment);
+}
 
 }  // namespace
 
@@ -43,7 +46,8 @@ std::int64_t FlowAttention::partial_floats(const AttentionCall& call) const {
 void FlowAttention::attend_one_query(const AttentionCall& call, float* partial) const {
   const std::int64_t rows = attributes_.heads_per_group();
   const std::int64_t d = attributes_.head_size;
-  const std::int64_t keys = attributes_.window > 0 ? std::min(attributes_.window, call.total) : call.total;
+  const std::int64_t keys =
+      attributes_.window > 0 ? std::min(attributes_.window, call.total) : call.total;
   const std::int64_t parts = segments(keys);
   const std::int64_t heads = call.batch * attributes_.kv_heads;
   context_.pool->run(heads * parts, [&](std::int64_t task) {
@@ -52,10 +56,11 @@ void FlowAttention::attend_one_query(const AttentionCall& call, float* partial) 
     const std::int64_t batch = head / attributes_.kv_heads;
     const AttentionRow row = row_of(call, batch);
     const std::int64_t end = row.past + row.tokens;
-    const std::int64_t begin = attributes_.window > 0 ? std::max<std::int64_t>(0, end - attributes_.window) : 0;
+    const std::int64_t begin =
+        attributes_.window > 0 ? std::max<std::int64_t>(0, end - attributes_.window) : 0;
     const std::int64_t from = begin + task % parts * kSegment;
-    attend_segment(call, batch, head % attributes_.kv_heads, from, std::min(from + kSegment, end), state.maximum,
-                   state.denominator, state.numerator);
+    attend_segment(call, batch, head % attributes_.kv_heads, from, std::min(from + kSegment, end),
+                   state.maximum, state.denominator, state.numerator);
   });
 
   auto* output = call.outputs[kOutput].as<float>();
@@ -81,8 +86,9 @@ void FlowAttention::attend_one_query(const AttentionCall& call, float* partial) 
   }
 }
 
-void FlowAttention::attend_segment(const AttentionCall& call, std::int64_t batch, std::int64_t group, std::int64_t begin,
-                                   std::int64_t end, float* maximum, float* denominator, float* numerator) const {
+void FlowAttention::attend_segment(const AttentionCall& call, std::int64_t batch,
+                                   std::int64_t group, std::int64_t begin, std::int64_t end,
+                                   float* maximum, float* denominator, float* numerator) const {
   const std::int64_t rows = attributes_.heads_per_group();
   const std::int64_t d = attributes_.head_size;
   std::fill_n(maximum, rows, -std::numeric_limits<float>::infinity());

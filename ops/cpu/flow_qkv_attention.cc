@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): each task takes a tile of queries of one KV head and sweeps
-// the KV chunks that the tile may see; causal, sliding window (SWA) and non-causal (NCA) differ in the sweep only.
+// FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): each task takes a tile of queries of
+// one KV head and sweeps the KV chunks that the tile may see; causal, sliding window (SWA) and
+// non-causal (NCA) differ in the sweep only.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -35,7 +36,8 @@ void FlowAttention::attend_queries(const AttentionCall& call) const {
     // The last tiles first: under a causal mask they see the most keys.
     const std::int64_t first_token = (tiles - 1 - task / heads) * each;
     const std::int64_t batch = task % heads / attributes_.kv_heads;
-    attend_tile(call, batch, task % attributes_.kv_heads, first_token, std::min(each, call.tokens - first_token));
+    attend_tile(call, batch, task % attributes_.kv_heads, first_token,
+                std::min(each, call.tokens - first_token));
   });
 }
 
@@ -54,7 +56,8 @@ void FlowAttention::attend_tile(const AttentionCall& call, std::int64_t batch, s
     const std::int64_t position = row.past + token;
     // A query that is padding on the right sees nothing.
     tile.last[r] = token >= row.tokens ? 0 : attributes_.causal ? position + 1 : total;
-    tile.first[r] = attributes_.window > 0 ? std::max<std::int64_t>(0, position + 1 - attributes_.window) : 0;
+    tile.first[r] =
+        attributes_.window > 0 ? std::max<std::int64_t>(0, position + 1 - attributes_.window) : 0;
     begin = std::min(begin, tile.first[r]);
     end = std::max(end, tile.last[r]);
     tile.maximum[r] = -std::numeric_limits<float>::infinity();
@@ -72,13 +75,19 @@ void FlowAttention::attend_tile(const AttentionCall& call, std::int64_t batch, s
     const float* bias[kAttentionRows];
     chunk.keys = std::min(kAttentionChunk, end - start);
     for (std::int64_t r = 0; r < rows; ++r) {
-      first_key[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.first[r] - start, 0, chunk.keys));
-      last_key[r] = static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.last[r] - start, 0, chunk.keys));
+      first_key[r] =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.first[r] - start, 0, chunk.keys));
+      last_key[r] =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(tile.last[r] - start, 0, chunk.keys));
       if (biased) {
-        bias[r] = attention_bias_row(call, batch, group * per_group + r % per_group, first_token + r / per_group) + start;
+        bias[r] = attention_bias_row(call, batch, group * per_group + r % per_group,
+                                     first_token + r / per_group) +
+                  start;
       }
     }
-    chunk.query = call.query + ((batch * attributes_.kv_heads + group) * call.tokens + first_token) * per_group * d;
+    chunk.query =
+        call.query +
+        ((batch * attributes_.kv_heads + group) * call.tokens + first_token) * per_group * d;
     chunk.rows = rows;
     chunk.head_size = d;
     chunk.key = cache.key + (start - cache.base) * row_bytes;

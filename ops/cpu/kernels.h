@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD face of the CPU device: one table of functions for each instruction set, filled by compiling the sources in
-// kernels/ once for each, and chosen once per device. Call sites have no instruction set.
+// The SIMD face of the CPU device: one table of functions for each instruction set, filled by
+// compiling the sources in kernels/ once for each, and chosen once per device. Call sites have no
+// instruction set.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@
 
 namespace flownpu::cpu {
 
-// Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to a multiple of 32.
+// Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to a
+// multiple of 32.
 struct RoundedActivations {
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
@@ -25,8 +27,9 @@ struct RoundedActivations {
   std::int64_t groups = 0;
 };
 
-// Attention of some query rows that share a KV head over a range of KV rows, as one chunk of the papers' eq. 6-11: the
-// state (m, l, Y) goes in and out, so that chunks can follow one another or be merged.
+// Attention of some query rows that share a KV head over a range of KV rows, as one chunk of the
+// papers' eq. 6-11: the state (m, l, Y) goes in and out, so that chunks can follow one another or
+// be merged.
 struct AttentionChunk {
   // f32 [rows][head_size], already scaled by `scale`.
   const float* query = nullptr;
@@ -52,18 +55,20 @@ struct AttentionChunk {
   float* scratch = nullptr;
 };
 
-// Keys of one AttentionChunk at most (L_c): 64 keys and values of 256 bf16 are 64 KB, which stay in L2 while all tiles
-// of query rows pass over them.
+// Keys of one AttentionChunk at most (L_c): 64 keys and values of 256 bf16 are 64 KB, which stay in
+// L2 while all tiles of query rows pass over them.
 inline constexpr std::int64_t kAttentionChunk = 64;
 // Query rows of one AttentionChunk at most.
 inline constexpr std::int64_t kAttentionRows = 64;
 
 // One row of blocks (32 rows of the weight) times `count` rows of activations from row `first` on:
 // out[count][32] = dequantised weight . activations. `scratch` has kMatMulScratchBytes.
-using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t k, const RoundedActivations& activations,
-                              std::int64_t first, std::int64_t count, std::byte* scratch, float* out);
+using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t k,
+                              const RoundedActivations& activations, std::int64_t first,
+                              std::int64_t count, std::byte* scratch, float* out);
 
-// An unpacked tile of 32 rows x 512 columns in bf16, or x 1024 in int8: 32 KB, the L1 data cache of a Zen 4 core.
+// An unpacked tile of 32 rows x 512 columns in bf16, or x 1024 in int8: 32 KB, the L1 data cache of
+// a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 32 * 1024;
 
 struct Kernels {
@@ -71,10 +76,12 @@ struct Kernels {
   const char* isa;
 
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
-  void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* sums);
-  // One row x[k] -> int8 values[padded_k] with scales[groups] = max|x| / 127 of each group of 32, and sums[groups].
-  void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* scales,
+  void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                         float* sums);
+  // One row x[k] -> int8 values[padded_k] with scales[groups] = max|x| / 127 of each group of 32,
+  // and sums[groups].
+  void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
+                        float* scales, float* sums);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
 
@@ -85,19 +92,22 @@ struct Kernels {
   void (*geglu)(const float* gate, const float* up, float* y, std::int64_t n);
   void (*swiglu)(const float* gate, const float* up, float* y, std::int64_t n);
 
-  // y = x / sqrt(mean(x^2) + epsilon) * weight, over n elements; weight may be null (ones). In place is allowed.
+  // y = x / sqrt(mean(x^2) + epsilon) * weight, over n elements; weight may be null (ones). In
+  // place is allowed.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, float* y, std::int64_t n);
   // sum = x + skip, n elements.
   void (*add)(const float* x, const float* skip, float* sum, std::int64_t n);
 
-  // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and sines are given.
+  // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and
+  // sines are given.
   void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
   // f32 -> a KV cache's type, n elements.
   void (*store_cache)(const float* x, void* out, DataType type, std::int64_t n);
   void (*attend)(const AttentionChunk& chunk);
 };
 
-// The tables this library was built with and this processor can run, fastest first; the last is "generic".
+// The tables this library was built with and this processor can run, fastest first; the last is
+// "generic".
 std::vector<const Kernels*> available_kernels();
 // "auto" or the name of one. Throws Error that lists the available ones.
 const Kernels& select_kernels(std::string_view isa);

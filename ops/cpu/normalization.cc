@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS norms over the last axis: SimplifiedLayerNormalization and RMSNormalization (one operator under two names), and
-// SkipSimplifiedLayerNormalization, which adds a residual first and hands out the sum as well.
+// RMS norms over the last axis: SimplifiedLayerNormalization and RMSNormalization (one operator
+// under two names), and SkipSimplifiedLayerNormalization, which adds a residual first and hands out
+// the sum as well.
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
 
@@ -21,7 +22,8 @@ void check_rank(const Node& node, std::size_t input) {
 
 void check_weight(const std::string& name, const Tensor& x, const Tensor& weight) {
   if (weight.shape.rank() == 1 && weight.shape[0] == x.shape[-1]) return;
-  fail("[", name, "] expected a weight of shape [", x.shape[-1], "], got ", to_string(weight.shape));
+  fail("[", name, "] expected a weight of shape [", x.shape[-1], "], got ",
+       to_string(weight.shape));
 }
 
 class RmsNorm final : public Step {
@@ -42,8 +44,8 @@ class RmsNorm final : public Step {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
     context_.pool->run(rows, [&](std::int64_t row) {
-      context_.kernels.rms_norm(inputs[0].as<const float>() + row * n, inputs[1].as<const float>(), epsilon_,
-                                outputs[0].as<float>() + row * n, n);
+      context_.kernels.rms_norm(inputs[0].as<const float>() + row * n, inputs[1].as<const float>(),
+                                epsilon_, outputs[0].as<float>() + row * n, n);
     });
   }
 
@@ -67,8 +69,8 @@ class SkipRmsNorm final : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     check_weight(name_, inputs[0], inputs[2]);
     if (!(inputs[0].shape == inputs[1].shape)) {
-      fail("[", name_, "] expected input and skip of one shape, got ", to_string(inputs[0].shape), " and ",
-           to_string(inputs[1].shape));
+      fail("[", name_, "] expected input and skip of one shape, got ", to_string(inputs[0].shape),
+           " and ", to_string(inputs[1].shape));
     }
     for (Shape& output : outputs) output = inputs[0].shape;
   }
@@ -82,7 +84,8 @@ class SkipRmsNorm final : public Step {
     auto* sums = outputs.size() > 3 && outputs[3].data != nullptr ? outputs[3].as<float>() : normed;
     context_.pool->run(rows, [&](std::int64_t row) {
       const std::int64_t at = row * n;
-      context_.kernels.add(inputs[0].as<const float>() + at, inputs[1].as<const float>() + at, sums + at, n);
+      context_.kernels.add(inputs[0].as<const float>() + at, inputs[1].as<const float>() + at,
+                           sums + at, n);
       context_.kernels.rms_norm(sums + at, inputs[2].as<const float>(), epsilon_, normed + at, n);
     });
   }

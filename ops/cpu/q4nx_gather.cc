@@ -16,7 +16,8 @@ class Q4NXGather final : public Step {
         k_(node.required_integer("K")) {
     check_q4nx_weight(node, 0, q4nx::row_blocks(m_), k_);
     const Value* indices = node.input(1);
-    if (indices == nullptr || (indices->type != DataType::kInt64 && indices->type != DataType::kInt32)) {
+    if (indices == nullptr ||
+        (indices->type != DataType::kInt64 && indices->type != DataType::kInt32)) {
       fail("[", name_, "] expected indices of type int64 or int32, got ",
            indices == nullptr ? "none" : name_of(indices->type));
     }
@@ -37,13 +38,15 @@ class Q4NXGather final : public Step {
              ": is the tokenizer that of this model?");
       }
     }
-    const std::size_t row_stride = static_cast<std::size_t>(q4nx::column_blocks(k_)) * q4nx::kBlockBytes;
+    const std::size_t row_stride =
+        static_cast<std::size_t>(q4nx::column_blocks(k_)) * q4nx::kBlockBytes;
     const auto* weight = inputs[0].as<const std::uint8_t>();
     auto* y = outputs[0].as<float>();
     context_.pool->run(count, [&](std::int64_t i) {
       const std::int64_t row = index(indices, i);
-      context_.kernels.dequantize_row(weight + static_cast<std::size_t>(row / q4nx::kBlockRows) * row_stride,
-                                      row % q4nx::kBlockRows, k_, y + i * k_);
+      context_.kernels.dequantize_row(
+          weight + static_cast<std::size_t>(row / q4nx::kBlockRows) * row_stride,
+          row % q4nx::kBlockRows, k_, y + i * k_);
     });
   }
 

@@ -16,12 +16,13 @@ Gating gating_of(const Node& node) {
   if (text == "none") return Gating::kNone;
   if (text == "geglu") return Gating::kGeglu;
   if (text == "swiglu") return Gating::kSwiglu;
-  fail("[", node.op_type, "] expected 'gating' of node '", node.name, "' to be none, geglu or swiglu, got '", text,
-       "'");
+  fail("[", node.op_type, "] expected 'gating' of node '", node.name,
+       "' to be none, geglu or swiglu, got '", text, "'");
 }
 
-// Rows of activations that a task multiplies with a row of blocks: as many as keep the rounded rows in half of a 1 MB
-// L2, while the weights stream; a multiple of the kernels' largest tile of 6 rows.
+// Rows of activations that a task multiplies with a row of blocks: as many as keep the rounded rows
+// in half of a 1 MB L2, while the weights stream; a multiple of the kernels' largest tile of 6
+// rows.
 constexpr std::int64_t kActivationBytes = 512 * 1024;
 constexpr std::int64_t kMaxTaskRows = 192;
 
@@ -39,9 +40,12 @@ class Q4NXMatMul : public Step {
         k_(node.required_integer("K")),
         gating_(gating_of(node)),
         padded_k_(q4nx::ceil_div(k_, q4nx::kGroup) * q4nx::kGroup) {
-    if (m_ <= 0 || k_ <= 0) fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
-    if (gating_ != Gating::kNone && node.input(2) != nullptr) fail("[", name_, "] expected no bias with gating");
-    if (const Value* bias = node.input(2); bias != nullptr && bias->shape && bias->shape->elements() != m_) {
+    if (m_ <= 0 || k_ <= 0)
+      fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
+    if (gating_ != Gating::kNone && node.input(2) != nullptr)
+      fail("[", name_, "] expected no bias with gating");
+    if (const Value* bias = node.input(2);
+        bias != nullptr && bias->shape && bias->shape->elements() != m_) {
       fail("[", name_, "] expected a bias of ", m_, " elements, got ", to_string(*bias->shape));
     }
     row_blocks_ = q4nx::row_blocks(m_);
@@ -57,7 +61,8 @@ class Q4NXMatMul : public Step {
     outputs[0] = x;
     outputs[0][-1] = m_;
     if (inputs.size() > 3 && inputs[3].present() && !(inputs[3].shape == outputs[0])) {
-      fail("[", name_, "] expected a residual of shape ", to_string(outputs[0]), ", got ", to_string(inputs[3].shape));
+      fail("[", name_, "] expected a residual of shape ", to_string(outputs[0]), ", got ",
+           to_string(inputs[3].shape));
     }
   }
 
@@ -79,22 +84,28 @@ class Q4NXMatMul : public Step {
     const bool int8 = context_.activations == Activations::kInt8;
     const std::int64_t rows_each = std::min(rows, task_rows(padded_k_ * (int8 ? 1 : 2)));
     const std::int64_t row_tasks = q4nx::ceil_div(rows, std::max<std::int64_t>(rows_each, 1));
-    // 8 tasks a thread: small enough to even out a thread that started late, large enough to read 100 KB in a row.
-    const std::int64_t blocks_each = std::max<std::int64_t>(1, row_blocks_ / (8 * context_.pool->threads()));
+    // 8 tasks a thread: small enough to even out a thread that started late, large enough to read
+    // 100 KB in a row.
+    const std::int64_t blocks_each =
+        std::max<std::int64_t>(1, row_blocks_ / (8 * context_.pool->threads()));
     const std::int64_t block_tasks = q4nx::ceil_div(row_blocks_, blocks_each);
     const auto* weight = inputs[1].as<const std::uint8_t>();
     const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
-                            inputs.size() > 3 ? inputs[3].as<const float>() : nullptr, outputs[0].as<float>()};
+                            inputs.size() > 3 ? inputs[3].as<const float>() : nullptr,
+                            outputs[0].as<float>()};
     context_.pool->run(row_tasks * block_tasks, [&](std::int64_t task) {
       const std::int64_t first = task / block_tasks * rows_each;
       const std::int64_t count = std::min(rows_each, rows - first);
       const std::int64_t begin = task % block_tasks * blocks_each;
       const std::int64_t end = std::min(begin + blocks_each, row_blocks_);
-      for (std::int64_t block = begin; block < end; ++block) multiply(weight, activations, first, count, block, epilogue);
+      for (std::int64_t block = begin; block < end; ++block)
+        multiply(weight, activations, first, count, block, epilogue);
     });
   }
 
-  std::int64_t multiply_adds() const override { return m_ * k_ * (gating_ == Gating::kNone ? 1 : 2); }
+  std::int64_t multiply_adds() const override {
+    return m_ * k_ * (gating_ == Gating::kNone ? 1 : 2);
+  }
 
  private:
   struct Epilogue {
@@ -122,16 +133,18 @@ class Q4NXMatMul : public Step {
       const float* source = x + row * k_;
       float* row_sums = sums + row * a.groups;
       if (scales != nullptr) {
-        kernels.round_to_int8(source, k_, padded_k_, values + row * padded_k_, scales + row * a.groups, row_sums);
+        kernels.round_to_int8(source, k_, padded_k_, values + row * padded_k_,
+                              scales + row * a.groups, row_sums);
       } else {
         kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
       }
     });
   }
 
-  // One row of blocks (and its partner of the up projection) times `count` rows of activations, epilogue included.
-  void multiply(const std::uint8_t* weight, const RoundedActivations& a, std::int64_t first, std::int64_t count,
-                std::int64_t block, const Epilogue& epilogue) const {
+  // One row of blocks (and its partner of the up projection) times `count` rows of activations,
+  // epilogue included.
+  void multiply(const std::uint8_t* weight, const RoundedActivations& a, std::int64_t first,
+                std::int64_t count, std::int64_t block, const Epilogue& epilogue) const {
     alignas(64) std::byte scratch[kMatMulScratchBytes];
     alignas(64) float product[kMaxTaskRows * q4nx::kBlockRows];
     alignas(64) float up[kMaxTaskRows * q4nx::kBlockRows];
@@ -150,7 +163,8 @@ class Q4NXMatMul : public Step {
       float* values = product + row * q4nx::kBlockRows;
       const std::int64_t at = (first + row) * m_ + column;
       if (epilogue.bias != nullptr) kernels.add(values, epilogue.bias + column, values, columns);
-      if (epilogue.residual != nullptr) kernels.add(values, epilogue.residual + at, values, columns);
+      if (epilogue.residual != nullptr)
+        kernels.add(values, epilogue.residual + at, values, columns);
       std::copy_n(values, columns, epilogue.y + at);
     }
   }
@@ -173,7 +187,8 @@ class FusedDQP final : public Q4NXMatMul {
     Q4NXMatMul::infer(inputs, outputs);
     const Shape& x = inputs[0].shape;
     if (x.elements() != x[-1]) {
-      fail("[FusedDQP] expected one row, got X of shape ", to_string(x), ": use Q4NXMatMul for several rows");
+      fail("[FusedDQP] expected one row, got X of shape ", to_string(x),
+           ": use Q4NXMatMul for several rows");
     }
   }
 };
@@ -186,15 +201,19 @@ constexpr Operator kOperators[] = {
 
 }  // namespace
 
-void check_q4nx_weight(const Node& node, std::size_t input, std::int64_t row_blocks, std::int64_t k) {
+void check_q4nx_weight(const Node& node, std::size_t input, std::int64_t row_blocks,
+                       std::int64_t k) {
   const Value* weight = node.input(input);
   if (weight == nullptr || weight->constant == nullptr) {
-    fail("[", to_string(node), "] expected input ", input, " to be a constant Q4NX weight, got one that is computed");
+    fail("[", to_string(node), "] expected input ", input,
+         " to be a constant Q4NX weight, got one that is computed");
   }
-  const Shape expected{row_blocks, q4nx::column_blocks(k), static_cast<std::int64_t>(q4nx::kBlockBytes)};
+  const Shape expected{row_blocks, q4nx::column_blocks(k),
+                       static_cast<std::int64_t>(q4nx::kBlockBytes)};
   if (weight->type != DataType::kUInt8 || !weight->shape || !(*weight->shape == expected)) {
-    fail("[", to_string(node), "] expected weight '", weight->name, "' to be uint8 ", to_string(expected), ", got ",
-         name_of(weight->type), " ", weight->shape ? to_string(*weight->shape) : "of unknown shape");
+    fail("[", to_string(node), "] expected weight '", weight->name, "' to be uint8 ",
+         to_string(expected), ", got ", name_of(weight->type), " ",
+         weight->shape ? to_string(*weight->shape) : "of unknown shape");
   }
 }
 

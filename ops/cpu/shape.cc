@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that move elements or speak of shapes: they carry positions and masks from a graph's inputs to attention.
+// Operators that move elements or speak of shapes: they carry positions and masks from a graph's
+// inputs to attention.
 #include <algorithm>
 #include <cstring>
 
@@ -10,7 +11,8 @@ namespace flownpu::cpu {
 namespace {
 
 std::int64_t integer_at(const Tensor& tensor, std::int64_t i) {
-  return tensor.type == DataType::kInt64 ? tensor.as<const std::int64_t>()[i] : tensor.as<const std::int32_t>()[i];
+  return tensor.type == DataType::kInt64 ? tensor.as<const std::int64_t>()[i]
+                                         : tensor.as<const std::int32_t>()[i];
 }
 
 void check_integers(const Node& node, std::size_t input) {
@@ -22,7 +24,8 @@ void check_integers(const Node& node, std::size_t input) {
 }
 
 std::int64_t wrap(const std::string& name, std::int64_t index, std::int64_t size) {
-  if (index < -size || index >= size) fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
+  if (index < -size || index >= size)
+    fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
   return index < 0 ? index + size : index;
 }
 
@@ -39,13 +42,15 @@ class ShapeOf final : public Step {
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
     const auto [first, last] = range(inputs[0].shape);
-    std::copy(inputs[0].shape.begin() + first, inputs[0].shape.begin() + last, outputs[0].as<std::int64_t>());
+    std::copy(inputs[0].shape.begin() + first, inputs[0].shape.begin() + last,
+              outputs[0].as<std::int64_t>());
   }
 
  private:
   std::pair<std::int64_t, std::int64_t> range(const Shape& shape) const {
     const std::int64_t rank = shape.rank();
-    const std::int64_t first = std::clamp<std::int64_t>(start_ < 0 ? start_ + rank : start_, 0, rank);
+    const std::int64_t first =
+        std::clamp<std::int64_t>(start_ < 0 ? start_ + rank : start_, 0, rank);
     const std::int64_t last = std::clamp<std::int64_t>(end_ < 0 ? end_ + rank : end_, first, rank);
     return {first, last};
   }
@@ -56,7 +61,8 @@ class ShapeOf final : public Step {
 
 class Gather final : public Step {
  public:
-  Gather(const Node& node, const Context& /*context*/) : name_(to_string(node)), axis_(node.integer("axis", 0)) {
+  Gather(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axis_(node.integer("axis", 0)) {
     check_integers(node, 1);
   }
 
@@ -104,17 +110,18 @@ class GatherND final : public Step {
     const Shape& indices = inputs[1].shape;
     const std::int64_t depth = indices.rank() == 0 ? 0 : indices[-1];
     if (indices.rank() <= batch_dims_ || depth < 1 || batch_dims_ + depth > data.rank()) {
-      fail("[", name_, "] expected indices of 1 to ", data.rank() - batch_dims_, " coordinates, got ",
-           to_string(indices), " for data of shape ", to_string(data));
+      fail("[", name_, "] expected indices of 1 to ", data.rank() - batch_dims_,
+           " coordinates, got ", to_string(indices), " for data of shape ", to_string(data));
     }
     for (int axis = 0; axis < batch_dims_; ++axis) {
       if (data[axis] != indices[axis]) {
-        fail("[", name_, "] expected data and indices to share ", batch_dims_, " batch dimensions, got ",
-             to_string(data), " and ", to_string(indices));
+        fail("[", name_, "] expected data and indices to share ", batch_dims_,
+             " batch dimensions, got ", to_string(data), " and ", to_string(indices));
       }
     }
     outputs[0] = Shape(indices.begin(), static_cast<std::size_t>(indices.rank() - 1));
-    for (int axis = batch_dims_ + static_cast<int>(depth); axis < data.rank(); ++axis) outputs[0].append(data[axis]);
+    for (int axis = batch_dims_ + static_cast<int>(depth); axis < data.rank(); ++axis)
+      outputs[0].append(data[axis]);
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -122,12 +129,14 @@ class GatherND final : public Step {
     const Shape& data = inputs[0].shape;
     const Shape& indices = inputs[1].shape;
     const int depth = static_cast<int>(indices[-1]);
-    const std::int64_t batches = Shape(data.begin(), static_cast<std::size_t>(batch_dims_)).elements();
+    const std::int64_t batches =
+        Shape(data.begin(), static_cast<std::size_t>(batch_dims_)).elements();
     const std::int64_t lookups = indices.elements() / depth;
     const int first_inner = batch_dims_ + depth;
     const auto bytes =
         static_cast<std::size_t>(
-            Shape(data.begin() + first_inner, static_cast<std::size_t>(data.rank() - first_inner)).elements()) *
+            Shape(data.begin() + first_inner, static_cast<std::size_t>(data.rank() - first_inner))
+                .elements()) *
         size_of(inputs[0].type);
     auto* to = outputs[0].as<std::byte>();
     for (std::int64_t i = 0; i < lookups; ++i, to += bytes) {
@@ -136,7 +145,8 @@ class GatherND final : public Step {
         const std::int64_t size = data[batch_dims_ + c];
         offset = offset * size + wrap(name_, integer_at(inputs[1], i * depth + c), size);
       }
-      std::memcpy(to, inputs[0].as<const std::byte>() + static_cast<std::size_t>(offset) * bytes, bytes);
+      std::memcpy(to, inputs[0].as<const std::byte>() + static_cast<std::size_t>(offset) * bytes,
+                  bytes);
     }
   }
 
@@ -158,7 +168,9 @@ class Identity final : public Reshaping {
  public:
   Identity(const Node& /*node*/, const Context& /*context*/) {}
 
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override { outputs[0] = inputs[0].shape; }
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
 };
 
 class Reshape final : public Reshaping {
@@ -197,14 +209,18 @@ class Reshape final : public Reshaping {
 
 class Unsqueeze final : public Reshaping {
  public:
-  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) { check_integers(node, 1); }
+  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
+    check_integers(node, 1);
+  }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const std::int64_t added = inputs[1].shape.elements();
     const std::int64_t rank = inputs[0].shape.rank() + added;
     bool inserted[Shape::kMaxRank] = {};
-    if (rank > Shape::kMaxRank) fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
-    for (std::int64_t i = 0; i < added; ++i) inserted[wrap(name_, integer_at(inputs[1], i), rank)] = true;
+    if (rank > Shape::kMaxRank)
+      fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
+    for (std::int64_t i = 0; i < added; ++i)
+      inserted[wrap(name_, integer_at(inputs[1], i), rank)] = true;
     Shape to;
     int next = 0;
     for (int axis = 0; axis < rank; ++axis) to.append(inserted[axis] ? 1 : inputs[0].shape[next++]);
@@ -285,8 +301,9 @@ std::unique_ptr<Step> make(const Node& node, const Context& context) {
 }
 
 constexpr Operator kOperators[] = {
-    {"", "Shape", make<ShapeOf>},     {"", "Gather", make<Gather>},       {"", "GatherND", make<GatherND>},
-    {"", "Identity", make<Identity>}, {"", "Reshape", make<Reshape>},     {"", "Unsqueeze", make<Unsqueeze>},
+    {"", "Shape", make<ShapeOf>},       {"", "Gather", make<Gather>},
+    {"", "GatherND", make<GatherND>},   {"", "Identity", make<Identity>},
+    {"", "Reshape", make<Reshape>},     {"", "Unsqueeze", make<Unsqueeze>},
     {"", "ReduceSum", make<ReduceSum>},
 };
 

@@ -13,8 +13,8 @@
 namespace flownpu::cpu {
 namespace {
 
-// About 50 us of pauses (a pause takes 40-140 cycles): longer than the serial work between two steps of a decode step,
-// shorter than what a scheduler's tick would notice.
+// About 50 us of pauses (a pause takes 40-140 cycles): longer than the serial work between two
+// steps of a decode step, shorter than what a scheduler's tick would notice.
 constexpr int kSpins = 2000;
 
 void pause() {
@@ -107,7 +107,8 @@ void ThreadPool::work() {
       drain();
       gate_.fetch_sub(1, std::memory_order_release);
     }
-    for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen; ++spin) pause();
+    for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen; ++spin)
+      pause();
     jobs_.wait(seen, std::memory_order_acquire);
     seen = jobs_.load(std::memory_order_acquire);
   }

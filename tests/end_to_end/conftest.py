@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained small model, converted, and transformers' model of it with the weights that Q4NX made."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained small model on our provider says what transformers says with the same weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +33,7 @@ def logit_error(activations: str, layers: int, logits: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
-def test_greedy_tokens(
-    activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any
-) -> None:
+def test_greedy_tokens(activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any) -> None:
     """256 tokens from 5 prompts: each is the reference's likeliest, but where its two likeliest are too close to tell.
 
     The gap of two logits has sqrt(2) times the error of one; of 1280 gaps the largest error is within 4 sigma.

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever GenAI does to a conversation and its cache, the tokens are those of ONNX Runtime's CPU provider."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -91,16 +89,12 @@ def test_a_window_sized_cache(
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp16", "fp32"])
-def test_other_cache_types(
-    kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
-) -> None:
+def test_other_cache_types(kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
     assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
-def test_other_instruction_sets(
-    isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply
-) -> None:
+def test_other_instruction_sets(isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
     assert_same(generate(open_model(provider_options={"cpu_isa": isa}), long_prompt), expected)
 
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing: lets Python prepare and run one node on a device, as the EP does, on numpy's memory.
+// flownpu_testing: lets Python prepare and run one node on a device, as the EP does, on numpy's
+// memory.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -25,7 +26,8 @@ namespace nb = nanobind;
 namespace {
 
 using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
-// An input or output of a run: the type's name (numpy has no bfloat16) and the memory; none for an absent input.
+// An input or output of a run: the type's name (numpy has no bfloat16) and the memory; none for an
+// absent input.
 using Argument = std::optional<std::pair<std::string, Array>>;
 
 flownpu::DataType type_of(const std::string& name) {
@@ -40,7 +42,8 @@ flownpu::Tensor tensor_of(const Argument& argument) {
   if (!argument) return {};
   const Array& array = argument->second;
   std::vector<std::int64_t> dims;
-  for (std::size_t axis = 0; axis < array.ndim(); ++axis) dims.push_back(static_cast<std::int64_t>(array.shape(axis)));
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis)
+    dims.push_back(static_cast<std::int64_t>(array.shape(axis)));
   return {array.data(), type_of(argument->first), flownpu::Shape(dims.data(), dims.size())};
 }
 
@@ -52,10 +55,12 @@ std::vector<flownpu::Tensor> tensors_of(const std::vector<Argument>& arguments) 
 
 class PreparedNode {
  public:
-  // `inputs`: as they will come, with the memory of those in `constants`; `outputs`: type names, "" for an unused one.
+  // `inputs`: as they will come, with the memory of those in `constants`; `outputs`: type names, ""
+  // for an unused one.
   PreparedNode(const std::string& domain, const std::string& op_type,
-               const std::map<std::string, flownpu::Attribute>& attributes, const std::vector<Argument>& inputs,
-               const std::vector<std::size_t>& constants, const std::vector<std::string>& outputs,
+               const std::map<std::string, flownpu::Attribute>& attributes,
+               const std::vector<Argument>& inputs, const std::vector<std::size_t>& constants,
+               const std::vector<std::string>& outputs,
                const std::map<std::string, std::string>& options) {
     flownpu::DeviceOptions device_options;
     if (options.contains("cpu_isa")) device_options.cpu_isa = options.at("cpu_isa");
@@ -132,11 +137,12 @@ NB_MODULE(flownpu_testing, module) {
     return names;
   });
   nb::class_<PreparedNode>(module, "PreparedNode")
-      .def(nb::init<const std::string&, const std::string&, const std::map<std::string, flownpu::Attribute>&,
-                    const std::vector<Argument>&, const std::vector<std::size_t>&, const std::vector<std::string>&,
+      .def(nb::init<const std::string&, const std::string&,
+                    const std::map<std::string, flownpu::Attribute>&, const std::vector<Argument>&,
+                    const std::vector<std::size_t>&, const std::vector<std::string>&,
                     const std::map<std::string, std::string>&>(),
-           nb::arg("domain"), nb::arg("op_type"), nb::arg("attributes"), nb::arg("inputs").none(), nb::arg("constants"),
-           nb::arg("outputs"), nb::arg("options"))
+           nb::arg("domain"), nb::arg("op_type"), nb::arg("attributes"), nb::arg("inputs").none(),
+           nb::arg("constants"), nb::arg("outputs"), nb::arg("options"))
       .def("infer", &PreparedNode::infer)
       .def("run", &PreparedNode::run)
       .def("multiply_adds", &PreparedNode::multiply_adds);

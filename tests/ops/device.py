@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares and runs one node on the CPU device, on numpy arrays, through the C++ module `flownpu_testing`."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from flownpu.ops import flow_qkv_attention
 
+from flownpu.ops import flow_qkv_attention
 from tests.ops.device import ISAS, Node, run
 
 EPSILON = 2.0**-24
@@ -88,7 +88,11 @@ class Conversation:
         inputs = self.inputs(query, total, self.lengths, self.past)
         expected, *expected_present = flow_qkv_attention.reference(*inputs, **self.attributes)
         node = Node(
-            "FlowQKVAttention", inputs, ("float", self.cache, self.cache), options={"cpu_isa": self.isa}, **self.attributes
+            "FlowQKVAttention",
+            inputs,
+            ("float", self.cache, self.cache),
+            options={"cpu_isa": self.isa},
+            **self.attributes,
         )
         into = {1: self.past[0], 2: self.past[1]} if self.capacity else {}
         output, *present = node(*inputs, into=into)
@@ -102,10 +106,13 @@ class Conversation:
         return output
 
     def tolerance(self, query: np.ndarray, keys: int) -> float:
-        """A score's error ds moves the output by at most 2 ds max|v| (softmax), sums over the keys add keys + 32 roundings
-        of max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm and RoPE. Where
+        """Bound on the error of an output.
+
+        A score's error ds moves the output by at most 2 ds max|v| (softmax); sums over the keys add keys + 32 roundings of
+        max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm and RoPE. Where
         rounding to the cache's type falls the other way, which happens to one element in thousands (two in a key are
-        allowed for), a key's or value's element is off by an ulp."""
+        allowed for), a key's or value's element is off by an ulp.
+        """
         d = self.heads[2]
         scale = self.attributes.get("scale", 0.0) or d**-0.5
         largest = float(np.abs(query).max()) * 1.5**0.5
@@ -125,9 +132,7 @@ class Conversation:
             for b, length in enumerate(self.lengths):
                 kept = int(length)
                 if self.attributes.get("sliding_window_cache"):
-                    kept = flow_qkv_attention.resident_tokens(
-                        kept, ours.shape[2], self.attributes["local_window_size"]
-                    )
+                    kept = flow_qkv_attention.resident_tokens(kept, ours.shape[2], self.attributes["local_window_size"])
                 a, e = (x[b, :, :kept].astype(np.float64) for x in (ours, theirs))
                 # RoPE and norm: some 16 roundings of the largest element; then at most one ulp of the cache's type.
                 bound = 16 * EPSILON * np.abs(e).max() + 2 * CACHE_EPSILON[self.cache] * np.abs(e)
@@ -241,7 +246,7 @@ def test_flow_kv_attention_is_the_same_for_one_token() -> None:
     decode = run("FlowKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
     for a, b in zip(prefill, decode, strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(RuntimeError, match="expected one token, got 2"):
+    with pytest.raises(RuntimeError, match=r"expected one token, got 2"):
         run(
             "FlowKVAttention",
             [np.zeros((1, 2, (H + 2 * G) * D), np.float32)],
@@ -280,14 +285,14 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"expected seqlens_k \+ 1 of row 0 between 4 and .* = 12, got 41"):
         run("FlowQKVAttention", [query, None, None, cache, cache, np.array([40], np.int32), total], **SIZES)
     tables = rope_tables(10)
-    with pytest.raises(RuntimeError, match="expected positions below 10, .* got 11: shorten the context"):
+    with pytest.raises(RuntimeError, match=r"expected positions below 10, .* got 11: shorten the context"):
         run(
             "FlowQKVAttention",
             [query, None, None, cache, cache, np.array([11], np.int32), total, *tables],
             do_rotary=1,
             **SIZES,
         )
-    with pytest.raises(RuntimeError, match="a window-sized KV cache of at least 16 positions, got 8"):
+    with pytest.raises(RuntimeError, match=r"a window-sized KV cache of at least 16 positions, got 8"):
         run(
             "FlowQKVAttention",
             [query, None, None, cache, cache],

@@ -25,7 +25,13 @@ ONNX_TYPES = {
     np.dtype(np.int64): onnx.TensorProto.INT64,
     np.dtype(np.int32): onnx.TensorProto.INT32,
 }
-NAMES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int64": np.int64, "int32": np.int32}
+NAMES = {
+    "float": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int64": np.int64,
+    "int32": np.int32,
+}
 
 
 def ort(op_type: str, inputs: list[np.ndarray], outputs: tuple[str, ...], domain: str, **attributes: Any) -> list[Any]:

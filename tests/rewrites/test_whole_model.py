@@ -147,6 +147,16 @@ def test_more_operators_than_rules_know_are_reported(exports: dict[str, Path]) -
     assert report.to_json()["misses"][0]["node"] == "/model/layers.1/mlp/up_proj/MatMul_Q4"
 
 
+def test_rewriting_again_changes_nothing(exports: dict[str, Path]) -> None:
+    model = ir.load(exports["gemma3"] / "model.onnx")
+    first = rewrite(model)
+    functions = set(model.functions)
+    again = rewrite(model)
+    assert again.applied == {**dict.fromkeys(again.applied, 0), "kv_dtype": 3}  # a type is set, not changed
+    assert again.after == first.after
+    assert set(model.functions) == functions
+
+
 @pytest.mark.parametrize(("argument", "value"), [("logits", "none"), ("kv_dtype", "int8")])
 def test_unknown_choices(argument: str, value: str, exports: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match=f"{value}'.*expected"):

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One chunk of FlowQKV / FlowKV (Gemma3 paper, section 3.1.3, eq. 6-11; decode, section 3.2.2, has one query row a head).
+// One chunk of FlowQKV / FlowKV (Gemma3 paper, section 3.1.3, eq. 6-11; decode, section 3.2.2, has
+// one query row a head).
 //
-// Dataflow: scores S = Q K^T (eq. 6) tile by tile into scratch[rows][64]; then row by row the mask, the new maximum m
-// (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left - m) (eq. 9) and the denominator (eq. 10);
-// then Y = C Y_left + F V (eq. 11). K and V are read as they lie in the cache, converted in registers.
-// Caller: flow_qkv_attention.cc and flow_kv_attention.cc of the CPU device.
+// Dataflow: scores S = Q K^T (eq. 6) tile by tile into scratch[rows][64]; then row by row the mask,
+// the new maximum m (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left - m)
+// (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as they
+// lie in the cache, converted in registers. Caller: flow_qkv_attention.cc and flow_kv_attention.cc
+// of the CPU device.
 #include <cmath>
 #include <limits>
 
@@ -14,8 +16,9 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// A tile of scores is kTileRows x kTileKeys partial sums, one vector each: as many as a vector has lanes, so that they
-// are summed across lanes by one tree (16 of 32 registers with AVX-512, 8 of 16 with AVX2).
+// A tile of scores is kTileRows x kTileKeys partial sums, one vector each: as many as a vector has
+// lanes, so that they are summed across lanes by one tree (16 of 32 registers with AVX-512, 8 of 16
+// with AVX2).
 constexpr int kTileKeys = 4;
 constexpr int kTileRows = kLanes / kTileKeys;
 
@@ -35,14 +38,15 @@ Vector sum_each(Vector* sums) {
 }
 
 template <typename Type>
-float dot(const float* query, const typename Type::Element* key, std::int64_t from, std::int64_t n) {
+float dot(const float* query, const typename Type::Element* key, std::int64_t from,
+          std::int64_t n) {
   float sum = 0;
   for (std::int64_t i = from; i < n; ++i) sum += query[i] * Type::load_one(key + i);
   return sum;
 }
 
-// scores[row][key] for kTileRows rows from `row`, kTileKeys keys from `key`. Rows and keys past the end repeat the last
-// one; their results are not stored.
+// scores[row][key] for kTileRows rows from `row`, kTileKeys keys from `key`. Rows and keys past the
+// end repeat the last one; their results are not stored.
 template <typename Type>
 void score_tile(const AttentionChunk& chunk, std::int64_t row, std::int64_t key, float* scores) {
   const std::int64_t d = chunk.head_size;
@@ -52,7 +56,8 @@ void score_tile(const AttentionChunk& chunk, std::int64_t row, std::int64_t key,
   for (int r = 0; r < kTileRows; ++r) {
     query[r] = chunk.query + (row + r < chunk.rows ? row + r : chunk.rows - 1) * d;
   }
-  for (int j = 0; j < kTileKeys; ++j) cached[j] = keys + (key + j < chunk.keys ? key + j : chunk.keys - 1) * d;
+  for (int j = 0; j < kTileKeys; ++j)
+    cached[j] = keys + (key + j < chunk.keys ? key + j : chunk.keys - 1) * d;
 
   Vector sums[kLanes] = {};
   std::int64_t i = 0;
@@ -128,16 +133,20 @@ void value_tile(const AttentionChunk& chunk, std::int64_t row, std::int64_t i, c
     }
   }
   for (int r = 0; r < ROWS; ++r) {
-    for (int v = 0; v < VECTORS; ++v) store(chunk.numerator + (row + r) * d + i + v * kLanes, y[r][v]);
+    for (int v = 0; v < VECTORS; ++v)
+      store(chunk.numerator + (row + r) * d + i + v * kLanes, y[r][v]);
   }
 }
 
 template <typename Type, int ROWS>
-void value_rows(const AttentionChunk& chunk, std::int64_t row, const float* factors, const float* corrections) {
+void value_rows(const AttentionChunk& chunk, std::int64_t row, const float* factors,
+                const float* corrections) {
   const std::int64_t d = chunk.head_size;
   std::int64_t i = 0;
-  for (; i + 2 * kLanes <= d; i += 2 * kLanes) value_tile<Type, ROWS, 2>(chunk, row, i, factors, corrections);
-  for (; i + kLanes <= d; i += kLanes) value_tile<Type, ROWS, 1>(chunk, row, i, factors, corrections);
+  for (; i + 2 * kLanes <= d; i += 2 * kLanes)
+    value_tile<Type, ROWS, 2>(chunk, row, i, factors, corrections);
+  for (; i + kLanes <= d; i += kLanes)
+    value_tile<Type, ROWS, 1>(chunk, row, i, factors, corrections);
   const auto* values = static_cast<const typename Type::Element*>(chunk.value);
   for (; i < d; ++i) {
     for (int r = 0; r < ROWS; ++r) {
@@ -154,7 +163,8 @@ template <typename Type>
 void attend_typed(const AttentionChunk& chunk) {
   float* scores = chunk.scratch;
   for (std::int64_t row = 0; row < chunk.rows; row += kTileRows) {
-    for (std::int64_t key = 0; key < chunk.keys; key += kTileKeys) score_tile<Type>(chunk, row, key, scores);
+    for (std::int64_t key = 0; key < chunk.keys; key += kTileKeys)
+      score_tile<Type>(chunk, row, key, scores);
   }
   float corrections[kAttentionRows];
   for (std::int64_t row = 0; row < chunk.rows; ++row) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row-wise kernels between the matrix products: gated activations, RMS norm, sums, rotary embedding.
+// Row-wise kernels between the matrix products: gated activations, RMS norm, sums, rotary
+// embedding.
 #include <cmath>
 
 #include "ops/cpu/kernels/tables.h"
@@ -8,7 +9,8 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Calls function(offset) for each full vector, then function once more on a copy of the rest, padded with zeros.
+// Calls function(offset) for each full vector, then function once more on a copy of the rest,
+// padded with zeros.
 template <typename Function>
 void map(const float* a, const float* b, float* y, std::int64_t n, const Function& function) {
   std::int64_t i = 0;

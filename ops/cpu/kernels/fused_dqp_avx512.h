@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedDQP (Gemma3 paper, section 3.2.1) in AVX-512: dequantisation and matrix-vector product in one pass.
+// FusedDQP (Gemma3 paper, section 3.2.1) in AVX-512: dequantisation and matrix-vector product in
+// one pass.
 //
-// Dataflow: one row of blocks streams from memory once, 8 columns of 32 rows at a time (two zmm); their codes become
-// bf16 pairs (or bytes) in registers and meet COUNT rows of activations there. At the end of each group of 32 columns
-// the group's dots are scaled into the totals. Nothing is written before the 32 x COUNT results.
-// Layout: see q4nx_avx512.h. Caller: q4nx_matmul.cc of this folder, for few rows of activations.
+// Dataflow: one row of blocks streams from memory once, 8 columns of 32 rows at a time (two zmm);
+// their codes become bf16 pairs (or bytes) in registers and meet COUNT rows of activations there.
+// At the end of each group of 32 columns the group's dots are scaled into the totals. Nothing is
+// written before the 32 x COUNT results. Layout: see q4nx_avx512.h. Caller: q4nx_matmul.cc of this
+// folder, for few rows of activations.
 #pragma once
 
 #include "ops/cpu/kernels.h"
@@ -13,19 +15,22 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Fetches the group that is two blocks ahead: at 12 GB/s a thread reads 10 KB in 0.85 us, several times the 100-150 ns
-// that memory takes to answer, while the hardware's own prefetcher stops at each 4 KB page.
+// Fetches the group that is two blocks ahead: at 12 GB/s a thread reads 10 KB in 0.85 us, several
+// times the 100-150 ns that memory takes to answer, while the hardware's own prefetcher stops at
+// each 4 KB page.
 inline void prefetch_group(const std::uint8_t* block, std::int64_t group) {
   constexpr std::size_t kLine = 64;
   constexpr std::size_t kGroupBytes = q4nx::kBlockBytes / q4nx::kGroupsPerBlock;
-  const std::uint8_t* ahead = block + 2 * q4nx::kBlockBytes + static_cast<std::size_t>(group) * kGroupBytes;
+  const std::uint8_t* ahead =
+      block + 2 * q4nx::kBlockBytes + static_cast<std::size_t>(group) * kGroupBytes;
   for (std::size_t line = 0; line < kGroupBytes; line += kLine) {
     _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T0);
   }
 }
 
 template <int COUNT>
-void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first, float* out) {
+void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                    float* out) {
   const __m512i table = bf16_of_code();
   const auto* x = static_cast<const std::uint16_t*>(a.values) + first * a.padded_k;
   const float* sums = a.sums + first * a.groups;
@@ -33,7 +38,8 @@ void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std
   for (std::int64_t group = 0; group < a.groups; ++group) {
     const std::int64_t within = group % q4nx::kGroupsPerBlock;
     const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
-    const std::uint8_t* codes = block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
+    const std::uint8_t* codes =
+        block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
     prefetch_group(block, within);
     Rows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
@@ -42,21 +48,23 @@ void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std
       for (int pair = 0; pair < 4; ++pair) {
         const BFloat16Codes weights = bf16_codes(strip0, strip1, kColumnPairs[pair], table);
         for (int r = 0; r < COUNT; ++r) {
-          const std::uint16_t* xr = x + r * a.padded_k + group * q4nx::kGroup + eight * 8 + pair * 2;
-          dot_bf16(dot[r].even, weights.even, xr);
-          dot_bf16(dot[r].odd, weights.odd, xr);
+          const std::uint16_t* xr =
+              x + r * a.padded_k + group * q4nx::kGroup + eight * 8 + pair * 2;
+          dot_bf16(dot[r], weights.even, weights.odd, broadcast_activations(xr));
         }
       }
     }
     const Rows scale = load_group_rows(block + within * 64);
     const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + within * 64);
-    for (int r = 0; r < COUNT; ++r) add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + group);
+    for (int r = 0; r < COUNT; ++r)
+      add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + group);
   }
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
 template <int COUNT>
-void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first, float* out) {
+void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                    float* out) {
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
@@ -64,11 +72,10 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
   for (std::int64_t group = 0; group < a.groups; ++group) {
     const std::int64_t within = group % q4nx::kGroupsPerBlock;
     const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
-    const std::uint8_t* codes = block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
+    const std::uint8_t* codes =
+        block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
     prefetch_group(block, within);
-    __m512i even[COUNT];
-    __m512i odd[COUNT];
-    for (int r = 0; r < COUNT; ++r) even[r] = odd[r] = _mm512_setzero_si512();
+    IntegerRows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
       const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
       const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
@@ -76,8 +83,7 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
         const ByteCodes weights = byte_codes(strip0, strip1, kColumnQuads[quad]);
         for (int r = 0; r < COUNT; ++r) {
           const std::int8_t* xr = x + r * a.padded_k + group * q4nx::kGroup + eight * 8 + quad * 4;
-          dot_int8(even[r], weights.even, xr);
-          dot_int8(odd[r], weights.odd, xr);
+          dot_int8(dot[r], weights.even, weights.odd, broadcast_activations(xr));
         }
       }
     }
@@ -85,7 +91,7 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
     const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + within * 64);
     for (int r = 0; r < COUNT; ++r) {
       const std::int64_t at = r * a.groups + group;
-      add_group(total[r], even[r], odd[r], scales + at, scale, minimum, sums + at);
+      add_group(total[r], dot[r], scales + at, scale, minimum, sums + at);
     }
   }
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NX in AVX-512 registers: what FusedDQP and Q4NXMatMul share.
 //
-// A strip keeps 16 rows of a column in 8 bytes. One zmm of strip 0 and one of strip 1 hold 8 columns of 32 rows; a
-// byte permutation of the two puts the codes of rows 2i and 2i+1 of several columns side by side in 32-bit lane i, low
-// nibbles row 2i, high nibbles row 2i+1. So each pair of registers below is {even rows, odd rows} of 32, and scales
-// and minima, stored as bf16 [row], split the same way: the low half of lane i is row 2i, the high half row 2i+1.
+// A strip keeps 16 rows of a column in 8 bytes. One zmm of strip 0 and one of strip 1 hold 8
+// columns of 32 rows; a byte permutation of the two puts the codes of rows 2i and 2i+1 of several
+// columns side by side in 32-bit lane i, low nibbles row 2i, high nibbles row 2i+1. So each pair of
+// registers below is {even rows, odd rows} of 32, and scales and minima, stored as bf16 [row],
+// split the same way: the low half of lane i is row 2i, the high half row 2i+1.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "ops/q4nx.h"
 
@@ -33,7 +35,8 @@ inline Rows load_group_rows(const std::uint8_t* bf16) {
 // Stores the rows in order: out[32].
 inline void store_rows(Rows rows, float* out) {
   const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const __m512i high =
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   _mm512_storeu_ps(out, _mm512_permutex2var_ps(rows.even, low, rows.odd));
   _mm512_storeu_ps(out + 16, _mm512_permutex2var_ps(rows.even, high, rows.odd));
 }
@@ -46,9 +49,9 @@ inline Rows load_rows(const float* in) {
   return {_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)};
 }
 
-// Byte indices for _mm512_permutex2var_epi8(strip 0, index, strip 1). Lane i < 8 is the row pair i of strip 0, lane
-// i >= 8 the row pair i - 8 of strip 1 (index bit 6 chooses the strip). Byte c of lane i is that pair's byte of column
-// columns[c] of the 8 that a register holds.
+// Byte indices for _mm512_permutex2var_epi8(strip 0, index, strip 1). Lane i < 8 is the row pair i
+// of strip 0, lane i >= 8 the row pair i - 8 of strip 1 (index bit 6 chooses the strip). Byte c of
+// lane i is that pair's byte of column columns[c] of the 8 that a register holds.
 struct alignas(64) ColumnIndex {
   std::uint8_t bytes[64];
 };
@@ -67,17 +70,18 @@ constexpr ColumnIndex column_index(int c0, int c1, int c2, int c3) {
 }
 
 // Two columns a lane, each byte twice, for bf16; four columns a lane for bytes.
-constexpr ColumnIndex kColumnPairs[4] = {column_index(0, 0, 1, 1), column_index(2, 2, 3, 3), column_index(4, 4, 5, 5),
-                                         column_index(6, 6, 7, 7)};
+constexpr ColumnIndex kColumnPairs[4] = {column_index(0, 0, 1, 1), column_index(2, 2, 3, 3),
+                                         column_index(4, 4, 5, 5), column_index(6, 6, 7, 7)};
 constexpr ColumnIndex kColumnQuads[2] = {column_index(0, 1, 2, 3), column_index(4, 5, 6, 7)};
 
 inline __m512i load_index(const ColumnIndex& index) { return _mm512_load_si512(index.bytes); }
 
-// Codes 0..15 as bf16, for _mm512_permutexvar_epi16, which reads 5 bits of each index: the table stands twice, so that
-// the bit above the nibble does not matter.
+// Codes 0..15 as bf16, for _mm512_permutexvar_epi16, which reads 5 bits of each index: the table
+// stands twice, so that the bit above the nibble does not matter.
 inline __m512i bf16_of_code() {
-  const __m256i once = _mm256_setr_epi16(0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110,
-                                         0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170);
+  const __m256i once =
+      _mm256_setr_epi16(0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100,
+                        0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170);
   return _mm512_broadcast_i64x4(once);
 }
 
@@ -87,9 +91,11 @@ struct BFloat16Codes {
   __m512i odd;
 };
 
-inline BFloat16Codes bf16_codes(__m512i strip0, __m512i strip1, const ColumnIndex& pair, __m512i table) {
+inline BFloat16Codes bf16_codes(__m512i strip0, __m512i strip1, const ColumnIndex& pair,
+                                __m512i table) {
   const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(pair), strip1);
-  return {_mm512_permutexvar_epi16(bytes, table), _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), table)};
+  return {_mm512_permutexvar_epi16(bytes, table),
+          _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, 4), table)};
 }
 
 // Codes of four columns as unsigned bytes, likewise.
@@ -104,18 +110,33 @@ inline ByteCodes byte_codes(__m512i strip0, __m512i strip1, const ColumnIndex& q
   return {_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble)};
 }
 
-// acc += pairs of bf16 weights * the pair of bf16 activations at x, broadcast inside the instruction. A broadcast of
-// its own would take the place of every second product: written as intrinsics, compilers make it one.
-inline void dot_bf16(__m512& acc, __m512i weights, const void* x) {
-  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*static_cast<const std::uint32_t*>(x)));
+// 4 bytes of activations in every lane: a load that broadcasts takes no more of the processor than
+// a plain one, so two products with it cost one.
+inline __m512i broadcast_activations(const void* x) {
+  std::int32_t four;
+  std::memcpy(&four, x, sizeof(four));
+  return _mm512_set1_epi32(four);
 }
 
-// acc += quadruples of unsigned weights * the quadruple of signed activations at x.
-inline void dot_int8(__m512i& acc, __m512i weights, const void* x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(weights), "m"(*static_cast<const std::uint32_t*>(x)));
+// dot += pairs of bf16 weights * the pair of bf16 activations x, for 32 rows.
+inline void dot_bf16(Rows& dot, __m512i even, __m512i odd, __m512i x) {
+  dot.even = _mm512_dpbf16_ps(dot.even, (__m512bh)even, (__m512bh)x);
+  dot.odd = _mm512_dpbf16_ps(dot.odd, (__m512bh)odd, (__m512bh)x);
 }
 
-// total += (dot of codes) * scale + minimum * (sum of activations): eq. 3 taken out of the sum over a group.
+// The dots of 32 rows of unsigned codes with signed activations.
+struct IntegerRows {
+  __m512i even = _mm512_setzero_si512();
+  __m512i odd = _mm512_setzero_si512();
+};
+
+inline void dot_int8(IntegerRows& dot, __m512i even, __m512i odd, __m512i x) {
+  dot.even = _mm512_dpbusd_epi32(dot.even, even, x);
+  dot.odd = _mm512_dpbusd_epi32(dot.odd, odd, x);
+}
+
+// total += (dot of codes) * scale + minimum * (sum of activations): eq. 3 taken out of the sum over
+// a group.
 inline void add_group(Rows& total, Rows dot, Rows scale, Rows minimum, const float* sum) {
   const __m512 s = _mm512_set1_ps(*sum);
   total.even = _mm512_fmadd_ps(minimum.even, s, _mm512_fmadd_ps(dot.even, scale.even, total.even));
@@ -123,11 +144,13 @@ inline void add_group(Rows& total, Rows dot, Rows scale, Rows minimum, const flo
 }
 
 // The same for integer dots, whose activations carry a scale of their own.
-inline void add_group(Rows& total, __m512i even, __m512i odd, const float* activation_scale, Rows scale, Rows minimum,
-                      const float* sum) {
+inline void add_group(Rows& total, IntegerRows dot, const float* activation_scale, Rows scale,
+                      Rows minimum, const float* sum) {
   const __m512 a = _mm512_set1_ps(*activation_scale);
-  add_group(total, {_mm512_mul_ps(_mm512_cvtepi32_ps(even), a), _mm512_mul_ps(_mm512_cvtepi32_ps(odd), a)}, scale,
-            minimum, sum);
+  add_group(total,
+            {_mm512_mul_ps(_mm512_cvtepi32_ps(dot.even), a),
+             _mm512_mul_ps(_mm512_cvtepi32_ps(dot.odd), a)},
+            scale, minimum, sum);
 }
 
 }  // namespace

@@ -15,7 +15,8 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* sums) {
+void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
+                   float* sums) {
   auto* out = static_cast<std::uint16_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
     float sum = 0;
@@ -27,7 +28,8 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
   }
 }
 
-void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* values, float* scales, float* sums) {
+void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
+                   float* scales, float* sums) {
   auto* out = static_cast<std::int8_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
     const std::int64_t end = start + q4nx::kGroup < k ? start + q4nx::kGroup : k;
@@ -61,8 +63,8 @@ void dequantize_row(const std::uint8_t* blocks, std::int64_t row, std::int64_t k
     std::memcpy(&minimum, parameters + q4nx::kMinimumOffset, sizeof(minimum));
     const std::uint8_t codes =
         block[q4nx::kCodeOffset + strip * q4nx::kStripBytes + within * q4nx::kColumnBytes + byte];
-    out[column] =
-        float_from_bf16(minimum) + float_from_bf16(scale) * static_cast<float>((codes >> shift) & 0x0f);
+    out[column] = float_from_bf16(minimum) +
+                  float_from_bf16(scale) * static_cast<float>((codes >> shift) & 0x0f);
   }
 }
 

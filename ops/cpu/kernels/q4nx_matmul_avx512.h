@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMatMul in AVX-512: codes are unpacked once for many rows of activations.
 //
-// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1): unpack 32 rows of codes to
-// bf16 pairs (or byte quadruples), then for each tile of kTile rows of activations: the totals come from `out`, each
-// group's dots are accumulated in registers and scaled into them, and they go back to `out`. The order of operations
-// for one result is that of FusedDQP, so both give the same bits, whatever the number of rows in a call.
-// Scratch: [column pair or quadruple][even rows, odd rows][16 lanes of 32 bits].
+// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1): unpack
+// 32 rows of codes to bf16 pairs (or byte quadruples), then for each tile of kTile rows of
+// activations: the totals come from `out`, each group's dots are accumulated in registers and
+// scaled into them, and they go back to `out`. The order of operations for one result is that of
+// FusedDQP, so both give the same bits, whatever the number of rows in a call. Scratch: [column
+// pair or quadruple][even rows, odd rows][16 lanes of 32 bits].
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Rows of activations in registers: 6 x 2 dots and 6 x 2 totals, which leaves 8 of 32 registers for weights, scales,
-// minima and the sum.
+// Rows of activations in registers: 6 x 2 dots and 6 x 2 totals, which leaves 8 of 32 registers for
+// weights, scales, minima and the sum.
 constexpr int kTile = 6;
 // Bytes that 32 rows of codes take when unpacked, for one column in bf16 and in int8.
 constexpr std::int64_t kBFloat16ColumnBytes = q4nx::kBlockRows * 2;
@@ -28,10 +29,12 @@ inline const std::uint8_t* codes_of_group(const std::uint8_t* blocks, std::int64
 }
 
 inline const std::uint8_t* scales_of_group(const std::uint8_t* blocks, std::int64_t group) {
-  return blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes + group % q4nx::kGroupsPerBlock * 64;
+  return blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes +
+         group % q4nx::kGroupsPerBlock * 64;
 }
 
-inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups, std::byte* tile) {
+inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups,
+                        std::byte* tile) {
   const __m512i table = bf16_of_code();
   for (std::int64_t group = first_group; group < first_group + groups; ++group) {
     const std::uint8_t* codes = codes_of_group(blocks, group);
@@ -48,7 +51,8 @@ inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, st
   }
 }
 
-inline void unpack_int8(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups, std::byte* tile) {
+inline void unpack_int8(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups,
+                        std::byte* tile) {
   for (std::int64_t group = first_group; group < first_group + groups; ++group) {
     const std::uint8_t* codes = codes_of_group(blocks, group);
     for (int eight = 0; eight < 4; ++eight) {
@@ -72,9 +76,10 @@ struct Stretch {
 };
 
 template <int COUNT>
-void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a, std::int64_t row,
-               float* out) {
-  const auto* x = static_cast<const std::uint16_t*>(a.values) + row * a.padded_k + stretch.first_group * q4nx::kGroup;
+void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a,
+               std::int64_t row, float* out) {
+  const auto* x = static_cast<const std::uint16_t*>(a.values) + row * a.padded_k +
+                  stretch.first_group * q4nx::kGroup;
   const float* sums = a.sums + row * a.groups;
   Rows total[COUNT];
   if (stretch.first_group > 0) {
@@ -86,8 +91,7 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
       const __m512i even = _mm512_load_si512(tile);
       const __m512i odd = _mm512_load_si512(tile + 64);
       for (int r = 0; r < COUNT; ++r) {
-        dot_bf16(dot[r].even, even, x + r * a.padded_k);
-        dot_bf16(dot[r].odd, odd, x + r * a.padded_k);
+        dot_bf16(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
       }
     }
     const std::uint8_t* parameters = scales_of_group(stretch.blocks, stretch.first_group + g);
@@ -101,9 +105,10 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
 }
 
 template <int COUNT>
-void tile_int8(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a, std::int64_t row,
-               float* out) {
-  const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + stretch.first_group * q4nx::kGroup;
+void tile_int8(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a,
+               std::int64_t row, float* out) {
+  const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k +
+                  stretch.first_group * q4nx::kGroup;
   const float* scales = a.scales + row * a.groups + stretch.first_group;
   const float* sums = a.sums + row * a.groups + stretch.first_group;
   Rows total[COUNT];
@@ -111,15 +116,12 @@ void tile_int8(const Stretch& stretch, const std::byte* tile, const RoundedActiv
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
   for (std::int64_t g = 0; g < stretch.groups; ++g) {
-    __m512i dot_even[COUNT];
-    __m512i dot_odd[COUNT];
-    for (int r = 0; r < COUNT; ++r) dot_even[r] = dot_odd[r] = _mm512_setzero_si512();
+    IntegerRows dot[COUNT];
     for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, tile += 128, x += 4) {
       const __m512i even = _mm512_load_si512(tile);
       const __m512i odd = _mm512_load_si512(tile + 64);
       for (int r = 0; r < COUNT; ++r) {
-        dot_int8(dot_even[r], even, x + r * a.padded_k);
-        dot_int8(dot_odd[r], odd, x + r * a.padded_k);
+        dot_int8(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
       }
     }
     const std::uint8_t* parameters = scales_of_group(stretch.blocks, stretch.first_group + g);
@@ -127,14 +129,14 @@ void tile_int8(const Stretch& stretch, const std::byte* tile, const RoundedActiv
     const Rows minimum = load_group_rows(parameters + q4nx::kMinimumOffset);
     for (int r = 0; r < COUNT; ++r) {
       const std::int64_t at = r * a.groups + g;
-      add_group(total[r], dot_even[r], dot_odd[r], scales + at, scale, minimum, sums + at);
+      add_group(total[r], dot[r], scales + at, scale, minimum, sums + at);
     }
   }
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-// Up to this many rows of activations are multiplied without unpacking: dots, totals, codes and tables of 4 rows fit
-// in the registers.
+// Up to this many rows of activations are multiplied without unpacking: dots, totals, codes and
+// tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
 
 // Calls function.template operator()<N>() for a count of 1 .. LARGEST.
@@ -146,10 +148,11 @@ void with_count(std::int64_t count, const Function& function) {
   function.template operator()<LARGEST>();
 }
 
-inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* scratch, float* out) {
+inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
+                        std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(blocks, a, first, out); });
+    return with_count<kFusedRows>(
+        count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(blocks, a, first, out); });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
   for (std::int64_t group = 0; group < a.groups; group += kGroups) {
@@ -163,10 +166,11 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const Ro
   }
 }
 
-inline void matmul_int8(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* scratch, float* out) {
+inline void matmul_int8(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
+                        std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(blocks, a, first, out); });
+    return with_count<kFusedRows>(
+        count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(blocks, a, first, out); });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kByteColumnBytes * q4nx::kGroup);
   for (std::int64_t group = 0; group < a.groups; group += kGroups) {

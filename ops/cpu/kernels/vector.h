@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A vector of f32 as wide as the instruction set this file is compiled for, in the compiler's own vector extension.
-// Everything here has internal linkage: the same names are compiled for several instruction sets, and the linker must
-// not choose one of them for all.
+// A vector of f32 as wide as the instruction set this file is compiled for, in the compiler's own
+// vector extension. Everything here has internal linkage: the same names are compiled for several
+// instruction sets, and the linker must not choose one of them for all.
 #pragma once
 
 #include <cstddef>
@@ -51,7 +51,8 @@ inline float reduce_max(Vector v) {
   float lanes[kLanes];
   std::memcpy(lanes, &v, sizeof(v));
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    for (int i = 0; i < width; ++i)
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   }
   return lanes[0];
 }
@@ -117,9 +118,10 @@ struct Half {
   static Element round(float x) { return half_from_float(x); }
 };
 
-// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term is
-// (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), then n is added to the exponent. ln 2 is split in two so that
-// n * high is exact. Arguments below -87.3 (where e^x leaves the normal range) give 0, above 88.7 they are clamped.
+// e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term
+// is (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), then n is added to the exponent. ln 2
+// is split in two so that n * high is exact. Arguments below -87.3 (where e^x leaves the normal
+// range) give 0, above 88.7 they are clamped.
 inline Vector exp(Vector x) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLn2High = 0.693359375F;
@@ -145,8 +147,8 @@ inline Vector exp(Vector x) {
   return select(underflow, Vector{}, y);
 }
 
-// tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|): no overflow, relative error of some ulps except near 0,
-// where the absolute error is 1e-7.
+// tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|): no overflow, relative error of some ulps
+// except near 0, where the absolute error is 1e-7.
 inline Vector tanh(Vector x) {
   const Vector magnitude = max(x, -x);
   const Vector e = exp(magnitude * -2.0F);

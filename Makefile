@@ -23,7 +23,7 @@ help:
 
 demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
-	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
+	$(BIN)/flownpu run $(MODEL) --prompt 'What is the with statement?'
 
 test: lint build/testing/built sanitize
 	$(BIN)/python -m pytest

@@ -19,7 +19,7 @@ namespace flownpu {
 enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 
 struct DeviceOptions {
-  Activations activations = Activations::kBFloat16;
+  Activations activations = Activations::kInt8;
   // 0: one thread for each core this process may run on.
   int threads = 0;
   // "auto", or the instruction set to use: "avx512", "avx2", "generic". An unknown one, or one this

@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs" / "figures" / "demo.svg"
 COLUMNS = 110
 COMMANDS = (
     ("convert", "tests/fixtures/gemma3-topics", "out/gemma3-topics"),
-    ("run", "out/gemma3-topics", "-p", "What is a generator?"),
+    ("run", "out/gemma3-topics", "-p", "What is the with statement?"),
 )
 
 

@@ -83,9 +83,11 @@ class Conversation:
     def _take_back_to(self, length: int, held: int) -> bool:
         """Makes the KV cache hold exactly the first `length` tokens of the sequence; False if that is not possible."""
         if length == held:
-            # The token generated last is in the sequence and not yet in the KV cache, and append_tokens of GenAI
-            # 0.18 would leave its place in the cache unwritten. To ask for the logits after it computes it.
-            self._generator.get_logits()
+            if not self._generator.is_done():
+                # A reply was cut short: its last token is in the sequence and not yet in the KV cache, where
+                # append_tokens of GenAI 0.18 would leave its place unwritten. To ask for the logits after it computes
+                # it. (The token that ends a reply by itself is not in the sequence; the one before it is computed.)
+                self._generator.get_logits()
             return True
         if length == 0:
             return False

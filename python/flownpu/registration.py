@@ -14,8 +14,9 @@ from flownpu.errors import FlowNPUError, require
 __all__ = ["get_ep_name", "get_library_path", "register"]
 
 LIBRARY_NAME = "libflownpu_ep.so"
-# The oldest ONNX Runtime whose plug-in API has custom operator domains (API 24), which `ai.flownpu` needs.
-MINIMUM_ONNXRUNTIME = (1, 24)
+# API 24 has the operator domains that `ai.flownpu` needs, but before 1.27 ONNX Runtime does not tell a provider that a
+# session is ready: bad options and models that cannot run would then go to the CPU provider without a word.
+MINIMUM_ONNXRUNTIME = (1, 27)
 
 _lock = threading.Lock()
 # GenAI cannot be asked which libraries it has; remembered by module, so that a reloaded module is registered anew.

@@ -147,7 +147,7 @@ GOOD = {"onnxruntime": {"onnxruntime": "1.31.1"}, "onnxruntime_genai": {"onnxrun
         ({}, "not installed", "pip install onnxruntime"),
         (
             {"onnxruntime": "1.20.1"},
-            "FlowNPU needs onnxruntime 1.24 or newer, found 1.20.1",
+            "FlowNPU needs onnxruntime 1.27 or newer, found 1.20.1",
             "pip install --upgrade onnxruntime",
         ),
         (

@@ -5,14 +5,15 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
-import typer
 
 import flownpu.cli
 from flownpu.cli import app, main
 
-COMMANDS = sorted(typer.main.get_command(app).commands)
+CALLBACKS = {command.name: command.callback for command in app.registered_commands}
+COMMANDS = sorted(CALLBACKS)
 
 
 def test_the_commands_are_those_of_the_documentation():
@@ -30,8 +31,10 @@ def test_help(flownpu, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_says_what_it_does(command):
-    for parameter in typer.main.get_command(app).commands[command].params:
-        assert parameter.help, f"{command} {parameter.name}"
+    hints = get_type_hints(CALLBACKS[command], include_extras=True)
+    undescribed = [name for name, hint in hints.items() if name != "return" and not get_args(hint)[1].help]
+    assert len(hints) > 1
+    assert undescribed == []
 
 
 def test_no_arguments_show_the_help(flownpu):

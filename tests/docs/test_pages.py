@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from flownpu.cli.options import Activations, Device
 from flownpu.ops.definitions import OPERATORS
 from tests.docs.pages import PAGES, ROOT, table
 
@@ -45,6 +46,12 @@ def test_options_are_those_of_the_provider():
         choices = re.search(rf'"{CODE.findall(row[0])[0]}", value,\s*(\{{\{{.*?\}}\}}\}})\)', parsers, re.DOTALL)
         if choices:
             assert CODE.findall(row[1]) == re.findall(r'\{"(\w+)"', choices.group(1)), row[0]
+
+
+def test_the_command_line_offers_the_providers_values():
+    rows = {CODE.findall(row[0])[0]: CODE.findall(row[1]) for row in table("docs/options.md", "key")}
+    assert rows["device"] == list(Device)
+    assert rows["activations"] == list(Activations)
 
 
 def test_operators_are_those_that_are_defined():

@@ -49,13 +49,13 @@ def generate(model: Any, prompt: Tokens, **options: Any) -> Reply:
 def assert_same(ours: Reply, theirs: Reply) -> None:
     """The first token that differs, if any, was chosen between two logits that are too close to tell.
 
-    Theirs computes with float32 activations and ours rounds them to bf16, so the bound is that of a gap of two logits
+    Theirs computes with float32 activations and ours rounds them to int8 (the default), so the bound is that of a gap of two logits
     (4 sigma, see test_numbers). Tokens after a difference answer another text and are not compared.
     """
     for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
         if a != b:
             logits = theirs.logits[i]
-            bound = 4 * math.sqrt(2) * logit_error("bf16", 6, logits[None])
+            bound = 4 * math.sqrt(2) * logit_error("int8", 6, logits[None])
             assert logits[b] - logits[a] <= bound, f"token {i}: {a} for {b}"
             return
 

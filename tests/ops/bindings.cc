@@ -65,8 +65,10 @@ class PreparedNode {
     flownpu::DeviceOptions device_options;
     if (options.contains("cpu_isa")) device_options.cpu_isa = options.at("cpu_isa");
     if (options.contains("threads")) device_options.threads = std::stoi(options.at("threads"));
-    if (options.contains("activations") && options.at("activations") == "int8") {
-      device_options.activations = flownpu::Activations::kInt8;
+    if (options.contains("activations")) {
+      const bool int8 = options.at("activations") == "int8";
+      device_options.activations =
+          int8 ? flownpu::Activations::kInt8 : flownpu::Activations::kBFloat16;
     }
     device_ = flownpu::make_cpu_device(device_options);
 

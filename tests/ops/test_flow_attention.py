@@ -108,10 +108,10 @@ class Conversation:
     def tolerance(self, query: np.ndarray, keys: int) -> float:
         """Bound on the error of an output.
 
-        A score's error ds moves the output by at most 2 ds max|v| (softmax); sums over the keys add keys + 32 roundings of
-        max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm and RoPE. Where
-        rounding to the cache's type falls the other way, which happens to one element in thousands (two in a key are
-        allowed for), a key's or value's element is off by an ulp.
+        A score's error ds moves the output by at most 2 ds max|v| (softmax); sums over the keys add keys + 32
+        roundings of max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm
+        and RoPE. Where rounding to the cache's type falls the other way, which happens to one element in thousands
+        (two in a key are allowed for), a key's or value's element is off by an ulp.
         """
         d = self.heads[2]
         scale = self.attributes.get("scale", 0.0) or d**-0.5

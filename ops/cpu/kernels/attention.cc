@@ -22,6 +22,10 @@ namespace {
 constexpr int kTileKeys = 4;
 constexpr int kTileRows = kLanes / kTileKeys;
 
+// A tile of values is kValueRows x kValueVectors numerators: half of the registers.
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
+
 // {even elements of a, even elements of b} + {odd elements of a, odd elements of b}.
 Vector add_neighbours(Vector a, Vector b) {
   Integers even;
@@ -79,33 +83,41 @@ void score_tile(const AttentionChunk& chunk, std::int64_t row, std::int64_t key,
   }
 }
 
+// Softcap and bias of one row, in place.
+void adjust_scores(const AttentionChunk& chunk, std::int64_t row, float* scores) {
+  for (std::int64_t j = chunk.first_key[row]; j < chunk.last_key[row]; ++j) {
+    if (chunk.softcap > 0) scores[j] = chunk.softcap * std::tanh(scores[j] / chunk.softcap);
+    if (chunk.bias != nullptr) scores[j] += chunk.bias[row][j];
+  }
+}
+
 // Eq. 7-10 for one row: `scores` becomes F, zero where the row does not look. Returns C.
 float softmax_row(const AttentionChunk& chunk, std::int64_t row, float* scores) {
   const std::int64_t first = chunk.first_key[row];
   const std::int64_t last = chunk.last_key[row];
-  for (std::int64_t j = 0; j < first; ++j) scores[j] = 0;
-  for (std::int64_t j = last > first ? last : first; j < kAttentionChunk; ++j) scores[j] = 0;
-  if (last <= first) return 1.0F;
+  if (chunk.softcap > 0 || chunk.bias != nullptr) adjust_scores(chunk, row, scores);
+  // Minus infinity where the row does not look: exp makes it 0.
+  const float nothing = -std::numeric_limits<float>::infinity();
+  for (std::int64_t j = 0; j < first; ++j) scores[j] = nothing;
+  for (std::int64_t j = last > first ? last : 0; j < kAttentionChunk; ++j) scores[j] = nothing;
 
-  float maximum = chunk.maximum[row];
-  for (std::int64_t j = first; j < last; ++j) {
-    if (chunk.softcap > 0) scores[j] = chunk.softcap * std::tanh(scores[j] / chunk.softcap);
-    if (chunk.bias != nullptr) scores[j] += chunk.bias[row][j];
-    maximum = scores[j] > maximum ? scores[j] : maximum;
+  Vector largest = load(scores);
+  for (std::int64_t j = kLanes; j < kAttentionChunk; j += kLanes) {
+    largest = max(largest, load(scores + j));
   }
-  // Every key of the row so far is masked away by a bias of minus infinity: nothing to add.
-  if (maximum == -std::numeric_limits<float>::infinity()) {
-    for (std::int64_t j = first; j < last; ++j) scores[j] = 0;
+  float maximum = reduce_max(largest);
+  maximum = maximum > chunk.maximum[row] ? maximum : chunk.maximum[row];
+  // Nothing seen so far, or all of it masked away by a bias of minus infinity.
+  if (maximum == nothing) {
+    for (std::int64_t j = 0; j < kAttentionChunk; ++j) scores[j] = 0;
     return 1.0F;
   }
   Vector sum{};
   for (std::int64_t j = 0; j < kAttentionChunk; j += kLanes) {
-    store(scores + j, exp(load(scores + j) - broadcast(maximum)));
+    const Vector factor = exp(load(scores + j) - broadcast(maximum));
+    store(scores + j, factor);
+    sum += factor;
   }
-  for (std::int64_t j = 0; j < first; ++j) scores[j] = 0;
-  for (std::int64_t j = last; j < kAttentionChunk; ++j) scores[j] = 0;
-  for (std::int64_t j = 0; j < kAttentionChunk; j += kLanes) sum += load(scores + j);
-
   const float correction = std::exp(chunk.maximum[row] - maximum);
   chunk.maximum[row] = maximum;
   chunk.denominator[row] = correction * chunk.denominator[row] + reduce_add(sum);
@@ -143,8 +155,9 @@ void value_rows(const AttentionChunk& chunk, std::int64_t row, const float* fact
                 const float* corrections) {
   const std::int64_t d = chunk.head_size;
   std::int64_t i = 0;
-  for (; i + 2 * kLanes <= d; i += 2 * kLanes)
-    value_tile<Type, ROWS, 2>(chunk, row, i, factors, corrections);
+  for (; i + kValueVectors * kLanes <= d; i += kValueVectors * kLanes) {
+    value_tile<Type, ROWS, kValueVectors>(chunk, row, i, factors, corrections);
+  }
   for (; i + kLanes <= d; i += kLanes)
     value_tile<Type, ROWS, 1>(chunk, row, i, factors, corrections);
   const auto* values = static_cast<const typename Type::Element*>(chunk.value);
@@ -171,7 +184,9 @@ void attend_typed(const AttentionChunk& chunk) {
     corrections[row] = softmax_row(chunk, row, scores + row * kAttentionChunk);
   }
   std::int64_t row = 0;
-  for (; row + 4 <= chunk.rows; row += 4) value_rows<Type, 4>(chunk, row, scores, corrections);
+  for (; row + kValueRows <= chunk.rows; row += kValueRows) {
+    value_rows<Type, kValueRows>(chunk, row, scores, corrections);
+  }
   for (; row < chunk.rows; ++row) value_rows<Type, 1>(chunk, row, scores, corrections);
 }
 

@@ -7,7 +7,7 @@
 #else
 #include "ops/cpu/kernels/q4nx_matmul_generic.h"
 #endif
-#include <cmath>
+#include <cstring>
 
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
@@ -15,16 +15,38 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
+// The 32 values of the group that begins at `start`, zero past the end of a row.
+struct Group {
+  static constexpr int kVectors = static_cast<int>(q4nx::kGroup) / kLanes;
+  Vector part[kVectors];
+};
+
+Group load_group(const float* x, std::int64_t start, std::int64_t k) {
+  Group group;
+  float padded[q4nx::kGroup] = {};
+  const float* from = x + start;
+  if (k - start < q4nx::kGroup) {
+    std::memcpy(padded, from, static_cast<std::size_t>(k - start) * sizeof(float));
+    from = padded;
+  }
+  for (int v = 0; v < Group::kVectors; ++v) group.part[v] = load(from + v * kLanes);
+  return group;
+}
+
 void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                    float* sums) {
   auto* out = static_cast<std::uint16_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
-    float sum = 0;
-    for (std::int64_t i = start; i < start + q4nx::kGroup; ++i) {
-      out[i] = i < k ? bf16_from_float(x[i]) : std::uint16_t{0};
-      sum += float_from_bf16(out[i]);
+    const Group group = load_group(x, start, k);
+    Vector sum{};
+    for (const Vector part : group.part) {
+      const Bits bits = bf16_bits(part);
+      const Halves halves = __builtin_convertvector(bits, Halves);
+      std::memcpy(out, &halves, sizeof(halves));
+      out += kLanes;
+      sum += reinterpret_cast<Vector>(bits << 16);
     }
-    *sums++ = sum;
+    *sums++ = reduce_add(sum);
   }
 }
 
@@ -32,20 +54,25 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* 
                    float* scales, float* sums) {
   auto* out = static_cast<std::int8_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
-    const std::int64_t end = start + q4nx::kGroup < k ? start + q4nx::kGroup : k;
-    float largest = 0;
-    for (std::int64_t i = start; i < end; ++i) largest = std::fmax(largest, std::fabs(x[i]));
+    const Group group = load_group(x, start, k);
+    Vector magnitudes{};
+    for (const Vector part : group.part) magnitudes = max(magnitudes, magnitude(part));
+    const float largest = reduce_max(magnitudes);
     // 127, not 128: the range is symmetric, so that -x rounds to minus what x rounds to.
     const float scale = largest / 127.0F;
     const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
-    std::int32_t sum = 0;
-    for (std::int64_t i = start; i < start + q4nx::kGroup; ++i) {
-      const float scaled = i < end ? x[i] * inverse : 0.0F;
-      out[i] = static_cast<std::int8_t>(std::nearbyint(scaled));
-      sum += out[i];
+    Vector sum{};
+    for (const Vector part : group.part) {
+      const Vector rounded = round_to_integer(part * inverse);
+      const Integers integers = __builtin_convertvector(rounded, Integers);
+      const Bytes bytes = __builtin_convertvector(integers, Bytes);
+      std::memcpy(out, &bytes, sizeof(bytes));
+      out += kLanes;
+      sum += rounded;
     }
+    // A sum of 32 integers up to 127 is exact.
     *scales++ = scale;
-    *sums++ = static_cast<float>(sum) * scale;
+    *sums++ = reduce_add(sum) * scale;
   }
 }
 

@@ -22,6 +22,7 @@ constexpr int kLanes = 4;
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef std::int32_t Integers __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef std::int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef std::uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 
 inline Vector broadcast(float x) { return x - Vector{}; }
@@ -37,6 +38,24 @@ inline void store(float* x, Vector v) { std::memcpy(x, &v, sizeof(v)); }
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
 inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
+
+inline Vector magnitude(Vector v) {
+  return reinterpret_cast<Vector>(reinterpret_cast<Integers>(v) & 0x7fffffff);
+}
+
+// The nearest integer, ties to even, of |v| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of
+// the mantissa.
+inline Vector round_to_integer(Vector v) {
+  const Vector magic = broadcast(12582912.0F);
+  return (v + magic) - magic;
+}
+
+// The nearest bf16, ties to even, in the low halves; NaN stays NaN.
+inline Bits bf16_bits(Vector v) {
+  const Bits bits = reinterpret_cast<Bits>(v);
+  const Bits rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  return (bits & 0x7fffffffU) > 0x7f800000U ? (bits >> 16) | 0x40U : rounded;
+}
 
 inline float reduce_add(Vector v) {
   float lanes[kLanes];
@@ -130,10 +149,7 @@ inline Vector exp(Vector x) {
   constexpr float kLargest = 88.7F;
   const Integers underflow = x < broadcast(kSmallest);
   x = min(max(x, broadcast(kSmallest)), broadcast(kLargest));
-  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the mantissa.
-  const Vector magic = broadcast(12582912.0F);
-  const Vector shifted = x * kLog2E + magic;
-  const Vector n = shifted - magic;
+  const Vector n = round_to_integer(x * kLog2E);
   const Vector r = (x - n * kLn2High) - n * kLn2Low;
   Vector y = r * (1.0F / 5040) + (1.0F / 720);
   y = y * r + (1.0F / 120);

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile's memory as a kernel sees it: the buffers it was given, and nothing else. Every vector
+// access is checked against them and for its alignment; the array would silently read what is beside,
+// and truncate the address.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "types.hpp"
+
+namespace aie {
+inline namespace FLOWNPU_AIE_ARCHITECTURE {
+namespace host {
+
+// An access the array would not have made as written.
+struct Trap : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A buffer that the running kernel may access.
+struct Range {
+  std::uintptr_t begin;
+  std::size_t bytes;
+  bool writable;
+  std::string name;
+};
+inline thread_local std::vector<Range> ranges;
+
+// The bytes that a vector load or store of this many is aligned to (detail/ld_st.hpp,
+// `vector_ldst_align`).
+constexpr std::size_t alignment_of_access(std::size_t bytes) {
+  if (bytes == 16) return 16;
+  return __AIE_ARCH__ == 20 || bytes == 32 ? 32 : 64;
+}
+
+inline std::string names_of_ranges() {
+  std::ostringstream text;
+  for (const Range& range : ranges) {
+    text << (text.tellp() > 0 ? ", " : "") << range.name << " of " << range.bytes << " bytes";
+  }
+  return ranges.empty() ? "none" : text.str();
+}
+
+[[noreturn]] inline void trap(const void* pointer, std::size_t bytes, bool write) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
+  std::ostringstream text;
+  text << (write ? "store" : "load") << " of " << bytes << " bytes ";
+  for (const Range& range : ranges) {
+    // Near its end: most accesses that leave a buffer leave it there.
+    if (begin < range.begin || begin >= range.begin + range.bytes + 4096) continue;
+    text << "at byte " << begin - range.begin << " of " << range.name << ", ";
+    if (begin + bytes <= range.begin + range.bytes) {
+      text << "which is read-only";
+    } else {
+      text << "which has " << range.bytes;
+    }
+    throw Trap(text.str());
+  }
+  text << "outside of all buffers (" << names_of_ranges() << ")";
+  throw Trap(text.str());
+}
+
+// Raises Trap unless the kernel may read (or write) these bytes.
+inline void check_access(const void* pointer, std::size_t bytes, bool write, std::size_t alignment) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
+  if (begin % alignment != 0) {
+    std::ostringstream text;
+    text << "misaligned " << (write ? "store" : "load") << " of " << bytes << " bytes: the address is "
+         << begin % alignment << " past a multiple of " << alignment;
+    throw Trap(text.str());
+  }
+  for (const Range& range : ranges) {
+    if (begin >= range.begin && begin + bytes <= range.begin + range.bytes &&
+        (range.writable || !write)) {
+      return;
+    }
+  }
+  trap(pointer, bytes, write);
+}
+
+}  // namespace host
+
+// What a buffer must be aligned to so that any vector of it can be loaded (aie.hpp,
+// `vector_decl_align`; 64 bytes is the widest load of XDNA2).
+inline constexpr unsigned vector_decl_align = __AIE_ARCH__ == 20 ? 32 : 64;
+
+}  // namespace FLOWNPU_AIE_ARCHITECTURE
+}  // namespace aie

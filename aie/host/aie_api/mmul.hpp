@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// aie::mmul: C[M,N] += A[M,K] B[K,N] on registers, for exactly the shapes an architecture has.
+#pragma once
+
+#include "operations.hpp"
+
+namespace aie {
+inline namespace FLOWNPU_AIE_ARCHITECTURE {
+namespace host {
+
+// detail/aie2/mmul_bf16_bf16.hpp and detail/aie2p/mmul_bf16_bf16.hpp, mmul_bfp16_bfp16.hpp.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+constexpr bool has_mmul() {
+  const auto is = [](unsigned m, unsigned k, unsigned n) { return M == m && K == k && N == n; };
+  if constexpr (is_one_of<A, bfloat16> && is_one_of<B, bfloat16>) {
+    const bool both = is(4, 8, 4) || is(8, 8, 4) || is(4, 8, 8) || is(8, 8, 8) || is(8, 1, 8);
+    return both || (__AIE_ARCH__ == 20 && (is(4, 16, 4) || is(4, 16, 8)));
+  } else if constexpr (is_one_of<B, bfp16ebs8> && is_one_of<A, bfloat16, bfp16ebs8>) {
+    return __AIE_ARCH__ >= 21 && (is(8, 8, 8) || (is_one_of<A, bfp16ebs8> && is(8, 8, 16)));
+  } else {
+    return false;
+  }
+}
+
+template <typename T, unsigned N>
+struct Operand {
+  using type = vector<T, N>;
+};
+template <unsigned N>
+struct Operand<bfp16ebs8, N> {
+  using type = block_vector<bfp16ebs8, N>;
+};
+
+template <unsigned N>
+void to_floats(const vector<bfloat16, N>& v, float* values) {
+  for (unsigned i = 0; i < N; ++i) values[i] = float(v.data()[i]);
+}
+template <unsigned N>
+void to_floats(const block_vector<bfp16ebs8, N>& v, float* values) {
+  for (unsigned i = 0; i < N / 8; ++i) from_block(v.blocks[i], values + 8 * i);
+}
+
+// As the core converts bf16 before a product in block floating point.
+template <unsigned N>
+void through_blocks(float* values) {
+  for (unsigned i = 0; i < N; i += 8) from_block(to_block(values + i, core_state.rounding), values + i);
+}
+
+#if __AIE_ARCH__ >= 21 && defined(AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16)
+inline constexpr bool kEmulatesBf16 = AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 != 0;
+#else
+inline constexpr bool kEmulatesBf16 = false;
+#endif
+
+}  // namespace host
+
+// aie.hpp, `struct mmul`. Vectors of A and C are row-major. B is row-major [K][N] in bf16 and [N][K] in
+// bfp16, whose blocks run along K (the instruction multiplies by the transpose). bf16 x bf16 of XDNA2 is
+// exact and slow, or, where AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 is defined, goes through bfp16 for
+// 4x8x8 and 8x8x8. The order of the K additions is not specified by the hardware.
+template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA,
+          typename Tag = accauto>
+class mmul {
+#if __AIE_ARCH__ == 20
+  static_assert(host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
+                "XDNA has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
+                "8x8x8, 4x16x4, 4x16x8, 8x1x8; no bfp16ebs8");
+#else
+  static_assert(host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
+                "XDNA2 has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
+                "8x8x8, 8x1x8; bfloat16 x bfp16ebs8 8x8x8; bfp16ebs8 x bfp16ebs8 8x8x8, 8x8x16");
+#endif
+  static_assert(host::is_one_of<Tag, accauto, accfloat>, "expected an accumulator of accfloat");
+
+ public:
+  static constexpr unsigned M = M_, K = K_, N = N_;
+  static constexpr unsigned size_A = M * K, size_B = K * N, size_C = M * N;
+  using vector_A_type = typename host::Operand<TypeA, size_A>::type;
+  using vector_B_type = typename host::Operand<TypeB, size_B>::type;
+  using accum_type = accum<accfloat, size_C>;
+
+  mmul() : sum_(zeros<accfloat, size_C>()) {}
+  explicit mmul(const accum_type& sum) : sum_(sum) {}
+  explicit mmul(const vector<float, size_C>& sum) : sum_(sum) {}
+
+  void mul(const vector_A_type& a, const vector_B_type& b) {
+    sum_ = zeros<accfloat, size_C>();
+    mac(a, b);
+  }
+  void mac(const vector_A_type& a_vector, const vector_B_type& b_vector) {
+    constexpr bool kBlocks = host::is_one_of<TypeB, bfp16ebs8>;
+    constexpr bool kEmulated = !kBlocks && host::kEmulatesBf16 && K == 8 && N == 8;
+    float a[size_A];
+    float b[size_B];
+    host::to_floats(a_vector, a);
+    host::to_floats(b_vector, b);
+    if constexpr (kEmulated || (kBlocks && host::is_one_of<TypeA, bfloat16>)) {
+      host::through_blocks<size_A>(a);
+    }
+    if constexpr (kBlocks || kEmulated) {
+      // Now b is, or becomes, [N][K].
+      float columns[size_B];
+      if constexpr (kEmulated) {
+        for (unsigned i = 0; i < size_B; ++i) columns[i % N * K + i / N] = b[i];
+        host::through_blocks<size_B>(columns);
+      } else {
+        for (unsigned i = 0; i < size_B; ++i) columns[i] = b[i];
+      }
+      for (unsigned i = 0; i < size_B; ++i) b[i] = columns[i % N * K + i / N];
+    }
+    for (unsigned row = 0; row < M; ++row) {
+      float sums[N];
+      for (unsigned column = 0; column < N; ++column) sums[column] = sum_.data()[row * N + column];
+      for (unsigned k = 0; k < K; ++k) {
+        for (unsigned column = 0; column < N; ++column) sums[column] += a[row * K + k] * b[k * N + column];
+      }
+      for (unsigned column = 0; column < N; ++column) sum_.data()[row * N + column] = sums[column];
+    }
+  }
+
+  template <typename T>
+  auto to_vector(int shift = 0) const {
+    return sum_.template to_vector<T>(shift);
+  }
+  accum_type to_accum() const { return sum_; }
+
+ private:
+  accum_type sum_;
+};
+
+}  // namespace FLOWNPU_AIE_ARCHITECTURE
+}  // namespace aie

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp on the CPU: Q4_0 weights, which it repacks for this processor when it loads them, and flash attention.
+
+It is built from llama-cpp-python's source package with the compiler's native flags, and called through that package's
+ctypes bindings, so that random token ids can be fed as to all engines.
+
+`convert` and `Engine` run in this peer's own environment.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from flownpu.peers.exported import ExportedModel
+
+REQUIREMENTS = ("numpy", "gguf==0.19.0", "llama-cpp-python==0.3.36")
+FROM_SOURCE = ("llama-cpp-python",)
+BUILD_ENVIRONMENT = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TOOLS=OFF -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"}
+
+_GROUP = 32
+_FILE = "model-q4_0.gguf"
+_ARCHITECTURES = {"gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
+# Tokens of a call of llama_decode, and of a graph that it computes: what llama-bench takes.
+_BATCH, _MICRO_BATCH = 2048, 512
+# By what llama.cpp calls the parts of a layer.
+_WEIGHTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def q4_0(codes: Any, scales: Any) -> Any:
+    """The blocks of GGUF's Q4_0, uint8 [rows, columns / 32 * 18].
+
+    A block is the float16 scale and 16 bytes; byte j holds column j in its low nibble and column j + 16 in its high one.
+    """
+    rows, groups = scales.shape
+    packed = np.asarray(codes).reshape(rows, groups, _GROUP // 2)
+    by_column = np.stack([packed & 15, packed >> 4], axis=-1).reshape(rows, groups, 2, _GROUP // 2)
+    blocks = np.empty((rows, groups, 2 + _GROUP // 2), np.uint8)
+    blocks[..., :2] = np.ascontiguousarray(scales).view(np.uint8).reshape(rows, groups, 2)
+    blocks[..., 2:] = by_column[:, :, 0] | by_column[:, :, 1] << 4
+    return blocks.reshape(rows, -1)
+
+
+def convert(model: "ExportedModel", output: Path) -> None:
+    """Writes a GGUF file."""
+    import gguf  # noqa: PLC0415 only this peer's environment has it
+
+    architecture = _ARCHITECTURES[model.family]
+    writer = gguf.GGUFWriter(output / _FILE, architecture)
+    _write_settings(writer, model, architecture)
+    norms = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    if model.sandwich_norms:
+        norms |= {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }
+    if model.qk_norm:
+        norms |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+    def weight(name: str, source: str, heads: int = 0) -> None:
+        codes, scales = model.codes(source), model.scales(source)
+        if heads:
+            codes, scales = _interleave(codes, heads), _interleave(scales, heads)
+        writer.add_tensor(name, q4_0(codes, scales), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+
+    weight("token_embd.weight", "embed_tokens")
+    for i in range(len(model.windows)):
+        for name, source in _WEIGHTS.items():
+            # llama.cpp rotates neighbouring columns in this architecture, checkpoints rotate halves.
+            rotated = {"attn_q": model.heads, "attn_k": model.kv_heads} if architecture == "llama" else {}
+            weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", rotated.get(name, 0))
+        for name, source in norms.items():
+            writer.add_tensor(f"blk.{i}.{name}.weight", model.vector(f"layers.{i}.{source}"))
+    writer.add_tensor("output_norm.weight", model.vector("norm"))
+    if not model.tied_embeddings:
+        weight("output.weight", "lm_head")
+    if architecture != "gemma3":
+        # Each frequency of the plain embedding divided by these; all 1 without Llama 3's scaling.
+        factors = _plain_frequencies(model) / model.vector("rotary.0")
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _interleave(rows: Any, heads: int) -> Any:
+    halves = np.asarray(rows).reshape(heads, 2, -1, rows.shape[1])
+    return halves.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _theta(frequencies: Any) -> float:
+    """The base of a rotary embedding, exact to four digits: two neighbouring high frequencies are scaled alike."""
+    exponent = 2 / (2 * len(frequencies))
+    return float(f"{(float(frequencies[0]) / float(frequencies[1])) ** (1 / exponent):.4g}")
+
+
+def _plain_frequencies(model: "ExportedModel") -> Any:
+    frequencies = model.vector("rotary.0")
+    return _theta(frequencies) ** (-np.arange(len(frequencies)) / len(frequencies))
+
+
+def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> None:
+    writer.add_context_length(model.context_length)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_block_count(len(model.windows))
+    writer.add_feed_forward_length(model.feed_forward_size)
+    writer.add_head_count(model.heads)
+    writer.add_head_count_kv(model.kv_heads)
+    writer.add_key_length(model.head_size)
+    writer.add_value_length(model.head_size)
+    writer.add_layer_norm_rms_eps(model.norm_epsilon)
+    writer.add_vocab_size(model.vocabulary_size)
+    writer.add_rope_dimension_count(model.head_size)
+    writer.add_tokenizer_model("none")
+    writer.add_file_type(2)  # mostly Q4_0
+    wide = next((i for i, window in enumerate(model.windows) if window < 0), 0)
+    frequencies = model.vector(f"rotary.{model.rotaries[wide]}")
+    writer.add_rope_freq_base(_theta(frequencies))
+    if architecture == "gemma3":
+        local = next((i for i, window in enumerate(model.windows) if window >= 0), wide)
+        writer.add_float32("gemma3.rope.freq_base_swa", _theta(model.vector(f"rotary.{model.rotaries[local]}")))
+        writer.add_sliding_window(max(model.windows))
+        writer.add_array("gemma3.attention.sliding_window_pattern", [window >= 0 for window in model.windows])
+        if frequencies[0] < 1:
+            writer.add_string("gemma3.rope.scaling.type", "linear")
+            writer.add_float32("gemma3.rope.scaling.factor", float(f"{1 / float(frequencies[0]):.4g}"))
+
+
+class Engine:
+    """A GGUF file opened in llama.cpp."""
+
+    def __init__(self, folder: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
+        del options  # there are none
+        import llama_cpp  # noqa: PLC0415 only this peer's environment has it
+
+        self.version = f"llama-cpp-python {llama_cpp.__version__}"
+        self._llama: Any = llama_cpp
+        llama_cpp.llama_backend_init()
+        model = llama_cpp.llama_model_load_from_file(str(folder / _FILE).encode(), llama_cpp.llama_model_default_params())
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = context
+        parameters.n_batch, parameters.n_ubatch = _BATCH, _MICRO_BATCH
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.flash_attn_type = 1  # on
+        # Layers with a window keep a cache of its size, as llama.cpp's own programs have it.
+        parameters.swa_full = False
+        self._context = llama_cpp.llama_init_from_model(model, parameters)
+        if not self._context:
+            raise RuntimeError("llama.cpp could not load the model; what it says is above")
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    def start(self, length: int) -> None:
+        """Begins a sequence."""
+        del length  # the context has room for the longest
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)  # noqa: FBT003
+        self._pending: list[int] = []
+
+    def read(self, tokens: Any) -> None:
+        """Reads tokens, up to the logits of the last."""
+        for first in range(0, len(tokens), _BATCH):
+            part = np.ascontiguousarray(tokens[first : first + _BATCH], dtype=np.int32)
+            ids = part.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            status = self._llama.llama_decode(self._context, self._llama.llama_batch_get_one(ids, len(part)))
+            if status:
+                raise RuntimeError(f"llama_decode returned {status}")
+
+    def generate_next(self) -> int:
+        """Generates a token, the likeliest; the one before is read first, as in GenAI."""
+        self.read(self._pending)
+        token = int(self.logits().argmax())
+        self._pending = [token]
+        return token
+
+    def logits(self) -> Any:
+        """Of the last token: float32 [V]."""
+        pointer = self._llama.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(pointer, (self._vocabulary,))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs in an engine's own environment: converts a model for it, or measures it. numpy and the standard library only.
+
+    python -P worker.py ENGINE.py convert EXPORTED OUTPUT
+    python -P worker.py ENGINE.py measure REQUEST.json
+
+ENGINE.py defines `convert(model: ExportedModel, output: Path)` and the class `Engine` of `engine.py`'s protocol. What
+is measured is printed on stdout as one JSON object a line, all else that anybody prints goes to stderr: first
+{"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds"},
+at the end {"memory"}.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file, whatever its folder holds besides: a peer's file may have the name of the peer's package."""
+    name = f"flownpu_peer_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def memory() -> dict[str, int]:
+    """Resident bytes of this process: all, those that no file backs, and the most there were."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kib = {key: int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "VmHWM")}
+    return {"resident": kib["VmRSS"], "anonymous": kib["RssAnon"], "peak": kib["VmHWM"]}
+
+
+def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float]:
+    """Reads `depth` tokens, then the prompt, then generates; times the last two."""
+    engine.start(depth + prompt + generate)
+    if depth:
+        engine.read(tokens[:depth])
+    started = time.perf_counter()
+    engine.read(tokens[depth : depth + prompt])
+    read = time.perf_counter()
+    engine.generate_next()
+    first = time.perf_counter()
+    for _ in range(generate - 1):
+        engine.generate_next()
+    done = time.perf_counter()
+    return {"prefill_seconds": read - started, "first_token_seconds": first - started, "decode_seconds": done - first}
+
+
+def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
+    """Loads the model, warms up, runs the cases."""
+    before = memory()
+    cases = request["cases"]
+    context = max(case["depth"] + case["prompt"] + case["generate"] for case in cases)
+    started = time.perf_counter()
+    engine = module.Engine(Path(request["model"]), threads=request["threads"], context=context, options=request["options"])
+    report({"load_seconds": time.perf_counter() - started, "version": engine.version, "memory": before})
+    # The same on every machine; what the tokens say does not change the work.
+    tokens = np.random.default_rng(0).integers(0, request["vocabulary_size"], context, dtype=np.int32)
+    # Brings the weights into memory, starts threads, and lets engines compile what they compile at first use.
+    run_case(engine, 0, min(case["prompt"] for case in cases), 4, tokens)
+    for case in cases:
+        report(run_case(engine, case["depth"], case["prompt"], case["generate"], tokens))
+    report({"memory": memory(), "placement": getattr(engine, "placement", "")})
+
+
+def main() -> None:
+    """Runs a command line."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engine, verb, *arguments = sys.argv[1:]
+    module = load(Path(engine))
+    if verb == "convert":
+        exported = load(Path(__file__).with_name("exported.py"))
+        module.convert(exported.ExportedModel.read(Path(arguments[0])), Path(arguments[1]))
+        return
+
+    def report(document: dict[str, Any]) -> None:
+        print(json.dumps(document), file=answers, flush=True)
+
+    measure(module, json.loads(Path(arguments[0]).read_text(encoding="utf-8")), report)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,13 +36,13 @@ lint: .venv/test
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so tests/ops tests/ep
+	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so tests/ops tests/ep tests/aie
 
 # The module through which tests call the operators' C++; and that and the library, under the sanitizers.
-build/testing/built build/sanitize/built: build/%/built: .venv/test tests/ops/bindings.cc
+build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h aie/host/aie_api/*.hpp)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
 		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build build/$* --target flownpu_testing $(if $(findstring sanitize,$*),flownpu_ep)
+	$(BIN)/cmake --build build/$* --target flownpu_testing flownpu_aie_testing $(if $(findstring sanitize,$*),flownpu_ep)
 	touch $@
 
 figures: .venv/demo

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import inspect
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 __all__ = [
     "NPU1", "NPU2", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo", "ObjectFifoHandle", "Program", "Runtime",
-    "TaskGroup", "TensorAccessPattern", "Tile", "Worker", "WorkerRuntimeBarrier", "range_", "v8bfp16ebs8",
+    "TaskGroup", "TensorAccessPattern", "Tile", "Worker", "WorkerRuntimeBarrier", "kernel_source", "range_",
+    "v8bfp16ebs8",
 ]  # fmt: skip
 
 _CHOICE = os.environ.get("FLOWNPU_IRON", "recorder")
@@ -71,3 +73,8 @@ else:
             "[FLOWNPU_IRON] expected mlir-aie of generation C (1.4.5 or newer, ObjectFifo(to_stream=...)), "
             "got an older one: upgrade it"
         )
+
+
+def kernel_source(file: str) -> str:
+    """Where a kernel's source is: its place in the package for a plan, its path for a compiler."""
+    return f"kernels/{file}" if _CHOICE == "recorder" else str(Path(__file__).parent / "kernels" / file)

@@ -9,6 +9,7 @@ ends on the shim tile, that is nearest to the cores they serve and has channels 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
 
 from flownpu.aie import plan
 from flownpu.aie.npu_limits import LIMITS, Limits
@@ -19,7 +20,12 @@ from flownpu.aie.recorded_types import Tile as OpenTile
 from flownpu.aie.recorded_worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 from flownpu.aie.symbolic import RecordingError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = ["assemble"]
+
+_T = TypeVar("_T")
 
 
 def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
@@ -28,26 +34,26 @@ def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker])
     arguments = [argument for worker in workers for argument in worker.arguments]
     handles = [a for a in (*arguments, *flatten(runtime.fn_args)) if isinstance(a, ObjectFifoHandle)]
     fifos = _reachable(handles)
-    _name(fifos)
+    buffers = _unique(argument for argument in arguments if isinstance(argument, Buffer))
+    barriers = _unique(argument for argument in arguments if isinstance(argument, WorkerRuntimeBarrier))
+    _name(fifos, buffers, barriers)
     _place(workers, fifos, limits)
 
     cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
     sequence = runtime.record()
     links = {id(link): link for fifo in fifos for link in _links(fifo)}
-    barriers = {
-        lock: plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
-        for barrier in arguments
-        if isinstance(barrier, WorkerRuntimeBarrier)
+    locks = [
+        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
+        for barrier in barriers
         for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
-    }
+    ]
     kernels = {kernel.record.entry: kernel.record for kernel in arguments if isinstance(kernel, Kernel)}
-    buffers = {buffer.name: _buffer(buffer) for buffer in arguments if isinstance(buffer, Buffer)}
     array = plan.Array(
         device.target,
         tuple(_fifo(fifo) for fifo in fifos),
         tuple(_link(link) for link in links.values()),
-        tuple(buffers.values()),
-        tuple(barriers.values()),
+        tuple(map(_buffer, buffers)),
+        tuple(locks),
         tuple(kernels.values()),
         cores,
     )
@@ -72,7 +78,31 @@ def _reachable(handles: list[ObjectFifoHandle]) -> list[ObjectFifo]:
     return list(found.values())
 
 
-def _name(fifos: list[ObjectFifo]) -> None:
+def _ends(fifo: ObjectFifo) -> list[ObjectFifoHandle]:
+    """The producer and the consumers.
+
+    Raises:
+        RecordingError: there is no producer or no consumer, or an end that nobody uses.
+    """
+    if fifo.producer is None or not fifo.consumers:
+        missing = "producer" if fifo.producer is None else "consumer"
+        raise RecordingError(f"[ObjectFifo {fifo.name}] has no {missing}")
+    for end in (fifo.producer, *fifo.consumers):
+        if end.owner is None:
+            raise RecordingError(f"[ObjectFifo {fifo.name}] nobody uses its {end.port} end")
+    return [fifo.producer, *fifo.consumers]
+
+
+def _unique(objects: Iterable[_T]) -> list[_T]:
+    return list({id(item): item for item in objects}.values())
+
+
+def _name(fifos: list[ObjectFifo], buffers: list[Buffer], barriers: list[WorkerRuntimeBarrier]) -> None:
+    for number, buffer in enumerate(buffers):
+        buffer.name = buffer.name or f"buffer{number}"
+    for number, barrier in enumerate(barriers):
+        barrier.number = number
+        barrier.locks.clear()
     taken = {fifo.name for fifo in fifos}
     number = 0
     for fifo in fifos:
@@ -98,18 +128,13 @@ def _end(handle: ObjectFifoHandle) -> plan.End:
 
 
 def _fifo(fifo: ObjectFifo) -> plan.Fifo:
-    missing = "producer" if fifo.producer is None else "consumer"
-    if fifo.producer is None or not fifo.consumers:
-        raise RecordingError(f"[ObjectFifo {fifo.name}] has no {missing}")
-    for end in (fifo.producer, *fifo.consumers):
-        if end.owner is None:
-            raise RecordingError(f"[ObjectFifo {fifo.name}] nobody uses its {end.port} end")
+    producer, *consumers = _ends(fifo)
     padding = fifo.to_stream.padding if fifo.to_stream is not None else None
     return plan.Fifo(
         fifo.name or "",
         fifo.type,
-        _end(fifo.producer),
-        tuple(map(_end, fifo.consumers)),
+        _end(producer),
+        tuple(map(_end, consumers)),
         fifo.repeat_count,
         fifo.via_dma,
         None if fifo.delegate is None else _place_of(fifo.delegate),
@@ -124,7 +149,7 @@ def _link(link: ObjectFifoLink) -> plan.Link:
 
 def _buffer(buffer: Buffer) -> plan.Buffer:
     tile = _place_of(buffer.tile) if buffer.tile else _place_of(OpenTile())
-    return plan.Buffer(buffer.name, tile, buffer.type, buffer.run_time_parameter, buffer.initial_value)
+    return plan.Buffer(buffer.name or "", tile, buffer.type, buffer.run_time_parameter, buffer.initial_value)
 
 
 # --- Places -------------------------------------------------------------------------------------------------------
@@ -163,16 +188,15 @@ def _place_workers(workers: list[Worker], limits: Limits) -> None:
 
 def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
     used: Counter[tuple[int, str]] = Counter()
-    ends = [end for fifo in fifos for end in (fifo.producer, *fifo.consumers) if end is not None]
-    ends = [end for end in ends if isinstance(end.owner, Runtime)]
+    ends = [end for fifo in fifos for end in _ends(fifo) if isinstance(end.owner, Runtime)]
     for end in ends:
         _take(used, end.tile.col, int(not end.is_producer), int(end.is_producer))
     for end in ends:
         if end.tile.place is None:
-            others = [end.fifo.producer, *end.fifo.consumers]
-            columns = [o.owner.tile.col for o in others if o and isinstance(o.owner, (Worker, ObjectFifoLink))]
+            owners = [other.owner for other in _ends(end.fifo)]
+            columns = [owner.tile.col for owner in owners if isinstance(owner, (Worker, ObjectFifoLink))]
             need = int(not end.is_producer), int(end.is_producer)
-            end.tile.col, end.tile.row = _nearest(columns[0] or 0, used, need, limits, "shim"), 0
+            end.tile.col, end.tile.row = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim"), 0
 
 
 def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outputs: int) -> None:
@@ -197,5 +221,5 @@ def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int],
 def _column_served(link: ObjectFifoLink, fifos: list[ObjectFifo]) -> int:
     """The column of the first core at the other ends of a link's fifos, 0 if there is none."""
     linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
-    ends = [end for fifo in fifos if id(fifo) in linked for end in (fifo.producer, *fifo.consumers) if end is not None]
+    ends = [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)]
     return next((end.owner.tile.col or 0 for end in ends if isinstance(end.owner, Worker)), 0)

@@ -314,12 +314,17 @@ Statement: TypeAlias = Loop | Acquire | Release | Call | Load | Store | BarrierW
 
 @dataclass(frozen=True)
 class Core:
-    """The program of a compute tile; `forever`: it starts over when it ends, which is what serves several calls."""
+    """The program of a compute tile; `forever`: it starts over when it ends, which is what serves several calls.
+
+    `dynamic`: the core counts at run time which object of a fifo comes next. Without, the compiler unrolls every loop
+    with acquires until the count is known, which it cannot do for a loop whose length is a run-time parameter.
+    """
 
     tile: Tile
     body: tuple[Statement, ...]
     forever: bool = True
     stack_bytes: int = 1024
+    dynamic: bool = False
 
 
 @dataclass(frozen=True)

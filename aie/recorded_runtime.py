@@ -48,14 +48,17 @@ class Runtime:
         trace = SequenceTrace()
         buffers: list[plan.HostBuffer] = []
 
-        def bind(name: str, argument: Any) -> Any:
+        # A host buffer is called as the function calls it.
+        code = self.seq_fn.__code__
+        names = dict(enumerate(code.co_varnames[: code.co_argcount]))
+
+        def bind(place: int, argument: Any) -> Any:
             if not get_args(argument):
                 return argument
-            buffers.append(plan.HostBuffer(name, plan_type(argument)))
+            buffers.append(plan.HostBuffer(names.get(place, f"argument{place}"), plan_type(argument)))
             return RuntimeData(buffers[-1])
 
-        names = self.seq_fn.__code__.co_varnames
         with trace.active():
-            self.seq_fn(*map(bind, names, self.fn_args))
+            self.seq_fn(*map(bind, range(len(self.fn_args)), self.fn_args))
             trace.finish(strict=self.strict)
         return plan.Sequence(self.name, tuple(buffers), tuple(trace.steps))

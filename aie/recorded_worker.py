@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +23,6 @@ __all__ = ["Buffer", "ExternalFunction", "Kernel", "Worker", "WorkerRuntimeBarri
 class Buffer:
     """Memory of a tile (`aie.iron.Buffer`); `use_write_rtp`: the sequence writes it, `buffer[i] = v`."""
 
-    _count = itertools.count()
-
     def __init__(
         self,
         type: Any = None,  # noqa: A002
@@ -42,7 +39,7 @@ class Buffer:
             self.type = plan_type(type)
         elif initial_value is not None:
             self.type = plan.Type(initial_value.shape, plan_type(initial_value.dtype.type).dtype)
-        self.name = name or f"buffer{next(Buffer._count)}"
+        self.name = name  # an unnamed one is named when the program is put together
         self.tile = tile
         self.run_time_parameter = use_write_rtp
         self.initial_value = () if initial_value is None else tuple(np.ravel(initial_value).tolist())
@@ -52,31 +49,31 @@ class Buffer:
         if trace is None:
             raise RecordingError(f"[Buffer {self.name}] only a core reads it")
         variable = trace.name("value")
-        trace.add(plan.Load(variable, self.name, expression(index)))
+        trace.add(plan.Load(variable, self.name or "", expression(index)))
         return Symbol(plan.Variable(variable))
 
     def __setitem__(self, index: Symbol | int, value: Symbol | int) -> None:
         trace = current_core()
         if trace is not None:
-            trace.add(plan.Store(self.name, expression(index), expression(value)))
+            trace.add(plan.Store(self.name or "", expression(index), expression(value)))
             return
         if not self.run_time_parameter:
             raise RecordingError(f"[Buffer {self.name}] expected use_write_rtp=True for a buffer the sequence writes")
         if isinstance(index, Symbol) or isinstance(value, Symbol):
             raise RecordingError(f"[Buffer {self.name}] a sequence writes integers to it")
-        current_sequence("a run-time parameter").steps.append(plan.WriteParameter(self.name, int(index), int(value)))
+        current_sequence("a run-time parameter").steps.append(
+            plan.WriteParameter(self.name or "", int(index), int(value))
+        )
 
 
 class WorkerRuntimeBarrier:
     """Lets workers wait for the sequence (`aie.iron.WorkerRuntimeBarrier`): one lock on each worker's tile."""
 
-    _count = itertools.count()
-
     def __init__(self, initial_value: int = 0) -> None:
         self.initial_value = initial_value
-        self.name = f"barrier{next(WorkerRuntimeBarrier._count)}"
         self.workers: list[Worker] = []
         self.locks: list[str] = []
+        self.number = 0
 
     def _add(self, statement: Callable[[str, int], plan.Statement], value: int) -> None:
         trace = current_core()
@@ -129,7 +126,9 @@ class Kernel:
         if (given.elements, given.dtype) != (kind.elements, kind.dtype) or not kind.shape:
             raise RecordingError(f"[{self.record.entry}] argument {place}: expected {kind}, got {given}")
         return (
-            plan.BufferArgument(value.name) if isinstance(value, Buffer) else plan.Element(value.view.name, value.index)
+            plan.BufferArgument(value.name or "")
+            if isinstance(value, Buffer)
+            else plan.Element(value.view.name, value.index)
         )
 
 
@@ -164,12 +163,13 @@ class Worker:
         tile: Tile | None = AnyComputeTile,
         while_true: bool = True,
         stack_size: int | None = None,
+        dynamic_objfifo_lowering: bool | None = None,
         **options: Any,
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
         self.tile = Tile() if tile in (None, AnyComputeTile) else tile or Tile()
-        self.while_true, self.stack_size = while_true, stack_size
+        self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
         for argument in self.arguments:
             if isinstance(argument, ObjectFifo):
@@ -191,8 +191,8 @@ class Worker:
         trace = CoreTrace()
         for argument in self.arguments:
             if isinstance(argument, WorkerRuntimeBarrier):
-                argument.locks.append(f"{argument.name}_{place.column}_{place.row}")
+                argument.locks.append(f"barrier{argument.number}_{place.column}_{place.row}")
         with trace.active():
             self.core_fn(*self.fn_args)
         stack = NPU2.stack_bytes if self.stack_size is None else self.stack_size
-        return plan.Core(place, trace.body, self.while_true, stack)
+        return plan.Core(place, trace.body, self.while_true, stack, self.dynamic)

@@ -99,7 +99,7 @@ def run_session(session: ort.InferenceSession, feeds: Mapping[str, Array]) -> li
 
 def check(model: ir.Model) -> None:
     """Passes the model through ONNX's checker."""
-    _declare_simplified_layer_normalization()
+    declare_simplified_layer_normalization()
     onnx.checker.check_model(ir.to_proto(model))
 
 
@@ -144,7 +144,7 @@ def _from_ort(value: ort.OrtValue) -> Array:
     return bits.view(ml_dtypes.bfloat16)
 
 
-def _declare_simplified_layer_normalization() -> None:
+def declare_simplified_layer_normalization() -> None:
     """ORT has this operator in ONNX's own domain, where the checker does not know it."""
     name = "SimplifiedLayerNormalization"
     if onnx.defs.has(name):

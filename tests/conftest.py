@@ -9,7 +9,7 @@ import os
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,3 +43,15 @@ def ep_devices(library: Path) -> list[onnxruntime.OrtEpDevice]:
     if not ours():
         onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", str(library))
     return ours()
+
+
+@pytest.fixture(scope="session")
+def genai(library: Path) -> Any:
+    """ORT GenAI with FlowNPU registered, once for all tests: GenAI offers a device for each name it is given."""
+    og = pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
+    from flownpu import registration
+
+    if og not in registration._registered_with:
+        og.register_execution_provider_library(registration.get_ep_name(), str(library))
+        registration._registered_with.add(og)
+    return og

@@ -87,7 +87,7 @@ class Q4NXMatMul : public Step {
     // 8 tasks a thread: small enough to even out a thread that started late, large enough to read
     // 100 KB in a row.
     const std::int64_t blocks_each =
-        std::max<std::int64_t>(1, row_blocks_ / (8 * context_.pool->threads()));
+        std::max<std::int64_t>(1, row_blocks_ / (std::int64_t{8} * context_.pool->threads()));
     const std::int64_t block_tasks = q4nx::ceil_div(row_blocks_, blocks_each);
     const auto* weight = inputs[1].as<const std::uint8_t>();
     const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,

@@ -168,13 +168,20 @@ def test_ctrl_c_stops_a_reply_and_not_the_program(start, model_copy):
     assert "Traceback" not in err
 
 
+def read_until(stream, words):
+    for line in stream:
+        if words in line:
+            return
+    raise AssertionError(f"the program ended and did not say {words!r}")
+
+
 def test_ctrl_c_at_the_prompt_shows_how_to_leave(start, model):
     process = start("chat", model, *CPU)
-    while "/exit" not in process.stderr.readline():
-        pass
+    process.stdin.write("What is a tuple?\n")
+    process.stdin.flush()
+    read_until(process.stderr, "new tokens at")
     process.send_signal(signal.SIGINT)
-    # The line after the interrupted prompt.
-    while "/exit" not in process.stderr.readline():
-        pass
-    _, err = process.communicate("", timeout=60)
+    read_until(process.stderr, "/exit or Ctrl-D leaves")
+    _, err = process.communicate("What is a list?\n", timeout=60)
     assert process.returncode == 0, err
+    assert "new tokens at" in err

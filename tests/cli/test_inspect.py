@@ -112,3 +112,38 @@ def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
     assert (done.code, done.out) == (1, "")
     assert words in done.err
     assert name in done.err
+
+
+def test_check_finds_nothing_in_a_whole_model(flownpu, model):
+    assert flownpu("inspect", model, "--check").code == 0
+
+
+def test_check_names_the_tensor_of_a_flipped_bit(flownpu, model_copy):
+    tensors = json.loads((model_copy / "flownpu_manifest.json").read_text())["tensors"]
+    place = tensors["layers.2.mlp.down_proj"]
+    data = bytearray((model_copy / "model.onnx.data").read_bytes())
+    data[place["offset"] + 777] ^= 4
+    (model_copy / "model.onnx.data").write_bytes(data)
+    done = flownpu("inspect", model_copy, "--check")
+    assert done.code == 1
+    end = place["offset"] + place["bytes"]
+    assert "model.onnx.data has other contents than were written" in done.err
+    assert f"tensor layers.2.mlp.down_proj (bytes {place['offset']} to {end}) is damaged" in done.err
+    assert done.err.count("is damaged") == 2  # the folder, and that tensor alone
+
+
+def test_check_finds_truncated_and_missing_files(flownpu, model_copy):
+    data = (model_copy / "model.onnx.data").read_bytes()
+    (model_copy / "model.onnx.data").write_bytes(data[:-4096])
+    (model_copy / "tokenizer.json").unlink()
+    done = flownpu("inspect", model_copy, "--check")
+    assert done.code == 1
+    assert f"model.onnx.data has {len(data) - 4096} bytes, expected {len(data)}" in done.err
+    assert "tokenizer.json is missing" in done.err
+
+
+def test_check_needs_a_manifest(flownpu, model_copy):
+    (model_copy / "flownpu_manifest.json").unlink()
+    done = flownpu("inspect", model_copy, "--check")
+    assert done.code == 1
+    assert "holds no flownpu_manifest.json" in done.err

@@ -19,6 +19,7 @@ import pytest
 
 from flownpu.convert import ConversionError, Progress, convert, data_file
 from flownpu.convert.output import output_folder
+from flownpu.graph_rewrites.testing import declare_simplified_layer_normalization
 
 
 def listing(folder: Path) -> list[str]:
@@ -69,36 +70,8 @@ def test_the_same_source_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) 
 def test_graph_passes_the_checker(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "model")
     model = onnx.load(tmp_path / "model" / "model.onnx")
-    # The one operator that ORT adds to ONNX's own domain; the checker asks for a schema of everything there.
-    with registered(onnx.defs.OpSchema("SimplifiedLayerNormalization", "", 1, **SIMPLIFIED_LAYER_NORMALIZATION)):
-        onnx.checker.check_model(model)
-
-
-T = onnx.defs.OpSchema.FormalParameter
-SIMPLIFIED_LAYER_NORMALIZATION: dict[str, Any] = {
-    "inputs": [T("X", "T"), T("scale", "T")],
-    "outputs": [T("Y", "T")],
-    "type_constraints": [("T", ["tensor(float)"], "")],
-    "attributes": [
-        onnx.defs.OpSchema.Attribute(name, kind, "", required=False)
-        for name, kind in (
-            ("axis", onnx.defs.OpSchema.AttrType.INT),
-            ("epsilon", onnx.defs.OpSchema.AttrType.FLOAT),
-            ("stash_type", onnx.defs.OpSchema.AttrType.INT),
-        )
-    ],
-}
-
-
-class registered:  # noqa: N801  (reads as a verb)
-    def __init__(self, schema: onnx.defs.OpSchema) -> None:
-        self.schema = schema
-
-    def __enter__(self) -> None:
-        onnx.defs.register_schema(self.schema)
-
-    def __exit__(self, *_: object) -> None:
-        onnx.defs.deregister_schema(self.schema.name, self.schema.since_version, self.schema.domain)
+    declare_simplified_layer_normalization()
+    onnx.checker.check_model(model)
 
 
 def test_tensors_lie_at_multiples_of_a_page(checkpoint: Path, tmp_path: Path) -> None:
@@ -131,6 +104,25 @@ def test_existing_model_is_replaced_only_by_force(checkpoint: Path, tmp_path: Pa
     assert (output / "model.onnx").read_bytes() == before
     convert(checkpoint, output, kv_dtype="fp16", force=True)
     assert (output / "model.onnx").read_bytes() != before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_model_that_could_not_be_replaced_is_still_there(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, rename = tmp_path / "model", Path.rename
+    convert(checkpoint, output)
+    before = (output / "model.onnx").read_bytes()
+
+    def fail_for_the_new_one(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise OSError(errno.EIO, "I/O error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises(ConversionError, match="I/O error"):
+        convert(checkpoint, output, kv_dtype="fp16", force=True)
+    assert (output / "model.onnx").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime_genai as og
 import pytest
 import torch
 import transformers
 
-import flownpu
 from flownpu.convert import convert
 from flownpu.ops import q4nx
 
@@ -45,9 +43,10 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def open_model(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def open_model(
+    genai: Any, converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
     """A converted model in GenAI: on our provider, or ("cpu") on ONNX Runtime's own through the file's functions."""
-    flownpu.register()
     opened: dict[str, Any] = {}
 
     def model(provider: str = "flownpu", provider_options: dict[str, str] | None = None, **options: Any) -> Any:
@@ -59,15 +58,15 @@ def open_model(converted: Callable[..., Path], tmp_path_factory: pytest.TempPath
             providers = [{"FlowNPUExecutionProvider": provider_options or {}}] if provider == "flownpu" else []
             config["model"]["decoder"]["session_options"]["provider_options"] = providers
             (folder / "genai_config.json").write_text(json.dumps(config))
-            opened[key] = og.Model(str(folder))
+            opened[key] = genai.Model(str(folder))
         return opened[key]
 
     return model
 
 
 @pytest.fixture(scope="session")
-def tokenizer(open_model: Callable[..., Any]) -> Any:
-    return og.Tokenizer(open_model())
+def tokenizer(genai: Any, open_model: Callable[..., Any]) -> Any:
+    return genai.Tokenizer(open_model())
 
 
 @pytest.fixture(scope="session")

@@ -16,16 +16,10 @@ from tests.ep.conftest import parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-genai = pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
+pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
 
 VOCABULARY = 16
 END = 0
-
-
-@pytest.fixture(scope="module")
-def registered(library: Path) -> None:
-    # GenAI refuses the same name twice, and cannot be asked which it has; the name is of no importance.
-    genai.register_execution_provider_library("FlowNPU for tests/ep", str(library))
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def write_model(folder: Path, scores: Any, options: dict[str, str]) -> onnx.Mode
     return model
 
 
-def generate(folder: Path, first: int, length: int) -> list[int]:
+def generate(genai: Any, folder: Path, first: int, length: int) -> list[int]:
     model = genai.Model(str(folder))
     parameters = genai.GeneratorParams(model)
     parameters.set_search_options(max_length=length, do_sample=False)
@@ -77,32 +71,31 @@ def generate(folder: Path, first: int, length: int) -> list[int]:
     return [int(token) for token in generator.get_sequence(0)]
 
 
-@pytest.mark.usefixtures("registered")
-def test_genai_generates(tmp_path: Path, scores: Any) -> None:
+def test_genai_generates(genai: Any, tmp_path: Path, scores: Any) -> None:
     placement = tmp_path / "placement.json"
     write_model(tmp_path, scores, {"placement": str(placement)})
     expected = [3]
     while len(expected) < 12:
         expected.append(int(scores[expected[-1]].argmax()))
-    assert generate(tmp_path, 3, 12) == expected
+    assert generate(genai, tmp_path, 3, 12) == expected
     assert json.loads(placement.read_text())["claimed"] == 2
 
 
-@pytest.mark.usefixtures("registered")
-def test_two_copies_of_onnxruntime_use_the_library_at_once(tmp_path: Path, scores: Any, ep_devices: list[Any]) -> None:
+def test_two_copies_of_onnxruntime_use_the_library_at_once(
+    genai: Any, tmp_path: Path, scores: Any, ep_devices: list[Any]
+) -> None:
     model = write_model(tmp_path, scores, {})
     options = onnxruntime.SessionOptions()
     options.add_provider_for_devices(ep_devices, {})
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     for first in (3, 7):
-        second = generate(tmp_path, first, 2)[1]
+        second = generate(genai, tmp_path, first, 2)[1]
         (logits,) = session.run(None, {"input_ids": np.array([[first]])})
         np.testing.assert_array_equal(logits[0, 0], 2 * scores[first])
         assert logits.argmax() == second
 
 
-@pytest.mark.usefixtures("registered")
-def test_errors_reach_the_user_of_genai_word_for_word(tmp_path: Path, scores: Any) -> None:
+def test_errors_reach_the_user_of_genai_word_for_word(genai: Any, tmp_path: Path, scores: Any) -> None:
     write_model(tmp_path, scores, {"colour": "red"})
     with pytest.raises(Exception, match=r"\[FlowNPU\] option colour = 'red' is not known; the options are: device"):
         genai.Model(str(tmp_path))

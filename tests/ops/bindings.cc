@@ -111,13 +111,17 @@ class PreparedNode {
     return lists;
   }
 
-  void run(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs) const {
+  void run(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs) {
     const std::vector<flownpu::Tensor> in = tensors_of(inputs);
     const std::vector<flownpu::Tensor> out = tensors_of(outputs);
     const std::size_t bytes = step_->scratch_bytes(in);
-    const flownpu::Memory scratch = device_->allocate(bytes);
+    // Exactly as much, so that a sanitizer sees what lies beyond; the same again, as in a model.
+    if (!scratch_ || bytes != scratch_bytes_) {
+      scratch_ = device_->allocate(bytes);
+      scratch_bytes_ = bytes;
+    }
     const nb::gil_scoped_release released;
-    step_->run(in, out, {scratch.get(), bytes});
+    step_->run(in, out, {scratch_.get(), bytes});
   }
 
   std::int64_t multiply_adds() const { return step_->multiply_adds(); }
@@ -128,6 +132,8 @@ class PreparedNode {
   // Keeps the constants' memory alive.
   std::vector<Argument> constants_;
   std::size_t outputs_ = 0;
+  flownpu::Memory scratch_{nullptr, nullptr};
+  std::size_t scratch_bytes_ = 0;
 };
 
 }  // namespace

@@ -7,23 +7,28 @@
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
-// How exact the scalar unit's inv and invsqrt are is not published. The host drops the 8 lowest bits of
-// the exact result (a relative error of up to 2^-15), so that no test passes thanks to better.
+// How exact the scalar unit's inv and invsqrt are is not published. The host drops the 8 lowest
+// bits of the exact result (a relative error of up to 2^-15), so that no test passes thanks to
+// better.
 inline float drop_low_bits(double exact) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(exact)) & ~0xffU);
 }
 }  // namespace host
 
-// aie.hpp, `inv` and `invsqrt` of a scalar: one instruction each. (The vector forms loop over lanes.)
+// aie.hpp, `inv` and `invsqrt` of a scalar: one instruction each. (The vector forms loop over
+// lanes.)
 inline float inv(float a) { return host::drop_low_bits(1.0 / a); }
-inline float invsqrt(float a) { return host::drop_low_bits(1.0 / std::sqrt(static_cast<double>(a))); }
+inline float invsqrt(float a) {
+  return host::drop_low_bits(1.0 / std::sqrt(static_cast<double>(a)));
+}
 
 // aie.hpp, `to_float(const Vec&, int shift)`. Exact for these types.
 template <typename T, unsigned N>
   requires host::is_one_of<T, std::uint8_t, std::int8_t, std::int16_t, std::uint16_t, std::int32_t>
 vector<float, N> to_float(const vector<T, N>& v) {
-  static_assert(N == 16 || N == 32 || N == 64,
-                "expected 16, 32 or 64 elements (detail/aie2/elementary.hpp fills no other length)");
+  static_assert(
+      N == 16 || N == 32 || N == 64,
+      "expected 16, 32 or 64 elements (detail/aie2/elementary.hpp fills no other length)");
   return host::generate<N>([&](unsigned i) { return static_cast<float>(v.data()[i]); });
 }
 
@@ -42,14 +47,15 @@ vector<T, N> exp2(const vector<float, N>& v) {
     argument.bits = host::round_to_bf16(v.data()[i], rounding_mode::symmetric_floor);
     const float whole = std::floor(float(argument));
     bfloat16 power;
-    power.bits = host::round_to_bf16(std::ldexp(1.0F + (float(argument) - whole), static_cast<int>(whole)),
-                                     host::core_state.rounding);
+    power.bits =
+        host::round_to_bf16(std::ldexp(1.0F + (float(argument) - whole), static_cast<int>(whole)),
+                            host::core_state.rounding);
     return power;
   });
 }
-// tanh returns x itself for |x| <= 1/2 (mlir-aie, aie_kernels/common/activations.h), an error of up to
-// 0.038 there; how it goes on is not published. The host joins (1/2, 1/2) to (2, 1) by a line, then is
-// flat: an error of up to 0.1, so no test passes thanks to better.
+// tanh returns x itself for |x| <= 1/2 (mlir-aie, aie_kernels/common/activations.h), an error of up
+// to 0.038 there; how it goes on is not published. The host joins (1/2, 1/2) to (2, 1) by a line,
+// then is flat: an error of up to 0.1, so no test passes thanks to better.
 template <typename T = bfloat16, unsigned N>
 vector<T, N> tanh(const vector<float, N>& v) {
   static_assert(host::is_xdna2<T>, "XDNA has no tanh instruction; use a polynomial");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tile's memory as a kernel sees it: the buffers it was given, and nothing else. Every vector
-// access is checked against them and for its alignment; the array would silently read what is beside,
-// and truncate the address.
+// access is checked against them and for its alignment; the array would silently read what is
+// beside, and truncate the address.
 #pragma once
 
 #include <sstream>
@@ -44,32 +44,45 @@ inline std::string names_of_ranges() {
   return ranges.empty() ? "none" : text.str();
 }
 
+// How far the address is outside of a range; 0 at its end too, where most accesses that leave it
+// do.
+inline std::uintptr_t distance(const Range& range, std::uintptr_t address) {
+  const std::uintptr_t end = range.begin + range.bytes;
+  return address < range.begin ? range.begin - address : address > end ? address - end : 0;
+}
+
 [[noreturn]] inline void trap(const void* pointer, std::size_t bytes, bool write) {
   const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
+  const Range* nearest = nullptr;
+  for (const Range& range : ranges) {
+    if (nearest == nullptr || distance(range, begin) < distance(*nearest, begin)) nearest = &range;
+  }
   std::ostringstream text;
   text << (write ? "store" : "load") << " of " << bytes << " bytes ";
-  for (const Range& range : ranges) {
-    // Near its end: most accesses that leave a buffer leave it there.
-    if (begin < range.begin || begin >= range.begin + range.bytes + 4096) continue;
-    text << "at byte " << begin - range.begin << " of " << range.name << ", ";
-    if (begin + bytes <= range.begin + range.bytes) {
-      text << "which is read-only";
-    } else {
-      text << "which has " << range.bytes;
-    }
+  // Farther than a page it is no better guess than the others.
+  if (nearest == nullptr || distance(*nearest, begin) > 4096) {
+    text << "outside of all buffers (" << names_of_ranges() << ")";
     throw Trap(text.str());
   }
-  text << "outside of all buffers (" << names_of_ranges() << ")";
+  text << "at byte " << static_cast<std::intptr_t>(begin - nearest->begin) << " of "
+       << nearest->name;
+  const bool inside = begin >= nearest->begin && begin + bytes <= nearest->begin + nearest->bytes;
+  if (inside) {
+    text << ", which is read-only";
+  } else {
+    text << ", which has " << nearest->bytes;
+  }
   throw Trap(text.str());
 }
 
 // Raises Trap unless the kernel may read (or write) these bytes.
-inline void check_access(const void* pointer, std::size_t bytes, bool write, std::size_t alignment) {
+inline void check_access(const void* pointer, std::size_t bytes, bool write,
+                         std::size_t alignment) {
   const auto begin = reinterpret_cast<std::uintptr_t>(pointer);
   if (begin % alignment != 0) {
     std::ostringstream text;
-    text << "misaligned " << (write ? "store" : "load") << " of " << bytes << " bytes: the address is "
-         << begin % alignment << " past a multiple of " << alignment;
+    text << "misaligned " << (write ? "store" : "load") << " of " << bytes
+         << " bytes: the address is " << begin % alignment << " past a multiple of " << alignment;
     throw Trap(text.str());
   }
   for (const Range& range : ranges) {

@@ -37,13 +37,14 @@ void to_floats(const vector<bfloat16, N>& v, float* values) {
 }
 template <unsigned N>
 void to_floats(const block_vector<bfp16ebs8, N>& v, float* values) {
-  for (unsigned i = 0; i < N / 8; ++i) from_block(v.blocks[i], values + 8 * i);
+  for (unsigned i = 0; i < N / 8; ++i, values += 8) from_block(v.blocks[i], values);
 }
 
 // As the core converts bf16 before a product in block floating point.
 template <unsigned N>
 void through_blocks(float* values) {
-  for (unsigned i = 0; i < N; i += 8) from_block(to_block(values + i, core_state.rounding), values + i);
+  for (unsigned i = 0; i < N; i += 8)
+    from_block(to_block(values + i, core_state.rounding), values + i);
 }
 
 #if __AIE_ARCH__ >= 21 && defined(AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16)
@@ -54,21 +55,24 @@ inline constexpr bool kEmulatesBf16 = false;
 
 }  // namespace host
 
-// aie.hpp, `struct mmul`. Vectors of A and C are row-major. B is row-major [K][N] in bf16 and [N][K] in
-// bfp16, whose blocks run along K (the instruction multiplies by the transpose). bf16 x bf16 of XDNA2 is
-// exact and slow, or, where AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 is defined, goes through bfp16 for
-// 4x8x8 and 8x8x8. The order of the K additions is not specified by the hardware.
+// aie.hpp, `struct mmul`. Vectors of A and C are row-major. B is row-major [K][N] in bf16 and
+// [N][K] in bfp16, whose blocks run along K (the instruction multiplies by the transpose). bf16 x
+// bf16 of XDNA2 is exact and slow, or, where AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 is defined,
+// goes through bfp16 for 4x8x8 and 8x8x8. The order of the K additions is not specified by the
+// hardware.
 template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA,
           typename Tag = accauto>
 class mmul {
 #if __AIE_ARCH__ == 20
-  static_assert(host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
-                "XDNA has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
-                "8x8x8, 4x16x4, 4x16x8, 8x1x8; no bfp16ebs8");
+  static_assert(
+      host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
+      "XDNA has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
+      "8x8x8, 4x16x4, 4x16x8, 8x1x8; no bfp16ebs8");
 #else
-  static_assert(host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
-                "XDNA2 has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
-                "8x8x8, 8x1x8; bfloat16 x bfp16ebs8 8x8x8; bfp16ebs8 x bfp16ebs8 8x8x8, 8x8x16");
+  static_assert(
+      host::has_mmul<M_, K_, N_, TypeA, TypeB>(),
+      "XDNA2 has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4, 8x8x4, 4x8x8, "
+      "8x8x8, 8x1x8; bfloat16 x bfp16ebs8 8x8x8; bfp16ebs8 x bfp16ebs8 8x8x8, 8x8x16");
 #endif
   static_assert(host::is_one_of<Tag, accauto, accfloat>, "expected an accumulator of accfloat");
 
@@ -112,7 +116,8 @@ class mmul {
       float sums[N];
       for (unsigned column = 0; column < N; ++column) sums[column] = sum_.data()[row * N + column];
       for (unsigned k = 0; k < K; ++k) {
-        for (unsigned column = 0; column < N; ++column) sums[column] += a[row * K + k] * b[k * N + column];
+        for (unsigned column = 0; column < N; ++column)
+          sums[column] += a[row * K + k] * b[k * N + column];
       }
       for (unsigned column = 0; column < N; ++column) sum_.data()[row * N + column] = sums[column];
     }

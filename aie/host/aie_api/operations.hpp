@@ -11,8 +11,8 @@ namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
 // Products that the vector unit has, into accfloat. f32 x f32 has no multiplier: it is emulated in
-// three bf16 parts of each operand, in tens of bundles (detail/aie2*/mul_acc32_fp.hpp), so no kernel
-// of ours uses it and the host refuses it.
+// three bf16 parts of each operand, in tens of bundles (detail/aie2*/mul_acc32_fp.hpp), so no
+// kernel of ours uses it and the host refuses it.
 template <typename A, typename B>
 inline constexpr bool is_product = is_one_of<A, bfloat16> && is_one_of<B, bfloat16>;
 
@@ -48,8 +48,8 @@ T* store_v(T* pointer, const vector<T, N>& v) {
   return pointer;
 }
 
-// iterator.hpp, `block_vector_input_buffer_stream`; `seek` (in vectors) as aie_kernels/linalg/mm_bfp.cc
-// calls it, on its base class.
+// iterator.hpp, `block_vector_input_buffer_stream`; `seek` (in vectors) as
+// aie_kernels/linalg/mm_bfp.cc calls it, on its base class.
 template <typename T, unsigned N>
 class block_vector_input_buffer_stream {
  public:
@@ -98,7 +98,7 @@ vector<T, N> broadcast(T value) {
 }
 template <typename T, unsigned N, typename... More>
 auto concat(const vector<T, N>& first, const More&... more) {
-  vector<T, N*(1 + sizeof...(More))> v;
+  vector<T, N * (1 + sizeof...(More))> v;
   v.insert(0, first);
   unsigned at = 0;
   (v.insert(++at, more), ...);
@@ -110,8 +110,7 @@ auto concat(const vector<T, N>& first, const More&... more) {
 template <typename A, typename B, unsigned N>
   requires host::is_product<A, B>
 accum<accfloat, N> mul(const vector<A, N>& a, const vector<B, N>& b) {
-  return host::accumulate<N>(
-      [&](unsigned i) { return float(a.data()[i]) * float(b.data()[i]); });
+  return host::accumulate<N>([&](unsigned i) { return float(a.data()[i]) * float(b.data()[i]); });
 }
 template <typename A, unsigned N>
 accum<accfloat, N> mul(const vector<A, N>& a, bfloat16 b) {
@@ -119,7 +118,8 @@ accum<accfloat, N> mul(const vector<A, N>& a, bfloat16 b) {
 }
 template <typename A, typename B, unsigned N>
   requires host::is_product<A, B>
-accum<accfloat, N> mac(const accum<accfloat, N>& acc, const vector<A, N>& a, const vector<B, N>& b) {
+accum<accfloat, N> mac(const accum<accfloat, N>& acc, const vector<A, N>& a,
+                       const vector<B, N>& b) {
   return host::accumulate<N>(
       [&](unsigned i) { return acc.data()[i] + float(a.data()[i]) * float(b.data()[i]); });
 }
@@ -129,7 +129,8 @@ accum<accfloat, N> mac(const accum<accfloat, N>& acc, const vector<A, N>& a, bfl
 }
 template <typename A, typename B, unsigned N>
   requires host::is_product<A, B>
-accum<accfloat, N> msc(const accum<accfloat, N>& acc, const vector<A, N>& a, const vector<B, N>& b) {
+accum<accfloat, N> msc(const accum<accfloat, N>& acc, const vector<A, N>& a,
+                       const vector<B, N>& b) {
   return host::accumulate<N>(
       [&](unsigned i) { return acc.data()[i] - float(a.data()[i]) * float(b.data()[i]); });
 }
@@ -172,11 +173,13 @@ vector<std::int32_t, N> upshift(const vector<std::int32_t, N>& v, unsigned shift
 // Comparison. On f32 these are emulated, in several instructions (detail/aie2/compare.hpp).
 template <typename T, unsigned N>
 vector<T, N> max(const vector<T, N>& a, const vector<T, N>& b) {
-  return host::generate<N>([&](unsigned i) { return a.data()[i] > b.data()[i] ? a.data()[i] : b.data()[i]; });
+  return host::generate<N>(
+      [&](unsigned i) { return a.data()[i] > b.data()[i] ? a.data()[i] : b.data()[i]; });
 }
 template <typename T, unsigned N>
 vector<T, N> min(const vector<T, N>& a, const vector<T, N>& b) {
-  return host::generate<N>([&](unsigned i) { return a.data()[i] < b.data()[i] ? a.data()[i] : b.data()[i]; });
+  return host::generate<N>(
+      [&](unsigned i) { return a.data()[i] < b.data()[i] ? a.data()[i] : b.data()[i]; });
 }
 template <typename T, unsigned N>
 mask<N> lt(const vector<T, N>& a, const vector<T, N>& b) {

@@ -83,8 +83,8 @@ inline float round_to_integer(float value, rounding_mode mode) {
 }  // namespace aie
 
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
-// 8 bits of exponent as f32, 7 of mantissa. A constant is rounded by the compiler, to nearest even; a
-// conversion at run time by the core's rounding mode.
+// 8 bits of exponent as f32, 7 of mantissa. A constant is rounded by the compiler, to nearest even;
+// a conversion at run time by the core's rounding mode.
 struct bfloat16 {
   std::uint16_t bits = 0;
 

@@ -20,8 +20,8 @@ concept Element = is_one_of<T, bfloat16, float, std::int8_t, std::uint8_t, std::
 
 // Registers are 128 to 1024 bits, and vectors up to 4 of them (detail/aie2/vector.hpp).
 template <typename T, unsigned N>
-inline constexpr bool is_register = N * bits_of<T> >= 128 && N * bits_of<T> <= 4096 &&
-                                    std::has_single_bit(N);
+inline constexpr bool is_register =
+    N * bits_of<T> >= 128 && N * bits_of<T> <= 4096 && std::has_single_bit(N);
 
 }  // namespace host
 
@@ -124,7 +124,8 @@ class vector {
 // block_vector.hpp, `class block_vector`: N values in N/8 blocks.
 template <typename T, unsigned N>
 class block_vector {
-  static_assert(std::is_same_v<T, bfp16ebs8>, "expected bfp16ebs8, the block type that is modelled");
+  static_assert(std::is_same_v<T, bfp16ebs8>,
+                "expected bfp16ebs8, the block type that is modelled");
   static_assert(host::is_xdna2<T>, "XDNA has no block floating point; bfp16ebs8 needs XDNA2");
   static_assert(N == 64 || N == 128, "expected 64 or 128 values");
 
@@ -176,6 +177,9 @@ inline void from_block(const bfp16ebs8& block, float* values) {
 // accum.hpp, `class accum`. accfloat is f32; acc32 is int32.
 template <typename Tag, unsigned N>
 class accum {
+  static_assert(N >= 8 && N <= 128 && std::has_single_bit(N),
+                "expected an accumulator of 8 to 128 lanes, a power of two");
+
  public:
   using value_type = Tag;
   using Value = typename host::Accumulated<Tag>::type;
@@ -242,9 +246,10 @@ class accum {
     } else {
       static_assert(std::is_integral_v<T>, "acc32 gives integers");
       const double shifted = std::ldexp(static_cast<double>(value), -shift);
-      const double rounded = host::core_state.rounding == rounding_mode::conv_even ? std::nearbyint(shifted)
-                             : host::core_state.rounding == rounding_mode::floor   ? std::floor(shifted)
-                                                                                   : std::trunc(shifted);
+      const double rounded =
+          host::core_state.rounding == rounding_mode::conv_even ? std::nearbyint(shifted)
+          : host::core_state.rounding == rounding_mode::floor   ? std::floor(shifted)
+                                                                : std::trunc(shifted);
       if (host::core_state.saturation == saturation_mode::saturate) {
         constexpr double kLow = std::numeric_limits<T>::min();
         constexpr double kHigh = std::numeric_limits<T>::max();

@@ -9,6 +9,7 @@
 // of the CPU device.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
@@ -26,11 +27,14 @@ constexpr int kTileRows = kLanes / kTileKeys;
 constexpr int kValueRows = 4;
 constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
 
+template <int... I>
+Vector add_neighbours(Vector a, Vector b, std::integer_sequence<int, I...> /*lanes*/) {
+  return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+
 // {even elements of a, even elements of b} + {odd elements of a, odd elements of b}.
 Vector add_neighbours(Vector a, Vector b) {
-  Integers even;
-  for (int i = 0; i < kLanes; ++i) even[i] = 2 * i;
-  return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+  return add_neighbours(a, b, std::make_integer_sequence<int, kLanes>());
 }
 
 // Lane i of the result is the sum over the lanes of sums[i].

@@ -1,83 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu bench`: how fast, and in how much memory."""
+"""`flownpu bench`: how fast, in how much memory, and beside which peers."""
 
-from dataclasses import asdict
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
+from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flownpu.benchmark import Result, measure
+from flownpu.benchmark import Case, Engine, Measurements, measure
+from flownpu.benchmark_plot import plot
+from flownpu.benchmark_report import Report
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, print_json, progress_bar, seconds_text
-from flownpu.generation import LanguageModel
-from flownpu.machine import Machine, describe_machine
+from flownpu.cli.output import console, progress_bar, status
+from flownpu.errors import FlowNPUError, MissingDependencyError, require
+from flownpu.machine import describe_machine
+from flownpu.model_folder import read_genai_config
+from flownpu.peers import PEERS, own_engine, prepare, remove_exported
+from flownpu.roofline import DecodeTraffic, decode_traffic
+
+# What a shell says of a command that SIGINT ended.
+INTERRUPTED = 130
+
+_WIDEST = 1000
 
 
 def bench(
     model: options.ModelFolder,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 1024,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate after it.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements, after one run to warm up.")] = 5,
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="N,N...", help="Tokens of a prompt; each is a measurement.")
+    ] = "1024",
+    generate: Annotated[int, typer.Option("--generate", min=2, help="Tokens to generate after it.")] = 64,
+    depth: Annotated[
+        str, typer.Option("--depth", metavar="N,N...", help="Tokens in the context before it; each with each prompt.")
+    ] = "0",
+    against: Annotated[
+        str, typer.Option("--against", metavar="PEER,PEER...", help=f"Other engines: {', '.join(PEERS)}.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each engine, in turn, each in a new process.")] = 5,
     provider: options.ProviderOption = options.Provider.FLOWNPU,
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,
     option: options.Option = None,
-    as_json: options.AsJson = False,
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")] = "",
+    csv_file: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write a line for each run.")] = "",
+    markdown_file: Annotated[str, typer.Option("--markdown", metavar="FILE", help="Write the table for a page.")] = "",
+    plot_file: Annotated[str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG.")] = "",
 ) -> None:
-    """Measure prefill, decode, time to the first token, load time and memory.
+    """Measure prefill, decode, load time and memory, also side by side with other engines.
 
-    The model generates through ORT GenAI as in `flownpu run`; medians are shown with the least and the most.
+    Each run is a process of its own that reads random tokens; engines take turns; medians are shown with the least and
+    the most. The share of the roof is what a decode step must read, by the memory's speed as measured in the same run.
+    A peer's packages are installed into the cache folder ($XDG_CACHE_HOME/flownpu/peers), and the model's weights
+    converted for it, when it is first measured. Ctrl-C ends it and keeps what was measured.
     """
-    resident_before = psutil.Process().memory_info().rss
-    language_model = options.open_model(model, provider, device, activations, threads, option)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.completed}/{task.total} runs"))
-    with progress_bar(*columns, TimeRemainingColumn()) as bar:
-        task = bar.add_task("measuring", total=repeats + 1)
-        result = measure(
-            language_model,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
-            repeats=repeats,
-            resident_before=resident_before,
-            progress=lambda runs: bar.update(task, completed=runs),
-        )
-    machine = describe_machine()
-    setting = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "repeats": repeats}
-    if as_json:
-        named = {"model": str(model), "provider": provider.value, "placement": language_model.placement}
-        print_json({"machine": asdict(machine), **named, **setting, **asdict(result)})
-    else:
-        _print_header(machine, language_model)
-        console.print(_table(result, prompt_tokens, new_tokens, repeats))
-
-
-def _print_header(machine: Machine, language_model: LanguageModel) -> None:
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    memory = bytes_text(machine.memory)
-    console.print(f"{machine.cpu}, {machine.isa}, {machine.cores} cores, {memory}, {machine.system}", markup=False)
-    console.print(f"Python {machine.python}, {versions}", markup=False)
-    console.print(f"{language_model.folder}: {language_model.placement['summary']}", markup=False)
-
-
-def _table(result: Result, prompt_tokens: int, new_tokens: int, repeats: int) -> Table:
-    table = Table(
-        title=f"{prompt_tokens} prompt tokens, {new_tokens} new tokens, {repeats} repeats", title_justify="left"
+    cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
+    settings = read_genai_config(model)["model"]
+    for case in cases:
+        case.check(int(settings["context_length"]))
+    names = _peers(against)
+    require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
+    own = own_engine(model, provider=provider.value, options=options.provider_options(device, activations, option))
+    engines = [own, *_prepare(names, model)]
+    count = threads or len(os.sched_getaffinity(0))
+    found = _measure(engines, cases, repeats, count, int(settings["vocab_size"]))
+    report = Report(
+        machine=describe_machine(),
+        model=str(model),
+        settings={
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(["flownpu", *sys.argv[1:]]),
+            "provider": provider.value,
+            "repeats": repeats,
+            "threads": count,
+        },
+        traffic=_traffic(model),
+        found=found,
     )
-    for name in ("", "median", "least", "most"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, spread in {"prefill, tokens/s": result.prefill, "decode, tokens/s": result.decode}.items():
-        table.add_row(name, *(f"{value:.1f}" for value in (spread.median, spread.minimum, spread.maximum)))
-    first = result.first_token
-    table.add_row("first token", *(seconds_text(value) for value in (first.median, first.minimum, first.maximum)))
+    if found.engines[own.name].load:
+        outputs = {
+            json_file: lambda: json.dumps(report.json(), indent=2, ensure_ascii=False) + "\n",
+            csv_file: report.csv,
+            markdown_file: report.markdown,
+            plot_file: lambda: plot(report),
+        }
+        _write(outputs)
+        if "-" not in outputs:
+            _print(report)
+    if found.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if found.failures:
+        raise FlowNPUError("; ".join(f"{name} failed: {reason}" for name, reason in found.failures.items()))
+
+
+def _numbers(text: str, name: str, least: int) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise typer.BadParameter(f"expected numbers from {least} with commas between, got {text!r}", param_hint=name)
+    return sorted(set(numbers))
+
+
+def _peers(text: str) -> list[str]:
+    names = list(dict.fromkeys(part for part in text.split(",") if part))
+    for name in names:
+        if name not in PEERS:
+            raise typer.BadParameter(f"expected some of {', '.join(PEERS)}, got {name!r}", param_hint="--against")
+    return names
+
+
+def _prepare(names: list[str], model: Path) -> list[Engine]:
+    """The peers, installed and with the model converted."""
+    if not names:
+        return []
+    with progress_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def say(text: str) -> None:
+            # The bar is not there where stderr is no terminal; what takes minutes is said anyway.
+            bar.reset(task, total=None, description=text)
+            if bar.disable:
+                status(text)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        engines = [prepare(name, model, say=say, progress=progress) for name in names]
+    remove_exported(model)
+    return engines
+
+
+def _measure(
+    engines: list[Engine], cases: list[Case], repeats: int, threads: int, vocabulary_size: int
+) -> Measurements:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} measured"))
+    with progress_bar(*columns, TimeRemainingColumn()) as bar:
+        task = bar.add_task("measuring", total=None)
+        return measure(
+            engines,
+            cases,
+            repeats=repeats,
+            threads=threads,
+            vocabulary_size=vocabulary_size,
+            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
+        )
+
+
+def _traffic(model: Path) -> DecodeTraffic | None:
+    try:
+        return decode_traffic(model)
+    except MissingDependencyError as error:
+        status(f"without the share of the roof: {error}")
+        return None
+
+
+def _write(outputs: dict[str, Callable[[], str]]) -> None:
+    for name, text in outputs.items():
+        if name == "-":
+            print(text(), end="")
+        elif name:
+            Path(name).write_text(text(), encoding="utf-8")
+
+
+def _print(report: Report) -> None:
+    for line in report.header():
+        console.print(line, markup=False)
+    table = Table()
+    for i, heading in enumerate(report.columns()):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for row in report.rows():
+        table.add_row(*row)
     table.add_section()
-    table.add_row("load", seconds_text(result.load_seconds))
-    memory = result.memory
-    table.add_row("memory before loading", bytes_text(memory.before))
-    table.add_row("memory, resident", bytes_text(memory.resident))
-    table.add_row("  not backed by a file", bytes_text(memory.anonymous))
-    table.add_row("memory, peak", bytes_text(memory.peak))
-    return table
+    for row in report.resources():
+        table.add_row(*row)
+    # A number that is cut is none: the table is as wide as it is, whatever the window.
+    width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    Console(width=max(width, console.width)).print(table)
+    for line in report.footer():
+        console.print(line, markup=False)

@@ -53,27 +53,31 @@ def chat(
     status(HELP)
     if not language_model.has_chat_template:
         status("This model has no chat template: it continues the text of your turns and of its own.")
-    while (line := _read_turn()) is not None:
-        if line == "/exit":
-            break
-        if line == "/reset":
-            conversation.reset()
-            status("A new conversation.")
-        elif line.startswith("/"):
-            status(f"unknown command {line.split()[0]}; {HELP}")
-        elif line:
-            _reply(conversation, line)
-
-
-def _read_turn() -> str | None:
-    """The next line, or None at the end of the input. Ctrl-C drops the line that is being typed."""
-    while True:
+    going_on = True
+    while going_on:
         try:
-            return input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return None
+            going_on = _take_turn(conversation)
         except KeyboardInterrupt:
+            # While a line is being typed: it is dropped.
             status(f"\n{HELP}")
+
+
+def _take_turn(conversation: Conversation) -> bool:
+    """Reads a line and does what it says; false if that is to leave."""
+    try:
+        line = input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return False
+    if line == "/exit":
+        return False
+    if line == "/reset":
+        conversation.reset()
+        status("A new conversation.")
+    elif line.startswith("/"):
+        status(f"unknown command {line.split()[0]}; {HELP}")
+    elif line:
+        _reply(conversation, line)
+    return True
 
 
 def _reply(conversation: Conversation, text: str) -> None:

@@ -14,17 +14,24 @@ from rich.table import Table
 
 from flownpu.cli import options
 from flownpu.cli.output import bytes_text, console, print_json
+from flownpu.errors import FlowNPUError
+from flownpu.integrity import damage
 from flownpu.model_summary import Summary, Value, summarize
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, an .onnx file or a .q4nx file.")],
     as_json: options.AsJson = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all of a model folder's files and compare them with its manifest.")
+    ] = False,
 ) -> None:
     """Show what is in a model: operators, shapes, weights, KV cache, quantisation error.
 
-    Reads the graph, not the weights.
+    Reads the graph, and the weights only with --check, which fails if a file was damaged.
     """
+    if check and (found := damage(path)):
+        raise FlowNPUError("\n  ".join([f"{path} is damaged; convert it again:", *found]))
     summary = summarize(path)
     if as_json:
         print_json({**asdict(summary), "weight_bytes": summary.weight_bytes})

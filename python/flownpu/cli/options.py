@@ -10,7 +10,7 @@ import typer
 from flownpu.generation import LanguageModel
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
-__all__ += ["ActivationsOption", "Threads", "open_model"]
+__all__ += ["ActivationsOption", "Threads", "open_model", "provider_options"]
 
 
 class Provider(StrEnum):
@@ -70,6 +70,18 @@ def open_model(
     Raises:
         typer.BadParameter: an `--option` is not of the form KEY=VALUE.
     """
+    options = provider_options(device, activations, option)
+    return LanguageModel(folder, provider=provider.value, options=options, threads=threads)
+
+
+def provider_options(
+    device: Device | None, activations: Activations | None, option: list[str] | None
+) -> dict[str, str]:
+    """The options of FlowNPU's provider by key.
+
+    Raises:
+        typer.BadParameter: an `--option` is not of the form KEY=VALUE.
+    """
     options: dict[str, str] = {}
     for text in option or []:
         key, separator, value = text.partition("=")
@@ -80,4 +92,4 @@ def open_model(
         options["device"] = device.value
     if activations is not None:
         options["activations"] = activations.value
-    return LanguageModel(folder, provider=provider.value, options=options, threads=threads)
+    return options

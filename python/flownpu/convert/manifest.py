@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from flownpu.integrity import sha256, tensor_sums
 from flownpu.model_folder import MANIFEST
 
 if TYPE_CHECKING:
@@ -19,18 +19,6 @@ __all__ = ["sha256", "write_manifest"]
 
 # Of the manifest itself; a reader refuses a higher one.
 FORMAT = 1
-
-_READ_AT_ONCE = 1 << 22
-
-
-def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
-    """The file's SHA-256 in hexadecimal; `advance` hears of each piece's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_READ_AT_ONCE):
-            digest.update(piece)
-            advance(len(piece))
-    return digest.hexdigest()
 
 
 def write_manifest(
@@ -59,6 +47,7 @@ def write_manifest(
         "settings": dict(settings),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in sorted(packages)}},
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path, advance)} for path in files},
+        "tensors": tensor_sums(folder),
         "quantisation": dict(quantisation),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

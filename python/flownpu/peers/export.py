@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the weights of a converted model in the one 4-bit form that every peer takes, for the peers' own converters.
 
-The peers' common ground is 4 bits and a scale for each 32 weights: w = scale * (code - 8). llama.cpp calls it Q4_0, ONNX
-Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Q4NX has a minimum besides
-(5 bits a weight, not 4.5), so its values are encoded again; all peers then hold the same values, bit for bit. What this
-costs in accuracy does not matter to a measurement of speed.
+The peers' common ground is 4 bits and a scale for each 32 weights: w = scale * (code - 8). llama.cpp calls it Q4_0,
+ONNX Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Q4NX has a minimum
+besides (5 bits a weight, not 4.5), so its values are encoded again; all peers then hold the same values, bit for bit.
+What this costs in accuracy does not matter to a measurement of speed.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["encode", "export_model"]
+__all__ = ["ExportProgress", "encode", "export_model"]
+
+ExportProgress: TypeAlias = "Callable[[int, int], None]"
+"""Hears how many weights of how many are written."""
 
 # Rows that are encoded at once: with 8192 columns, 34 MB of float32.
 _ROWS_AT_ONCE = 1024
@@ -46,7 +49,7 @@ def encode(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.f
     return codes[:, 0::2] | codes[:, 1::2] << 4, scale[..., 0]
 
 
-def export_model(model: Path, output: Path, *, progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+def export_model(model: Path, output: Path, *, progress: ExportProgress = lambda _done, _total: None) -> None:
     """Writes a converted model's weights in the form of `exported.py`.
 
     Args:
@@ -69,7 +72,9 @@ def export_model(model: Path, output: Path, *, progress: Callable[[int, int], No
         scales = np.empty((rows, columns // GROUP), np.float16)
         for start in range(0, rows, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, rows)
-            codes[start:stop], scales[start:stop] = encode(graph.rows(initializer, first + start, first + stop, columns))
+            codes[start:stop], scales[start:stop] = encode(
+                graph.rows(initializer, first + start, first + stop, columns)
+            )
             done += (stop - start) * columns
             progress(done, total)
         np.save(output / f"{name}.scales.npy", scales)
@@ -129,7 +134,9 @@ class _Graph:
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
         """Norms, and the rotary embeddings' radians a position."""
-        vectors = {name: self._values(name) for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]}
+        vectors = {
+            name: self._values(name) for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]
+        }
         for index in set(self.decoder["rotaries"]):
             # Angles at position 1 are at most 1 radian.
             cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))

@@ -40,7 +40,7 @@ _WEIGHTS = {
 def q4_0(codes: Any, scales: Any) -> Any:
     """The blocks of GGUF's Q4_0, uint8 [rows, columns / 32 * 18].
 
-    A block is the float16 scale and 16 bytes; byte j holds column j in its low nibble and column j + 16 in its high one.
+    A block is the float16 scale and 16 bytes; byte j holds column j in its low nibble, column j + 16 in its high one.
     """
     rows, groups = scales.shape
     packed = np.asarray(codes).reshape(rows, groups, _GROUP // 2)
@@ -56,6 +56,10 @@ def convert(model: "ExportedModel", output: Path) -> None:
     import gguf  # noqa: PLC0415 only this peer's environment has it
 
     architecture = _ARCHITECTURES[model.family]
+    if abs(model.attention_scale * model.head_size**0.5 - 1) > 1e-6:
+        raise ValueError(f"llama.cpp scales attention by 1 / sqrt({model.head_size}), not by {model.attention_scale}")
+    if model.attention_softcap or model.logit_softcap:
+        raise ValueError("this converter writes no soft caps")
     writer = gguf.GGUFWriter(output / _FILE, architecture)
     _write_settings(writer, model, architecture)
     norms = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -85,10 +89,9 @@ def convert(model: "ExportedModel", output: Path) -> None:
     writer.add_tensor("output_norm.weight", model.vector("norm"))
     if not model.tied_embeddings:
         weight("output.weight", "lm_head")
-    if architecture != "gemma3":
-        # Each frequency of the plain embedding divided by these; all 1 without Llama 3's scaling.
-        factors = _plain_frequencies(model) / model.vector("rotary.0")
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    if architecture == "llama":
+        # Each frequency of the plain embedding is divided by these; all 1 without Llama 3's scaling.
+        writer.add_tensor("rope_freqs.weight", _frequency_factors(model, 0).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,14 +104,14 @@ def _interleave(rows: Any, heads: int) -> Any:
 
 
 def _theta(frequencies: Any) -> float:
-    """The base of a rotary embedding, exact to four digits: two neighbouring high frequencies are scaled alike."""
-    exponent = 2 / (2 * len(frequencies))
-    return float(f"{(float(frequencies[0]) / float(frequencies[1])) ** (1 / exponent):.4g}")
+    """The base of a rotary embedding from its frequencies, which a linear scaling may have divided: four digits."""
+    return float(f"{(float(frequencies[0]) / float(frequencies[1])) ** len(frequencies):.4g}")
 
 
-def _plain_frequencies(model: "ExportedModel") -> Any:
-    frequencies = model.vector("rotary.0")
-    return _theta(frequencies) ** (-np.arange(len(frequencies)) / len(frequencies))
+def _frequency_factors(model: "ExportedModel", index: int) -> Any:
+    """What the frequencies of the plain embedding, theta^(-2i/d), are divided by: [d / 2]."""
+    frequencies = model.vector(f"rotary.{index}").astype(np.float64)
+    return _theta(frequencies) ** (-np.arange(len(frequencies)) / len(frequencies)) / frequencies
 
 
 def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> None:
@@ -136,6 +139,8 @@ def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> N
         if frequencies[0] < 1:
             writer.add_string("gemma3.rope.scaling.type", "linear")
             writer.add_float32("gemma3.rope.scaling.factor", float(f"{1 / float(frequencies[0]):.4g}"))
+    elif architecture != "llama" and abs(_frequency_factors(model, 0) - 1).max() > 1e-3:
+        raise ValueError(f"this converter writes no scaled rotary embedding for {architecture}")
 
 
 class Engine:
@@ -148,7 +153,9 @@ class Engine:
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._llama: Any = llama_cpp
         llama_cpp.llama_backend_init()
-        model = llama_cpp.llama_model_load_from_file(str(folder / _FILE).encode(), llama_cpp.llama_model_default_params())
+        model = llama_cpp.llama_model_load_from_file(
+            str(folder / _FILE).encode(), llama_cpp.llama_model_default_params()
+        )
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = context
         parameters.n_batch, parameters.n_ubatch = _BATCH, _MICRO_BATCH
@@ -164,7 +171,7 @@ class Engine:
     def start(self, length: int) -> None:
         """Begins a sequence."""
         del length  # the context has room for the longest
-        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)  # noqa: FBT003
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(self._context), True)
         self._pending: list[int] = []
 
     def read(self, tokens: Any) -> None:

@@ -2,7 +2,8 @@
 """ORT GenAI on ONNX Runtime's own CPU provider: int4 weights (MatMulNBits) with int8 activations (accuracy level 4).
 
 The graph is as GenAI's model builder writes one for the CPU with its fastest options: MatMulNBits with blocks of 32 and
-accuracy_level 4, GroupQueryAttention with RoPE inside, float32 activations and KV cache, the LM head shared with the embedding, logits of the last token only.
+accuracy_level 4, GroupQueryAttention with RoPE inside, float32 activations and KV cache, the LM head shared with the
+embedding, logits of the last token only.
 
 `convert` and `Engine` run in this peer's own environment.
 """
@@ -160,11 +161,16 @@ class _Builder:
         codes, scales = self._weight("embed_tokens", ["embed_tokens"])
         rows = self._op(
             "GatherBlockQuantized",
-            [self._op("Reshape", [codes, self._constant("rows", np.array([self.decoder.vocabulary_size, -1]))]),
-             input_ids,
-             self._op("Reshape", [scales, self._constant("rows", np.array([self.decoder.vocabulary_size, -1]))])],
+            [
+                self._op("Reshape", [codes, self._constant("rows", np.array([self.decoder.vocabulary_size, -1]))]),
+                input_ids,
+                self._op("Reshape", [scales, self._constant("rows", np.array([self.decoder.vocabulary_size, -1]))]),
+            ],
             domain="com.microsoft",
-            bits=4, block_size=_BLOCK, gather_axis=0, quantize_axis=1,
+            bits=4,
+            block_size=_BLOCK,
+            gather_axis=0,
+            quantize_axis=1,
         )
         if self.decoder.embedding_scale == 1.0:
             return rows
@@ -228,7 +234,11 @@ class _Builder:
             "MatMulNBits",
             [x, codes, scales],
             domain="com.microsoft",
-            N=rows, K=groups * _BLOCK, bits=4, block_size=_BLOCK, accuracy_level=4,
+            N=rows,
+            K=groups * _BLOCK,
+            bits=4,
+            block_size=_BLOCK,
+            accuracy_level=4,
         )
 
     def _weight(self, name: str, parts: list[str]) -> tuple[Any, Any]:
@@ -241,7 +251,9 @@ class _Builder:
 
     def _norm(self, x: Any, weight: str) -> Any:
         inputs = [x, self._vector(weight)]
-        return self._op("SimplifiedLayerNormalization", inputs, axis=-1, epsilon=self.decoder.norm_epsilon, stash_type=1)
+        return self._op(
+            "SimplifiedLayerNormalization", inputs, axis=-1, epsilon=self.decoder.norm_epsilon, stash_type=1
+        )
 
     def _head_norm(self, x: Any, weight: str) -> Any:
         by_head = self._op("Reshape", [x, self._constant("by_head", np.array([0, 0, -1, self.decoder.head_size]))])

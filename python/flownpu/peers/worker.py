@@ -23,7 +23,7 @@ import numpy as np
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file, whatever its folder holds besides: a peer's file may have the name of the peer's package."""
+    """The module in a file, whatever its folder holds: a peer's file may have the name of the peer's package."""
     name = f"flownpu_peer_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -39,6 +39,11 @@ def memory() -> dict[str, int]:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kib = {key: int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "VmHWM")}
     return {"resident": kib["VmRSS"], "anonymous": kib["RssAnon"], "peak": kib["VmHWM"]}
+
+
+def random_tokens(seed: int, count: int, vocabulary_size: int) -> Any:
+    """Token ids, the same on every machine; what they say does not change the work."""
+    return np.random.default_rng(seed).integers(0, vocabulary_size, count, dtype=np.int32)
 
 
 def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float]:
@@ -63,13 +68,16 @@ def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
     cases = request["cases"]
     context = max(case["depth"] + case["prompt"] + case["generate"] for case in cases)
     started = time.perf_counter()
-    engine = module.Engine(Path(request["model"]), threads=request["threads"], context=context, options=request["options"])
+    engine = module.Engine(
+        Path(request["model"]), threads=request["threads"], context=context, options=request["options"]
+    )
     report({"load_seconds": time.perf_counter() - started, "version": engine.version, "memory": before})
-    # The same on every machine; what the tokens say does not change the work.
-    tokens = np.random.default_rng(0).integers(0, request["vocabulary_size"], context, dtype=np.int32)
     # Brings the weights into memory, starts threads, and lets engines compile what they compile at first use.
-    run_case(engine, 0, min(case["prompt"] for case in cases), 4, tokens)
-    for case in cases:
+    shortest = min(case["prompt"] for case in cases)
+    run_case(engine, 0, shortest, 4, random_tokens(0, shortest, request["vocabulary_size"]))
+    for index, case in enumerate(cases, 1):
+        # Other tokens in each case: an engine may remember what it has read.
+        tokens = random_tokens(index, case["depth"] + case["prompt"], request["vocabulary_size"])
         report(run_case(engine, case["depth"], case["prompt"], case["generate"], tokens))
     report({"memory": memory(), "placement": getattr(engine, "placement", "")})
 
@@ -88,7 +96,12 @@ def main() -> None:
     def report(document: dict[str, Any]) -> None:
         print(json.dumps(document), file=answers, flush=True)
 
-    measure(module, json.loads(Path(arguments[0]).read_text(encoding="utf-8")), report)
+    try:
+        measure(module, json.loads(Path(arguments[0]).read_text(encoding="utf-8")), report)
+    except Exception as error:
+        # The message is the engine's, and goes to the user as it is.
+        report({"error": str(error) or type(error).__name__})
+        raise
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two attention designs share: the KV cache as the array reads it, and the words of a sweep.
+
+**The KV cache** is [capacity][KV heads][2][d]: for each position, for each head, its key, then its value. So the
+strides of a chunk do not grow with the context (a shim's stride reaches 2^20 words, and one head's cache in the usual
+layout may be longer), and a new position is one contiguous line. The capacity is a multiple of a chunk; what lies
+beyond the last key must be finite numbers, which the kernels mask.
+
+A **sweep** takes the chunks of `keys` positions from the one with the first visible key to the one with the last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flownpu.aie.designs.common import bits, ceil_div
+
+__all__ = ["ALL_KEYS", "Sweep", "sweep"]
+
+ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Chunks first_key / keys .. + chunks of a call."""
+
+    chunks: int
+    first_key: int
+    key_end: int
+    window: int
+    causal: bool
+    scale: float
+
+    def words(self, first_query: int, queries: int) -> list[int]:
+        """The run-time parameters of attention (kernels/README.md) for a core whose first query is `first_query`."""
+        scale = bits(self.scale * math.log2(math.e))
+        return [
+            self.chunks, first_query, self.first_key, self.key_end, self.window, int(self.causal), scale, queries,
+        ]  # fmt: skip
+
+
+def sweep(
+    first_query: int, queries: int, total: int, keys: int, *, window: int | None, causal: bool, scale: float
+) -> Sweep:
+    """The chunks that queries at first_query .. + queries see of `total` keys; `window`: so many keys, None: all."""
+    last = min(total, first_query + queries) if causal else total
+    first = max(0, first_query - window + 1) if window else 0
+    first = min(first, last - 1) // keys * keys
+    return Sweep(ceil_div(last - first, keys), first, total, window or ALL_KEYS, causal, scale)

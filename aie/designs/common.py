@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What designs share: types, kernels, run-time parameters, and tasks in a bounded window."""
+
+from __future__ import annotations
+
+import struct
+import types
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from flownpu.aie.iron_compat import (
+    NPU1,
+    NPU2,
+    Buffer,
+    ExternalFunction,
+    Kernel,
+    TensorAccessPattern,
+    Tile,
+    Worker,
+    WorkerRuntimeBarrier,
+    kernel_source,
+)
+from flownpu.aie.npu_limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from flownpu.aie.npu_limits import Limits
+
+__all__ = [
+    "BF16", "F32", "I32", "PARAMETERS", "U8", "RunTimeParameters", "Window", "bits", "ceil_div", "device", "kernel",
+    "limits_of", "tensor", "tiled", "untiled", "worker",
+]  # fmt: skip
+
+BF16, F32, I32, U8 = bfloat16, np.float32, np.int32, np.uint8
+# Words of a core's run-time parameters: what the attention kernels read (kernels/README.md), a cache line on the host.
+PARAMETERS = 16
+
+
+class _Task(Protocol):
+    def await_(self) -> None: ...
+
+
+def device(target: str) -> NPU1 | NPU2:
+    """IRON's device of a target, all columns."""
+    return NPU1() if target == "npu1" else NPU2()
+
+
+def limits_of(target: str) -> Limits:
+    """The limits of a target.
+
+    Raises:
+        ValueError: no such target.
+    """
+    if target not in LIMITS:
+        raise ValueError(f"[design] expected a target of {', '.join(LIMITS)}, got {target!r}")
+    return LIMITS[target]
+
+
+def tensor(elements: int, dtype: Any = BF16) -> Any:
+    """The type of an array of so many elements."""
+    return types.GenericAlias(np.ndarray, ((elements,), types.GenericAlias(np.dtype, (dtype,))))
+
+
+def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
+    """An entry of `kernels/<file>.cc`."""
+    return ExternalFunction(entry, source_file=kernel_source(f"{file}.cc"), arg_types=list(arguments))
+
+
+def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> Worker:
+    """A compute tile's program; its loops are as long as run-time parameters say."""
+    return Worker(core, list(arguments), tile=tile, dynamic_objfifo_lowering=True)
+
+
+def bits(value: float) -> int:
+    """A float as the run-time parameter that carries it: its 32 bits as an int32."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-value // divisor)
+
+
+def tiled(rows: int, columns: int, *, line: int = 0) -> TensorAccessPattern:
+    """The walk that sends a row-major matrix as 8 x 8 sub-tiles; `line`: elements from row to row, if not `columns`."""
+    line = line or columns
+    return TensorAccessPattern([rows, line], 0, [rows // 8, columns // 8, 8, 8], [8 * line, 8, line, 1])
+
+
+def untiled(rows: int, columns: int) -> TensorAccessPattern:
+    """The walk that sends a matrix of 8 x 8 sub-tiles row by row."""
+    return TensorAccessPattern([rows, columns], 0, [rows // 8, 8, columns // 8, 8], [8 * columns, 8, 64, 1])
+
+
+class RunTimeParameters:
+    """One buffer of words for each core, and the barrier at which all of them wait for the sequence.
+
+    A core releases the barrier as soon as it is through: the sequence may set it again once the pass's outputs are
+    awaited, and a release that came after that would be a start that is lost.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.buffers = [
+            Buffer(tensor(PARAMETERS, I32), name=f"{name}_parameters", use_write_rtp=True) for name in names
+        ]
+        self.barrier = WorkerRuntimeBarrier()
+        self._written: dict[tuple[int, int], int] = {}
+
+    def write(self, core: int, words: Sequence[int]) -> None:
+        """In a sequence: write a core's first words; those that hold the value already are left out."""
+        for index, value in enumerate(words):
+            if self._written.get((core, index)) != value:
+                self._written[core, index] = value
+                self.buffers[core][index] = value
+
+    def start(self) -> None:
+        """In a sequence: let every core make one pass with what was written."""
+        self.barrier.set(1)
+
+
+class Window:
+    """Tasks of one channel, at most `depth` at once: the oldest is awaited before one more starts.
+
+    The depth is what a channel's queue holds (`Limits.task_queue`).
+    """
+
+    def __init__(self, depth: int = LIMITS["npu2"].task_queue) -> None:
+        self._depth, self._tasks = depth, list[_Task]()
+
+    def add(self, start: Callable[..., _Task], buffer: Any, tap: TensorAccessPattern) -> None:
+        """Start one more: `start` is the `fill` or `drain` of a fifo's end."""
+        if len(self._tasks) == self._depth:
+            self._tasks.pop(0).await_()
+        self._tasks.append(start(buffer, tap=tap, wait=True, managed=False))
+
+    def finish(self) -> None:
+        """Await those that are left."""
+        for task in self._tasks:
+            task.await_()
+        self._tasks.clear()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowQKV: chunked attention of many tokens (arXiv 2602.06063, section 3.1.3, figure 8), and its variants.
+
+A column of four compute tiles takes one KV head and 4 x `queries` consecutive tokens, `queries` a tile; a tile's rows
+are its tokens for each query head of the group. The keys and values of the head are broadcast to the four tiles, chunk
+by chunk, keys and values in turn on one stream: with the queries, these are the two inputs that a tile has.
+
+    tile:  start; for every chunk: scores of the keys, values; finish
+
+One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
+so they may only change when the round's outputs are there.
+
+FlowQKV-SWA (a sliding window) and FlowQKV-NCA (not causal) are the same array: the chunks of the sequence and the words
+of the run-time parameters differ.
+
+Run-time parameters of a tile: those of attention (kernels/README.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.attention import sweep
+from flownpu.aie.designs.common import (
+    F32,
+    I32,
+    PARAMETERS,
+    RunTimeParameters,
+    Window,
+    ceil_div,
+    device,
+    kernel,
+    limits_of,
+    tensor,
+    tiled,
+    untiled,
+    worker,
+)
+from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.attention import Sweep
+    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
+
+__all__ = ["FlowQKV"]
+
+_TILES = 4  # compute tiles of a column
+
+
+@dataclass(frozen=True)
+class FlowQKV:
+    """The array of FlowQKV.
+
+    Attributes:
+        target: npu1 or npu2.
+        heads: query heads H.
+        kv_heads: KV heads G, which divide H.
+        d: head size, a multiple of 8.
+        rows: rows of a tile: tokens x query heads of a group. The default lets q, y (f32), o and two chunks fit L1:
+            rows x d about 4096.
+        keys: positions of a chunk; the default is 4096 / d, at most 32.
+    """
+
+    target: str
+    heads: int
+    kv_heads: int
+    d: int
+    rows: int = 0
+    keys: int = 0
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads or self.d % 8:
+            raise ValueError(
+                f"[flow_qkv] expected KV heads that divide the heads and d in multiples of 8, "
+                f"got {self.kv_heads} of {self.heads}, {self.d}"
+            )
+        step = math.lcm(8, self.group)
+        if self.rows == 0:
+            object.__setattr__(self, "rows", max(1, min(32, 4096 // self.d) // step) * step)
+        if self.keys == 0:
+            object.__setattr__(self, "keys", min(32, 4096 // self.d // 16 * 16))
+        if self.rows % step or self.keys % 8:
+            raise ValueError(
+                f"[flow_qkv] expected rows in multiples of {step} and keys of 8, got {self.rows} and {self.keys}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def queries(self) -> int:
+        """Tokens of a tile."""
+        return self.rows // self.group
+
+    @property
+    def columns(self) -> int:
+        """Columns of the array."""
+        return limits_of(self.target).columns
+
+    def padded(self, tokens: int) -> int:
+        """Tokens as the buffers of a call hold them."""
+        return ceil_div(tokens, _TILES * self.queries) * _TILES * self.queries
+
+    def program(
+        self,
+        tokens: int,
+        past: int,
+        capacity: int,
+        *,
+        window: int | None = None,
+        causal: bool = True,
+        scale: float | None = None,
+    ) -> Program:
+        """Host buffers q [tokens, H, d] (padded), kv [capacity, G, 2, d], o as q, bf16; the first token is at `past`.
+
+        Raises:
+            ValueError: past and tokens are more than the capacity, or that is no multiple of a chunk.
+        """
+        total = past + tokens
+        if not 0 < tokens <= total <= capacity or capacity % self.keys:
+            raise ValueError(
+                f"[flow_qkv] expected keys up to a capacity in multiples of {self.keys}, got {total} of {capacity}"
+            )
+        parameters = [
+            RunTimeParameters([f"tile_{column}_{row}" for row in range(_TILES)]) for column in range(self.columns)
+        ]
+        queries, chunks, outputs, workers = self._array(parameters)
+        block = _TILES * self.queries
+        items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
+
+        def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
+            for start in range(0, len(items), self.columns):
+                tasks, windows, waiting = [], [], []
+                for column, (head, top) in enumerate(items[start : start + self.columns]):
+                    part = sweep(
+                        past + top, block, total, self.keys, window=window, causal=causal, scale=scale or self.d**-0.5
+                    )
+                    for row in range(_TILES):
+                        parameters[column].write(row, part.words(past + top + row * self.queries, self.queries))
+                    parameters[column].start()
+                    tap = self._tokens(head, top, self.padded(tokens))
+                    tasks.append(q_ends[column].fill(q, tap=tap, wait=True, managed=False))
+                    tasks.append(o_ends[column].drain(o, tap=tap, wait=True, managed=False))
+                    windows.append(Window())
+                    waiting.append(self._chunks(part, head, capacity))
+                for turn in range(max(map(len, waiting))):
+                    for column, taps in enumerate(waiting):
+                        if turn < len(taps):
+                            windows[column].add(kv_ends[column].fill, kv, taps[turn])
+                for window_of_column in windows:
+                    window_of_column.finish()
+                for task in tasks:
+                    task.await_()
+
+        size = self.padded(tokens) * self.heads * self.d
+        buffers = [tensor(size), tensor(capacity * self.kv_heads * 2 * self.d), tensor(size)]
+        ends = [
+            *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (queries, chunks)],
+            [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
+        ]
+        return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
+
+    def _tokens(self, head: int, top: int, tokens: int) -> TensorAccessPattern:
+        """An item's queries or outputs: tile x query head of the group x token x d."""
+        line = self.heads * self.d
+        sizes = [_TILES, self.group, self.queries, self.d]
+        strides = [self.queries * line, self.d, line, 1]
+        return TensorAccessPattern([tokens * line], top * line + head * self.group * self.d, sizes, strides)
+
+    def _chunks(self, part: Sweep, head: int, capacity: int) -> list[TensorAccessPattern]:
+        """A sweep's chunks of a head: chunk x (keys, values) x position x d, as many a task as a task may repeat."""
+        line, most = self.kv_heads * 2 * self.d, limits_of(self.target).iteration_maximum
+        return [
+            TensorAccessPattern(
+                [capacity * line],
+                (part.first_key + start * self.keys) * line + head * 2 * self.d,
+                [min(most, part.chunks - start), 2, self.keys, self.d],
+                [self.keys * line, self.d, line, 1],
+            )
+            for start in range(0, part.chunks, most)
+        ]
+
+    # --- The array ----------------------------------------------------------------------------------------------------
+
+    def _array(
+        self, parameters: list[RunTimeParameters]
+    ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
+        size, chunk = self.rows * self.d, self.keys * self.d
+        offsets = [row * size for row in range(_TILES)]
+        queries, chunks, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
+        workers: list[Worker] = []
+        for column in range(self.columns):
+            memory = Tile(column, 1)
+            q = ObjectFifo(tensor(_TILES * size), name=f"q_{column}", depth=1)
+            walks = [tiled(self.rows, self.d)] * _TILES
+            kinds, once = [tensor(size)] * _TILES, [1] * _TILES
+            q_parts = q.cons().split(offsets, memory, depths=once, obj_types=kinds, to_stream=walks)
+            kv = ObjectFifo(tensor(chunk), name=f"kv_{column}")
+            kv_tiles = kv.cons().forward(memory, name=f"kv_tiles_{column}", to_stream=tiled(self.keys, self.d))
+            o = ObjectFifo(tensor(_TILES * size), name=f"o_{column}", depth=1, to_stream=untiled(self.rows, self.d))
+            o_parts = o.prod().join(offsets, memory, depths=once, obj_types=kinds)
+            for row in range(_TILES):
+                ends = q_parts[row].cons(), kv_tiles.cons(), o_parts[row].prod()
+                workers.append(self._worker(column, row, ends, parameters[column]))
+            for fifos, fifo in ((queries, q), (chunks, kv), (outputs, o)):
+                fifos.append(fifo)
+        return queries, chunks, outputs, workers
+
+    def _worker(
+        self, column: int, row: int, ends: tuple[ObjectFifoHandle, ...], parameters: RunTimeParameters
+    ) -> Worker:
+        rows, keys, d = self.rows, self.keys, self.d
+        q_kind, chunk, rtp = tensor(rows * d), tensor(keys * d), tensor(PARAMETERS, I32)
+        kinds = {
+            "y": tensor(rows * d, F32),
+            "state": tensor(2 * rows + 16, F32),
+            "correction": tensor(rows, F32),
+            "f": tensor(rows * keys),
+            "scores": tensor(8 * keys, F32),
+        }
+        y, state, correction, f, scratch = kinds.values()
+        sizes = I32, I32, I32
+        kernels = [
+            kernel("flow_qkv", "flow_qkv_start", rtp, state, y, I32, I32),
+            kernel("flow_qkv", "flow_qkv_scores", q_kind, chunk, rtp, state, correction, f, scratch, *sizes),
+            kernel("flow_qkv", "flow_qkv_values", f, chunk, correction, y, *sizes),
+            kernel("flow_qkv", "flow_qkv_finish", state, y, q_kind, I32, I32),
+        ]
+
+        def tile(
+            q: ObjectFifoHandle, kv: ObjectFifoHandle, o: ObjectFifoHandle, buffers: list[Buffer], rtp: Buffer,
+            barrier: Any, start: Kernel, scores: Kernel, values: Kernel, finish: Kernel,
+        ) -> None:  # fmt: skip
+            y, state, correction, f, scratch = buffers
+            barrier.wait_for_value(1)
+            barrier.release_with_value(1)
+            chunks = rtp[0]
+            start(rtp, state, y, rows, d)
+            held = q.acquire(1)
+            for _ in range_(chunks):
+                scores(held, kv.acquire(1), rtp, state, correction, f, scratch, rows, keys, d)
+                kv.release(1)
+                values(f, kv.acquire(1), correction, y, rows, keys, d)
+                kv.release(1)
+            q.release(1)
+            finish(state, y, o.acquire(1), rows, d)
+            o.release(1)
+
+        buffers = [Buffer(kind, name=f"{name}_{column}_{row}") for name, kind in kinds.items()]
+        arguments = [*ends, buffers, parameters.buffers[row], parameters.barrier, *kernels]
+        return worker(tile, arguments, tile=Tile(column, limits_of(self.target).first_compute_row + row))

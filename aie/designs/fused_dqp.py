@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FusedDQP on 16 or 32 tiles: y = dequant(W) x for one row x, weights in Q4NX blocks as they lie in the file.
+
+    y_acc += dequant(w) . a        over the blocks w of a row of blocks        (arXiv 2602.06063, equation 15)
+
+A column's four compute tiles work on four consecutive rows of blocks at a time: a *row group*, 128 outputs. Row groups
+are dealt to the columns in turn. W enters a column's memory tile on `channels` DMA channels and is split there into one
+stream a tile; x is broadcast to all tiles once; the tiles' outputs are joined in the memory tile.
+
+    16 tiles: columns 0..3, two channels of weights each, x from the shim tile of column 4
+    32 tiles: columns 0..7, one channel of weights each, x from the second channel of column 0
+
+Either way eight shim channels carry weights, about what main memory gives (arXiv 2602.06063, section 4).
+
+A block is 1280 words, more than the shim's innermost wrap (1023), so it travels as two halves: the part of a tile in an
+object of the memory tile is half a block, and two parts fill the tile's object. That makes a pattern of
+
+    row group (iteration) x half block x tile x half block's bytes
+
+one task for up to 64 row groups. The last row group begins four rows before the end, so that no row of blocks is read
+that is not there; up to three rows may be computed twice, with equal results.
+
+With gating W holds the gate's rows of blocks, then the up projection's. A tile makes one row of each, then their
+product.
+
+Run-time parameters of a tile: word 0, its row groups; word 1, blocks in a row (K / 256, rounded up).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.common import (
+    F32,
+    I32,
+    U8,
+    RunTimeParameters,
+    Window,
+    ceil_div,
+    device,
+    kernel,
+    limits_of,
+    tensor,
+    worker,
+)
+from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
+
+__all__ = ["FusedDQP"]
+
+_BLOCK_BYTES = 5120  # a Q4NX block: 32 rows x 256 columns
+_ROWS, _COLUMNS = 32, 256
+_HALF = _BLOCK_BYTES // 2
+_TILES = 4  # compute tiles of a column
+_WEIGHT_CHANNELS = 8
+# store: the epilogue's entry, its accumulators, and where W's rows of blocks come from.
+_EPILOGUES = {"none": ("store_bf16", 1), "geglu": ("store_gelu_mul", 2), "swiglu": ("store_silu_mul", 2)}
+
+
+@dataclass(frozen=True)
+class FusedDQP:
+    """The array of FusedDQP.
+
+    Attributes:
+        target: npu1 (16 tiles) or npu2.
+        k_max: largest K of a call, padded to 256. x is sent to the tiles with this length, whatever K is.
+        tiles: 16 or 32.
+        epilogue: none, geglu or swiglu.
+    """
+
+    target: str
+    k_max: int
+    tiles: int = 32
+    epilogue: str = "none"
+
+    def __post_init__(self) -> None:
+        columns = limits_of(self.target).columns
+        if self.tiles not in {16, 32} or self.tiles > _TILES * columns:
+            raise ValueError(f"[fused_dqp] expected 16 tiles or, on npu2, 32, got {self.tiles} on {self.target}")
+        if self.epilogue not in _EPILOGUES or self.k_max % _COLUMNS:
+            raise ValueError(
+                f"[fused_dqp] expected an epilogue of {', '.join(_EPILOGUES)} and k_max in multiples of {_COLUMNS}, "
+                f"got {self.epilogue!r} and {self.k_max}"
+            )
+
+    @property
+    def columns(self) -> int:
+        """Columns of the array that are used."""
+        return self.tiles // _TILES
+
+    @property
+    def channels(self) -> int:
+        """Shim channels of weights in a column: as many as leave one for x somewhere."""
+        return 2 if self.columns * 2 <= _WEIGHT_CHANNELS and self.columns < limits_of(self.target).columns else 1
+
+    def row_groups(self, m: int, column: int) -> list[int]:
+        """First row of blocks of each of a column's row groups.
+
+        Raises:
+            ValueError: M is less than one row group, or no multiple of 32.
+        """
+        rows = m // _ROWS
+        if m % _ROWS or rows < _TILES:
+            raise ValueError(f"[fused_dqp] expected M in multiples of {_ROWS}, {_ROWS * _TILES} or more, got {m}")
+        return [min(_TILES * g, rows - _TILES) for g in range(column, ceil_div(rows, _TILES), self.columns)]
+
+    def program(self, m: int, k: int) -> Program:
+        """Host buffers w [blocks of M (gating: of 2 M) x K], u8; x [k_max], y [m], bf16; x is 0 beyond K.
+
+        Raises:
+            ValueError: K is larger than k_max, or M as in `row_groups`.
+        """
+        if not 0 < k <= self.k_max:
+            raise ValueError(f"[fused_dqp] expected K of 1..{self.k_max} (k_max), got {k}")
+        groups = [self.row_groups(m, column) for column in range(self.columns)]
+        blocks = ceil_div(k, _COLUMNS)
+        halves = 2 if _EPILOGUES[self.epilogue][1] == 2 else 1
+        names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(_TILES)]
+        parameters = RunTimeParameters(names)
+        xs = ObjectFifo(tensor(self.k_max), name="x", depth=1)
+        weights, outputs, workers = [], [], []
+        for column in range(self.columns):
+            streams, y, tiles = self._column(column, xs, parameters)
+            weights.append(streams)
+            outputs.append(y)
+            workers += tiles
+
+        def sequence(w: Any, x: Any, y: Any, x_end: Any, weight_ends: Any, y_ends: Any) -> None:
+            for number in range(self.tiles):
+                parameters.write(number, [len(groups[number // _TILES]), blocks])
+            parameters.start()
+            loaded = x_end.fill(x, wait=True, managed=False)
+            drains = [
+                y_ends[column].drain(y, tap=tap, wait=True, managed=False)
+                for column in range(self.columns)
+                for tap in _output_taps(groups[column], m, self.columns)
+            ]
+            self._send_weights(w, weight_ends, groups, m // _ROWS, blocks)
+            for task in (loaded, *drains):
+                task.await_()
+
+        buffers = [tensor(halves * m // _ROWS * blocks * _BLOCK_BYTES, U8), tensor(self.k_max), tensor(m)]
+        x_column = self.columns if self.channels == 2 else 0
+        ends = [
+            xs.prod(tile=Tile(x_column, 0)),
+            [[stream.prod(tile=Tile(column, 0)) for stream in streams] for column, streams in enumerate(weights)],
+            [y.cons(tile=Tile(column, 0)) for column, y in enumerate(outputs)],
+        ]
+        return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
+
+    # --- One column ---------------------------------------------------------------------------------------------------
+
+    def _column(
+        self, column: int, xs: ObjectFifo, parameters: RunTimeParameters
+    ) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:
+        """The streams of weights, the outputs, and the four tiles of a column."""
+        memory, share = Tile(column, 1), _TILES // self.channels
+        block, y_part = tensor(_BLOCK_BYTES, U8), tensor(_ROWS)
+        streams = [
+            ObjectFifo(tensor(share * _HALF, U8), name=f"w_{column}_{channel}") for channel in range(self.channels)
+        ]
+        parts = [
+            part
+            for stream in streams
+            for part in stream.cons().split([tile * _HALF for tile in range(share)], memory, obj_types=[block] * share)
+        ]
+        y = ObjectFifo(tensor(_TILES * _ROWS), name=f"y_{column}")
+        y_parts = y.prod().join([tile * _ROWS for tile in range(_TILES)], memory, obj_types=[y_part] * _TILES)
+
+        store, accumulators = _EPILOGUES[self.epilogue]
+        sums, accumulator = tensor(self.k_max // 16), tensor(_ROWS, F32)
+        kernels = [
+            kernel("fused_dqp", "fused_dqp_group_sums", tensor(self.k_max), sums, I32),
+            kernel("epilogue", "zero_f32", accumulator, I32),
+            kernel("fused_dqp", "fused_dqp", block, tensor(self.k_max), sums, accumulator, I32),
+            kernel("epilogue", store, *[accumulator] * accumulators, y_part, I32),
+        ]
+        workers = []
+        for row in range(_TILES):
+            name = f"tile_{column}_{row}"
+            state = [Buffer(accumulator, name=f"{name}_accumulator_{i}") for i in range(accumulators)]
+            rtp = parameters.buffers[column * _TILES + row]
+            arguments = [parts[row].cons(), xs.cons(), y_parts[row].prod(), Buffer(sums, name=f"{name}_sums"), state]
+            tile = Tile(column, limits_of(self.target).first_compute_row + row)
+            workers.append(worker(_tile, [*arguments, rtp, parameters.barrier, *kernels], tile=tile))
+        return streams, y, workers
+
+    # --- The weights' way ---------------------------------------------------------------------------------------------
+
+    def _send_weights(self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int) -> None:
+        """Fill the columns in turn, a bounded number of tasks on each channel."""
+        share = _TILES // self.channels
+        windows = {(c, s): Window() for c in range(self.columns) for s in range(self.channels)}
+        taps = {
+            (column, stream): list(self._weight_taps(groups[column], stream * share, share, rows, blocks))
+            for column, stream in windows
+        }
+        for turn in range(max(map(len, taps.values()))):
+            for (column, stream), window in windows.items():
+                if turn < len(taps[column, stream]):
+                    window.add(ends[column][stream].fill, w, taps[column, stream][turn])
+        for window in windows.values():
+            window.finish()
+
+    def _weight_taps(
+        self, groups: list[int], first: int, share: int, rows: int, blocks: int
+    ) -> Iterator[TensorAccessPattern]:
+        """One tap for many row groups at equal distances, one for each where they are not, or are gated.
+
+        `first`, `share`: the tiles of a group that the channel feeds.
+        """
+        line = blocks * _BLOCK_BYTES
+        gated = _EPILOGUES[self.epilogue][1] == 2
+        total = (2 if gated else 1) * rows * line
+        for start, count in [(g, 1) for g in groups] if gated else self._runs(groups, line):
+            for projection in range(2 if gated else 1):
+                sizes = [count, 2 * blocks, share, _HALF]
+                strides = [self.columns * _TILES * line, _HALF, line, 1]
+                yield TensorAccessPattern([total], (projection * rows + start + first) * line, sizes, strides)
+
+    def _runs(self, groups: list[int], line: int) -> list[tuple[int, int]]:
+        """(First row of blocks, row groups) of each task."""
+        limits, step = limits_of(self.target), self.columns * _TILES
+        reachable = step * line // limits.granule_bytes <= 1 << limits.shim.stride_bits
+        return _equal_steps(groups, step, limits.iteration_maximum if reachable else 1)
+
+
+def _equal_steps(starts: list[int], step: int, most: int) -> list[tuple[int, int]]:
+    """Cut a list into runs (start, count) of equal steps."""
+    runs: list[tuple[int, int]] = []
+    for start in starts:
+        if runs and runs[-1][0] + runs[-1][1] * step == start and runs[-1][1] < most:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((start, 1))
+    return runs
+
+
+def _output_taps(groups: list[int], m: int, columns: int) -> list[TensorAccessPattern]:
+    """Where a column's outputs go: 128 of each row group."""
+    size, step = _TILES * _ROWS, columns * _TILES * _ROWS
+    runs = _equal_steps([start * _ROWS for start in groups], step, 1023)
+    return [TensorAccessPattern([m], start, [count, size], [step, 1]) for start, count in runs]
+
+
+def _tile(
+    w: ObjectFifoHandle,
+    x: ObjectFifoHandle,
+    y: ObjectFifoHandle,
+    sums: Buffer,
+    accumulators: list[Buffer],
+    rtp: Buffer,
+    barrier: Any,
+    group_sums: Kernel,
+    zero: Kernel,
+    dqp: Kernel,
+    store: Kernel,
+) -> None:
+    """A compute tile's program."""
+    barrier.wait_for_value(1)
+    barrier.release_with_value(1)
+    groups, blocks = rtp[0], rtp[1]
+    row = x.acquire(1)
+    group_sums(row, sums, blocks * _COLUMNS)
+    for _ in range_(groups):
+        for accumulator in accumulators:
+            zero(accumulator, _ROWS)
+            for j in range_(blocks):
+                dqp(w.acquire(1), row, sums, accumulator, j)
+                w.release(1)
+        store(*accumulators, y.acquire(1), _ROWS)
+        y.release(1)
+    x.release(1)

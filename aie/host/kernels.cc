@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of FlowNPU's kernels on the host.
+#include "aie/kernels/kernels.h"
+
+#include "aie/host/make_kernel.h"
+
+namespace {
+constexpr flownpu::aie_host::Kernel kKernels[] = {
+    FLOWNPU_KERNEL(q4nx_dequant_bf16),
+    FLOWNPU_KERNEL(gemm_bf16),
+    FLOWNPU_KERNEL(zero_f32),
+    FLOWNPU_KERNEL(bias_f32),
+    FLOWNPU_KERNEL(store_bf16),
+    FLOWNPU_KERNEL(store_add),
+    FLOWNPU_KERNEL(store_gelu),
+    FLOWNPU_KERNEL(store_gelu_mul),
+    FLOWNPU_KERNEL(store_silu_mul),
+    FLOWNPU_KERNEL(fused_dqp_group_sums),
+    FLOWNPU_KERNEL(fused_dqp),
+    FLOWNPU_KERNEL(flow_qkv_start),
+    FLOWNPU_KERNEL(flow_qkv_scores),
+    FLOWNPU_KERNEL(flow_qkv_values),
+    FLOWNPU_KERNEL(flow_qkv_finish),
+    FLOWNPU_KERNEL(flow_kv_start),
+    FLOWNPU_KERNEL(flow_kv_scores),
+    FLOWNPU_KERNEL(flow_kv_start_values),
+    FLOWNPU_KERNEL(flow_kv_values),
+    FLOWNPU_KERNEL(flow_kv_finish),
+    FLOWNPU_KERNEL(rms_norm),
+    FLOWNPU_KERNEL(rms_norm_add),
+    FLOWNPU_KERNEL(add_rms_norm),
+    FLOWNPU_KERNEL(layer_norm),
+    FLOWNPU_KERNEL(rope),
+    FLOWNPU_KERNEL(rope_interleaved),
+    FLOWNPU_KERNEL(geglu),
+    FLOWNPU_KERNEL(swiglu),
+    FLOWNPU_KERNEL(softmax),
+    FLOWNPU_KERNEL(patch_pooling),
+    FLOWNPU_KERNEL(patch_pooling_finish),
+#if __AIE_ARCH__ >= 21
+    FLOWNPU_KERNEL(q4nx_dequant_bfp16),
+    FLOWNPU_KERNEL(gemm_bfp16),
+#endif
+};
+}  // namespace
+
+FLOWNPU_EXPORT_KERNELS(kKernels)

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Before and after a projection: the accumulators' first values, and what becomes of their last.
+//
+// Dataflow: element by element, 16 lanes. Layout: any, since all buffers of a call have the same;
+// only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py and fused_dqp.py.
+#include "aie/kernels/float_math.h"
+#include "aie/kernels/kernels.h"
+
+namespace flownpu {
+namespace {
+
+Accumulator<kLanes> load(const float* c) { return Accumulator<kLanes>(aie::load_v<kLanes>(c)); }
+
+// y[i] = function(i), rounded to bf16.
+template <typename Function>
+void store(bfloat16* y, unsigned n, Function function) {
+  event0();
+  round_to_nearest();
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < n; i += kLanes) {
+    aie::store_v(y + i, function(i).template to_vector<bfloat16>());
+  }
+  event1();
+}
+
+}  // namespace
+}  // namespace flownpu
+
+using flownpu::kLanes;
+
+extern "C" {
+
+void zero_f32(float* __restrict c, std::int32_t n) {
+  const auto zeros = aie::zeros<float, kLanes>();
+  for (unsigned i = 0; i < static_cast<unsigned>(n); i += kLanes) aie::store_v(c + i, zeros);
+}
+
+void bias_f32(const bfloat16* __restrict bias, float* __restrict c, std::int32_t m,
+              std::int32_t n) {
+  event0();
+  for (unsigned row = 0; row < static_cast<unsigned>(m) / 8; ++row) {
+    for (unsigned column = 0; column < static_cast<unsigned>(n); column += 8) {
+      const auto part = aie::load_v<8>(bias + column);
+      const auto twice = aie::concat(part, part);
+      const aie::vector<float, 16> two_rows = aie::accum<accfloat, 16>(twice).to_vector<float>();
+      for (unsigned pair = 0; pair < 4; ++pair) {
+        aie::store_v(c, two_rows);
+        c += 16;
+      }
+    }
+  }
+  event1();
+}
+
+void store_bf16(const float* __restrict c, bfloat16* __restrict y, std::int32_t n) {
+  flownpu::store(y, n, [=](unsigned i) { return flownpu::load(c + i); });
+}
+
+void store_add(const float* __restrict c, const bfloat16* __restrict residual,
+               bfloat16* __restrict y, std::int32_t n) {
+  flownpu::store(y, n, [=](unsigned i) {
+    return aie::add(flownpu::load(c + i), aie::load_v<kLanes>(residual + i));
+  });
+}
+
+void store_gelu(const float* __restrict c, bfloat16* __restrict y, std::int32_t n) {
+  flownpu::store(y, n, [=](unsigned i) { return flownpu::gelu(flownpu::load(c + i)); });
+}
+
+void store_gelu_mul(const float* __restrict gate, const float* __restrict up,
+                    bfloat16* __restrict y, std::int32_t n) {
+  flownpu::store(y, n, [=](unsigned i) {
+    return flownpu::multiply(flownpu::split(flownpu::gelu(flownpu::load(gate + i))),
+                             flownpu::split(flownpu::load(up + i)));
+  });
+}
+
+void store_silu_mul(const float* __restrict gate, const float* __restrict up,
+                    bfloat16* __restrict y, std::int32_t n) {
+  flownpu::store(y, n, [=](unsigned i) {
+    return flownpu::multiply(flownpu::split(flownpu::silu(flownpu::load(gate + i))),
+                             flownpu::split(flownpu::load(up + i)));
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// f32 arithmetic on a core that multiplies bf16: an f32 is split into bf16 parts, whose products
+// are exact in an f32 accumulator. All of it is for conv_even rounding, with which a part (8 bits)
+// leaves a rest of at most 2^-8 of the value; with floor the rest is twice that and always
+// positive, a bias.
+#pragma once
+
+#include <aie_api/aie.hpp>
+#include <cstdint>
+
+#include "aie/kernels/loops.h"
+
+namespace flownpu {
+
+template <unsigned N>
+using Bf16 = aie::vector<bfloat16, N>;
+template <unsigned N>
+using Float = aie::vector<float, N>;
+template <unsigned N>
+using Accumulator = aie::accum<accfloat, N>;
+
+// Lanes of the kernels that walk over a vector: 16 f32 fill a 512-bit register.
+inline constexpr unsigned kLanes = 16;
+
+// value = high + low, to within 2^-16 of it.
+template <unsigned N>
+struct Parts {
+  Bf16<N> high, low;
+};
+template <unsigned N>
+Parts<N> split(const Accumulator<N>& value) {
+  const Bf16<N> high = value.template to_vector<bfloat16>();
+  return {high, aie::sub(value, high).template to_vector<bfloat16>()};
+}
+template <unsigned N>
+Parts<N> split(const Float<N>& value) {
+  return split(Accumulator<N>(value));
+}
+// The same of one number, in all lanes.
+template <unsigned N>
+Parts<N> broadcast_parts(float value) {
+  return split(aie::broadcast<float, N>(value));
+}
+
+// a b, to within 3 x 2^-16 of it: the rests of both operands and low x low are left out.
+template <unsigned N>
+Accumulator<N> multiply(const Parts<N>& a, const Parts<N>& b) {
+  Accumulator<N> product = aie::mul(a.high, b.high);
+  product = aie::mac(product, a.high, b.low);
+  return aie::mac(product, a.low, b.high);
+}
+template <unsigned N>
+Accumulator<N> multiply(const Parts<N>& a, const Bf16<N>& b) {
+  return aie::mac(aie::mul(a.high, b), a.low, b);
+}
+// sum + a b
+template <unsigned N>
+Accumulator<N> multiply_add(const Accumulator<N>& sum, const Parts<N>& a, const Parts<N>& b) {
+  Accumulator<N> total = aie::mac(sum, a.high, b.high);
+  total = aie::mac(total, a.high, b.low);
+  return aie::mac(total, a.low, b.high);
+}
+// sum - a b
+template <unsigned N>
+Accumulator<N> multiply_subtract(const Accumulator<N>& sum, const Parts<N>& a, const Parts<N>& b) {
+  Accumulator<N> total = aie::msc(sum, a.high, b.high);
+  total = aie::msc(total, a.high, b.low);
+  return aie::msc(total, a.low, b.high);
+}
+template <unsigned N>
+Accumulator<N> constant(float value) {
+  return Accumulator<N>(aie::broadcast<float, N>(value));
+}
+
+// value 2^k, exactly: three parts hold all 24 bits of an f32, and a power of two is a bf16.
+template <unsigned N>
+Accumulator<N> multiply_by_power(const Accumulator<N>& value, const Bf16<N>& power) {
+  const Bf16<N> high = value.template to_vector<bfloat16>();
+  const Accumulator<N> rest = aie::sub(value, high);
+  const Bf16<N> middle = rest.template to_vector<bfloat16>();
+  const Bf16<N> low = aie::sub(rest, middle).template to_vector<bfloat16>();
+  return aie::mac(aie::mac(aie::mul(low, power), middle, power), high, power);
+}
+
+// 1.5 x 2^23: adding it to |x| < 2^22 leaves x, rounded to an integer, in the sum's low bits.
+inline constexpr float kRounder = 12582912.0F;
+inline constexpr std::int32_t kExponentBit = 23;
+inline constexpr std::int32_t kExponentBias = 127;
+// 2^-126 is the smallest normal f32.
+inline constexpr float kLowestExponent = -126.0F;
+
+// 2^k for the integers k that `with_rounder` = k + kRounder holds, -126 <= k <= 127: k + 127
+// becomes the exponent (kRounder's own low 9 bits are 0, and its others are shifted out).
+template <unsigned N>
+Float<N> power_of_integer(const Float<N>& with_rounder) {
+  const auto bits = with_rounder.template cast_to<std::int32_t>();
+  const auto biased = aie::add(bits, aie::broadcast<std::int32_t, N>(kExponentBias));
+  return aie::upshift(biased, kExponentBit).template cast_to<float>();
+}
+
+// 2^x for x <= 127, to within 2^-14 of it; below -126 it is 2^-126.
+//
+// x = k + f with |f| <= 1/2; 2^f is the polynomial of degree 4 whose largest relative error there
+// is least (2.6e-6, found by Remez' exchange). Each of Horner's steps errs by 3 x 2^-16 of the
+// product it adds, which are at most 0.41, 0.09 and 0.02 of the sum: 2.4e-5. f's own rest, 2^-16 of
+// at most 1/2, adds 0.5e-5 and half of that again for the sum's slope.
+template <unsigned N>
+Float<N> power_of_two(const Float<N>& x) {
+  const Float<N> limited = aie::max(x, aie::broadcast<float, N>(kLowestExponent));
+  const Float<N> rounder = aie::broadcast<float, N>(kRounder);
+  const Float<N> whole = aie::add(limited, rounder);
+  const Parts<N> fraction = split(Accumulator<N>(aie::sub(limited, aie::sub(whole, rounder))));
+
+  Accumulator<N> sum = multiply(fraction, aie::broadcast<bfloat16, N>(bfloat16(9.57010191e-03F)));
+  sum = aie::add(sum, aie::broadcast<float, N>(5.59178603e-02F));
+  sum = multiply_add(constant<N>(2.40247448e-01F), split(sum), fraction);
+  sum = multiply_add(constant<N>(6.93121815e-01F), split(sum), fraction);
+  sum = multiply_add(constant<N>(9.99999261e-01F), split(sum), fraction);
+
+  const auto exponent = aie::upshift(whole.template cast_to<std::int32_t>(), kExponentBit);
+  const auto bits = sum.template to_vector<float>().template cast_to<std::int32_t>();
+  return aie::add(bits, exponent).template cast_to<float>();
+}
+
+// 1 / x for 2^-60 <= x <= 2^61, to within 1e-4 of it.
+//
+// The seed reflects the exponent: bits(1/x) is about 2 bits(1) - bits(x), off by at most 12.5 %
+// with the constant that halves the error. A Newton step r (2 - x r) squares the relative
+// error: 1.6e-2, 2.4e-4, 6e-8; the last one's two products err by 3 x 2^-16 each.
+template <unsigned N>
+Accumulator<N> reciprocal(const Accumulator<N>& x) {
+  constexpr std::int32_t kSeed = 0x7ef311c3;
+  const auto bits = x.template to_vector<float>().template cast_to<std::int32_t>();
+  const auto seed = aie::sub(aie::broadcast<std::int32_t, N>(kSeed), bits);
+  Accumulator<N> inverse(seed.template cast_to<float>());
+  const Parts<N> divisor = split(x);
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned step = 0; step < 3; ++step) {
+    const Parts<N> estimate = split(inverse);
+    inverse = multiply(estimate, split(multiply_subtract(constant<N>(2.0F), divisor, estimate)));
+  }
+  return inverse;
+}
+
+// 1 / (1 + e^-x). -x log2(e) is limited to 60, where the result is 2^-60.
+template <unsigned N>
+Accumulator<N> sigmoid(const Accumulator<N>& x) {
+  const Accumulator<N> power = multiply(split(x), broadcast_parts<N>(-1.44269504F));
+  const Float<N> limited =
+      aie::min(power.template to_vector<float>(), aie::broadcast<float, N>(60.0F));
+  return reciprocal(aie::add(constant<N>(1.0F), power_of_two(limited)));
+}
+
+// SiLU(x) = x sigmoid(x).
+template <unsigned N>
+Accumulator<N> silu(const Accumulator<N>& x) {
+  return multiply(split(x), split(sigmoid(x)));
+}
+// GELU, the tanh approximation: x/2 (1 + tanh u) = x sigmoid(2 u), u = sqrt(2/pi) (x + 0.044715
+// x^3). 2 sqrt(2/pi) = 1.59576912; times 0.044715 it is 0.0713548163. |x| < 2^40, so that x^3 is
+// finite.
+template <unsigned N>
+Accumulator<N> gelu(const Accumulator<N>& x) {
+  const Parts<N> parts = split(x);
+  const Parts<N> square = split(multiply(parts, parts));
+  const Accumulator<N> factor =
+      multiply_add(constant<N>(1.59576912F), square, broadcast_parts<N>(0.0713548163F));
+  return multiply(parts, split(sigmoid(multiply(parts, split(factor)))));
+}
+
+// The float that a run-time parameter's word holds.
+inline float float_of(std::int32_t bits) { return __builtin_bit_cast(float, bits); }
+
+// Kernels begin with it: a core powers up rounding towards minus infinity.
+inline void round_to_nearest() { aie::set_rounding(aie::rounding_mode::conv_even); }
+
+}  // namespace flownpu

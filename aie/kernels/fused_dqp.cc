@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// FusedDQP (Gemma3 on NPU, section 3.2.1, eq. 15): y += dequant(w) x, for one Q4NX block w, without
+// ever storing dequant(w).
+//
+// Dataflow: sub-blocks of 16 rows x 8 columns, one load each; codes become bf16 and meet x in
+// registers. Since w = minimum + scale code, a group of 32 columns of a row gives
+//     scale sum_k code_k x_k + minimum sum_k x_k,
+// so scales are applied once a group, and the sums of x, shared by all rows, are made once a
+// vector. Layout: block as in q4nx.h; x [K], zeros beyond the weight's last column; sums
+// [K/32][high, low]; y f32 [32 rows]. Caller: aie/designs/fused_dqp.py: group_sums once; for each
+// row of blocks zero_f32, this for every block j along K, store_*.
+#include "aie/kernels/float_math.h"
+#include "aie/kernels/kernels.h"
+#include "aie/kernels/q4nx.h"
+
+namespace flownpu {
+namespace {
+
+namespace q = q4nx;
+
+// dot[row] += sum over 8 columns of code[row] x, for a sub-block's 16 rows.
+Accumulator<16> multiply_sub_block(Accumulator<16> dot, const aie::vector<std::uint8_t, 64>& codes,
+                                   const Bf16<8>& x) {
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned half = 0; half < 2; ++half) {
+    const Bf16<64> columns = q::to_bf16(codes.extract<32>(half));
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned column = 0; column < 4; ++column) {
+      dot = aie::mac(dot, columns.extract<16>(column), x.get(half * 4 + column));
+    }
+  }
+  return dot;
+}
+
+}  // namespace
+}  // namespace flownpu
+
+extern "C" {
+
+void fused_dqp_group_sums(const bfloat16* __restrict x, bfloat16* __restrict sums, std::int32_t k) {
+  event0();
+  flownpu::round_to_nearest();
+  const auto ones = aie::broadcast<bfloat16, 32>(bfloat16(1.0F));
+  // 8 groups, a block's columns, fill one vector of sums.
+  for (unsigned block = 0; block < static_cast<unsigned>(k) / flownpu::q4nx::kColumns; ++block) {
+    flownpu::Bf16<16> pairs;
+    for (unsigned group = 0; group < 8; ++group) {
+      const auto values = aie::load_v<32>(x + block * flownpu::q4nx::kColumns + group * 32);
+      const float sum = aie::reduce_add(aie::mul(values, ones).to_vector<float>());
+      const auto parts = flownpu::broadcast_parts<16>(sum);
+      pairs.set(parts.high.get(0), 2 * group);
+      pairs.set(parts.low.get(0), 2 * group + 1);
+    }
+    aie::store_v(sums + block * 16, pairs);
+  }
+  event1();
+}
+
+void fused_dqp(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
+               const bfloat16* __restrict sums, float* __restrict y, std::int32_t j) {
+  namespace q = flownpu::q4nx;
+  event0();
+  flownpu::round_to_nearest();
+  x += j * q::kColumns;
+  const auto group_sums = aie::load_v<2 * q::kGroups>(sums + j * 2 * q::kGroups);
+  for (unsigned strip = 0; strip < q::kStrips; ++strip) {
+    flownpu::Accumulator<16> total(aie::load_v<16>(y + strip * q::kStripRows));
+    for (unsigned group = 0; group < q::kGroups; ++group) {
+      auto dot = aie::zeros<accfloat, 16>();
+      AIE_LOOP_UNROLL_FULL
+      for (unsigned sub = 0; sub < q::kGroup / q::kSubColumns; ++sub) {
+        const unsigned at = group * (q::kGroup / q::kSubColumns) + sub;
+        dot = flownpu::multiply_sub_block(dot, q::load_codes(block, strip, at),
+                                          aie::load_v<8>(x + at * q::kSubColumns));
+      }
+      const unsigned row = group * q::kRows + strip * q::kStripRows;
+      const auto scale = aie::load_v<16>(q::scales(block) + row);
+      const auto minimum = aie::load_v<16>(q::minima(block) + row);
+      const auto parts = flownpu::split(dot);
+      total = aie::mac(total, parts.high, scale);
+      total = aie::mac(total, parts.low, scale);
+      total = aie::mac(total, minimum, group_sums.get(2 * group));
+      total = aie::mac(total, minimum, group_sums.get(2 * group + 1));
+    }
+    aie::store_v(y + strip * q::kStripRows, total.to_vector<float>());
+  }
+  event1();
+}
+
+}  // extern "C"

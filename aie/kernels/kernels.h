@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The entries of all kernels. README.md beside it says what each computes and how its buffers are
+// laid out; every size is in elements. A pointer to const is an input; any other is written, and
+// read where README.md says "in out".
+#pragma once
+
+#include <aie_api/aie.hpp>
+#include <cstdint>
+
+extern "C" {
+
+void q4nx_dequant_bf16(const std::uint8_t* block, bfloat16* tile);
+
+void gemm_bf16(const bfloat16* a, const bfloat16* b, float* c, std::int32_t m, std::int32_t k,
+               std::int32_t n);
+
+void zero_f32(float* c, std::int32_t n);
+void bias_f32(const bfloat16* bias, float* c, std::int32_t m, std::int32_t n);
+void store_bf16(const float* c, bfloat16* y, std::int32_t n);
+void store_add(const float* c, const bfloat16* residual, bfloat16* y, std::int32_t n);
+void store_gelu(const float* c, bfloat16* y, std::int32_t n);
+void store_gelu_mul(const float* gate, const float* up, bfloat16* y, std::int32_t n);
+void store_silu_mul(const float* gate, const float* up, bfloat16* y, std::int32_t n);
+
+void fused_dqp_group_sums(const bfloat16* x, bfloat16* sums, std::int32_t k);
+void fused_dqp(const std::uint8_t* block, const bfloat16* x, const bfloat16* sums, float* y,
+               std::int32_t j);
+
+void flow_qkv_start(const std::int32_t* rtp, float* state, float* y, std::int32_t rows,
+                    std::int32_t d);
+void flow_qkv_scores(const bfloat16* q, const bfloat16* k, const std::int32_t* rtp, float* state,
+                     float* correction, bfloat16* f, float* scores, std::int32_t rows,
+                     std::int32_t keys, std::int32_t d);
+void flow_qkv_values(const bfloat16* f, const bfloat16* v, const float* correction, float* y,
+                     std::int32_t rows, std::int32_t keys, std::int32_t d);
+void flow_qkv_finish(const float* state, const float* y, bfloat16* o, std::int32_t rows,
+                     std::int32_t d);
+
+void flow_kv_start(const bfloat16* q, const std::int32_t* rtp, bfloat16* q_tile, float* state,
+                   std::int32_t heads, std::int32_t rows, std::int32_t d);
+void flow_kv_scores(const bfloat16* q_tile, const bfloat16* k, const std::int32_t* rtp,
+                    float* state, bfloat16* handoff, float* scores, std::int32_t rows,
+                    std::int32_t keys, std::int32_t d);
+void flow_kv_start_values(float* y, std::int32_t rows, std::int32_t d);
+void flow_kv_values(const bfloat16* handoff, const bfloat16* v, float* y, std::int32_t rows,
+                    std::int32_t keys, std::int32_t d);
+void flow_kv_finish(const float* y, bfloat16* o, std::int32_t heads, std::int32_t rows,
+                    std::int32_t d);
+
+void rms_norm(const bfloat16* x, const bfloat16* weight, bfloat16* y, std::int32_t rows,
+              std::int32_t n, std::int32_t epsilon);
+void rms_norm_add(const bfloat16* x, const bfloat16* weight, const bfloat16* residual, bfloat16* y,
+                  std::int32_t rows, std::int32_t n, std::int32_t epsilon);
+void add_rms_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
+                  bfloat16* sum, bfloat16* y, std::int32_t rows, std::int32_t n,
+                  std::int32_t epsilon);
+void layer_norm(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
+                std::int32_t rows, std::int32_t n, std::int32_t epsilon);
+
+void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
+          std::int32_t d);
+void rope_interleaved(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
+                      std::int32_t d);
+
+void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
+void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
+
+void softmax(const float* x, bfloat16* y, std::int32_t rows, std::int32_t stride, std::int32_t n);
+
+void patch_pooling(const bfloat16* x, float* sum, std::int32_t patches, std::int32_t n);
+void patch_pooling_finish(const float* sum, bfloat16* y, std::int32_t n, std::int32_t patches);
+
+#if __AIE_ARCH__ >= 21
+void q4nx_dequant_bfp16(const std::uint8_t* block, bfp16ebs8* tile);
+void gemm_bfp16(const bfloat16* a, const bfp16ebs8* b, float* c, std::int32_t m, std::int32_t k,
+                std::int32_t n);
+#endif
+
+}  // extern "C"

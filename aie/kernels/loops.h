@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loop hints: what the compilers for the array understand, and nothing elsewhere. They say how
+// often a loop runs at least, without which no compiler pipelines it; they never change a result.
+// Spellings as in mlir-aie's aie_kernels/aie_kernel_utils.h (__AIECC__ is Peano).
+#pragma once
+
+#if defined(__chess__)
+#define AIE_LOOP_MIN_ITERATION_COUNT(count) [[chess::min_loop_count(count)]]
+#define AIE_PREPARE_FOR_PIPELINING [[chess::prepare_for_pipelining]]
+#define AIE_LOOP_UNROLL_FULL [[chess::unroll_loop()]]
+#elif defined(__AIECC__)
+#define FLOWNPU_PRAGMA(text) _Pragma(#text)
+#define AIE_LOOP_MIN_ITERATION_COUNT(count) FLOWNPU_PRAGMA(clang loop min_iteration_count(count))
+#define AIE_PREPARE_FOR_PIPELINING
+#define AIE_LOOP_UNROLL_FULL _Pragma("clang loop unroll(full)")
+#else
+#define AIE_LOOP_MIN_ITERATION_COUNT(count)
+#define AIE_PREPARE_FOR_PIPELINING
+#define AIE_LOOP_UNROLL_FULL
+#endif

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Average pooling of image patches: y = the mean of a square of patches (4 x 4 of a 64 x 64 grid
+// turn 4096 tokens into 256).
+//
+// Dataflow: a call adds the patches of one line of the square to f32 sums, the last divides.
+// Layout: x lines(patches, n), sums f32[n]. Caller: aie/designs/patch_pooling.py.
+#include "aie/kernels/float_math.h"
+#include "aie/kernels/kernels.h"
+
+using namespace flownpu;
+
+extern "C" {
+
+void patch_pooling(const bfloat16* __restrict x, float* __restrict sum, std::int32_t patches,
+                   std::int32_t n) {
+  event0();
+  for (std::int32_t i = 0; i < n; i += kLanes) {
+    Accumulator<kLanes> total(aie::load_v<kLanes>(sum + i));
+    for (std::int32_t patch = 0; patch < patches; ++patch) {
+      total = aie::add(total, aie::load_v<kLanes>(x + patch * n + i));
+    }
+    aie::store_v(sum + i, total.to_vector<float>());
+  }
+  event1();
+}
+
+void patch_pooling_finish(const float* __restrict sum, bfloat16* __restrict y, std::int32_t n,
+                          std::int32_t patches) {
+  event0();
+  round_to_nearest();
+  const auto share = broadcast_parts<kLanes>(aie::inv(static_cast<float>(patches)));
+  for (std::int32_t i = 0; i < n; i += kLanes) {
+    const Float<kLanes> total = aie::load_v<kLanes>(sum + i);
+    aie::store_v(y + i, multiply(split(total), share).to_vector<bfloat16>());
+  }
+  event1();
+}
+
+}  // extern "C"

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dequantisation engine's kernel (Gemma3 on NPU, section 3.1.1, eq. 3): one Q4NX block to one
+// panel of a GEMM's right operand.
+//
+// Dataflow: 64 bytes hold 16 rows x 8 columns; their halves are two sub-tiles of 8 features x 8 k.
+// Layout: block as in q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], in bf16 [k][feature], in
+// bfp16 [feature][k], since the 8 values that share an exponent lie along k. Caller:
+// aie/designs/dequant_engine.py, every tile, one block in and one tile out a call.
+#include "aie/kernels/kernels.h"
+#include "aie/kernels/loops.h"
+#include "aie/kernels/q4nx.h"
+
+namespace flownpu {
+namespace {
+
+namespace q = q4nx;
+
+// The same 8 parameters for each of 8 columns.
+aie::vector<bfloat16, 64> repeat(const aie::vector<bfloat16, 8>& v) {
+  return aie::concat(v, v, v, v, v, v, v, v);
+}
+
+// Calls store(sub-tile [8 k][8 features] in bf16) for each in the order of panels(256, 32).
+template <typename Store>
+void dequantize(const std::uint8_t* block, Store store) {
+  AIE_LOOP_MIN_ITERATION_COUNT(32)
+  for (unsigned slab = 0; slab < q::kColumns / 8; ++slab) {
+    const bfloat16* scales = q::scales(block) + slab * 8 / q::kGroup * q::kRows;
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned strip = 0; strip < q::kStrips; ++strip) {
+      const aie::vector<std::uint8_t, 64> codes = q::load_codes(block, strip, slab);
+      AIE_LOOP_UNROLL_FULL
+      for (unsigned half = 0; half < 2; ++half) {
+        // Of a column's 8 bytes, 4 are 8 rows.
+        const aie::vector<std::uint8_t, 32> rows =
+            half == 0 ? aie::filter_even(codes, 4) : aie::filter_odd(codes, 4);
+        const unsigned row = strip * q::kStripRows + half * 8;
+        const auto scale = repeat(aie::load_v<8>(scales + row));
+        const auto minimum = repeat(aie::load_v<8>(scales + q::kScales + row));
+        const auto weights = aie::mac(aie::accum<accfloat, 64>(minimum), q::to_bf16(rows), scale);
+        store(weights.to_vector<bfloat16>());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flownpu
+
+extern "C" {
+
+void q4nx_dequant_bf16(const std::uint8_t* __restrict block, bfloat16* __restrict tile) {
+  event0();
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  flownpu::dequantize(block, [&](const aie::vector<bfloat16, 64>& weights) {
+    aie::store_v(tile, weights);
+    tile += 64;
+  });
+  event1();
+}
+
+#if __AIE_ARCH__ >= 21
+void q4nx_dequant_bfp16(const std::uint8_t* __restrict block, bfp16ebs8* __restrict tile) {
+  event0();
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  aie::block_vector_output_buffer_stream<bfp16ebs8, 64> stream(tile);
+  flownpu::dequantize(block, [&](const aie::vector<bfloat16, 64>& weights) {
+    const aie::accum<accfloat, 64> by_feature(aie::transpose(weights, 8, 8));
+    stream.push(by_feature.to_vector<bfp16ebs8>());
+  });
+  event1();
+}
+#endif
+
+}  // extern "C"

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMS normalisation, alone and with the residual connection on either side:
+//     y = x / sqrt(mean(x^2) + epsilon) weight
+//
+// Dataflow: two passes over a row in L1, sums in f32. Layout: lines(rows, n); a row is a token, or
+// a head of one (QK-norm). Caller: aie/designs/rms_norm.py and decode_layer.py.
+#include "aie/kernels/float_math.h"
+#include "aie/kernels/kernels.h"
+
+namespace flownpu {
+namespace {
+
+// 1 / sqrt(mean(x^2) + epsilon), in all lanes.
+Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
+  Accumulator<kLanes> squares = aie::zeros<accfloat, kLanes>();
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < n; i += kLanes) {
+    const Bf16<kLanes> values = aie::load_v<kLanes>(x + i);
+    squares = aie::mac(squares, values, values);
+  }
+  const float sum = aie::reduce_add(squares.to_vector<float>());
+  return broadcast_parts<kLanes>(aie::invsqrt(sum * aie::inv(static_cast<float>(n)) + epsilon));
+}
+
+// x inverse weight: of 16 elements.
+Accumulator<kLanes> normalize(const bfloat16* x, const Parts<kLanes>& inverse,
+                              const bfloat16* weight) {
+  const Accumulator<kLanes> normal = multiply(inverse, Bf16<kLanes>(aie::load_v<kLanes>(x)));
+  return multiply(split(normal), Bf16<kLanes>(aie::load_v<kLanes>(weight)));
+}
+
+}  // namespace
+}  // namespace flownpu
+
+using namespace flownpu;
+
+extern "C" {
+
+void rms_norm(const bfloat16* x, const bfloat16* __restrict weight, bfloat16* y, std::int32_t rows,
+              std::int32_t n, std::int32_t epsilon) {
+  event0();
+  round_to_nearest();
+  for (std::int32_t row = 0; row < rows; ++row, x += n, y += n) {
+    const auto inverse = inverse_rms(x, n, float_of(epsilon));
+    AIE_PREPARE_FOR_PIPELINING
+    for (std::int32_t i = 0; i < n; i += kLanes) {
+      aie::store_v(y + i, normalize(x + i, inverse, weight + i).to_vector<bfloat16>());
+    }
+  }
+  event1();
+}
+
+void rms_norm_add(const bfloat16* __restrict x, const bfloat16* __restrict weight,
+                  const bfloat16* __restrict residual, bfloat16* __restrict y, std::int32_t rows,
+                  std::int32_t n, std::int32_t epsilon) {
+  event0();
+  round_to_nearest();
+  for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, y += n) {
+    const auto inverse = inverse_rms(x, n, float_of(epsilon));
+    AIE_PREPARE_FOR_PIPELINING
+    for (std::int32_t i = 0; i < n; i += kLanes) {
+      const auto sum =
+          aie::add(normalize(x + i, inverse, weight + i), aie::load_v<kLanes>(residual + i));
+      aie::store_v(y + i, sum.to_vector<bfloat16>());
+    }
+  }
+  event1();
+}
+
+// The sum is rounded to bf16 before its norm is taken: that is the residual the next layer reads.
+void add_rms_norm(const bfloat16* __restrict x, const bfloat16* __restrict residual,
+                  const bfloat16* __restrict weight, bfloat16* __restrict sum,
+                  bfloat16* __restrict y, std::int32_t rows, std::int32_t n, std::int32_t epsilon) {
+  event0();
+  round_to_nearest();
+  for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, sum += n, y += n) {
+    AIE_PREPARE_FOR_PIPELINING
+    for (std::int32_t i = 0; i < n; i += kLanes) {
+      const Accumulator<kLanes> left(aie::load_v<kLanes>(x + i));
+      const auto total = aie::add(left, aie::load_v<kLanes>(residual + i));
+      aie::store_v(sum + i, total.to_vector<bfloat16>());
+    }
+    const auto inverse = inverse_rms(sum, n, float_of(epsilon));
+    AIE_PREPARE_FOR_PIPELINING
+    for (std::int32_t i = 0; i < n; i += kLanes) {
+      aie::store_v(y + i, normalize(sum + i, inverse, weight + i).to_vector<bfloat16>());
+    }
+  }
+  event1();
+}
+
+}  // extern "C"

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checker reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PlanError", "Violation"]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken limit: where, of what, how much is needed and how much there is."""
+
+    place: str
+    resource: str
+    need: object
+    have: object
+    detail: str = ""
+
+    def __str__(self) -> str:
+        text = f"[{self.place}] {self.resource}: need {self.need}, have {self.have}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+class PlanError(ValueError):
+    """A plan breaks limits; `violations` holds them, one a line of the message."""
+
+    def __init__(self, name: str, violations: list[Violation]) -> None:
+        self.violations = violations
+        super().__init__(f"[plan {name}] breaks the hardware's limits:\n" + "\n".join(map(str, violations)))

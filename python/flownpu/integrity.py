@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the files of a model folder are still what was written, by the sums in its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from flownpu.errors import FlowNPUError
+from flownpu.model_folder import MANIFEST, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["damage", "sha256", "tensor_sums"]
+
+_READ_AT_ONCE = 1 << 22
+
+
+def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The file's SHA-256 in hexadecimal; `advance` hears of each piece's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_AT_ONCE):
+            digest.update(piece)
+            advance(len(piece))
+    return digest.hexdigest()
+
+
+def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
+    """Where each tensor of the folder's external data lies, and its CRC-32: {name: {file, offset, bytes, crc32}}."""
+    import onnx_ir as ir  # noqa: PLC0415 an optional dependency, needed here only
+
+    sums = {}
+    graph = ir.load(folder / "model.onnx").graph
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            offset, length = tensor.offset or 0, tensor.length or tensor.nbytes
+            place = {"file": str(tensor.location), "offset": offset, "bytes": length}
+            sums[name] = {**place, "crc32": _crc32(folder / place["file"], offset, length)}
+    return sums
+
+
+def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> list[str]:
+    """What is wrong with the folder's files, a line each; empty if they are what was written.
+
+    Raises:
+        FlowNPUError: the folder has no manifest to compare with.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise FlowNPUError(f"{folder} holds no {MANIFEST}, whose sums its files are compared with: convert it again")
+    manifest = read_json(folder / MANIFEST)
+    return list(_differences(folder, manifest, advance))
+
+
+def _differences(folder: Path, manifest: dict[str, Any], advance: Callable[[int], None]) -> Iterator[str]:
+    for name, expected in manifest.get("files", {}).items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != expected["bytes"]:
+            yield f"{name} has {size} bytes, expected {expected['bytes']}"
+        elif sha256(path, advance) != expected["sha256"]:
+            yield f"{name} has other contents than were written"
+            yield from _damaged_tensors(folder, name, manifest.get("tensors", {}))
+
+
+def _damaged_tensors(folder: Path, file: str, tensors: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name, place in tensors.items():
+        if place["file"] != file:
+            continue
+        if _crc32(folder / file, place["offset"], place["bytes"]) != place["crc32"]:
+            end = place["offset"] + place["bytes"]
+            yield f"{file}: tensor {name} (bytes {place['offset']} to {end}) is damaged"
+
+
+def _crc32(path: Path, offset: int, length: int) -> int:
+    value = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        while length > 0 and (piece := file.read(min(length, _READ_AT_ONCE))):
+            value = zlib.crc32(piece, value)
+            length -= len(piece)
+    return value

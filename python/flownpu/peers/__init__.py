@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other engines that run 4-bit models on a CPU, to be measured beside this project's own.
+
+A peer is one file, with the packages that it takes, a converter and a class Engine; they run in an environment of the
+peer's own (`worker.py`), which knows nothing of this package. `export.py` writes a model in the form that all the
+converters read (`exported.py`).
+"""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flownpu.benchmark import WORKER, Engine
+from flownpu.peers import export, exported, llama_cpp, onnxruntime_genai, openvino_genai
+from flownpu.peers.environment import cache_folder, finished_folder, make_environment, model_key, run
+
+__all__ = ["OWN", "PEERS", "Peer", "own_engine", "prepare", "remove_exported"]
+
+OWN = "flownpu"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer's file, and the environment that it takes."""
+
+    script: Path
+    requirements: tuple[str, ...]
+    from_source: tuple[str, ...] = ()
+    build_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+PEERS = {
+    "ort-cpu": Peer(Path(onnxruntime_genai.__file__), onnxruntime_genai.REQUIREMENTS),
+    "llama.cpp": Peer(
+        Path(llama_cpp.__file__), llama_cpp.REQUIREMENTS, llama_cpp.FROM_SOURCE, llama_cpp.BUILD_ENVIRONMENT
+    ),
+    "openvino": Peer(Path(openvino_genai.__file__), openvino_genai.REQUIREMENTS),
+}
+
+
+def own_engine(model: Path, *, provider: str, options: Mapping[str, str]) -> Engine:
+    """This project's engine, in this environment."""
+    script = Path(__file__).with_name("own.py")
+    return Engine(OWN, Path(sys.executable), script, model, {"provider": provider, **options})
+
+
+def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: export.ExportProgress) -> Engine:
+    """A peer that is ready to measure: its environment and its form of the model are made, unless they are there.
+
+    Args:
+        name: a key of PEERS.
+        model: the folder that `flownpu convert` wrote.
+        say: hears what is being done.
+        progress: hears how many weights of how many are exported.
+
+    Raises:
+        FlowNPUError: a package cannot be installed, or the model not be converted.
+    """
+    peer = PEERS[name]
+    python = make_environment(
+        name,
+        peer.requirements,
+        from_source=peer.from_source,
+        build_environment=peer.build_environment,
+        say=lambda text: say(f"{name}: {text}"),
+    )
+    key = model_key(model)
+    root = cache_folder()
+    # A converter that has changed converts again.
+    exporter = [_digest(Path(str(module.__file__))) for module in (export, exported)]
+    with finished_folder(root / name / "models" / key, [*exporter, _digest(peer.script)]) as output:
+        if output is not None:
+            weights = root / "exported" / key
+            with finished_folder(weights, exporter) as folder:
+                if folder is not None:
+                    say(f"{name}: exporting the weights")
+                    export.export_model(model, folder, progress=progress)
+            say(f"{name}: converting the weights")
+            run([python, "-P", WORKER, peer.script, "convert", weights, output], root / name / "convert.log")
+    return Engine(name, python, peer.script, root / name / "models" / key)
+
+
+def remove_exported(model: Path) -> None:
+    """Removes what the peers' converters read, once they have."""
+    shutil.rmtree(cache_folder() / "exported" / model_key(model), ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

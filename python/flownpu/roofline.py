@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bounds a decode step: the bytes that it must read, and how fast this machine reads memory."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import require
+from flownpu.model_folder import onnx_path, read_genai_config
+
+__all__ = ["DecodeTraffic", "decode_traffic", "read_bandwidth"]
+
+# Large against any cache (16 times 32 MiB of L3), small against memory.
+_BUFFER_BYTES = 512 << 20
+# How long it is read: about as long as a measurement of decode, so that no short burst is taken for the memory's speed.
+_SECONDS = 0.5
+# Tables, of which a step reads a row.
+_GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
+_ATTENTIONS = {"FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"}
+# Their inputs that are tables: cos_cache and sin_cache.
+_CACHES = slice(7, 9)
+
+
+@dataclass(frozen=True)
+class DecodeTraffic:
+    """The bytes that one decode step cannot but read.
+
+    Attributes:
+        weights: all weights that products and norms read, each once.
+        kv_layers: bytes of a token's keys and values, and the window (-1: none), of each layer.
+    """
+
+    weights: int
+    kv_layers: tuple[tuple[int, int], ...]
+
+    def bytes_at(self, tokens: int) -> int:
+        """The bytes of a step with that many tokens in the KV cache."""
+        seen = (size * (tokens if window < 0 else min(tokens, window)) for size, window in self.kv_layers)
+        return self.weights + sum(seen)
+
+
+def decode_traffic(folder: Path) -> DecodeTraffic:
+    """Reads from a model folder's graph what its decode steps read.
+
+    Raises:
+        FlowNPUError: the folder is no model of GenAI.
+        MissingDependencyError: onnx_ir is not installed.
+    """
+    ir = require("onnx_ir", extra="convert", purpose="The roof of flownpu bench")
+    settings = read_genai_config(folder)
+    head_size = int(settings["model"]["decoder"].get("head_size", 0))
+    graph = ir.load(onnx_path(folder, settings)).graph
+    weights: dict[str, int] = {}
+    layers = []
+    for node in graph:
+        inputs = list(node.inputs)
+        if node.op_type in _GATHERS:
+            continue
+        if node.op_type in _ATTENTIONS:
+            layers.append(_layer(node, inputs, head_size))
+            inputs[_CACHES] = []
+        weights |= {value.name: value.const_value.nbytes for value in inputs if value is not None and _constant(value)}
+    return DecodeTraffic(sum(weights.values()), tuple(layers))
+
+
+def _constant(value: Any) -> bool:
+    return value.is_initializer() and value.const_value is not None
+
+
+def _layer(node: Any, inputs: list[Any], head_size: int) -> tuple[int, int]:
+    heads = node.attributes["kv_num_heads"].as_int()
+    size = node.attributes["head_size"].as_int() if "head_size" in node.attributes else head_size
+    window = node.attributes.get("local_window_size")
+    # Keys and values.
+    return 2 * heads * size * inputs[3].dtype.itemsize, -1 if window is None else window.as_int()
+
+
+def read_bandwidth(threads: int | None = None) -> float:
+    """Bytes a second at which this many threads (default: one a core) read memory together: the median of many reads.
+
+    numpy's maximum of int32 is a loop of vector loads. It needs far fewer cycles than memory takes, and gives the rates
+    of a loop of AVX-512 loads in C++.
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    values = np.ones(_BUFFER_BYTES // 4, np.int32)
+    parts = np.array_split(values, threads)
+    times: list[float] = []
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(np.max, parts))  # starts the threads
+        while sum(times) < _SECONDS:
+            started = time.perf_counter()
+            list(pool.map(np.max, parts))
+            times.append(time.perf_counter() - started)
+    return _BUFFER_BYTES / median(times)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes planted in kernels, one at a time: each must fail the test that is there to catch it.
+
+A library is built of mutated copies of the sources and run through the very checks of the other files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.aie import test_attention_kernels as attention
+from tests.aie import test_kernels as vectors
+from tests.aie.host_kernels import ROOT, Kernels
+
+# What changes (file, from, to), and the check that must fail.
+MUTATIONS = {
+    "floor rounding in the norm": (
+        ("float_math.h", "aie::rounding_mode::conv_even", "aie::rounding_mode::floor"),
+        lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 1, 256),
+    ),
+    "floor rounding in attention": (
+        ("float_math.h", "aie::rounding_mode::conv_even", "aie::rounding_mode::floor"),
+        attention.test_flow_kv_has_no_bias,
+    ),
+    "floor rounding in dequantisation": (
+        ("q4nx_dequant.cc", "aie::rounding_mode::conv_even", "aie::rounding_mode::floor"),
+        vectors.test_dequantises_to_bf16_exactly,
+    ),
+    "the other half of a column": (
+        ("q4nx_dequant.cc", "half == 0 ? aie::filter_even", "half == 1 ? aie::filter_even"),
+        vectors.test_dequantises_to_bf16_exactly,
+    ),
+    "a wrong stride of minima": (
+        ("q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
+        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+    ),
+    "an off-by-one in the causal mask": (
+        ("attention.h", "? position + 1\n", "? position\n"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "an off-by-one in the window": (
+        ("attention.h", "position - parameters.window + 1", "position - parameters.window"),
+        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
+    ),
+    "a maximum that is forgotten": (
+        ("attention.h", "if (rescale) left", "if (false) left"),
+        lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
+    ),
+    "a low part that is left out": (
+        ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
+        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+    ),
+}
+# The entries of the sources that the checks call, and the sources that a header is in.
+ENTRIES = {
+    "rms_norm.cc": ["rms_norm"],
+    "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
+    "epilogue.cc": ["zero_f32"],
+    "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp"],
+    "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
+    "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
+}
+INCLUDERS = {
+    "float_math.h": ["rms_norm.cc", "flow_kv.cc"],
+    "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
+    "q4nx.h": ["fused_dqp.cc"],
+}
+TABLE = """
+#include "aie/host/make_kernel.h"
+#include "aie/kernels/kernels.h"
+static constexpr flownpu::aie_host::Kernel kKernels[] = {%s};
+FLOWNPU_EXPORT_KERNELS(kKernels)
+"""
+
+
+def build(folder, mutation):
+    """The kernels that the checks call, for XDNA, with one file changed."""
+    copies = folder / "aie" / "kernels"
+    shutil.copytree(ROOT / "aie" / "kernels", copies)
+    sources = list(ENTRIES)
+    if mutation:
+        name, old, new = mutation
+        text = (copies / name).read_text(encoding="utf-8")
+        assert old in text, f"{name} has no longer what the mutation changes"
+        (copies / name).write_text(text.replace(old, new), encoding="utf-8")
+        sources = sorted({"epilogue.cc", *INCLUDERS.get(name, [name])})
+    table = ", ".join(f"FLOWNPU_KERNEL({entry})" for source in sources for entry in ENTRIES[source])
+    (folder / "table.cc").write_text(TABLE % table, encoding="utf-8")
+    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-D__AIE_ARCH__=20"]
+    paths = ["-I", folder, "-I", ROOT / "aie" / "host", "-I", ROOT, "-o", "mutated.so"]
+    files = ["table.cc", *(copies / source for source in sources)]
+    # Under the sanitizers, their run time is loaded into every process; the compiler need not suffer it.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    subprocess.run([*command, *paths, *files], cwd=folder, check=True, env=environment)
+    return Kernels(folder / "mutated.so")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_caught(tmp_path, rng, name):
+    mutation, check = MUTATIONS[name]
+    mutated = build(tmp_path, mutation)
+    with pytest.raises(AssertionError):
+        check(mutated, rng)
+
+
+def test_unchanged_kernels_pass_the_same_checks(tmp_path):
+    """So that it is the mutations that fail, not the way these libraries are built."""
+    unchanged = build(tmp_path, None)
+    for _, check in MUTATIONS.values():
+        check(unchanged, np.random.default_rng(1))

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels against their equations in float64: projections, norms, positions, activations, pooling.
+
+Inputs are bf16 numbers, so a reference reads the very same. Tolerances are sums of what the arithmetic loses, from
+tests/aie/host_kernels.py: an output's rounding, products of f32 numbers split in two, f32 additions.
+"""
+
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx
+from tests.aie.host_kernels import (
+    BF16_ROUNDING,
+    BFLOAT16,
+    EXP2,
+    F32_ROUNDING,
+    INVERSE,
+    PRODUCT,
+    assert_within,
+    bf16,
+    bits,
+    blocks_of,
+    load,
+    panels,
+    tiled,
+    untiled,
+    wide,
+)
+
+
+def random_weight(rng, rows, columns):
+    """Blocks of a weight with parameters of any size, and its values in float64."""
+    groups = -(-columns // 32)
+    codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    scale, minimum = bf16(rng.uniform(0.01, 2, (rows, groups))), bf16(rng.normal(size=(rows, groups)))
+    weight = wide(codes) * np.repeat(wide(scale), 32, 1)[:, :columns] + np.repeat(wide(minimum), 32, 1)[:, :columns]
+    return q4nx.pack(codes, scale, minimum), weight
+
+
+def silu(x, exponent=None):
+    """x sigmoid(exponent); 1/2 (1 + tanh u) = sigmoid(2 u), without the cancellation."""
+    return x / (1 + np.exp(np.minimum(-(x if exponent is None else exponent), 700)))
+
+
+def gelu(x):
+    return silu(x, 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+
+# sigmoid's argument in powers of two: x log2(e), and for GELU x (1 + 0.0447 x^2) 1.596 log2(e).
+ACTIVATIONS = {
+    "gelu": (gelu, lambda x: 1.4427 * 1.5958 * np.abs(x + 0.044715 * x**3)),
+    "silu": (silu, lambda x: 1.4427 * np.abs(x)),
+}
+
+
+def activation_tolerance(name, x):
+    """Of |act(x)|: five products make the exponent, whose error e^.. turns into a factor; exp2, its reciprocal (two
+    products) and the product with x follow. Where the exponent is limited to 60, sigmoid is 2^-60 rather than less."""
+    act, exponent = ACTIVATIONS[name]
+    return (5 * np.minimum(exponent(x), 64) * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act(x)) + np.abs(x) * 2.0**-59
+
+
+def test_dequantises_to_bf16_exactly(kernels, rng):
+    blocks, _ = random_weight(rng, 32, 256)
+    tile = np.zeros(8192, BFLOAT16)
+    kernels.call("q4nx_dequant_bf16", blocks.reshape(-1), tile)
+    # One rounding to f32 (q4nx.dequantize), one to bf16: the kernel's two.
+    expected = panels(bf16(q4nx.dequantize(blocks, 32, 256)).T)
+    np.testing.assert_array_equal(tile.view(np.uint16), expected.view(np.uint16))
+
+
+def test_dequantises_to_bfp16_exactly(rng):
+    blocks, _ = random_weight(rng, 32, 256)
+    tile = np.zeros(9216, np.uint8)
+    load("xdna2").call("q4nx_dequant_bfp16", blocks.reshape(-1), tile)
+    weight = bf16(q4nx.dequantize(blocks, 32, 256))  # [feature][k]
+    coded, _ = blocks_of(weight.reshape(4, 8, 32, 8).transpose(2, 0, 1, 3))  # [k/8][feature/8][feature][k]
+    np.testing.assert_array_equal(tile, coded.reshape(-1))
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(8, 8, 32), (16, 72, 64), (64, 104, 64), (32, 256, 96)])
+def test_gemm_in_bf16(kernels, rng, m, k, n):
+    a, b, c = bf16(rng.normal(size=(m, k))), bf16(rng.normal(size=(k, n))), rng.normal(size=(m, n)).astype(np.float32)
+    result = tiled(c)
+    kernels.call("gemm_bf16", tiled(a), panels(b), result, m, k, n)
+    left, right = wide(a), wide(b)
+    if kernels.architecture == "xdna2":  # in block floating point: blocks along k
+        left, right = blocks_of(a)[1], blocks_of(b.T)[1].T
+    magnitude = np.abs(left) @ np.abs(right) + np.abs(c)
+    assert_within(untiled(result, m, n), wide(c) + left @ right, (k + 1) * F32_ROUNDING * magnitude)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(8, 256, 32), (32, 64, 96)])
+def test_gemm_in_bfp16(rng, m, k, n):
+    a, b, c = bf16(rng.normal(size=(m, k))), bf16(rng.normal(size=(k, n))), rng.normal(size=(m, n)).astype(np.float32)
+    coded, right = blocks_of(np.ascontiguousarray(b.T))  # [n][k/8][9]
+    operand = coded.reshape(n // 32, 4, 8, k // 8, 9).transpose(0, 3, 1, 2, 4)  # [n/32][k/8][4][8 n][9]
+    result = tiled(c)
+    load("xdna2").call("gemm_bfp16", tiled(a), np.ascontiguousarray(operand).reshape(-1), result, m, k, n)
+    left, right = blocks_of(a)[1], right.T
+    magnitude = np.abs(left) @ np.abs(right) + np.abs(c)
+    assert_within(untiled(result, m, n), wide(c) + left @ right, (k + 1) * F32_ROUNDING * magnitude)
+    # And against the product itself: a mantissa's rounding is half of 2^-6 of its block's power of two, all of it
+    # where it saturates; the power of two is at most the largest of the 8.
+    largest_a = np.repeat(np.abs(wide(a)).reshape(m, -1, 8).max(-1), 8, 1)
+    largest_b = np.repeat(np.abs(wide(b)).reshape(-1, 8, n).max(1), 8, 0)
+    tolerance = 2.0**-6 * (largest_a @ np.abs(wide(b)) + np.abs(wide(a)) @ largest_b + 2.0**-6 * largest_a @ largest_b)
+    assert_within(untiled(result, m, n), wide(c) + wide(a) @ wide(b), tolerance + k * F32_ROUNDING * magnitude)
+
+
+def test_dequantised_blocks_are_a_gemm_operand(kernels, rng):
+    blocks, weight = random_weight(rng, 64, 512)
+    operand = np.zeros((2, 2, 8192), BFLOAT16)
+    for place in np.ndindex(2, 2):
+        kernels.call("q4nx_dequant_bf16", blocks[place], operand[place])
+    a, result = bf16(np.eye(8, 512, 77)), np.zeros(8 * 64, np.float32)
+    kernels.call("gemm_bf16", tiled(a), operand.reshape(-1), result, 8, 512, 64)
+    columns = weight[:, 77:85].T
+    # bf16, and on XDNA2 a mantissa of 8 bits under the largest of 8 weights.
+    tolerance = BF16_ROUNDING * np.abs(columns)
+    if kernels.architecture == "xdna2":
+        tolerance = tolerance + 2.0**-6 * np.abs(weight).max()
+    assert_within(untiled(result, 8, 64), columns, tolerance)
+
+
+def test_first_values(kernels, rng):
+    bias, zeros, c = bf16(rng.normal(size=48)), np.ones(64, np.float32), np.zeros(24 * 48, np.float32)
+    kernels.call("zero_f32", zeros, 64)
+    kernels.call("bias_f32", bias, c, 24, 48)
+    assert not zeros.any()
+    np.testing.assert_array_equal(untiled(c, 24, 48), np.tile(wide(bias), (24, 1)))
+
+
+def test_stores_plain_and_with_residual(kernels, rng):
+    c, residual = rng.normal(size=96).astype(np.float32), bf16(rng.normal(size=96))
+    y, summed = np.zeros(96, BFLOAT16), np.zeros(96, BFLOAT16)
+    kernels.call("store_bf16", c, y, 96)
+    kernels.call("store_add", c, residual, summed, 96)
+    np.testing.assert_array_equal(y.view(np.uint16), bf16(c).view(np.uint16))
+    np.testing.assert_array_equal(summed.view(np.uint16), bf16(c + residual.astype(np.float32)).view(np.uint16))
+
+
+ARGUMENTS = np.concatenate([np.linspace(-12, 12, 480), [0, -0.0, 1e-6, -1e-6, 60, -60, 1000, -1000], np.zeros(8)])
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu"])
+def test_activations_of_accumulators(kernels, rng, name):
+    gate, up = ARGUMENTS.astype(np.float32), rng.normal(size=496).astype(np.float32)
+    y = np.zeros(496, BFLOAT16)
+    kernels.call(f"store_{name}_mul", gate, up, y, 496)
+    expected = ACTIVATIONS[name][0](wide(gate)) * up
+    tolerance = activation_tolerance(name, wide(gate)) * np.abs(up) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
+    assert_within(y, expected, tolerance)
+
+
+def test_gelu_of_accumulators(kernels):
+    c, y = ARGUMENTS.astype(np.float32), np.zeros(496, BFLOAT16)
+    kernels.call("store_gelu", c, y, 496)
+    expected = gelu(wide(c))
+    assert_within(y, expected, activation_tolerance("gelu", wide(c)) + BF16_ROUNDING * np.abs(expected))
+
+
+@pytest.mark.parametrize(("kernel", "name"), [("geglu", "gelu"), ("swiglu", "silu")])
+def test_gated_activations(kernels, rng, kernel, name):
+    gate, up, y = bf16(ARGUMENTS), bf16(rng.normal(size=496)), np.zeros(496, BFLOAT16)
+    kernels.call(kernel, gate, up, y, 496)
+    expected = ACTIVATIONS[name][0](wide(gate)) * wide(up)
+    tolerance = activation_tolerance(name, wide(gate)) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
+    assert_within(y, expected, tolerance)
+
+
+@pytest.mark.parametrize(("m", "k"), [(32, 256), (64, 768), (40, 300), (32, 2560)])
+def test_fused_dqp(kernels, rng, m, k):
+    blocks, weight = random_weight(rng, m, k)
+    rows, columns = blocks.shape[0], blocks.shape[1]
+    x = np.zeros(columns * 256, BFLOAT16)
+    x[:k] = bf16(rng.normal(size=k))
+    sums, y = np.zeros(columns * 16, BFLOAT16), np.zeros((rows, 32), np.float32)
+    kernels.call("fused_dqp_group_sums", x, sums, columns * 256)
+    for row in range(rows):
+        kernels.call("zero_f32", y[row], 32)
+        for j in range(columns):
+            kernels.call("fused_dqp", blocks[row, j], x, sums, y[row], j)
+    # Magnitudes of the terms that are added: |scale| sum code |x| and |minimum| sum |x|.
+    quantized = q4nx.unpack(blocks, m, k)
+    scale, minimum = (np.repeat(np.abs(wide(p)), 32, 1)[:, :k] for p in (quantized.scale, quantized.minimum))
+    magnitude = (scale * quantized.codes + minimum) @ np.abs(wide(x[:k]))
+    # A group's sums are split in two bf16 parts, 2^-16; 32 products, and 4 sums a group, are f32 additions.
+    tolerance = (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude
+    assert_within(y.reshape(-1)[:m], weight @ wide(x[:k]), tolerance)
+
+
+def rms(x, weight, epsilon):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+
+
+def norm_tolerance(expected, n):
+    """1/n, the root's inverse (half of whose argument's error counts), f32 sums, and two split products."""
+    return (BF16_ROUNDING + 2 * INVERSE + n * F32_ROUNDING + 2 * PRODUCT) * np.abs(expected)
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152), (2, 2560), (4, 128), (1, 256)])
+def test_rms_norm(kernels, rng, rows, n):
+    x, weight, y = bf16(rng.normal(size=(rows, n)) * 3), bf16(rng.normal(size=n)), np.zeros((rows, n), BFLOAT16)
+    kernels.call("rms_norm", x, weight, y, rows, n, bits(1e-6))
+    expected = rms(wide(x), wide(weight), 1e-6)
+    assert_within(y, expected, norm_tolerance(expected, n))
+    in_place = x.copy()
+    kernels.call("rms_norm", in_place, weight, in_place, rows, n, bits(1e-6))
+    np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
+
+
+def test_rms_norm_with_epsilon_of_its_size(kernels, rng):
+    x, weight, y = bf16(rng.normal(size=(1, 64)) * 1e-3), bf16(np.ones(64)), np.zeros((1, 64), BFLOAT16)
+    kernels.call("rms_norm", x, weight, y, 1, 64, bits(1e-5))
+    expected = rms(wide(x), 1, 1e-5)
+    assert_within(y, expected, norm_tolerance(expected, 64))
+
+
+def test_rms_norm_and_residual(kernels, rng):
+    rows, n = 2, 640
+    x, residual = bf16(rng.normal(size=(rows, n))), bf16(rng.normal(size=(rows, n)))
+    weight, y, total = bf16(rng.normal(size=n)), np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)
+    kernels.call("rms_norm_add", x, weight, residual, y, rows, n, bits(1e-6))
+    normal = rms(wide(x), wide(weight), 1e-6)
+    expected = wide(residual) + normal
+    tolerance = norm_tolerance(normal, n) - BF16_ROUNDING * np.abs(normal) + BF16_ROUNDING * np.abs(expected)
+    assert_within(y, expected, tolerance + 2.0**-20)
+    kernels.call("add_rms_norm", x, residual, weight, total, y, rows, n, bits(1e-6))
+    summed = bf16(x.astype(np.float32) + residual.astype(np.float32))
+    np.testing.assert_array_equal(total.view(np.uint16), summed.view(np.uint16))
+    expected = rms(wide(summed), wide(weight), 1e-6)
+    assert_within(y, expected, norm_tolerance(expected, n))
+
+
+@pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152)])
+@pytest.mark.parametrize("offset", [0, 20])
+def test_layer_norm(kernels, rng, rows, n, offset):
+    x, weight, bias = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
+    y = np.zeros((rows, n), BFLOAT16)
+    kernels.call("layer_norm", x, weight, bias, y, rows, n, bits(1e-6))
+    mean, deviation = wide(x).mean(-1, keepdims=True), wide(x).std(-1, keepdims=True)
+    normal = (wide(x) - mean) / np.sqrt(deviation**2 + 1e-6) * wide(weight)
+    expected = normal + wide(bias)
+    # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMS norm, with three products.
+    shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(wide(weight))
+    tolerance = BF16_ROUNDING * np.abs(expected) + (3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING) * np.abs(normal)
+    assert_within(y, expected, tolerance + shift + 2.0**-20)
+
+
+@pytest.mark.parametrize(("heads", "d"), [(1, 64), (8, 128), (4, 256)])
+@pytest.mark.parametrize("kernel", ["rope", "rope_interleaved"])
+def test_rope(kernels, rng, heads, d, kernel):
+    angle = 1023 * 10000.0 ** (-2 * np.arange(d // 2) / d)
+    table = bf16(np.concatenate([np.cos(angle), np.sin(angle)]))
+    x, y = bf16(rng.normal(size=(heads, d))), np.zeros((heads, d), BFLOAT16)
+    kernels.call(kernel, x, table, y, heads, d)
+    cosine, sine = wide(table).reshape(2, -1)
+    first, second = (slice(d // 2), slice(d // 2, d)) if kernel == "rope" else (slice(0, d, 2), slice(1, d, 2))
+    a, b = wide(x)[:, first], wide(x)[:, second]
+    expected = np.zeros((heads, d))
+    expected[:, first], expected[:, second] = a * cosine - b * sine, b * cosine + a * sine
+    magnitude = np.zeros((heads, d))
+    magnitude[:, first] = magnitude[:, second] = np.abs(a) + np.abs(b)
+    # Products are exact, their difference is rounded to f32 and to bf16.
+    assert_within(y, expected, BF16_ROUNDING * np.abs(expected) + 2 * F32_ROUNDING * magnitude)
+    in_place = x.copy()
+    kernels.call(kernel, in_place, table, in_place, heads, d)
+    np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
+
+
+@pytest.mark.parametrize("n", [1, 15, 17, 96, 1023])
+def test_softmax(kernels, rng, n):
+    rows, stride = 3, -(-n // 16) * 16 + 16
+    x = (rng.normal(size=(rows, stride)) * 6).astype(np.float32)
+    x[:, n:] = 1e9  # what lies beyond does not count
+    y = np.ones((rows, stride), BFLOAT16)
+    kernels.call("softmax", x, y, rows, stride, n)
+    known = wide(x[:, :n])
+    power = np.exp(known - known.max(-1, keepdims=True))
+    expected = power / power.sum(-1, keepdims=True)
+    # Of each power: its exponent's product, exp2; of the sum the same, f32 additions; its inverse and the last product.
+    exponent = 1.4427 * (known.max(-1, keepdims=True) - known)
+    power_error = np.log(2) * exponent * PRODUCT + EXP2
+    average = (power_error * expected).sum(-1, keepdims=True)
+    relative = BF16_ROUNDING + power_error + average + n * F32_ROUNDING + INVERSE + PRODUCT
+    assert_within(y[:, :n], expected, relative * expected)
+    assert not wide(y[:, n:]).any()
+
+
+def test_patch_pooling(kernels, rng):
+    side, n = 16, 1152  # 16 x 16 patches to 4 x 4
+    patches = bf16(rng.normal(size=(side, side, n)))
+    pooled = np.zeros((side // 4, side // 4, n), BFLOAT16)
+    for row, column in np.ndindex(pooled.shape[:2]):
+        total = np.zeros(n, np.float32)
+        for line in range(4):
+            strip = np.ascontiguousarray(patches[4 * row + line, 4 * column : 4 * column + 4])
+            kernels.call("patch_pooling", strip, total, 4, n)
+        kernels.call("patch_pooling_finish", total, pooled[row, column], n, 16)
+    squares = wide(patches).reshape(side // 4, 4, side // 4, 4, n)
+    expected, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
+    tolerance = (BF16_ROUNDING + INVERSE + PRODUCT) * np.abs(expected) + 16 * F32_ROUNDING * magnitude
+    assert_within(pooled, expected, tolerance)

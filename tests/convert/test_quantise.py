@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A projection that is quantised in parts has the blocks that the whole weight has."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flownpu.convert import quantise
+from flownpu.convert.checkpoint import Checkpoint
+from flownpu.convert.families import read_decoder
+from flownpu.convert.quantise import CheckpointWeights
+from flownpu.convert.weights import Projection, weight_plan
+from flownpu.ops import q4nx
+
+
+@pytest.mark.parametrize("at_once", [1, 64 * 96, 1 << 20])
+def test_parts_are_the_whole(at_once: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 32 or 64 rows end within and between the 96 + 32 + 32 rows of a packed QKV, and within the others."""
+    monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", at_once)
+    source = Checkpoint(checkpoint)
+    decoder = read_decoder(source.config)
+    weights = CheckpointWeights(source, decoder)
+    for projection in (weight for weight in weight_plan(decoder) if isinstance(weight, Projection)):
+        tensors = [source.rows(f"model.{part.tensor}", 0, part.rows).astype(np.float32) for part in projection.sources]
+        quantized = [q4nx.quantize(tensor) for tensor in tensors]
+        expected = q4nx.pack_gated(*quantized) if projection.gated else q4nx.pack(*q4nx.stack(*quantized))
+        parts = list(weights.blocks(projection))
+        np.testing.assert_array_equal(np.concatenate([part.blocks for part in parts]), expected)
+        assert sum(part.size for part in parts) == projection.size
+        whole, approximation = np.concatenate(tensors), np.concatenate([q4nx.dequantize_codes(q) for q in quantized])
+        error = np.sqrt(sum(part.squared_error for part in parts) / sum(part.squares for part in parts))
+        assert error == pytest.approx(q4nx.relative_error(whole, approximation), rel=1e-6)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the peers are measured on are the weights that were exported, and the model that was."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flownpu.convert import convert
+from flownpu.errors import FlowNPUError
+from flownpu.peers import llama_cpp, onnxruntime_genai
+from flownpu.peers.export import encode, export_model
+from flownpu.peers.exported import ExportedModel
+from tests.convert.conftest import CONFIGS, TinyModel, is_projection, write_tiny
+from tests.convert.test_numbers import StockDecoder, random_ids, tolerance
+
+FAMILIES = tuple(CONFIGS)
+Exported = Callable[[str], tuple[ExportedModel, TinyModel]]
+
+
+def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """w = scale * (code - 8), as `exported.py` says it."""
+    values = np.empty((codes.shape[0], 2 * codes.shape[1]), np.float32)
+    values[:, 0::2] = codes & 15
+    values[:, 1::2] = codes >> 4
+    return (values - 8) * np.repeat(scales.astype(np.float32), 32, axis=1)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-12, 8))
+def test_what_the_form_can_hold_is_kept(seed: int, exponent: int):
+    codes = np.random.default_rng(seed).integers(-8, 8, (3, 64)).astype(np.float32)
+    codes[:, ::32] = -8  # the scale's own code
+    weight = codes * np.float32(2.0**exponent)
+    np.testing.assert_array_equal(decode(*encode(weight)), weight)
+
+
+def test_encoding_is_off_by_half_a_step():
+    weight = np.random.default_rng(0).standard_normal((64, 96), dtype=np.float32)
+    weight[5, 32:64] = 0
+    codes, scales = encode(weight)
+    step = np.repeat(np.abs(scales.astype(np.float32)), 32, axis=1)
+    # Half a step; near the end that has no code (8), up to a whole one. A scale is rounded to 11 bits, and the largest
+    # value is 8 of them.
+    assert np.all(np.abs(decode(codes, scales) - weight) <= step * (1 + 8 * 2.0**-11))
+    inside = np.abs(weight) <= 7 * step
+    assert np.all(np.abs(decode(codes, scales) - weight)[inside] <= step[inside] * (0.5 + 8 * 2.0**-11))
+
+
+def test_q4_0_is_read_by_gguf():
+    codes, scales = encode(np.random.default_rng(0).standard_normal((5, 96), dtype=np.float32))
+    blocks = llama_cpp.q4_0(codes, scales)
+    values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_0)
+    np.testing.assert_array_equal(values, decode(codes, scales))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A tiny model, exported, and transformers' model with the exported weights."""
+    made: dict[str, tuple[ExportedModel, TinyModel]] = {}
+
+    def make(family: str) -> tuple[ExportedModel, TinyModel]:
+        if family not in made:
+            folder = tmp_path_factory.mktemp(family)
+            tiny = write_tiny(family, folder / "checkpoint")
+            convert(tiny.folder, folder / "model", kv_dtype="fp32")
+            (folder / "exported").mkdir()
+            export_model(folder / "model", folder / "exported")
+            model = ExportedModel.read(folder / "exported")
+            with torch.no_grad():
+                for name, parameter in tiny.reference.named_parameters():
+                    if is_projection(name):
+                        short = name.removeprefix("model.").removesuffix(".weight")
+                        weight = decode(model.codes(short), model.scales(short))
+                        # The same weights, but for their second rounding.
+                        difference = np.linalg.norm(weight - parameter.numpy()) / np.linalg.norm(parameter.numpy())
+                        # A step of the largest value / 8 has the error step / sqrt(12), and of 32 normal weights the
+                        # largest is some 2.1 deviations: 2.1 / 8 / sqrt(12) = 0.08. Twice that is surely wrong.
+                        assert difference < 0.16, short
+                        parameter.copy_(torch.from_numpy(weight))
+            made[family] = model, tiny
+        return made[family]
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graph_for_onnxruntime_equals_transformers(family: str, exported, tmp_path: Path):
+    model, tiny = exported(family)
+    onnxruntime_genai.convert(model, tmp_path)
+    graph = ir.load(tmp_path / "model.onnx")
+    for node in graph.graph:
+        # int8 activations are what makes it fast; without them it must compute what transformers computes.
+        node.attributes.pop("accuracy_level", None)
+    ir.save(graph, tmp_path / "model.onnx")
+    ids = random_ids(1, 40)
+    expected = tiny.logits(ids)
+    decoder = StockDecoder(tmp_path, "fp32")
+    for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
+        logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
+        assert logits.shape == (1, 1, 300)
+        # Gelu by its tanh polynomial, sigmoid by its rational one: ONNX Runtime's are good to some 2^-20.
+        atol = 16 * tolerance(expected, tiny.reference.config)
+        np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
+
+
+def test_accuracy_level_4_is_asked_for(exported, tmp_path: Path):
+    onnxruntime_genai.convert(exported("llama")[0], tmp_path)
+    nodes = [node for node in ir.load(tmp_path / "model.onnx").graph if node.op_type == "MatMulNBits"]
+    # qkv, output, gate, up and down in 3 layers, and the LM head.
+    assert len(nodes) == 3 * 5 + 1
+    assert {node.attributes["accuracy_level"].as_int() for node in nodes} == {4}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
+    model, tiny = exported(family)
+    llama_cpp.convert(model, tmp_path)
+    reader = gguf.GGUFReader(tmp_path / "model-q4_0.gguf")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = tiny.reference.config
+    settings = {
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+    }
+    for key, value in settings.items():
+        assert reader.get_field(f"{family}.{key}").contents() == value, key
+    named = {
+        name.removeprefix("model."): parameter.detach().numpy() for name, parameter in tiny.reference.named_parameters()
+    }
+    down = tensors["blk.1.ffn_down.weight"]
+    values = gguf.quants.dequantize(down.data, down.tensor_type)
+    np.testing.assert_array_equal(values, named["layers.1.mlp.down_proj.weight"])
+    query = tensors["blk.2.attn_q.weight"]
+    values = gguf.quants.dequantize(query.data, query.tensor_type)
+    expected = named["layers.2.self_attn.q_proj.weight"]
+    if family == "llama":
+        # Row 2i and 2i + 1 of a head are what was row i of its first and of its second half.
+        expected = expected.reshape(6, 2, 8, 96).transpose(0, 2, 1, 3).reshape(96, 96)
+        plain = reader.get_field("llama.rope.freq_base").contents() ** (-np.arange(8) / 8)
+        frequencies = tiny.reference.model.rotary_emb.inv_freq.numpy()
+        # Frequencies were read back from cos and sin of 1 radian a position, each with an error of 2^-24.
+        np.testing.assert_allclose(plain / tensors["rope_freqs.weight"].data, frequencies, atol=2.0**-22)
+    else:
+        assert reader.get_field("qwen3.rope.freq_base").contents() == config.rope_parameters["rope_theta"]
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_what_llama_cpp_cannot_do_is_refused(exported, tmp_path: Path):
+    # The tiny Gemma scales by 1 / sqrt(24), with heads of 16.
+    with pytest.raises(ValueError, match=r"1 / sqrt\(16\), not by 0\.204"):
+        llama_cpp.convert(exported("gemma3_text")[0], tmp_path)
+
+
+def test_settings_are_the_configurations(exported):
+    model, _ = exported("gemma3_text")
+    assert model.windows == [8, -1, 8]
+    assert model.rotaries == [0, 1, 0]
+    assert model.embedding_scale == pytest.approx(math.sqrt(96))
+    assert model.attention_scale == pytest.approx(24**-0.5)
+    assert (model.gating, model.qk_norm, model.sandwich_norms, model.tied_embeddings) == ("geglu", True, True, True)
+    # Linear scaling by 8.
+    assert model.vector("rotary.1")[0] == pytest.approx(1 / 8)
+
+
+def test_a_graph_that_is_not_ours_is_refused(exported, tmp_path: Path):
+    model, _ = exported("llama")
+    onnxruntime_genai.convert(model, tmp_path)
+    (tmp_path / "exported").mkdir()
+    with pytest.raises(FlowNPUError, match="which a model that `flownpu convert` made of a checkpoint has"):
+        export_model(tmp_path, tmp_path / "exported")
+
+
+def test_the_exported_form_is_what_it_says(exported):
+    model, _ = exported("qwen3")
+    fields = json.loads((model.folder / "decoder.json").read_text())
+    codes, scales = model.codes("layers.0.mlp.gate_proj"), model.scales("layers.0.mlp.gate_proj")
+    assert codes.shape == (fields["feed_forward_size"], fields["hidden_size"] // 2)
+    assert scales.shape == (fields["feed_forward_size"], fields["hidden_size"] // 32)
+    assert (codes.dtype, scales.dtype) == (np.uint8, np.float16)

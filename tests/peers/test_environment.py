@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments and models in the cache folder: made once, made anew when they are others, whole or not there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flownpu.errors import FlowNPUError
+from flownpu.peers.environment import cache_folder, finished_folder, make_environment, model_key
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_cache_folder(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    assert cache_folder() == cache / "flownpu" / "peers"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(cache))
+    assert cache_folder() == cache / ".cache" / "flownpu" / "peers"
+
+
+def test_a_folder_is_made_once(tmp_path: Path):
+    folder = tmp_path / "folder"
+    with finished_folder(folder, [1]) as made:
+        assert made == folder
+        (made / "file").touch()
+    with finished_folder(folder, [1]) as made:
+        assert made is None
+    assert (folder / "file").exists()
+    with finished_folder(folder, [2]) as made:
+        assert made == folder
+        assert not (folder / "file").exists()
+
+
+def test_a_folder_that_was_not_finished_is_made_anew(tmp_path: Path):
+    folder = tmp_path / "folder"
+    with pytest.raises(KeyboardInterrupt), finished_folder(folder, [1]):
+        raise KeyboardInterrupt
+    with finished_folder(folder, [1]) as made:
+        assert made == folder
+
+
+def test_an_environment_has_a_python(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    commands = []
+    monkeypatch.setattr(
+        "flownpu.peers.environment.run", lambda command, *_: commands.append([str(part) for part in command])
+    )
+    arguments = {"from_source": ("b",), "build_environment": {"FLAGS": "-O3"}, "say": said.append}
+    python = make_environment("peer", ("a==1", "b==2"), **arguments)
+    venv, install = commands
+    assert venv == [sys.executable, "-m", "venv", str(python.parents[1])]
+    assert install[-2:] == ["a==1", "b==2"]
+    assert "--no-binary=b" in install
+    assert "installing a==1, b==2" in said[0]
+    assert make_environment("peer", ("a==1", "b==2"), **arguments) == python
+    assert len(commands) == 2
+    make_environment("peer", ("a==1", "b==3"), **arguments)
+    assert len(commands) == 4
+
+
+def test_what_pip_says_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(FlowNPUError, match=r"ERROR: .*no-such-package.*all it said is in .*pip\.log"):
+        make_environment("peer", ("no-such-package==1",))
+    # What failed is not taken for an environment.
+    assert not (cache_folder() / "peer" / "environment" / "complete.json").exists()
+
+
+def test_another_model_has_another_key(tmp_path: Path):
+    (tmp_path / "genai_config.json").write_text("{}")
+    (tmp_path / "model.onnx").write_bytes(b"a")
+    first = model_key(tmp_path)
+    assert model_key(tmp_path) == first
+    (tmp_path / "model.onnx").write_bytes(b"ab")
+    assert model_key(tmp_path) != first

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks core programs: what they acquire, use and release, and what they give to kernels.
 
-A loop's body is followed twice, which is enough: what a core holds after the second pass must be what it held after
-the first, or it would hold more (or less) with every pass.
+A loop's body is followed until a pass leaves what the one before left. In a loop of unknown length that must come soon,
+or the core would hold more (or less) with every pass.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["check_cores"]
 
 _WORD_BYTES = 4
+_MANY = 3  # passes after which a loop of unknown length must hold what it held before
+
+
+def _passes(loop: Loop) -> int | None:
+    if isinstance(loop.start, int) and isinstance(loop.stop, int) and isinstance(loop.step, int):
+        return len(range(loop.start, loop.stop, loop.step))
+    return None
 
 
 def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
@@ -61,7 +68,7 @@ class _CoreCheck:
 
     def run(self) -> list[Violation]:
         """All violations."""
-        self._repeat(self.core.body, forever=self.core.forever)
+        self._repeat(self.core.body, None if self.core.forever else 1)
         used: defaultdict[tuple[str, str], set[type]] = defaultdict(set)
         for statement in statements(self.core.body):
             if isinstance(statement, (Acquire, Release)):
@@ -78,23 +85,25 @@ class _CoreCheck:
     def _add(self, resource: str, need: object, have: object, detail: str = "") -> None:
         self.found[Violation(self.place, resource, need, have, detail)] = None
 
-    def _repeat(self, body: tuple[Statement, ...], *, forever: bool) -> None:
-        self._follow(body)
-        if not forever:
-            return
-        before = self.held.copy()
-        self._follow(body)
-        for end in sorted(set(before) | set(self.held)):
-            if before[end] != self.held[end]:
-                resource = f"objects of fifo {end[0]} ({end[1]}) held after a pass of a loop"
-                self._add(resource, before[end], self.held[end], "every pass must release what it acquires")
+    def _repeat(self, body: tuple[Statement, ...], passes: int | None) -> None:
+        """Follow a loop's body until another pass changes nothing; `passes`: how many there are, if that is known."""
+        for number in range(_MANY if passes is None else passes):
+            before = +self.held
+            self._follow(body)
+            if number and before == +self.held:
+                return
+        if passes is None:
+            for end in sorted(set(self.held) | set(before)):
+                if before[end] != self.held[end]:
+                    resource = f"objects of fifo {end[0]} ({end[1]}) held after a pass of a loop"
+                    self._add(resource, before[end], self.held[end], "every pass must release what it acquires")
 
     def _follow(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
             match statement:
                 case Loop():
                     self._loop(statement)
-                    self._repeat(statement.body, forever=True)
+                    self._repeat(statement.body, _passes(statement))
                 case Acquire():
                     self._acquire(statement)
                 case Release():
@@ -112,8 +121,7 @@ class _CoreCheck:
     def _loop(self, loop: Loop) -> None:
         """A loop of unknown length with acquires must not be unrolled; aie-opt ends with a segmentation fault on it."""
         moves = any(isinstance(statement, (Acquire, Release)) for statement in statements(loop.body))
-        known = all(isinstance(bound, int) for bound in (loop.start, loop.stop, loop.step))
-        if moves and not known and not self.core.dynamic:
+        if moves and _passes(loop) is None and not self.core.dynamic:
             detail = "the loop's length is a run-time parameter: Worker(dynamic_objfifo_lowering=True)"
             self._add("lowering of acquires in a loop", "dynamic", "static", detail)
 

@@ -110,6 +110,7 @@ class _Flow:
         self.fifos: dict[str, Fifo] = {fifo.name: fifo for fifo in plan.array.fifos}
         # Elements over the whole call at each end: (fifo, tile, port).
         self.known: dict[tuple[str, Tile, str], Fraction] = {}
+        self.starts = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
         self.idle: dict[Tile, str] = {}  # cores that no step starts
         self.found: list[Violation] = []
 
@@ -153,10 +154,10 @@ class _Flow:
         parameters = self._initial()
         moved: Ends = Counter()
         passes = 0
-        for step in self.plan.sequence.steps:
+        for step in self.starts:
             if isinstance(step, WriteParameter):
                 parameters[step.buffer, step.index] = step.value
-            elif isinstance(step, SetBarrier) and (step.barrier, step.value) == (wait.barrier, wait.value):
+            elif (step.barrier, step.value) == (wait.barrier, wait.value):
                 moved.update(objects_moved(core.body, parameters, {}))
                 passes += 1
         if not passes:

@@ -8,7 +8,7 @@ order), or a drain that its data reaches was: the output cannot be there before 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check_resources import words
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, Dimension, HostBuffer, Plan, Tap, Tile
+    from flownpu.aie.plan import Array, Dimension, Fifo, HostBuffer, Plan, Tap, Tile
 
 __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
 
@@ -84,8 +84,7 @@ def _transfer(step: Transfer, plan: Plan, limits: Limits) -> Iterator[Violation]
     place = f"transfer {step.name}"
     fifo = next((fifo for fifo in plan.array.fifos if fifo.name == step.fifo), None)
     buffer = next((buffer for buffer in plan.sequence.buffers if buffer.name == step.buffer), None)
-    tile = _shim_tile(plan.array, step.fifo, limits)
-    if fifo is None or tile is None:
+    if fifo is None or _shim_tile(fifo, limits) is None:
         yield Violation(place, f"an end of fifo {step.fifo} at a shim tile", 1, 0)
         return
     if buffer is None:
@@ -124,12 +123,10 @@ def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[V
         yield Violation(place, "length", f"a multiple of {granule} bytes", f"{tap.elements // repeats} x {size} bytes")
 
 
-def _shim_tile(array: Array, name: str, limits: Limits) -> Tile | None:
-    for fifo in array.fifos:
-        for end in (fifo.producer, *fifo.consumers):
-            if fifo.name == name and limits.kind(end.tile.column, end.tile.row) == "shim":
-                return end.tile
-    return None
+def _shim_tile(fifo: Fifo, limits: Limits) -> Tile | None:
+    """Where the host's end of a fifo is."""
+    ends = (fifo.producer, *fifo.consumers)
+    return next((end.tile for end in ends if limits.kind(end.tile.column, end.tile.row) == "shim"), None)
 
 
 def downstream(array: Array) -> dict[str, set[str]]:
@@ -161,7 +158,9 @@ def downstream(array: Array) -> dict[str, set[str]]:
 def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     """Follow the sequence: descriptors in use on each shim tile, tasks queued on each channel."""
     reach = downstream(plan.array)
-    tiles = {fifo.name: _shim_tile(plan.array, fifo.name, limits) for fifo in plan.array.fifos}
+    places: dict[Tile | None, Tile | None] = {}  # one object a tile, to compare quickly
+    tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in plan.array.fifos}
+    tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
     live: dict[str, Transfer] = {}
     running: dict[str, Transfer] = {}  # not known to be complete
     started: dict[str, int] = {}
@@ -196,12 +195,12 @@ def _counts(
     tile = tiles[step.fifo]
     if tile is None:
         return
-    on_tile = sum(tiles[other.fifo] == tile for other in live.values())
+    on_tile = sum(tiles[other.fifo] is tile for other in live.values())
     if on_tile > limits.shim.buffer_descriptors:
         yield Violation(
             describe(tile, limits), "buffer descriptors live at once", on_tile, limits.shim.buffer_descriptors
         )
-    queued = Counter(other.fifo for other in running.values())[step.fifo]
+    queued = sum(other.fifo == step.fifo for other in running.values())
     if queued > limits.task_queue:
         yield Violation(describe(tile, limits), f"tasks queued for fifo {step.fifo}", queued, limits.task_queue)
 

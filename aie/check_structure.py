@@ -146,8 +146,9 @@ def _link(link: Link, fifos: dict[str, Fifo], limits: Limits) -> Iterator[Violat
     if len(link.inputs) > 1 and len(link.outputs) > 1:
         yield Violation(place, "shape", "1 to 1, 1 to many or many to 1", f"{len(link.inputs)} to {len(link.outputs)}")
         return
-    if any(len(fifos[name].consumers) > 1 for name in link.inputs):
-        yield Violation(place, "consumers of an input", 1, "more", "a broadcast cannot be linked on")
+    counts = [len(fifos[name].consumers) for name in link.inputs]
+    if set(counts) != {1}:
+        yield Violation(place, "consumers of each input", 1, counts, "a broadcast cannot be linked on")
         return
     ends: list[End] = [fifos[name].consumers[0] for name in link.inputs] + [
         fifos[name].producer for name in link.outputs

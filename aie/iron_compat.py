@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 __all__ = [
     "NPU1", "NPU2", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo", "ObjectFifoHandle", "Program", "Runtime",
-    "TaskGroup", "TensorAccessPattern", "Tile", "Worker", "WorkerRuntimeBarrier", "kernel_source", "range_",
+    "TaskGroup", "TensorAccessPattern", "Tile", "Worker", "WorkerRuntimeBarrier", "object_file", "range_",
     "v8bfp16ebs8",
 ]  # fmt: skip
 
@@ -75,6 +74,10 @@ else:
         )
 
 
-def kernel_source(file: str) -> str:
-    """Where a kernel's source is: its place in the package for a plan, its path for a compiler."""
-    return f"kernels/{file}" if _CHOICE == "recorder" else str(Path(__file__).parent / "kernels" / file)
+def object_file(file: str) -> str:
+    """The object file of a kernel's source `kernels/<file>.cc`, as `Kernel` wants it.
+
+    A plan names the source. mlir-aie links an object that Peano compiled before: one source has several entries, and an
+    `ExternalFunction` for each would compile, and link, the others as often.
+    """
+    return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"

@@ -112,11 +112,12 @@ def check_types() -> bool:
     shutil.rmtree(package.parent, ignore_errors=True)
     package.mkdir(parents=True)
     parts = {file.name: file for file in (ROOT / "python" / "flownpu").iterdir() if file.name != "__pycache__"}
-    for name, target in {**parts, "ops": ROOT / "ops", "graph_rewrites": ROOT / "graph_rewrites"}.items():
+    for name, target in {**parts, **{part: ROOT / part for part in ("aie", "graph_rewrites", "ops")}}.items():
         (package / name).symlink_to(target)
     text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(package.parent))
     # A reader wants the names of the files, not of the links to them.
-    for link, folder in {"flownpu/ops": "ops", "flownpu/graph_rewrites": "graph_rewrites", "": "python"}.items():
+    links = {f"flownpu/{part}": part for part in ("aie", "graph_rewrites", "ops")}
+    for link, folder in {**links, "": "python"}.items():
         text = text.replace(str(Path("build/lint/types", link)), folder)
     print(text, end="")
     return run("mypy", "--strict", "scripts") and not text

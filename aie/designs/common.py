@@ -14,13 +14,12 @@ from flownpu.aie.iron_compat import (
     NPU1,
     NPU2,
     Buffer,
-    ExternalFunction,
     Kernel,
     TensorAccessPattern,
     Tile,
     Worker,
     WorkerRuntimeBarrier,
-    kernel_source,
+    object_file,
 )
 from flownpu.aie.npu_limits import LIMITS
 
@@ -66,7 +65,7 @@ def tensor(elements: int, dtype: Any = BF16) -> Any:
 
 def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
     """An entry of `kernels/<file>.cc`."""
-    return ExternalFunction(entry, source_file=kernel_source(f"{file}.cc"), arg_types=list(arguments))
+    return Kernel(entry, object_file(file), list(arguments))
 
 
 def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> Worker:

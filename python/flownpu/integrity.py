@@ -39,8 +39,9 @@ def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
             offset, length = tensor.offset or 0, tensor.length or tensor.nbytes
-            place = {"file": str(tensor.location), "offset": offset, "bytes": length}
-            sums[name] = {**place, "crc32": _crc32(folder / place["file"], offset, length)}
+            file = str(tensor.location)
+            crc32 = _crc32(folder / file, offset, length)
+            sums[name] = {"file": file, "offset": offset, "bytes": length, "crc32": crc32}
     return sums
 
 

@@ -69,6 +69,7 @@ def moved(plan, name, port, column, row):
 
 
 BUFFER = PlanBuffer("extra", Place(0, 2), Type((4,), "i32"))
+A = next(fifo for fifo in CHAIN.array.fifos if fifo.name == "a")
 LINK = CHAIN.array.links[0]
 STRUCTURE = {
     "no such column": (
@@ -140,6 +141,29 @@ STRUCTURE = {
         with_fifo(CHAIN, "b", type=Type((64,), "u32")),
         "[link a -> b] element type: need 64xi32, have 64xu32",
     ),
+    "no consumers": (with_fifo(CHAIN, "c", consumers=()), "[fifo c] consumers: need 1 or more, have 0"),
+    "link of a broadcast": (
+        with_fifo(CHAIN, "a", consumers=(A.consumers[0], dataclasses.replace(A.consumers[0], tile=Place(1, 1)))),
+        "[link a -> b] consumers of each input: need 1, have [2] (a broadcast cannot be linked on)",
+    ),
+    "link of many to many": (
+        with_array(CHAIN, links=(Link(("a", "b"), ("b", "c")),)),
+        "[link a, b -> b, c] shape: need 1 to 1, 1 to many or many to 1, have 2 to 2",
+    ),
+    "link on a shim tile": (
+        moved(moved(CHAIN, "a", "consume", 0, 0), "b", "produce", 0, 0),
+        "[link a -> b] memory to link in: need a compute or memory tile, have shim tile (0, 0)",
+    ),
+    "forward with offsets": (
+        with_array(CHAIN, links=(dataclasses.replace(LINK, offsets=(0,)),)),
+        "[link a -> b] offsets: need none for a forward, have (0,)",
+    ),
+    "a host buffer twice": (
+        dataclasses.replace(
+            CHAIN, sequence=dataclasses.replace(CHAIN.sequence, buffers=(CHAIN.sequence.buffers[0],) * 2)
+        ),
+        "[sequence] the host buffer source: need 2 buffers, have 1 buffer",
+    ),
     "forward of odd sizes": (
         with_fifo(CHAIN, "b", type=Type((40,), "i32")),
         "[link a -> b] object sizes: need one a multiple of the other, have 64xi32 and 40xi32",
@@ -196,6 +220,11 @@ def test_parts_tile_the_object(offsets, part, message):
 
 def test_a_split_that_covers_its_object():
     assert messages(split_plan([0, 52], 52, 104)) == []
+
+
+def test_a_part_of_another_type():
+    plan = with_fifo(split_plan([0, 52], 52, 104), "a_split1", type=Type((52,), "u32"))
+    assert "[link a -> a_split0, a_split1] element type of a_split1: need i32, have u32" in messages(plan)
 
 
 def test_a_split_without_offsets():
@@ -276,6 +305,16 @@ def test_memory_tile_is_exact():
     )
     assert not any("memory:" in text for text in messages(fit))
     assert "[memory tile (0, 1)] memory: need 524416 bytes, have 524288 bytes (a0 32 x 16388)" in messages(over)
+
+
+def test_counters_of_objects_count():
+    """A core that counts its objects at run time has a word for each fifo; a real aie-opt allocates the same."""
+    plan = many(1, 1, elements=8064, depth=1)
+    core = plan.array.cores[0]
+    assert messages(plan) == []
+    (message,) = messages(with_array(plan, cores=(dataclasses.replace(core, dynamic=True),)))
+    assert message.startswith("[compute tile (0, 2)] memory: need 65544 bytes, have 65536 bytes")
+    assert "object counters 8" in message
 
 
 def test_stack_and_buffers_count():
@@ -477,6 +516,32 @@ CORES = {
         with_body(CHAIN, lambda body: sorted(body, key=lambda s: isinstance(s, Call))),
         "object of fifo b for scale: need held, have released before the call",
     ),
+    "unknown view": (
+        with_body(
+            CHAIN,
+            lambda body: [
+                dataclasses.replace(s, arguments=(Element("other", 0), *s.arguments[1:])) if isinstance(s, Call) else s
+                for s in body
+            ],
+        ),
+        "view other for scale: need one acquired before, have none",
+    ),
+    "unknown buffer for a kernel": (
+        with_body(
+            CHAIN,
+            lambda body: [
+                dataclasses.replace(s, arguments=(BufferArgument("other"), *s.arguments[1:]))
+                if isinstance(s, Call)
+                else s
+                for s in body
+            ],
+        ),
+        "buffer other for scale: need one of the array's buffers, have none",
+    ),
+    "unknown buffer": (
+        with_array(CHAIN, buffers=()),
+        "buffer parameters: need one of the array's buffers, have none",
+    ),
     "unknown kernel": (replaced(Call, kernel="other"), "kernel other: need one of the array's kernels, have none"),
     "missing argument": (replaced(Call, arguments=(3,)), "arguments of scale: need 3, have 1"),
     "index out of a view": (
@@ -511,6 +576,10 @@ CORES = {
         with_array(CHAIN, buffers=(dataclasses.replace(CHAIN.array.buffers[0], type=Type((16,), "i16")),)),
         "element type of buffer parameters: need 32-bit integers, have 16xi16",
     ),
+    "loop of unknown length": (
+        with_array(CHAIN, cores=(dataclasses.replace(CORE, dynamic=False),)),
+        "lowering of acquires in a loop: need dynamic, have static (the loop's length is a run-time parameter",
+    ),
     "no such barrier": (
         with_array(CHAIN, barriers=()),
         "barrier barrier0_0_2: need one on this tile, have none",
@@ -538,16 +607,33 @@ def test_core_programs(case):
     assert any(message in text for text in messages(plan)), messages(plan)
 
 
-def test_held_objects_that_grow():
-    def change(body):
-        first = next(s for s in body if isinstance(s, Acquire))
-        return [dataclasses.replace(first, count=2), *[s for s in body if s is not first]]
+def window_given_up_one_by_one(dynamic):
+    """Hold three objects, then give them up in a loop: three passes, or as many as a parameter says."""
+    kind = tensor(64)
+    a, c = ObjectFifo(kind, name="a", depth=4), ObjectFifo(kind, name="c")
+    count = Buffer(initial_value=np.array([3], np.int32), name="count")
 
-    plan = with_end(with_body(CHAIN, change), "b", "consume", depth=4)
-    # Hold two, give up one: the second pass has a window of two again, which is steady; a third kept would not be.
-    assert not any("after a pass" in text for text in messages(plan))
-    grow = with_body(plan, lambda body: [*body, Acquire("extra", "c", "produce", 1)])
-    assert any("objects of fifo c (produce)" in text for text in messages(grow))
+    def core(a, c, count):
+        a.acquire(3)
+        for _ in range_(count[0] if dynamic else 3):
+            a.release(1)
+        c.acquire(1)
+        c.release(1)
+
+    def sequence(x, z, a, c):
+        a.fill(x)
+        c.drain(z, wait=True)
+
+    worker = Worker(core, [a.cons(), c.prod(), count], dynamic_objfifo_lowering=dynamic)
+    return Program(NPU2(), Runtime(sequence, [tensor(192), kind, a.prod(), c.cons()]), [worker]).resolve_program()
+
+
+def test_what_a_loop_leaves_held():
+    assert messages(window_given_up_one_by_one(False)) == []
+    assert (
+        "[compute tile (0, 2)] objects of fifo a (consume) held after a pass of a loop: need 1, have 0"
+        " (every pass must release what it acquires)"
+    ) in messages(window_given_up_one_by_one(True))
 
 
 # --- Sequences ------------------------------------------------------------------------------------------------------
@@ -631,6 +717,16 @@ SEQUENCES = {
     "parameter name": (
         with_step(CHAIN, WriteParameter, buffer="x"),
         "a buffer for run-time parameters: need 1, have 0",
+    ),
+    "parameter of 16 bits": (
+        with_array(
+            with_step(CHAIN, WriteParameter, buffer="extra"),
+            buffers=(
+                *CHAIN.array.buffers,
+                dataclasses.replace(BUFFER, type=Type((4,), "i16"), run_time_parameter=True),
+            ),
+        ),
+        "[run-time parameter extra] element type: need 32-bit words, have 4xi16",
     ),
     "parameter value": (with_step(CHAIN, WriteParameter, value=1 << 32), "value: need 4294967296, have 32 bits"),
     "barrier name": (with_step(CHAIN, SetBarrier, barrier="x"), "[barrier x] a lock of that name: need 1, have 0"),

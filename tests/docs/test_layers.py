@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT
 
 # What a folder may include or import of this project.
 CXX = {"ops": {"ops"}, "ep": {"ep", "ops"}, "aie": {"aie"}}
-PYTHON = {"ops": {"ops"}, "graph_rewrites": {"graph_rewrites", "ops"}}
+PYTHON = {"aie": {"aie"}, "ops": {"ops"}, "graph_rewrites": {"graph_rewrites", "ops"}}
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 IMPORT = re.compile(r"^\s*(?:from|import) flownpu(?:\.(\w+))?(?: import (\w+))?", re.MULTILINE)
 MODELS = re.compile(r"gemma|llama|qwen|siglip|mistral|phi[34]", re.IGNORECASE)

@@ -5,7 +5,7 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-SOURCES := $(shell find ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
+SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
 MODEL := out/gemma3-topics
 
 export ORT_DISABLE_TELEMETRY = 1
@@ -23,7 +23,7 @@ help:
 
 demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
-	$(BIN)/flownpu run $(MODEL) --prompt 'What is the with statement?'
+	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
 test: lint build/testing/built sanitize
 	$(BIN)/python -m pytest

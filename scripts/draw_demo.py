@@ -4,6 +4,7 @@
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ PICTURE = ROOT / "docs" / "figures" / "demo.svg"
 COLUMNS = 110
 COMMANDS = (
     ("convert", "tests/fixtures/gemma3-topics", "out/gemma3-topics"),
-    ("run", "out/gemma3-topics", "-p", "What is the with statement?"),
+    ("run", "out/gemma3-topics", "--no-chat-template", "-p", 'The "for" statement is used to'),
 )
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tests").symlink_to(ROOT / "tests")
         for command in COMMANDS:
-            shown = " ".join(f'"{word}"' if " " in word else word for word in command)
+            shown = shlex.join(command)
             console.print(Text.assemble(("$ ", "green"), ("flownpu ", "bold"), (shown, "bold")))
             out, err = run(command, folder)
             console.print(Text(out), end="")

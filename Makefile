@@ -11,25 +11,29 @@ MODEL := out/gemma3-topics
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint sanitize figures clean
+.PHONY: help demo test lint mlir-opt sanitize figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
 	@echo 'make test      all checks and tests, as in CI'
 	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
-	@echo 'make figures   the pictures of the README, from the real output'
+	@echo 'make figures   the pictures of the README and of docs/npu.md, from the real output and the plans'
 	@echo 'make clean     remove what make has made'
 
 demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: lint build/testing/built sanitize
+test: lint mlir-opt build/testing/built sanitize
 	$(BIN)/python -m pytest
 
 lint: .venv/test
 	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
+
+# What the tests parse the NPU's MLIR with; where it can be neither found nor fetched they say so and are skipped.
+mlir-opt: | .venv
+	@$(BIN)/python scripts/mlir_opt.py
 
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
 # is not free of leaks. What a sanitizer says goes past pytest's capture of stderr.
@@ -47,6 +51,7 @@ build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard t
 
 figures: .venv/demo
 	$(BIN)/python scripts/draw_demo.py
+	$(BIN)/python scripts/draw_npu_designs.py
 
 clean:
 	rm -rf .venv build out

@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check_structure import describe
-from flownpu.aie.lowering import Lowered, counter_bytes, link_ranges, lower, statements
+from flownpu.aie.lowering import Lowered, link_ranges, lower, statements
 from flownpu.aie.plan import BufferArgument, Call, Load, Store
+from flownpu.aie.usage import memory_parts
 from flownpu.aie.violation import Violation
 
 if TYPE_CHECKING:
@@ -36,20 +37,11 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
 
 
 def _memory(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violation]:
-    parts: defaultdict[Tile, list[tuple[int, str]]] = defaultdict(list)
-    for pool in lowered.pools:
-        if pool.bytes:
-            parts[pool.tile].append((pool.bytes, f"{pool.fifo} {pool.count} x {pool.object_bytes}"))
-    for buffer in array.buffers:
-        parts[buffer.tile].append((buffer.type.bytes, f"{buffer.name} {buffer.type.bytes}"))
-    for core in array.cores:
-        parts[core.tile].append((core.stack_bytes, f"stack {core.stack_bytes}"))
-        if counter_bytes(core):
-            parts[core.tile].append((counter_bytes(core), f"object counters {counter_bytes(core)}"))
-    for tile, uses in sorted(parts.items()):
-        need, have = sum(size for size, _ in uses), limits.tile(tile.column, tile.row).memory_bytes
+    for tile, parts in sorted(memory_parts(array, lowered).items()):
+        need, have = sum(part.bytes for part in parts), limits.tile(tile.column, tile.row).memory_bytes
         if need > have:
-            detail = " + ".join(text for _, text in sorted(uses, reverse=True))
+            ordered = sorted(parts, key=lambda part: (part.bytes, str(part)), reverse=True)
+            detail = " + ".join(map(str, ordered))
             yield Violation(describe(tile, limits), "memory", f"{need} bytes", f"{have} bytes", detail)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, get_args
 
 from flownpu.aie import plan
@@ -49,8 +50,7 @@ class Runtime:
         buffers: list[plan.HostBuffer] = []
 
         # A host buffer is called as the function calls it.
-        code = self.seq_fn.__code__
-        names = dict(enumerate(code.co_varnames[: code.co_argcount]))
+        names = dict(enumerate(inspect.signature(self.seq_fn).parameters))
 
         def bind(place: int, argument: Any) -> Any:
             if not get_args(argument):

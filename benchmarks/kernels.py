@@ -33,6 +33,8 @@ from tests.ops.device import ISAS, Node
 # Four times the largest last-level cache of common desktop processors.
 _WORKING_SET = 256 << 20
 _REPEATS = 7
+# New tokens on top of a long context.
+_TURN = 32
 # Rows of the result that are checked: enough to meet every thread's part.
 _CHECKED = 64
 
@@ -171,8 +173,8 @@ def _make_attention(
     h, g, d = decoder.heads, decoder.kv_heads, decoder.head_size
     rng = np.random.default_rng(0)
     query = rng.standard_normal((1, rows, (h + 2 * g) * d), dtype=np.float32)
-    # As many caches as a model has layers that no cache holds together.
-    copies = max(1, min(len(decoder.layers), _WORKING_SET // (4 * context * g * d)))
+    # For a few tokens, as many caches as a model has layers that no cache holds together.
+    copies = max(1, min(len(decoder.layers), _WORKING_SET // (4 * context * g * d))) if rows <= _TURN else 1
     caches = [[rng.standard_normal((1, g, context, d), dtype=np.float32).astype(ml_dtypes.bfloat16) for _ in range(2)]]
     caches += [[array.copy() for array in caches[0]] for _ in range(copies - 1)]
     lengths = (np.array([context - 1], np.int32), np.array(context, np.int32))
@@ -262,8 +264,10 @@ def main(
                 for count in counts:
                     kernels += products(decoder, count, name, rounding, threads)
             for context in [int(part) for part in contexts.split(",") if part]:
-                for count in [count for count in counts if count in (1, max(counts))]:
-                    kernels += attentions(decoder, count, name, context, threads)
+                # Decode, a short second turn, a slice of a prompt, and the whole of it.
+                for count in sorted({1, _TURN, max(counts), context}):
+                    if count <= context:
+                        kernels += attentions(decoder, count, name, context, threads)
     errors = Console(stderr=True)
     shown = track(kernels, "measuring", console=errors, transient=True, disable=not errors.is_terminal)
     timings = [time_kernel(kernel, roofs) for kernel in shown]

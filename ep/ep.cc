@@ -186,6 +186,7 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
         std::make_unique<Program>(device_, std::move(nodes), input_names(api_, fused_nodes[i]),
                                   output_names(api_, fused_nodes[i]));
     placement_.our_multiply_adds += program->multiply_adds();
+    if (!program->why_whole().empty()) placement_.whole_prompts.push_back(program->why_whole());
     compiled.push_back(std::make_unique<ComputeInfo>(api_, std::move(program)));
   }
   report_placement();
@@ -231,6 +232,8 @@ void Ep::report_placement() {
   std::string message = line;
   if (!not_taken.empty()) message.append("\n").append(list(not_taken, kListed));
   api_.log(logger_, warn ? ort::ORT_LOGGING_LEVEL_WARNING : ort::ORT_LOGGING_LEVEL_INFO, message);
+  if (const std::string warning = device_->warning(); !warning.empty())
+    api_.log(logger_, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU: " + warning);
   if (options_.placement == "stderr") {
     std::fprintf(stderr, "%s\n", line.c_str());
   } else if (!options_.placement.empty()) {

@@ -40,6 +40,12 @@ std::string json_list(const std::vector<Placement::Left>& nodes) {
   return json.str();
 }
 
+std::string json_list(const std::vector<std::string>& texts) {
+  std::string json = "[";
+  for (const std::string& text : texts) json += (json.size() > 1 ? ", " : "") + json_string(text);
+  return json + "]";
+}
+
 // The nodes by operator: "<title>Cos (2), Sin"; nothing for none.
 std::string counted(std::string_view title, const std::vector<Placement::Left>& nodes) {
   std::map<std::string_view, int> counts;
@@ -100,6 +106,7 @@ std::string to_json(const Placement& placement) {
        << ", \"device\": " << json_string(placement.device)
        << ", \"why\": " << json_string(placement.why)
        << ", \"summary\": " << json_string(summary(placement))
+       << ", \"whole_prompts\": " << json_list(placement.whole_prompts)
        << ", \"left\": " << json_list(placement.left)
        << ", \"inlined\": " << json_list(placement.inlined) << "}\n";
   return json.str();

@@ -25,6 +25,9 @@ struct Placement {
   // Our operators that the device does not take, and that ORT therefore replaced by their
   // definitions, whose nodes are counted above.
   std::vector<Left> inlined;
+  // Why long prompts are computed at once, for each partition that does not compute them slice by
+  // slice (ep/schedule.h).
+  std::vector<std::string> whole_prompts;
   // Multiply-adds for one token, of the nodes we run and of those left.
   std::int64_t our_multiply_adds = 0;
   std::int64_t left_multiply_adds = 0;
@@ -42,8 +45,8 @@ std::string summary(const Placement& placement);
 std::string list(const std::vector<Placement::Left>& nodes, std::size_t lines);
 
 // The same facts as a JSON object: {"nodes", "claimed", "elsewhere", "partitions", "multiply_adds",
-// "claimed_multiply_adds", "device", "why", "summary", "left": [{"node", "op_type", "reason"}],
-// "inlined": [the same]}.
+// "claimed_multiply_adds", "device", "why", "summary", "whole_prompts": [reason],
+// "left": [{"node", "op_type", "reason"}], "inlined": [the same]}.
 std::string to_json(const Placement& placement);
 
 }  // namespace flownpu

@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <span>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
+#include "ep/planner.h"
 #include "ops/error.h"
 
 namespace flownpu {
@@ -43,29 +41,23 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-// Runs `body`, and names the node in the errors it throws.
-template <typename Body>
-auto naming(const Node& node, const Body& body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    fail("[FlowNPU] out of memory in ", to_string(node));
-  } catch (const std::exception& error) {
-    const std::string_view message = error.what();
-    if (message.find(to_string(node)) != std::string_view::npos) throw;
-    fail("[FlowNPU] ", to_string(node), ": ", message);
-  }
-}
+// Copies between a value of all tokens [batch, tokens, ..] and a slice of it, dense.
+enum class Copy : std::uint8_t { kCut, kJoin };
 
-// Bytes that a value takes, as far as it is known before the first run: dimensions that are not
-// count as 1. Only the order of these sizes matters.
-std::size_t expected_bytes(const Value& value) {
-  std::size_t bytes = size_of(value.type);
-  if (value.shape) {
-    for (const std::int64_t dim : *value.shape)
-      bytes *= static_cast<std::size_t>(std::max<std::int64_t>(dim, 1));
+void copy(Copy direction, const Tensor& whole, const Tensor& slice) {
+  const std::int64_t batch = whole.shape[0];
+  const std::size_t bytes = slice.bytes() / static_cast<std::size_t>(batch);
+  const std::size_t stride = whole.bytes() / static_cast<std::size_t>(batch);
+  const std::size_t token = bytes / static_cast<std::size_t>(slice.shape[1]);
+  std::byte* all = whole.as<std::byte>() + static_cast<std::size_t>(slice.slice.first) * token;
+  std::byte* some = slice.as<std::byte>();
+  for (std::int64_t row = 0; row < batch; ++row, all += stride, some += bytes) {
+    if (direction == Copy::kCut) {
+      std::memcpy(some, all, bytes);
+    } else {
+      std::memcpy(all, some, bytes);
+    }
   }
-  return bytes;
 }
 
 }  // namespace
@@ -73,6 +65,12 @@ std::size_t expected_bytes(const Value& value) {
 // What one run needs for itself.
 struct Program::Workspace {
   std::vector<Tensor> tensors;  // One for each value.
+  // For each of `cut_`: all tokens of it, and, of a batch, memory for a slice.
+  std::vector<Tensor> wholes;
+  std::vector<Buffer> slices;
+  // The slice at hand; of no tokens while all are computed at once.
+  TokenSlice slice;
+  std::int64_t slice_tokens = 0;
   std::vector<Buffer> slots;
   Buffer scratch;
   // Arguments of the step at hand.
@@ -112,140 +110,6 @@ class Program::Lease {
   std::unique_ptr<Workspace> workspace_;
 };
 
-// Gives every value a home.
-class Program::Planner {
- public:
-  Planner(Program& program, const std::vector<std::string>& inputs,
-          const std::vector<std::string>& outputs)
-      : program_(program) {
-    for (std::size_t i = 0; i < inputs.size(); ++i) input_index_.emplace(inputs[i], i);
-    for (std::size_t i = 0; i < outputs.size(); ++i) output_index_.emplace(outputs[i], i);
-  }
-
-  void plan(std::vector<Node> nodes) {
-    for (std::size_t step = 0; step < nodes.size(); ++step) {
-      for (const Value& input : nodes[step].inputs) last_reader_[input.name] = step;
-    }
-    for (std::size_t step = 0; step < nodes.size(); ++step) add_step(std::move(nodes[step]), step);
-    find_late_readers();
-    program_.slots_ = slot_bytes_.size();
-  }
-
- private:
-  void add_step(Node node, std::size_t index) {
-    PlannedStep step;
-    for (const Value& input : node.inputs) {
-      step.inputs.push_back(input.name.empty() ? kNowhere : read(input));
-    }
-    for (const Value& output : node.outputs) {
-      step.outputs.push_back(output.name.empty() ? kNowhere : write(output));
-    }
-    for (const Value& input : node.inputs) {
-      if (!input.name.empty() && last_reader_.at(input.name) == index) release(input.name);
-    }
-    // A step writes all outputs that its node names, also those that no one reads.
-    for (const Value& output : node.outputs) {
-      if (!output.name.empty() && !last_reader_.contains(output.name)) release(output.name);
-    }
-    step.step = naming(node, [&] { return program_.device_->prepare(node); });
-    step.node = std::move(node);
-    program_.steps_.push_back(std::move(step));
-  }
-
-  std::size_t read(const Value& value) {
-    if (const auto known = value_index_.find(value.name); known != value_index_.end())
-      return known->second;
-    const auto input = input_index_.find(value.name);
-    const std::size_t index = input == input_index_.end() ? kNowhere : input->second;
-    PlannedValue planned;
-    planned.name = value.name;
-    planned.home = Home::kInput;
-    planned.index = index;
-    if (value.constant != nullptr) {
-      planned.home = Home::kConstant;
-      if (index == kNowhere) planned.tensor = program_.own_constant(value);
-    } else if (index == kNowhere) {
-      fail("[FlowNPU] value '", value.name,
-           "' is neither computed before it is read nor an input of the partition");
-    }
-    return add(std::move(planned));
-  }
-
-  std::size_t write(const Value& value) {
-    PlannedValue planned;
-    planned.name = value.name;
-    planned.tensor.type = value.type;
-    if (const auto output = output_index_.find(value.name); output != output_index_.end()) {
-      planned.home = Home::kOutput;
-      planned.index = output->second;
-    } else {
-      planned.index = take_slot(expected_bytes(value));
-    }
-    return add(std::move(planned));
-  }
-
-  std::size_t add(PlannedValue value) {
-    const std::size_t index = program_.values_.size();
-    value_index_.emplace(value.name, index);
-    program_.values_.push_back(std::move(value));
-    return index;
-  }
-
-  // Of the free slots the smallest that is large enough; else the largest, which grows; else a new
-  // one.
-  std::size_t take_slot(std::size_t bytes) {
-    auto best = free_slots_.end();
-    for (auto slot = free_slots_.begin(); slot != free_slots_.end(); ++slot) {
-      if (best == free_slots_.end()) {
-        best = slot;
-        continue;
-      }
-      const std::size_t size = slot_bytes_[*slot];
-      const std::size_t best_size = slot_bytes_[*best];
-      const bool better = best_size < bytes ? size > best_size : size >= bytes && size < best_size;
-      if (better) best = slot;
-    }
-    if (best == free_slots_.end()) {
-      slot_bytes_.push_back(bytes);
-      return slot_bytes_.size() - 1;
-    }
-    const std::size_t slot = *best;
-    free_slots_.erase(best);
-    slot_bytes_[slot] = std::max(slot_bytes_[slot], bytes);
-    return slot;
-  }
-
-  void release(const std::string& name) {
-    const PlannedValue& value = program_.values_[value_index_.at(name)];
-    if (value.home != Home::kSlot) return;
-    // A node may read one value twice.
-    if (std::ranges::find(free_slots_, value.index) == free_slots_.end())
-      free_slots_.push_back(value.index);
-  }
-
-  void find_late_readers() {
-    for (std::size_t step = 0; step < program_.steps_.size(); ++step) {
-      for (const std::size_t written : program_.steps_[step].outputs) {
-        if (written == kNowhere || program_.values_[written].home != Home::kOutput) continue;
-        for (std::size_t value = 0; value < program_.values_.size(); ++value) {
-          const PlannedValue& input = program_.values_[value];
-          if (input.home == Home::kInput && last_reader_.at(input.name) > step) {
-            program_.values_[written].read_later.push_back(value);
-          }
-        }
-      }
-    }
-  }
-
-  Program& program_;
-  std::unordered_map<std::string, std::size_t> input_index_;
-  std::unordered_map<std::string, std::size_t> output_index_;
-  std::unordered_map<std::string, std::size_t> value_index_;
-  std::unordered_map<std::string, std::size_t> last_reader_;  // The last step that reads a value.
-  std::vector<std::size_t> slot_bytes_;
-  std::vector<std::size_t> free_slots_;
-};
-
 Program::Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
                  const std::vector<std::string>& inputs, const std::vector<std::string>& outputs)
     : device_(std::move(device)) {
@@ -268,6 +132,8 @@ Tensor Program::own_constant(const Value& value) {
 Program::Workspace Program::make_workspace(ProgramIo& io) const {
   Workspace workspace;
   workspace.slots.resize(slots_);
+  workspace.wholes.resize(cut_.size());
+  workspace.slices.resize(cut_.size());
   workspace.tensors.reserve(values_.size());
   for (const PlannedValue& value : values_) {
     // ORT maps external data anew when the session has been made; from then on initializers stay.
@@ -289,10 +155,78 @@ void Program::run(ProgramIo& io, StepObserver* observer) const {
     if (values_[value].home == Home::kInput)
       workspace.tensors[value] = io.input(values_[value].index);
   }
-  for (const PlannedStep& step : steps_) {
-    naming(step.node, [&] { run_step(step, workspace, io, observer); });
-  }
+  workspace.slice = {};
+  run_steps(0, slices_begin_, workspace, io, observer);
+  run_slices(workspace, io, observer);
+  run_steps(slices_end_, steps_.size(), workspace, io, observer);
   device_->wait();
+}
+
+void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const {
+  const Shape* prompt = prompt_shape(workspace);
+  const std::int64_t tokens = prompt == nullptr ? 0 : (*prompt)[1];
+  const std::int64_t at_once = tokens > 1 ? device_->tokens_at_once((*prompt)[0]) : 0;
+  if (next_slice(tokens, at_once) == tokens) {
+    run_steps(slices_begin_, slices_end_, workspace, io, observer);
+    return;
+  }
+  for (std::size_t i = 0; i < cut_.size(); ++i) workspace.wholes[i] = workspace.tensors[cut_[i]];
+  workspace.slice.tokens = tokens;
+  for (std::int64_t first = 0; first < tokens; first += workspace.slice_tokens) {
+    workspace.slice.first = first;
+    workspace.slice_tokens = next_slice(tokens - first, at_once);
+    cut_inputs(workspace);
+    run_steps(slices_begin_, slices_end_, workspace, io, observer);
+    join_outputs(workspace);
+  }
+  workspace.slice = {};
+  for (std::size_t i = 0; i < cut_.size(); ++i) workspace.tensors[cut_[i]] = workspace.wholes[i];
+}
+
+// [batch, tokens, ..] of the sliced inputs. Null if there are none, or if they do not agree: then
+// steps are run at once, and say what is wrong.
+const Shape* Program::prompt_shape(const Workspace& workspace) const {
+  const Shape* first = nullptr;
+  for (const std::size_t value : cut_) {
+    if (values_[value].home != Home::kInput) continue;
+    const Shape& shape = workspace.tensors[value].shape;
+    if (shape.rank() < 2) return nullptr;
+    if (first == nullptr) first = &shape;
+    if (shape[0] != (*first)[0] || shape[1] != (*first)[1]) return nullptr;
+  }
+  return first;
+}
+
+void Program::cut_inputs(Workspace& workspace) const {
+  for (std::size_t i = 0; i < cut_.size(); ++i) {
+    if (values_[cut_[i]].home != Home::kInput) continue;
+    const Tensor& whole = workspace.wholes[i];
+    Tensor& slice = workspace.tensors[cut_[i]];
+    slice = whole;
+    slice.shape[1] = workspace.slice_tokens;
+    slice.slice = workspace.slice;
+    if (whole.shape[0] == 1) {
+      slice.data = whole.as<std::byte>() + slice.bytes() /
+                                               static_cast<std::size_t>(workspace.slice_tokens) *
+                                               static_cast<std::size_t>(workspace.slice.first);
+    } else {
+      slice.data = workspace.slices[i].reserve(*device_, slice.bytes());
+      copy(Copy::kCut, whole, slice);
+    }
+  }
+}
+
+void Program::join_outputs(const Workspace& workspace) const {
+  for (std::size_t i = 0; i < cut_.size(); ++i) {
+    if (values_[cut_[i]].home == Home::kOutput && workspace.wholes[i].shape[0] > 1)
+      copy(Copy::kJoin, workspace.wholes[i], workspace.tensors[cut_[i]]);
+  }
+}
+
+void Program::run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
+                        StepObserver* observer) const {
+  for (std::size_t i = begin; i < end; ++i)
+    naming(steps_[i].node, [&] { run_step(steps_[i], workspace, io, observer); });
 }
 
 void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
@@ -322,26 +256,52 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     output = {.data = nullptr, .type = step.node.outputs[i].type, .shape = workspace.shapes[i]};
     if (step.outputs[i] == kNowhere) continue;
     const PlannedValue& value = values_[step.outputs[i]];
-    if (value.home == Home::kOutput) {
-      output.data = io.output(value.index, output.shape);
-    } else {
-      output.data = workspace.slots[value.index].reserve(*device_, output.bytes());
-    }
+    if (value.sliced) output.slice = workspace.slice;
+    output.data = place(step.outputs[i], output, workspace, io);
     workspace.tensors[step.outputs[i]] = output;
-    if (value.home == Home::kOutput) check_memory(value, workspace);
+    if (value.home == Home::kOutput && workspace.slice.first == 0) check_memory(value, workspace);
   }
+}
+
+std::size_t Program::cut_index(std::size_t value) const {
+  return static_cast<std::size_t>(std::ranges::find(cut_, value) - cut_.begin());
+}
+
+void* Program::place(std::size_t index, const Tensor& output, Workspace& workspace,
+                     ProgramIo& io) const {
+  const PlannedValue& value = values_[index];
+  const TokenSlice& slice = workspace.slice;
+  if (value.home == Home::kSlot)
+    return workspace.slots[value.index].reserve(*device_, output.bytes());
+  if (slice.tokens == 0) return io.output(value.index, output.shape);
+  if (!value.sliced) {  // The first slice's memory is that of all.
+    return slice.first == 0 ? io.output(value.index, output.shape) : workspace.tensors[index].data;
+  }
+  const std::size_t cut = cut_index(index);
+  Tensor& whole = workspace.wholes[cut];
+  if (slice.first == 0) {
+    whole = output;
+    whole.shape[1] = slice.tokens;
+    whole.data = io.output(value.index, whole.shape);
+  }
+  if (whole.shape[0] > 1) return workspace.slices[cut].reserve(*device_, output.bytes());
+  return whole.as<std::byte>() + output.bytes() / static_cast<std::size_t>(output.shape[1]) *
+                                     static_cast<std::size_t>(slice.first);
 }
 
 // A caller may bind an output to the memory of an input; a KV cache that is appended to in place is
 // that. It must then be an input that no later step still reads.
 void Program::check_memory(const PlannedValue& output, const Workspace& workspace) const {
-  const auto index = static_cast<std::size_t>(&output - values_.data());
-  const auto* begin = workspace.tensors[index].as<std::byte>();
-  const auto* end = begin + workspace.tensors[index].bytes();
+  const auto memory = [&](std::size_t index) {
+    const bool cut = values_[index].sliced && workspace.slice.tokens > 0;
+    const Tensor& all = cut ? workspace.wholes[cut_index(index)] : workspace.tensors[index];
+    return std::span(all.as<const std::byte>(), all.bytes());
+  };
+  const auto written = memory(static_cast<std::size_t>(&output - values_.data()));
   for (const std::size_t value : output.read_later) {
-    const auto* other = workspace.tensors[value].as<std::byte>();
-    const auto* other_end = other + workspace.tensors[value].bytes();
-    if (begin < other_end && other < end) {
+    const auto read = memory(value);
+    if (written.data() < read.data() + read.size() &&
+        read.data() < written.data() + written.size()) {
       fail("output '", output.name, "' is bound to the memory of input '", values_[value].name,
            "', which is still read after the output is written; bind them to separate buffers");
     }

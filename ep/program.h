@@ -40,6 +40,10 @@ class StepObserver {
 // a slot. Slots grow when a run needs more than any before it, and are then kept: a decode step
 // that is no larger than the last allocates nothing.
 //
+// Long prompts: the steps of the schedule's slices (schedule.h) are run for some hundred tokens, as
+// many as the device likes best, then for the next; slots hold one slice. Where inputs or outputs
+// that are sliced have several rows (a batch), a slice of them is copied.
+//
 // Runs may overlap: each has a workspace of its own, from a list of those not in use.
 class Program {
  public:
@@ -54,6 +58,8 @@ class Program {
 
   // For one token.
   std::int64_t multiply_adds() const;
+  // Why long prompts are computed at once; empty if they are not.
+  const std::string& why_whole() const { return why_whole_; }
 
  private:
   static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
@@ -67,6 +73,9 @@ class Program {
     std::size_t index = kNowhere;
     // Set for a constant that ORT does not pass at run time.
     Tensor tensor;
+    // Whether a slice of it is all there is at a time; inputs and outputs of the program among them
+    // are cut.
+    bool sliced = false;
     // Inputs of the program that are read after an output has been written: they must not share its
     // memory.
     std::vector<std::size_t> read_later;
@@ -86,9 +95,17 @@ class Program {
 
   Tensor own_constant(const Value& value);
   Workspace make_workspace(ProgramIo& io) const;
+  void run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const;
+  const Shape* prompt_shape(const Workspace& workspace) const;
+  void cut_inputs(Workspace& workspace) const;
+  void join_outputs(const Workspace& workspace) const;
+  void run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
+                 StepObserver* observer) const;
   void run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
                 StepObserver* observer) const;
   void place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const;
+  void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, ProgramIo& io) const;
+  std::size_t cut_index(std::size_t value) const;
   void check_memory(const PlannedValue& output, const Workspace& workspace) const;
 
   std::shared_ptr<const Device> device_;
@@ -96,6 +113,11 @@ class Program {
   std::vector<PlannedValue> values_;
   std::vector<PlannedStep> steps_;
   std::size_t slots_ = 0;
+  // The steps that are run slice by slice, and the sliced inputs and outputs of the program.
+  std::size_t slices_begin_ = 0;
+  std::size_t slices_end_ = 0;
+  std::vector<std::size_t> cut_;
+  std::string why_whole_;
   mutable std::mutex mutex_;
   // Has room for all workspaces there are, so that giving one back cannot fail.
   mutable std::vector<std::unique_ptr<Workspace>> idle_;

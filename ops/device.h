@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "ops/node.h"
+#include "ops/slicing.h"
 #include "ops/tensor.h"
 
 namespace flownpu {
@@ -49,6 +51,10 @@ class Step {
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
+  // How the step, which was made of `node`, may be run slice by slice; nothing if it needs all
+  // tokens at once. A slice is an input whose Tensor::slice says so.
+  virtual std::optional<Slicing> slicing(const Node& /*node*/) const { return std::nullopt; }
+
   // Multiply-adds for one row (token) of input: the weight of the node in the placement report.
   virtual std::int64_t multiply_adds() const { return 0; }
 };
@@ -64,11 +70,17 @@ class Device {
   // For the placement report: "cpu (avx512 with vnni and bf16, 2 threads)".
   virtual std::string description() const = 0;
 
+  // What a user had better know, in one sentence: that it is slow, say. Empty if there is nothing.
+  virtual std::string warning() const { return ""; }
+
   // Why this device does not take the node; empty if it does.
   virtual std::string unsupported(const Node& node) const = 0;
   // Throws Error for a node that unsupported() names a reason for, or whose constants do not fit
   // it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
+
+  // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
+  virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
 
   virtual Memory allocate(std::size_t bytes) const = 0;
   // Returns when all steps that were run have finished.

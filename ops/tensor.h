@@ -58,12 +58,20 @@ class Shape {
 // "[1,2,3]"; a dimension of -1 (known only at run time) prints as "?".
 std::string to_string(const Shape& shape);
 
+// Where a view lies in a prompt that is computed slice by slice (ops/slicing.h): its axis 1 holds
+// the tokens from `first` on, of `tokens` in all. 0 tokens: the view is no slice, but all there is.
+struct TokenSlice {
+  std::int64_t first = 0;
+  std::int64_t tokens = 0;
+};
+
 // A view of dense, row-major data; owns nothing. `data` may be null if the shape has no elements,
 // and is null for an optional input that is absent.
 struct Tensor {
   void* data = nullptr;
   DataType type = DataType::kFloat32;
   Shape shape;
+  TokenSlice slice = {};
 
   bool present() const { return data != nullptr || shape.rank() > 0; }
   std::size_t bytes() const { return static_cast<std::size_t>(shape.elements()) * size_of(type); }

@@ -43,12 +43,18 @@ def section(command: CommandInfo) -> str:
             continue
         kind, info = get_args(hint)[:2]
         if isinstance(info, ArgumentInfo):
-            usage += f" {info.metavar}"
-            rows.append(f"| `{info.metavar}` | {info.help} |")
+            metavar = f"[{info.metavar}...]" if list[str] in get_args(kind) else info.metavar
+            usage += f" {metavar}"
+            rows.append(f"| `{in_cell(metavar)}` | {info.help} |")
         elif isinstance(info, OptionInfo):
-            rows.append(f"| {option_text(name, kind, info)} | {option_help(info, defaults[name].default)} |")
+            rows.append(f"| {in_cell(option_text(name, kind, info))} | {option_help(info, defaults[name].default)} |")
     text = inspect.cleandoc(command.callback.__doc__ or "")
     return "\n".join([f"## {command.name}", "", f"`{usage} [OPTIONS]`", "", text, "", *rows, ""])
+
+
+def in_cell(text: str | None) -> str:
+    """A text in a cell of a table, which a bar would end."""
+    return str(text).replace("|", "\\|")
 
 
 def option_text(name: str, kind: Any, option: OptionInfo) -> str:

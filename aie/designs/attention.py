@@ -15,8 +15,9 @@ import math
 from dataclasses import dataclass
 
 from flownpu.aie.designs.common import bits, ceil_div
+from flownpu.aie.iron_compat import TensorAccessPattern
 
-__all__ = ["ALL_KEYS", "Sweep", "sweep"]
+__all__ = ["ALL_KEYS", "Cache", "Sweep", "sweep"]
 
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
 
@@ -48,3 +49,45 @@ def sweep(
     first = max(0, first_query - window + 1) if window else 0
     first = min(first, last - 1) // keys * keys
     return Sweep(ceil_div(last - first, keys), first, total, window or ALL_KEYS, causal, scale)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The KV cache of a call, read in chunks.
+
+    Attributes:
+        capacity: positions, a multiple of a chunk.
+        kv_heads: KV heads.
+        d: head size.
+        keys: positions of a chunk.
+    """
+
+    capacity: int
+    kv_heads: int
+    d: int
+    keys: int
+
+    @property
+    def line(self) -> int:
+        """Elements of a position."""
+        return self.kv_heads * 2 * self.d
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return self.capacity * self.line
+
+    def chunks(self, part: Sweep, first: int, count: int, step: int, most: int) -> list[TensorAccessPattern]:
+        """A sweep's chunks of `count` vectors of a position, as many a tap as a task may repeat (`most`).
+
+        Each chunk is vector x position x d. `first`, `step`: which vectors, of the 2 x KV heads of a position.
+        """
+        return [
+            TensorAccessPattern(
+                [self.size],
+                (part.first_key + start * self.keys) * self.line + first * self.d,
+                [min(most, part.chunks - start), count, self.keys, self.d],
+                [self.keys * self.line, step * self.d, self.line, 1],
+            )
+            for start in range(0, part.chunks, most)
+        ]

@@ -29,13 +29,18 @@ if TYPE_CHECKING:
     from flownpu.aie.npu_limits import Limits
 
 __all__ = [
-    "BF16", "F32", "I32", "PARAMETERS", "U8", "RunTimeParameters", "Window", "bits", "ceil_div", "device", "kernel",
-    "limits_of", "tensor", "tiled", "untiled", "worker",
+    "BF16", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_ROWS", "F32", "I32", "PARAMETERS", "TILES", "U8",
+    "RunTimeParameters", "Window", "bits", "ceil_div", "device", "equal_steps", "kernel", "limits_of", "pieces",
+    "run", "tensor", "tiled", "untiled", "worker",
 ]  # fmt: skip
 
 BF16, F32, I32, U8 = bfloat16, np.float32, np.int32, np.uint8
 # Words of a core's run-time parameters: what the attention kernels read (kernels/README.md), a cache line on the host.
 PARAMETERS = 16
+# A Q4NX block: 32 rows x 256 columns of a weight in 5 bits each.
+BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_BYTES = 32, 256, 5120
+# Compute tiles of a column, on both generations.
+TILES = 4
 
 
 class _Task(Protocol):
@@ -92,6 +97,37 @@ def tiled(rows: int, columns: int, *, line: int = 0) -> TensorAccessPattern:
 def untiled(rows: int, columns: int) -> TensorAccessPattern:
     """The walk that sends a matrix of 8 x 8 sub-tiles row by row."""
     return TensorAccessPattern([rows, columns], 0, [rows // 8, 8, columns // 8, 8], [8 * columns, 8, 64, 1])
+
+
+def run(size: int, offset: int, count: int) -> TensorAccessPattern:
+    """Neighbours offset .. + count of a vector."""
+    return TensorAccessPattern([size], offset, [count], [1])
+
+
+def pieces(elements: int, item_bytes: int, *, most: int = (1 << LIMITS["npu2"].shim.wrap_bits) - 1) -> tuple[int, int]:
+    """Cut a run of neighbours in (pieces, elements of a piece), for a walk in which it is not the only dimension.
+
+    A piece is `most` words or fewer: the default is what the innermost wrap of a shim tile holds.
+
+    Raises:
+        ValueError: no such piece: the run is no multiple of words.
+    """
+    size, word = elements * item_bytes, LIMITS["npu2"].granule_bytes
+    for count in range(1, size // word + 1):
+        if size % (count * word) == 0 and size // (count * word) <= most:
+            return count, elements // count
+    raise ValueError(f"[design] expected a run of whole words, got {elements} elements of {item_bytes} bytes")
+
+
+def equal_steps(starts: Sequence[int], step: int, most: int) -> list[tuple[int, int]]:
+    """Cut a list into runs (start, count) of equal steps, none longer than `most`."""
+    runs: list[tuple[int, int]] = []
+    for start in starts:
+        if runs and runs[-1][0] + runs[-1][1] * step == start and runs[-1][1] < most:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((start, 1))
+    return runs
 
 
 class RunTimeParameters:

@@ -11,7 +11,7 @@ each head's chunk as 8 x 8 sub-tiles. The queries come in through columns to the
 
 FlowKV-SWA is the same array; only the chunks of the sequence and the words of the run-time parameters differ.
 
-Run-time parameters of both tiles: those of attention (kernels/README.md).
+Run-time parameters of a K tile: those of attention (kernels/README.md); of a V tile: word 0, the chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import sweep
+from flownpu.aie.designs.attention import Cache, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
@@ -30,14 +30,14 @@ from flownpu.aie.designs.common import (
     device,
     kernel,
     limits_of,
+    run,
     tensor,
     tiled,
     worker,
 )
-from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, Tile, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["FlowKV"]
@@ -109,49 +109,48 @@ class FlowKV:
         part = sweep(total - 1, 1, total, self.keys, window=window, causal=True, scale=scale or self.d**-0.5)
         names = [f"{kind}_{head}" for head in range(self.kv_heads) for kind in "kv"]
         parameters = RunTimeParameters(names)
+        cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         queries, keys, values, outputs, workers = self._array(parameters)
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, k_ends: Any, v_ends: Any, o_ends: Any) -> None:
-            for number in range(len(names)):
+            for number in range(0, len(names), 2):
                 parameters.write(number, part.words(total - 1, 1))
+                parameters.write(number + 1, [part.chunks])
             parameters.start()
             size = self.heads * self.d
             share = _PAIRS_OF_A_QUERY_STREAM * self.group * self.d
             tasks = [
-                end.fill(q, tap=_run(size, place * share, min(share, size - place * share)), wait=True, managed=False)
+                end.fill(q, tap=run(size, place * share, min(share, size - place * share)), wait=True, managed=False)
                 for place, end in enumerate(q_ends)
             ]
             share = self.pairs * self.group * self.d
             tasks += [
-                end.drain(o, tap=_run(size, column * share, share), wait=True, managed=False)
+                end.drain(o, tap=run(size, column * share, share), wait=True, managed=False)
                 for column, end in enumerate(o_ends)
             ]
             windows = [Window() for _ in (*k_ends, *v_ends)]
-            for start in range(0, part.chunks, limits_of(self.target).iteration_maximum):
-                for number, (tasks_of_end, end) in enumerate(zip(windows, (*k_ends, *v_ends), strict=True)):
-                    value, column = divmod(number, self.columns)
-                    tasks_of_end.add(end.fill, kv, self._chunks(part, start, capacity, column, value))
+            most = limits_of(self.target).iteration_maximum
+            taps = [
+                cache.chunks(part, column * self.pairs * 2 + value, self.pairs, 2, most)
+                for value in range(2)
+                for column in range(self.columns)
+            ]
+            for turn in range(ceil_div(part.chunks, most)):
+                for tasks_of_end, end, taps_of_end in zip(windows, (*k_ends, *v_ends), taps, strict=True):
+                    tasks_of_end.add(end.fill, kv, taps_of_end[turn])
             for tasks_of_end in windows:
                 tasks_of_end.finish()
             for task in tasks:
                 task.await_()
 
         line = self.heads * self.d
-        buffers = [tensor(line), tensor(capacity * self.kv_heads * 2 * self.d), tensor(line)]
+        buffers = [tensor(line), tensor(cache.size), tensor(line)]
         ends = [
             [fifo.prod(tile=Tile(self.columns + place, 0)) for place, fifo in enumerate(queries)],
             *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (keys, values)],
             [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
         ]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
-
-    def _chunks(self, part: Sweep, start: int, capacity: int, column: int, value: int) -> TensorAccessPattern:
-        """Chunks from `start` of the sweep, of the keys (value 0) or values (1) of a column's heads."""
-        line = self.kv_heads * 2 * self.d
-        count = min(limits_of(self.target).iteration_maximum, part.chunks - start)
-        offset = (part.first_key + start * self.keys) * line + (column * self.pairs * 2 + value) * self.d
-        sizes, strides = [count, self.pairs, self.keys, self.d], [self.keys * line, 2 * self.d, line, 1]
-        return TensorAccessPattern([capacity * line], offset, sizes, strides)
 
     # --- The array ----------------------------------------------------------------------------------------------------
 
@@ -253,8 +252,3 @@ class FlowKV:
             worker(k_tile, k_arguments, tile=Tile(column, row)),
             worker(v_tile, [*v_arguments, start_values, values, finish], tile=Tile(column, row + 1)),
         ]
-
-
-def _run(size: int, offset: int, count: int) -> TensorAccessPattern:
-    """Neighbours offset .. + count of a vector."""
-    return TensorAccessPattern([size], offset, [count], [1])

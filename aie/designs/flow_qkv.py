@@ -22,11 +22,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import sweep
+from flownpu.aie.designs.attention import Cache, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
     PARAMETERS,
+    TILES,
     RunTimeParameters,
     Window,
     ceil_div,
@@ -41,12 +42,9 @@ from flownpu.aie.designs.common import (
 from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["FlowQKV"]
-
-_TILES = 4  # compute tiles of a column
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class FlowQKV:
 
     def padded(self, tokens: int) -> int:
         """Tokens as the buffers of a call hold them."""
-        return ceil_div(tokens, _TILES * self.queries) * _TILES * self.queries
+        return ceil_div(tokens, TILES * self.queries) * TILES * self.queries
 
     def program(
         self,
@@ -126,10 +124,11 @@ class FlowQKV:
                 f"[flow_qkv] expected keys up to a capacity in multiples of {self.keys}, got {total} of {capacity}"
             )
         parameters = [
-            RunTimeParameters([f"tile_{column}_{row}" for row in range(_TILES)]) for column in range(self.columns)
+            RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]
         queries, chunks, outputs, workers = self._array(parameters)
-        block = _TILES * self.queries
+        cache = Cache(capacity, self.kv_heads, self.d, self.keys)
+        block = TILES * self.queries
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
@@ -139,14 +138,14 @@ class FlowQKV:
                     part = sweep(
                         past + top, block, total, self.keys, window=window, causal=causal, scale=scale or self.d**-0.5
                     )
-                    for row in range(_TILES):
+                    for row in range(TILES):
                         parameters[column].write(row, part.words(past + top + row * self.queries, self.queries))
                     parameters[column].start()
                     tap = self._tokens(head, top, self.padded(tokens))
                     tasks.append(q_ends[column].fill(q, tap=tap, wait=True, managed=False))
                     tasks.append(o_ends[column].drain(o, tap=tap, wait=True, managed=False))
                     windows.append(Window())
-                    waiting.append(self._chunks(part, head, capacity))
+                    waiting.append(cache.chunks(part, 2 * head, 2, 1, limits_of(self.target).iteration_maximum))
                 for turn in range(max(map(len, waiting))):
                     for column, taps in enumerate(waiting):
                         if turn < len(taps):
@@ -157,7 +156,7 @@ class FlowQKV:
                     task.await_()
 
         size = self.padded(tokens) * self.heads * self.d
-        buffers = [tensor(size), tensor(capacity * self.kv_heads * 2 * self.d), tensor(size)]
+        buffers = [tensor(size), tensor(cache.size), tensor(size)]
         ends = [
             *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (queries, chunks)],
             [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
@@ -167,22 +166,9 @@ class FlowQKV:
     def _tokens(self, head: int, top: int, tokens: int) -> TensorAccessPattern:
         """An item's queries or outputs: tile x query head of the group x token x d."""
         line = self.heads * self.d
-        sizes = [_TILES, self.group, self.queries, self.d]
+        sizes = [TILES, self.group, self.queries, self.d]
         strides = [self.queries * line, self.d, line, 1]
         return TensorAccessPattern([tokens * line], top * line + head * self.group * self.d, sizes, strides)
-
-    def _chunks(self, part: Sweep, head: int, capacity: int) -> list[TensorAccessPattern]:
-        """A sweep's chunks of a head: chunk x (keys, values) x position x d, as many a task as a task may repeat."""
-        line, most = self.kv_heads * 2 * self.d, limits_of(self.target).iteration_maximum
-        return [
-            TensorAccessPattern(
-                [capacity * line],
-                (part.first_key + start * self.keys) * line + head * 2 * self.d,
-                [min(most, part.chunks - start), 2, self.keys, self.d],
-                [self.keys * line, self.d, line, 1],
-            )
-            for start in range(0, part.chunks, most)
-        ]
 
     # --- The array ----------------------------------------------------------------------------------------------------
 
@@ -190,20 +176,20 @@ class FlowQKV:
         self, parameters: list[RunTimeParameters]
     ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
         size, chunk = self.rows * self.d, self.keys * self.d
-        offsets = [row * size for row in range(_TILES)]
+        offsets = [row * size for row in range(TILES)]
         queries, chunks, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
         workers: list[Worker] = []
         for column in range(self.columns):
             memory = Tile(column, 1)
-            q = ObjectFifo(tensor(_TILES * size), name=f"q_{column}", depth=1)
-            walks = [tiled(self.rows, self.d)] * _TILES
-            kinds, once = [tensor(size)] * _TILES, [1] * _TILES
+            q = ObjectFifo(tensor(TILES * size), name=f"q_{column}", depth=1)
+            walks = [tiled(self.rows, self.d)] * TILES
+            kinds, once = [tensor(size)] * TILES, [1] * TILES
             q_parts = q.cons().split(offsets, memory, depths=once, obj_types=kinds, to_stream=walks)
             kv = ObjectFifo(tensor(chunk), name=f"kv_{column}")
             kv_tiles = kv.cons().forward(memory, name=f"kv_tiles_{column}", to_stream=tiled(self.keys, self.d))
-            o = ObjectFifo(tensor(_TILES * size), name=f"o_{column}", depth=1, to_stream=untiled(self.rows, self.d))
+            o = ObjectFifo(tensor(TILES * size), name=f"o_{column}", depth=1, to_stream=untiled(self.rows, self.d))
             o_parts = o.prod().join(offsets, memory, depths=once, obj_types=kinds)
-            for row in range(_TILES):
+            for row in range(TILES):
                 ends = q_parts[row].cons(), kv_tiles.cons(), o_parts[row].prod()
                 workers.append(self._worker(column, row, ends, parameters[column]))
             for fifos, fifo in ((queries, q), (chunks, kv), (outputs, o)):

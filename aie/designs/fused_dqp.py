@@ -32,13 +32,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import (
+    BLOCK_BYTES,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
     F32,
     I32,
+    TILES,
     U8,
     RunTimeParameters,
     Window,
     ceil_div,
     device,
+    equal_steps,
     kernel,
     limits_of,
     tensor,
@@ -53,10 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedDQP"]
 
-_BLOCK_BYTES = 5120  # a Q4NX block: 32 rows x 256 columns
-_ROWS, _COLUMNS = 32, 256
-_HALF = _BLOCK_BYTES // 2
-_TILES = 4  # compute tiles of a column
+_HALF = BLOCK_BYTES // 2
 _WEIGHT_CHANNELS = 8
 # store: the epilogue's entry, its accumulators, and where W's rows of blocks come from.
 _EPILOGUES = {"none": ("store_bf16", 1), "geglu": ("store_gelu_mul", 2), "swiglu": ("store_silu_mul", 2)}
@@ -80,18 +82,18 @@ class FusedDQP:
 
     def __post_init__(self) -> None:
         columns = limits_of(self.target).columns
-        if self.tiles not in {16, 32} or self.tiles > _TILES * columns:
+        if self.tiles not in {16, 32} or self.tiles > TILES * columns:
             raise ValueError(f"[fused_dqp] expected 16 tiles or, on npu2, 32, got {self.tiles} on {self.target}")
-        if self.epilogue not in _EPILOGUES or self.k_max % _COLUMNS:
+        if self.epilogue not in _EPILOGUES or self.k_max % BLOCK_COLUMNS:
             raise ValueError(
-                f"[fused_dqp] expected an epilogue of {', '.join(_EPILOGUES)} and k_max in multiples of {_COLUMNS}, "
-                f"got {self.epilogue!r} and {self.k_max}"
+                f"[fused_dqp] expected an epilogue of {', '.join(_EPILOGUES)} and k_max in multiples of "
+                f"{BLOCK_COLUMNS}, got {self.epilogue!r} and {self.k_max}"
             )
 
     @property
     def columns(self) -> int:
         """Columns of the array that are used."""
-        return self.tiles // _TILES
+        return self.tiles // TILES
 
     @property
     def channels(self) -> int:
@@ -104,10 +106,12 @@ class FusedDQP:
         Raises:
             ValueError: M is less than one row group, or no multiple of 32.
         """
-        rows = m // _ROWS
-        if m % _ROWS or rows < _TILES:
-            raise ValueError(f"[fused_dqp] expected M in multiples of {_ROWS}, {_ROWS * _TILES} or more, got {m}")
-        return [min(_TILES * g, rows - _TILES) for g in range(column, ceil_div(rows, _TILES), self.columns)]
+        rows = m // BLOCK_ROWS
+        if m % BLOCK_ROWS or rows < TILES:
+            raise ValueError(
+                f"[fused_dqp] expected M in multiples of {BLOCK_ROWS}, {BLOCK_ROWS * TILES} or more, got {m}"
+            )
+        return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), self.columns)]
 
     def program(self, m: int, k: int) -> Program:
         """Host buffers w [blocks of M (gating: of 2 M) x K], u8; x [k_max], y [m], bf16; x is 0 beyond K.
@@ -118,9 +122,9 @@ class FusedDQP:
         if not 0 < k <= self.k_max:
             raise ValueError(f"[fused_dqp] expected K of 1..{self.k_max} (k_max), got {k}")
         groups = [self.row_groups(m, column) for column in range(self.columns)]
-        blocks = ceil_div(k, _COLUMNS)
+        blocks = ceil_div(k, BLOCK_COLUMNS)
         halves = 2 if _EPILOGUES[self.epilogue][1] == 2 else 1
-        names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(_TILES)]
+        names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
         xs = ObjectFifo(tensor(self.k_max), name="x", depth=1)
         weights, outputs, workers = [], [], []
@@ -132,7 +136,7 @@ class FusedDQP:
 
         def sequence(w: Any, x: Any, y: Any, x_end: Any, weight_ends: Any, y_ends: Any) -> None:
             for number in range(self.tiles):
-                parameters.write(number, [len(groups[number // _TILES]), blocks])
+                parameters.write(number, [len(groups[number // TILES]), blocks])
             parameters.start()
             loaded = x_end.fill(x, wait=True, managed=False)
             drains = [
@@ -140,11 +144,11 @@ class FusedDQP:
                 for column in range(self.columns)
                 for tap in _output_taps(groups[column], m, self.columns)
             ]
-            self._send_weights(w, weight_ends, groups, m // _ROWS, blocks)
+            self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks)
             for task in (loaded, *drains):
                 task.await_()
 
-        buffers = [tensor(halves * m // _ROWS * blocks * _BLOCK_BYTES, U8), tensor(self.k_max), tensor(m)]
+        buffers = [tensor(halves * m // BLOCK_ROWS * blocks * BLOCK_BYTES, U8), tensor(self.k_max), tensor(m)]
         x_column = self.columns if self.channels == 2 else 0
         ends = [
             xs.prod(tile=Tile(x_column, 0)),
@@ -159,8 +163,8 @@ class FusedDQP:
         self, column: int, xs: ObjectFifo, parameters: RunTimeParameters
     ) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:
         """The streams of weights, the outputs, and the four tiles of a column."""
-        memory, share = Tile(column, 1), _TILES // self.channels
-        block, y_part = tensor(_BLOCK_BYTES, U8), tensor(_ROWS)
+        memory, share = Tile(column, 1), TILES // self.channels
+        block, y_part = tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
         streams = [
             ObjectFifo(tensor(share * _HALF, U8), name=f"w_{column}_{channel}") for channel in range(self.channels)
         ]
@@ -169,11 +173,11 @@ class FusedDQP:
             for stream in streams
             for part in stream.cons().split([tile * _HALF for tile in range(share)], memory, obj_types=[block] * share)
         ]
-        y = ObjectFifo(tensor(_TILES * _ROWS), name=f"y_{column}")
-        y_parts = y.prod().join([tile * _ROWS for tile in range(_TILES)], memory, obj_types=[y_part] * _TILES)
+        y = ObjectFifo(tensor(TILES * BLOCK_ROWS), name=f"y_{column}")
+        y_parts = y.prod().join([tile * BLOCK_ROWS for tile in range(TILES)], memory, obj_types=[y_part] * TILES)
 
         store, accumulators = _EPILOGUES[self.epilogue]
-        sums, accumulator = tensor(self.k_max // 16), tensor(_ROWS, F32)
+        sums, accumulator = tensor(self.k_max // 16), tensor(BLOCK_ROWS, F32)
         kernels = [
             kernel("fused_dqp", "fused_dqp_group_sums", tensor(self.k_max), sums, I32),
             kernel("epilogue", "zero_f32", accumulator, I32),
@@ -181,10 +185,10 @@ class FusedDQP:
             kernel("epilogue", store, *[accumulator] * accumulators, y_part, I32),
         ]
         workers = []
-        for row in range(_TILES):
+        for row in range(TILES):
             name = f"tile_{column}_{row}"
             state = [Buffer(accumulator, name=f"{name}_accumulator_{i}") for i in range(accumulators)]
-            rtp = parameters.buffers[column * _TILES + row]
+            rtp = parameters.buffers[column * TILES + row]
             arguments = [parts[row].cons(), xs.cons(), y_parts[row].prod(), Buffer(sums, name=f"{name}_sums"), state]
             tile = Tile(column, limits_of(self.target).first_compute_row + row)
             workers.append(worker(_tile, [*arguments, rtp, parameters.barrier, *kernels], tile=tile))
@@ -194,7 +198,7 @@ class FusedDQP:
 
     def _send_weights(self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int) -> None:
         """Fill the columns in turn, a bounded number of tasks on each channel."""
-        share = _TILES // self.channels
+        share = TILES // self.channels
         windows = {(c, s): Window() for c in range(self.columns) for s in range(self.channels)}
         taps = {
             (column, stream): list(self._weight_taps(groups[column], stream * share, share, rows, blocks))
@@ -214,37 +218,26 @@ class FusedDQP:
 
         `first`, `share`: the tiles of a group that the channel feeds.
         """
-        line = blocks * _BLOCK_BYTES
+        line = blocks * BLOCK_BYTES
         gated = _EPILOGUES[self.epilogue][1] == 2
         total = (2 if gated else 1) * rows * line
         for start, count in [(g, 1) for g in groups] if gated else self._runs(groups, line):
             for projection in range(2 if gated else 1):
                 sizes = [count, 2 * blocks, share, _HALF]
-                strides = [self.columns * _TILES * line, _HALF, line, 1]
+                strides = [self.columns * TILES * line, _HALF, line, 1]
                 yield TensorAccessPattern([total], (projection * rows + start + first) * line, sizes, strides)
 
     def _runs(self, groups: list[int], line: int) -> list[tuple[int, int]]:
         """(First row of blocks, row groups) of each task."""
-        limits, step = limits_of(self.target), self.columns * _TILES
+        limits, step = limits_of(self.target), self.columns * TILES
         reachable = step * line // limits.granule_bytes <= 1 << limits.shim.stride_bits
-        return _equal_steps(groups, step, limits.iteration_maximum if reachable else 1)
-
-
-def _equal_steps(starts: list[int], step: int, most: int) -> list[tuple[int, int]]:
-    """Cut a list into runs (start, count) of equal steps."""
-    runs: list[tuple[int, int]] = []
-    for start in starts:
-        if runs and runs[-1][0] + runs[-1][1] * step == start and runs[-1][1] < most:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((start, 1))
-    return runs
+        return equal_steps(groups, step, limits.iteration_maximum if reachable else 1)
 
 
 def _output_taps(groups: list[int], m: int, columns: int) -> list[TensorAccessPattern]:
     """Where a column's outputs go: 128 of each row group."""
-    size, step = _TILES * _ROWS, columns * _TILES * _ROWS
-    runs = _equal_steps([start * _ROWS for start in groups], step, 1023)
+    size, step = TILES * BLOCK_ROWS, columns * TILES * BLOCK_ROWS
+    runs = equal_steps([start * BLOCK_ROWS for start in groups], step, 1023)
     return [TensorAccessPattern([m], start, [count, size], [step, 1]) for start, count in runs]
 
 
@@ -266,13 +259,13 @@ def _tile(
     barrier.release_with_value(1)
     groups, blocks = rtp[0], rtp[1]
     row = x.acquire(1)
-    group_sums(row, sums, blocks * _COLUMNS)
+    group_sums(row, sums, blocks * BLOCK_COLUMNS)
     for _ in range_(groups):
         for accumulator in accumulators:
-            zero(accumulator, _ROWS)
+            zero(accumulator, BLOCK_ROWS)
             for j in range_(blocks):
                 dqp(w.acquire(1), row, sums, accumulator, j)
                 w.release(1)
-        store(*accumulators, y.acquire(1), _ROWS)
+        store(*accumulators, y.acquire(1), BLOCK_ROWS)
         y.release(1)
     x.release(1)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators on vectors: RMSNorm, RoPE, GeGLU and SwiGLU.
+"""The operators on rows: norms, softmax, RoPE, GeGLU and SwiGLU, each a `stream` of rows.
 
-All have one shape: a stream of objects (rows of a norm, tokens of RoPE, chunks of a gated activation) goes through
-`cores` compute tiles, one in each column, object i to core i mod `cores`. A core has two streams in and one out, which
-is what a compute tile has of channels, so none of these can take a third operand.
+A core has two streams in, so what takes three operands gets two of them on one: LayerNorm its weight and its bias, a
+norm with a residual the weight, ahead of the residual's rows, which the core copies.
 
-Run-time parameters of a core: word 0, its number of objects; word 1, epsilon's bits (RMSNorm).
+Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits (norms) or the columns that count
+(softmax).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import I32, RunTimeParameters, device, kernel, limits_of, tensor, worker
-from flownpu.aie.designs.common import bits as bits_of
-from flownpu.aie.iron_compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.designs.common import F32, I32, bits, kernel, limits_of, tensor
+from flownpu.aie.designs.stream import ahead, each, once, stream
+from flownpu.aie.iron_compat import Buffer, range_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle
+    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Program
 
-__all__ = ["RMSNorm", "RotaryEmbedding", "gated_activation"]
+__all__ = ["LayerNorm", "RMSNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation"]
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,138 @@ class RMSNorm:
         """Host buffers x [rows, n], weight [n], y [rows, n], bf16."""
         n, row = self.n, tensor(self.n)
         norm = kernel("rms_norm", "rms_norm", row, row, row, I32, I32, I32)
-        weights = ObjectFifo(row, name="weight", depth=1)
 
         def body(x: ObjectFifoHandle, weight: ObjectFifoHandle, y: ObjectFifoHandle, norm: Kernel, rtp: Any) -> None:
             count, epsilon_bits = rtp[0], rtp[1]
-            w = weight.acquire(1)
-            for _ in range_(count):
-                source, target = x.acquire(1), y.acquire(1)
-                norm(source, w, target, 1, n, epsilon_bits)
-                x.release(1)
-                y.release(1)
+            held = weight.acquire(1)
+            _for_each(count, (x, y), lambda source, target: norm(source, held, target, 1, n, epsilon_bits))
             weight.release(1)
 
-        stream = _Stream(self.target, self.cores, n, rows, body, [norm], [bits_of(epsilon)])
-        return stream.program([weights.cons() for _ in range(self.cores)], weights.prod(tile=Tile(0, 0)), n)
+        operands = [each("x", rows, n), once("weight", n)], [each("y", rows, n)]
+        return stream(self.target, self.cores, rows, *operands, body, [norm], [bits(epsilon)])
+
+
+@dataclass(frozen=True)
+class ResidualRMSNorm:
+    """A norm that takes the residual of the projection before it: s = x + residual, y = norm(s).
+
+    With `norm_first` (Gemma3's norm after a projection): s = residual + norm(x), and no y.
+
+    Attributes:
+        target: npu1 or npu2.
+        n: elements of a row, a multiple of 32.
+        norm_first: whether the residual is added after the norm.
+        cores: compute tiles, at most the target's columns.
+    """
+
+    target: str
+    n: int
+    norm_first: bool = False
+    cores: int = 1
+
+    def program(self, rows: int, epsilon: float) -> Program:
+        """Host buffers x, residual [rows, n], weight [n], s [rows, n] and, without norm_first, y [rows, n], bf16."""
+        n, row, norm_first = self.n, tensor(self.n), self.norm_first
+        entry = "rms_norm_add" if norm_first else "add_rms_norm"
+        kernels = [
+            kernel("copy_part", "copy_part", row, row, I32, I32),
+            kernel("rms_norm", entry, *[row] * (4 if norm_first else 5), I32, I32, I32),
+        ]
+
+        def body(x: ObjectFifoHandle, residual: ObjectFifoHandle, *rest: Any) -> None:
+            *outputs, copy, norm, weight, rtp = rest
+            count, epsilon_bits = rtp[0], rtp[1]
+            copy(residual.acquire(1), weight, 0, n)
+            residual.release(1)
+
+            def call(left: Any, right: Any, *targets: Any) -> None:
+                inputs = (left, weight, right) if norm_first else (left, right, weight)
+                norm(*inputs, *targets, 1, n, epsilon_bits)
+
+            _for_each(count, (x, residual, *outputs), call)
+
+        # Outputs in one buffer: with two, rows of 4096 would not fit.
+        results = [each("s", rows, n, depth=1), each("y", rows, n, depth=1)]
+        operands = [each("x", rows, n), each("residual", rows, n), ahead("weight", n, "residual")]
+        return stream(
+            self.target, self.cores, rows, operands, results[: 1 if norm_first else 2], body, kernels, [bits(epsilon)],
+            state=lambda core: [Buffer(row, name=f"weight_{core}")],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """y = (x - mean) / deviation * weight + bias for rows of `n` elements (a multiple of 16).
+
+    Attributes:
+        target: npu1 or npu2.
+        n: elements of a row, bf16.
+        cores: compute tiles, at most the target's columns.
+    """
+
+    target: str
+    n: int
+    cores: int = 1
+
+    def program(self, rows: int, epsilon: float) -> Program:
+        """Host buffers x [rows, n], weight and bias [2, n], y [rows, n], bf16."""
+        n, row = self.n, tensor(self.n)
+        norm = kernel("layer_norm", "layer_norm", row, row, row, row, I32, I32, I32)
+
+        def body(x: ObjectFifoHandle, affine: ObjectFifoHandle, y: ObjectFifoHandle, norm: Kernel, rtp: Any) -> None:
+            count, epsilon_bits = rtp[0], rtp[1]
+            held: Any = affine.acquire(2)
+            _for_each(count, (x, y), lambda source, target: norm(source, held[0], held[1], target, 1, n, epsilon_bits))
+            affine.release(2)
+
+        operands = [each("x", rows, n), once("weight_and_bias", n, objects=2)], [each("y", rows, n)]
+        return stream(self.target, self.cores, rows, *operands, body, [norm], [bits(epsilon)])
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax of whole rows: of attention that no Flow kernel takes.
+
+    Attributes:
+        target: npu1 or npu2.
+        line: elements of a row in memory, a multiple of 16. Rows of f32 and of bf16 are double-buffered in L1 as far
+            as they fit: to 5248 elements, beyond that to 10496 they are not.
+        cores: compute tiles, at most the target's columns.
+    """
+
+    target: str
+    line: int
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        if self.line % 16 or not 0 < self.line <= 2 * self._double_buffered:
+            raise ValueError(
+                f"[softmax] expected rows in multiples of 16, {2 * self._double_buffered} or less, got {self.line}"
+            )
+
+    @property
+    def _double_buffered(self) -> int:
+        """Elements of a row of which L1 holds two of x and two of y; 2 KB are for the stack and small things."""
+        return (limits_of(self.target).compute.memory_bytes - 2048) // (2 * (4 + 2)) // 128 * 128
+
+    def program(self, rows: int, n: int) -> Program:
+        """Host buffers x [rows, line] f32, y [rows, line] bf16: of each row, n count; the rest of y is 0.
+
+        Raises:
+            ValueError: n is not in 1..line.
+        """
+        if not 0 < n <= self.line:
+            raise ValueError(f"[softmax] expected 1..{self.line} columns, got {n}")
+        line = self.line
+        soften = kernel("softmax", "softmax", tensor(line, F32), tensor(line), I32, I32, I32)
+
+        def body(x: ObjectFifoHandle, y: ObjectFifoHandle, soften: Kernel, rtp: Any) -> None:
+            count, known = rtp[0], rtp[1]
+            _for_each(count, (x, y), lambda source, target: soften(source, target, 1, line, known))
+
+        depth = 2 if line <= self._double_buffered else 1
+        operands = [each("x", rows, line, dtype=F32, depth=depth)], [each("y", rows, line, depth=depth)]
+        return stream(self.target, self.cores, rows, *operands, body, [soften], [n])
 
 
 @dataclass(frozen=True)
@@ -82,18 +200,12 @@ class RotaryEmbedding:
         heads, d = self.heads, self.d
         row, angles = tensor(heads * d), tensor(d)
         rope = kernel("rope", "rope_interleaved" if self.interleaved else "rope", row, angles, row, I32, I32)
-        tables = [ObjectFifo(angles, name=f"table_{core}") for core in range(self.cores)]
 
         def body(x: ObjectFifoHandle, table: ObjectFifoHandle, y: ObjectFifoHandle, rope: Kernel, rtp: Any) -> None:
-            for _ in range_(rtp[0]):
-                source, turn, target = x.acquire(1), table.acquire(1), y.acquire(1)
-                rope(source, turn, target, heads, d)
-                for fifo in (x, table, y):
-                    fifo.release(1)
+            _for_each(rtp[0], (x, table, y), lambda source, turn, target: rope(source, turn, target, heads, d))
 
-        stream = _Stream(self.target, self.cores, heads * d, tokens, body, [rope], [])
-        second = [table.prod(tile=Tile(core, 0)) for core, table in enumerate(tables)]
-        return stream.program([table.cons() for table in tables], second, d)
+        operands = [each("x", tokens, heads * d), each("table", tokens, d)], [each("y", tokens, heads * d)]
+        return stream(self.target, self.cores, tokens, *operands, body, [rope])
 
 
 def gated_activation(target: str, activation: str, elements: int, *, cores: int = 1, chunk: int = 256) -> Program:
@@ -109,98 +221,19 @@ def gated_activation(target: str, activation: str, elements: int, *, cores: int 
         raise ValueError(
             f"[gated_activation] expected geglu or swiglu of a multiple of {chunk}, got {activation} of {elements}"
         )
-    piece = tensor(chunk)
+    piece, count = tensor(chunk), elements // chunk
     act = kernel(activation, activation, piece, piece, piece, I32)
-    ups = [ObjectFifo(piece, name=f"up_{core}") for core in range(cores)]
 
     def body(gate: ObjectFifoHandle, up: ObjectFifoHandle, y: ObjectFifoHandle, act: Kernel, rtp: Any) -> None:
-        for _ in range_(rtp[0]):
-            left, right, target = gate.acquire(1), up.acquire(1), y.acquire(1)
-            act(left, right, target, chunk)
-            for fifo in (gate, up, y):
-                fifo.release(1)
+        _for_each(rtp[0], (gate, up, y), lambda left, right, target: act(left, right, target, chunk))
 
-    stream = _Stream(target, cores, chunk, elements // chunk, body, [act], [])
-    second = [up.prod(tile=Tile(core, 0)) for core, up in enumerate(ups)]
-    return stream.program([up.cons() for up in ups], second, chunk)
+    operands = [each("gate", count, chunk), each("up", count, chunk)], [each("y", count, chunk)]
+    return stream(target, cores, count, *operands, body, [act])
 
 
-@dataclass
-class _Stream:
-    """`count` objects of `size` elements through one core in each of `cores` columns."""
-
-    target: str
-    cores: int
-    size: int
-    count: int
-    body: Callable[..., None]
-    kernels: Sequence[Kernel]
-    words: Sequence[int]
-
-    def program(
-        self,
-        second_ends: Sequence[ObjectFifoHandle],
-        second_fills: ObjectFifoHandle | Sequence[ObjectFifoHandle],
-        second_size: int,
-    ) -> Program:
-        """The program, with the cores' second streams: one for all, sent once, or one each.
-
-        Raises:
-            ValueError: more cores than columns.
-        """
-        columns = limits_of(self.target).columns
-        if not 1 <= self.cores <= columns:
-            raise ValueError(f"[design] expected 1..{columns} cores on {self.target}, got {self.cores}")
-        piece = tensor(self.size)
-        xs = [ObjectFifo(piece, name=f"x_{core}") for core in range(self.cores)]
-        ys = [ObjectFifo(piece, name=f"y_{core}") for core in range(self.cores)]
-        parameters = RunTimeParameters([f"core_{core}" for core in range(self.cores)])
-
-        def core_function(x: Any, second: Any, y: Any, rtp: Any, barrier: Any, *kernels: Any) -> None:
-            barrier.wait_for_value(1)
-            barrier.release_with_value(1)
-            self.body(x, second, y, *kernels, rtp)
-
-        shared_by_all = [parameters.barrier, *self.kernels]
-        workers = [
-            worker(
-                core_function,
-                [xs[core].cons(), second_ends[core], ys[core].prod(), parameters.buffers[core], *shared_by_all],
-                tile=Tile(core, limits_of(self.target).first_compute_row),
-            )
-            for core in range(self.cores)
-        ]
-        shared = not isinstance(second_fills, (list, tuple))
-
-        def sequence(x: Any, second: Any, y: Any, xs: Any, seconds: Any, ys: Any) -> None:
-            for core in range(self.cores):
-                parameters.write(core, [len(range(core, self.count, self.cores)), *self.words])
-            parameters.start()
-            # The weight goes to every core, also to one that has no row this time.
-            drains = [seconds.fill(second, wait=True, managed=False)] if shared else []
-            fills = []
-            for core in range(min(self.cores, self.count)):
-                tap = self._objects(core, self.size)
-                fills.append(xs[core].fill(x, tap=tap, managed=False))
-                if not shared:
-                    fills.append(seconds[core].fill(second, tap=self._objects(core, second_size), managed=False))
-                drains.append(ys[core].drain(y, tap=tap, wait=True, managed=False))
-            for task in drains:
-                task.await_()
-            for task in fills:
-                task.free()
-
-        whole = tensor(self.count * self.size)
-        second = tensor(second_size if shared else self.count * second_size)
-        fills = [x.prod(tile=Tile(core, 0)) for core, x in enumerate(xs)]
-        drains = [y.cons(tile=Tile(core, 0)) for core, y in enumerate(ys)]
-        runtime = Runtime(sequence, [whole, second, whole, fills, second_fills, drains])
-        return Program(device(self.target), runtime, workers)
-
-    def _objects(self, core: int, size: int) -> TensorAccessPattern:
-        """Objects core, core + cores, ...: as the third dimension, which has no wrap register to bound their number."""
-        count, run = len(range(core, self.count, self.cores)), size // 2
-        while run > 1024:  # 512 words of bf16; the innermost wrap holds 1023
-            run //= 2
-        sizes, strides = [count, size // run, run], [self.cores * size, run, 1]
-        return TensorAccessPattern([self.count * size], core * size, sizes, strides)
+def _for_each(count: Any, fifos: tuple[ObjectFifoHandle, ...], call: Callable[..., None]) -> None:
+    """In a core: `count` times, call with an object of each fifo."""
+    for _ in range_(count):
+        call(*[fifo.acquire(1) for fifo in fifos])
+        for fifo in fifos:
+            fifo.release(1)

@@ -8,7 +8,8 @@
 // so scales are applied once a group, and the sums of x, shared by all rows, are made once a
 // vector. Layout: block as in q4nx.h; x [K], zeros beyond the weight's last column; sums
 // [K/32][high, low]; y f32 [32 rows]. Caller: aie/designs/fused_dqp.py: group_sums once; for each
-// row of blocks zero_f32, this for every block j along K, store_*.
+// row of blocks zero_f32, this for every block j along K, store_*. decode_layer_array.py takes x in
+// parts of 256 instead, with their sums.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
 #include "aie/kernels/q4nx.h"
@@ -32,6 +33,20 @@ Accumulator<16> multiply_sub_block(Accumulator<16> dot, const aie::vector<std::u
   return dot;
 }
 
+// The sums of x over the 8 groups of a block's columns, each as its high and its low part.
+Bf16<16> group_sums(const bfloat16* x) {
+  const auto ones = aie::broadcast<bfloat16, 32>(bfloat16(1.0F));
+  Bf16<16> pairs;
+  for (unsigned group = 0; group < q::kGroups; ++group) {
+    const auto values = aie::load_v<32>(x + group * q::kGroup);
+    const auto parts =
+        broadcast_parts<16>(aie::reduce_add(aie::mul(values, ones).to_vector<float>()));
+    pairs.set(parts.high.get(0), 2 * group);
+    pairs.set(parts.low.get(0), 2 * group + 1);
+  }
+  return pairs;
+}
+
 }  // namespace
 }  // namespace flownpu
 
@@ -40,19 +55,21 @@ extern "C" {
 void fused_dqp_group_sums(const bfloat16* __restrict x, bfloat16* __restrict sums, std::int32_t k) {
   event0();
   flownpu::round_to_nearest();
-  const auto ones = aie::broadcast<bfloat16, 32>(bfloat16(1.0F));
-  // 8 groups, a block's columns, fill one vector of sums.
   for (unsigned block = 0; block < static_cast<unsigned>(k) / flownpu::q4nx::kColumns; ++block) {
-    flownpu::Bf16<16> pairs;
-    for (unsigned group = 0; group < 8; ++group) {
-      const auto values = aie::load_v<32>(x + block * flownpu::q4nx::kColumns + group * 32);
-      const float sum = aie::reduce_add(aie::mul(values, ones).to_vector<float>());
-      const auto parts = flownpu::broadcast_parts<16>(sum);
-      pairs.set(parts.high.get(0), 2 * group);
-      pairs.set(parts.low.get(0), 2 * group + 1);
-    }
-    aie::store_v(sums + block * 16, pairs);
+    aie::store_v(sums + block * 16, flownpu::group_sums(x + block * flownpu::q4nx::kColumns));
   }
+  event1();
+}
+
+void fused_dqp_take(const bfloat16* __restrict part, bfloat16* __restrict x,
+                    bfloat16* __restrict sums, std::int32_t j) {
+  event0();
+  flownpu::round_to_nearest();
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < flownpu::q4nx::kColumns; i += 32) {
+    aie::store_v(x + j * flownpu::q4nx::kColumns + i, aie::load_v<32>(part + i));
+  }
+  aie::store_v(sums + j * 16, flownpu::group_sums(part));
   event1();
 }
 

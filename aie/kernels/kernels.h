@@ -23,6 +23,7 @@ void store_gelu_mul(const float* gate, const float* up, bfloat16* y, std::int32_
 void store_silu_mul(const float* gate, const float* up, bfloat16* y, std::int32_t n);
 
 void fused_dqp_group_sums(const bfloat16* x, bfloat16* sums, std::int32_t k);
+void fused_dqp_take(const bfloat16* part, bfloat16* x, bfloat16* sums, std::int32_t j);
 void fused_dqp(const std::uint8_t* block, const bfloat16* x, const bfloat16* sums, float* y,
                std::int32_t j);
 
@@ -61,6 +62,10 @@ void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t he
           std::int32_t d);
 void rope_interleaved(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
                       std::int32_t d);
+
+void rms_norm_rope(const bfloat16* x, const bfloat16* weight, const bfloat16* table, bfloat16* y,
+                   std::int32_t heads, std::int32_t d, std::int32_t epsilon);
+void copy_part(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

@@ -2,7 +2,7 @@
 // Layer normalisation:  y = (x - mean) / sqrt(variance + epsilon) weight + bias
 //
 // Dataflow: three passes over a row in L1; the variance is the mean of (x - mean)^2, never a
-// difference of large sums. Layout: lines(rows, n). Caller: aie/designs/layer_norm.py.
+// difference of large sums. Layout: lines(rows, n). Caller: aie/designs/vector_operators.py.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
 

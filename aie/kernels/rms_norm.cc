@@ -3,34 +3,10 @@
 //     y = x / sqrt(mean(x^2) + epsilon) weight
 //
 // Dataflow: two passes over a row in L1, sums in f32. Layout: lines(rows, n); a row is a token, or
-// a head of one (QK-norm). Caller: aie/designs/rms_norm.py and decode_layer.py.
-#include "aie/kernels/float_math.h"
+// a head of one (QK-norm). Caller: vector_operators.py and decode_layer_array.py
+// in aie/designs/.
 #include "aie/kernels/kernels.h"
-
-namespace flownpu {
-namespace {
-
-// 1 / sqrt(mean(x^2) + epsilon), in all lanes.
-Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
-  Accumulator<kLanes> squares = aie::zeros<accfloat, kLanes>();
-  AIE_PREPARE_FOR_PIPELINING
-  for (unsigned i = 0; i < n; i += kLanes) {
-    const Bf16<kLanes> values = aie::load_v<kLanes>(x + i);
-    squares = aie::mac(squares, values, values);
-  }
-  const float sum = aie::reduce_add(squares.to_vector<float>());
-  return broadcast_parts<kLanes>(aie::invsqrt(sum * aie::inv(static_cast<float>(n)) + epsilon));
-}
-
-// x inverse weight: of 16 elements.
-Accumulator<kLanes> normalize(const bfloat16* x, const Parts<kLanes>& inverse,
-                              const bfloat16* weight) {
-  const Accumulator<kLanes> normal = multiply(inverse, Bf16<kLanes>(aie::load_v<kLanes>(x)));
-  return multiply(split(normal), Bf16<kLanes>(aie::load_v<kLanes>(weight)));
-}
-
-}  // namespace
-}  // namespace flownpu
+#include "aie/kernels/normalize.h"
 
 using namespace flownpu;
 

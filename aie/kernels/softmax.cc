@@ -3,7 +3,7 @@
 //     y_i = e^(x_i - max x) / sum_j e^(x_j - max x)
 //
 // Dataflow: three passes over a row in L1, f32 to the last rounding. Layout: lines(rows, stride),
-// of which the first n columns count. Caller: aie/designs/softmax.py.
+// of which the first n columns count. Caller: aie/designs/vector_operators.py.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
 

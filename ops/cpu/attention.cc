@@ -36,6 +36,10 @@ TokenHeads heads_of(const AttentionCall& call, const AttentionAttributes& a, std
   return {query, key, key + a.kv_heads * a.head_size};
 }
 
+// Keys that a layer without a window is taken to see in the placement report, where the context is
+// not known.
+constexpr std::int64_t kNominalKeys = 64;
+
 bool staged(const AttentionCall& call) { return call.staged_key != nullptr; }
 
 }  // namespace
@@ -46,7 +50,8 @@ const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, s
   const Shape& shape = bias.shape;
   const std::int64_t b = shape[0] == 1 ? 0 : batch;
   const std::int64_t h = shape[1] == 1 ? 0 : head;
-  return bias.as<const float>() + ((b * shape[1] + h) * shape[2] + token) * shape[3];
+  return bias.as<const float>() +
+         ((b * shape[1] + h) * shape[2] + call.first_token + token) * shape[3];
 }
 
 AttentionAttributes::AttentionAttributes(const Node& node)
@@ -66,10 +71,6 @@ AttentionAttributes::AttentionAttributes(const Node& node)
     fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
          kv_heads);
   }
-  if (heads_per_group() > kAttentionRows) {
-    fail("[", name, "] expected at most ", kAttentionRows, " query heads for each KV head, got ",
-         heads_per_group());
-  }
   if (head_size <= 0 || head_size > kMaxHeadSize) {
     fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
   }
@@ -83,7 +84,8 @@ AttentionAttributes::AttentionAttributes(const Node& node)
 FlowAttention::FlowAttention(const Node& node, const Context& context)
     : context_(context),
       attributes_(node),
-      keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)) {
+      keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)),
+      cache_bytes_(cache_bytes()) {
   if (attributes_.rotary &&
       (node.input(kCosCache) == nullptr || node.input(kSinCache) == nullptr)) {
     fail("[", attributes_.name, "] expected cos_cache and sin_cache with do_rotary = 1");
@@ -101,8 +103,14 @@ FlowAttention::FlowAttention(const Node& node, const Context& context)
 }
 
 std::int64_t FlowAttention::multiply_adds() const {
-  const std::int64_t keys = attributes_.window > 0 ? attributes_.window : kAttentionChunk;
+  const std::int64_t keys = attributes_.window > 0 ? attributes_.window : kNominalKeys;
   return 2 * attributes_.heads * attributes_.head_size * keys;
+}
+
+std::optional<Slicing> FlowAttention::slicing(const Node& /*node*/) const {
+  if (!attributes_.causal || !keeps_present_) return std::nullopt;
+  return Slicing{
+      .inputs = {kQuery, kKey, kValue, kPositionIds}, .outputs = {kOutput}, .holds_tokens = true};
 }
 
 AttentionCall FlowAttention::describe(std::span<const Tensor> inputs,
@@ -120,6 +128,8 @@ AttentionCall FlowAttention::describe(std::span<const Tensor> inputs,
   }
   call.batch = query[0];
   call.tokens = query[1];
+  call.first_token = inputs[kQuery].slice.first;
+  call.prompt_tokens = inputs[kQuery].slice.tokens > 0 ? inputs[kQuery].slice.tokens : call.tokens;
   if (const Tensor& past = input(call, kPastKey); past.present()) {
     const Shape& shape = past.shape;
     if (shape.rank() != 4 || shape[0] != call.batch || shape[1] != attributes_.kv_heads ||
@@ -130,7 +140,7 @@ AttentionCall FlowAttention::describe(std::span<const Tensor> inputs,
     }
     call.past_capacity = shape[2];
   }
-  call.total = call.past_capacity + call.tokens;
+  call.total = call.past_capacity + call.prompt_tokens;
   if (const Tensor& total = input(call, kTotalSequenceLength);
       total.present() && total.data != nullptr) {
     call.total = *total.as<const std::int32_t>();
@@ -138,6 +148,23 @@ AttentionCall FlowAttention::describe(std::span<const Tensor> inputs,
   call.capacity = attributes_.window_sized_cache ? call.past_capacity
                                                  : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
+  const Kernels& kernels = context_.kernels;
+  AttentionShape shape{call.batch,
+                       attributes_.kv_heads,
+                       attributes_.heads_per_group(),
+                       attributes_.head_size,
+                       call.tokens,
+                       call.total,
+                       attributes_.window,
+                       static_cast<std::int64_t>(size_of(call.cache_type))};
+  const AttentionMachine machine{context_.pool->threads(), cache_bytes_, kernels.few_rows,
+                                 kernels.block_rows,
+                                 kernels.attention_element(attributes_.head_size, call.cache_type)};
+  call.plan = plan_attention(shape, machine);
+  shape.total = std::max(call.total, call.capacity);
+  const AttentionPlan most = plan_attention(shape, machine);
+  call.most_slots = std::max(call.plan.slots, most.slots);
+  call.most_parts = std::max(call.plan.parts, most.parts);
   return call;
 }
 
@@ -155,7 +182,7 @@ std::int64_t FlowAttention::resident(std::int64_t total, std::int64_t capacity) 
   return total - evicted_at_once * ((total - capacity + evicted_at_once - 1) / evicted_at_once);
 }
 
-AttentionRow FlowAttention::row_of(const AttentionCall& call, std::int64_t batch) const {
+AttentionRow FlowAttention::prompt_row_of(const AttentionCall& call, std::int64_t batch) const {
   std::int64_t total = call.total;
   if (const Tensor& lengths = input(call, kSeqlensK); lengths.present()) {
     total = std::int64_t{lengths.as<const std::int32_t>()[batch]} + 1;
@@ -163,9 +190,19 @@ AttentionRow FlowAttention::row_of(const AttentionCall& call, std::int64_t batch
   AttentionRow row{};
   // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose
   // shorter rows are padded on the right; in any other call every row brings S tokens.
-  row.past = call.tokens == call.total ? 0 : total - call.tokens;
+  row.past = call.prompt_tokens == call.total ? 0 : total - call.prompt_tokens;
   row.tokens = total - row.past;
+  return row;
+}
+
+AttentionRow FlowAttention::row_of(const AttentionCall& call, std::int64_t batch) const {
+  AttentionRow row = prompt_row_of(call, batch);
+  // A shorter row may have had all its tokens in earlier slices.
+  const std::int64_t earlier = std::min(call.first_token, row.tokens);
+  row.past += earlier;
+  row.tokens = std::min(row.tokens - earlier, call.tokens);
   if (attributes_.window_sized_cache) {
+    const std::int64_t total = row.past + row.tokens;
     row.base_before = row.past - resident(row.past, call.capacity);
     row.base_after = total - resident(total, call.capacity);
   }
@@ -179,26 +216,29 @@ void FlowAttention::check(const AttentionCall& call) const {
          ": set past_present_share_buffer to true, or convert without it");
   }
   for (std::int64_t b = 0; b < call.batch; ++b) {
-    const AttentionRow row = row_of(call, b);
-    if (row.past < 0 || row.tokens < 0 || row.tokens > call.tokens ||
-        row.past + row.tokens > call.total) {
-      fail("[", attributes_.name, "] expected seqlens_k + 1 of row ", b, " between ", call.tokens,
-           " and total_sequence_length = ", call.total, ", got ", row.past + row.tokens);
+    const AttentionRow prompt = prompt_row_of(call, b);
+    if (prompt.past < 0 || prompt.tokens < 0 || prompt.tokens > call.prompt_tokens ||
+        prompt.past + prompt.tokens > call.total) {
+      fail("[", attributes_.name, "] expected seqlens_k + 1 of row ", b, " between ",
+           call.prompt_tokens, " and total_sequence_length = ", call.total, ", got ",
+           prompt.past + prompt.tokens);
     }
-    if (!attributes_.window_sized_cache && row.past > call.past_capacity) {
-      fail("[", attributes_.name, "] expected a past of at least ", row.past, " positions, got ",
+    if (!attributes_.window_sized_cache && prompt.past > call.past_capacity) {
+      fail("[", attributes_.name, "] expected a past of at least ", prompt.past, " positions, got ",
            call.past_capacity);
     }
-    if (attributes_.rotary) check_positions(call, b, row);
+    // Of a prompt in slices the first tells, before any of them has changed the cache.
+    const bool given = input(call, kPositionIds).present();
+    if (attributes_.rotary) check_positions(call, b, given ? row_of(call, b) : prompt);
   }
   if (const Tensor& bias = input(call, kAttentionBias); bias.present()) {
     const Shape& shape = bias.shape;
     if (shape.rank() != 4 || (shape[0] != 1 && shape[0] != call.batch) ||
-        (shape[1] != 1 && shape[1] != attributes_.heads) || shape[2] != call.tokens ||
+        (shape[1] != 1 && shape[1] != attributes_.heads) || shape[2] != call.prompt_tokens ||
         shape[3] < call.total) {
       fail("[", attributes_.name, "] expected attention_bias of shape [1 or ", call.batch,
-           ", 1 or ", attributes_.heads, ", ", call.tokens, ", at least ", call.total, "], got ",
-           to_string(shape));
+           ", 1 or ", attributes_.heads, ", ", call.prompt_tokens, ", at least ", call.total,
+           "], got ", to_string(shape));
     }
   }
 }
@@ -222,10 +262,8 @@ void FlowAttention::check_positions(const AttentionCall& call, std::int64_t batc
        ": shorten the context");
 }
 
-void FlowAttention::take(Scratch& scratch, AttentionCall& call, float*& partial) const {
-  const std::int64_t d = attributes_.head_size;
-  call.query = scratch.take<float>(call.batch * call.tokens * attributes_.heads * d);
-  partial = scratch.take<float>(partial_floats(call));
+void FlowAttention::take(Scratch& scratch, AttentionCall& call) const {
+  take_tiles(scratch, call);
   // Without a present to write to, or when a window-sized cache evicts tokens that this call still
   // reads.
   bool evicts = false;
@@ -237,7 +275,8 @@ void FlowAttention::take(Scratch& scratch, AttentionCall& call, float*& partial)
   }
   if (keeps_present_ && !evicts) return;
   call.staged_rows = std::max(call.capacity, call.past_capacity + call.tokens);
-  const std::int64_t bytes = call.batch * attributes_.kv_heads * call.staged_rows * d *
+  const std::int64_t bytes = call.batch * attributes_.kv_heads * call.staged_rows *
+                             attributes_.head_size *
                              static_cast<std::int64_t>(size_of(call.cache_type));
   call.staged_key = scratch.take<std::byte>(bytes);
   call.staged_value = scratch.take<std::byte>(bytes);
@@ -246,8 +285,7 @@ void FlowAttention::take(Scratch& scratch, AttentionCall& call, float*& partial)
 std::size_t FlowAttention::scratch_bytes(std::span<const Tensor> inputs) const {
   AttentionCall call = describe(inputs, {});
   Scratch scratch;
-  float* partial = nullptr;
-  take(scratch, call, partial);
+  take(scratch, call);
   return scratch.bytes();
 }
 
@@ -274,11 +312,16 @@ void FlowAttention::keep_past(const AttentionCall& call, std::int64_t batch,
       attributes_.head_size * static_cast<std::int64_t>(size_of(call.cache_type));
   const std::int64_t bytes = (row.past - to.base) * row_bytes;
   if (bytes <= 0) return;
+  // What earlier slices of the prompt left is in the present.
+  const bool later = call.first_token > 0;
   const std::int64_t from =
-      (batch * attributes_.kv_heads + group) * call.past_capacity * row_bytes +
-      (to.base - row.base_before) * row_bytes;
-  const auto* key = input(call, kPastKey).as<const std::byte>() + from;
-  const auto* value = input(call, kPastValue).as<const std::byte>() + from;
+      ((batch * attributes_.kv_heads + group) * (later ? call.capacity : call.past_capacity) +
+       to.base - row.base_before) *
+      row_bytes;
+  const Tensor& past_key = later ? call.outputs[kPresentKey] : input(call, kPastKey);
+  const Tensor& past_value = later ? call.outputs[kPresentValue] : input(call, kPastValue);
+  const auto* key = past_key.as<const std::byte>() + from;
+  const auto* value = past_value.as<const std::byte>() + from;
   // Past and present are the same memory with shared buffers: then nothing moves, or rows move to
   // the front.
   if (key != to.key) std::memmove(to.key, key, static_cast<std::size_t>(bytes));
@@ -301,25 +344,30 @@ void FlowAttention::prepare_head(const AttentionCall& call, float* head, Attenti
   }
 }
 
+std::int64_t FlowAttention::position_of(const AttentionCall& call, std::int64_t batch,
+                                        std::int64_t token) const {
+  if (const Tensor& ids = input(call, kPositionIds); ids.present()) {
+    return ids.as<const std::int64_t>()[batch * call.tokens + token];
+  }
+  return row_of(call, batch).past + token;
+}
+
+void FlowAttention::prepare_queries(const AttentionCall& call, std::int64_t batch,
+                                    std::int64_t group, std::int64_t token, float* out) const {
+  const std::int64_t elements = attributes_.heads_per_group() * attributes_.head_size;
+  const std::int64_t position = position_of(call, batch, token);
+  std::copy_n(heads_of(call, attributes_, batch, token).query + group * elements, elements, out);
+  for (std::int64_t i = 0; i < elements; i += attributes_.head_size)
+    prepare_head(call, out + i, kQNormWeight, position);
+  for (std::int64_t i = 0; i < elements; ++i) out[i] *= attributes_.scale;
+}
+
 void FlowAttention::append_token(const AttentionCall& call, std::int64_t batch,
                                  std::int64_t token) const {
   const std::int64_t d = attributes_.head_size;
-  const std::int64_t per_group = attributes_.heads_per_group();
   const AttentionRow row = row_of(call, batch);
   const TokenHeads from = heads_of(call, attributes_, batch, token);
-  std::int64_t position = row.past + token;
-  if (const Tensor& ids = input(call, kPositionIds); ids.present()) {
-    position = ids.as<const std::int64_t>()[batch * call.tokens + token];
-  }
-  for (std::int64_t h = 0; h < attributes_.heads; ++h) {
-    const std::int64_t group = h / per_group;
-    const std::int64_t at =
-        ((batch * attributes_.kv_heads + group) * call.tokens + token) * per_group + h % per_group;
-    float* head = call.query + at * d;
-    std::copy_n(from.query + h * d, d, head);
-    prepare_head(call, head, kQNormWeight, position);
-    for (std::int64_t i = 0; i < d; ++i) head[i] *= attributes_.scale;
-  }
+  const std::int64_t position = position_of(call, batch, token);
   for (std::int64_t group = 0; group < attributes_.kv_heads; ++group) {
     alignas(64) float key[kMaxHeadSize];
     std::copy_n(from.key + group * d, d, key);
@@ -350,8 +398,7 @@ void FlowAttention::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   AttentionCall call = describe(inputs, outputs);
   check(call);
   Scratch scratch(memory.data());
-  float* partial = nullptr;
-  take(scratch, call, partial);
+  take(scratch, call);
 
   context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
     keep_past(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
@@ -361,11 +408,7 @@ void FlowAttention::run(std::span<const Tensor> inputs, std::span<const Tensor> 
     const std::int64_t token = task % call.tokens;
     if (token < row_of(call, batch).tokens) append_token(call, batch, token);
   });
-  if (call.tokens == 1) {
-    attend_one_query(call, partial);
-  } else {
-    attend_queries(call);
-  }
+  attend(call);
   if (staged(call) && keeps_present_) {
     context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
       compact(call, task / attributes_.kv_heads, task % attributes_.kv_heads);

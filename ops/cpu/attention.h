@@ -2,16 +2,16 @@
 // What FlowQKVAttention and FlowKVAttention share on the CPU: attributes, shapes, QK-norm, RoPE,
 // and the KV cache.
 //
-// A step goes in three parts: prepare queries and append keys and values to the cache (this file),
-// attend chunk by chunk (flow_qkv_attention.cc for S > 1, flow_kv_attention.cc for S = 1), and,
-// where a window-sized cache evicted more than one token at once, move the surviving rows to the
-// front (this file).
+// A step goes in three parts: append keys and values to the cache (this file),
+// attend tile by tile (flow_attention.cc), and, where a window-sized cache evicted more than one
+// token at once, move the surviving rows to the front (this file).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "ops/cpu/attention_plan.h"
 #include "ops/cpu/cpu_step.h"
 
 namespace flownpu::cpu {
@@ -34,9 +34,6 @@ enum AttentionInput : std::uint8_t {
   kAttentionInputs,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
-
-// The kernels keep a tile's numerators on the stack: 64 rows of 512 f32 are 128 KB.
-inline constexpr std::int64_t kMaxHeadSize = 512;
 
 // H query heads share G KV heads of size d.
 struct AttentionAttributes {
@@ -83,15 +80,26 @@ struct AttentionCall {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
   std::int64_t batch;
+  // S, or, where a long prompt is computed slice by slice, the tokens of this slice; the first of
+  // them, and S.
   std::int64_t tokens;
+  std::int64_t first_token;
+  std::int64_t prompt_tokens;
   // T: the batch's largest number of tokens so far, this call's included.
   std::int64_t total;
   std::int64_t past_capacity;
   std::int64_t capacity;
   DataType cache_type;
-  // Queries, normed, rotated and scaled: f32 [B][G][S][H/G][d], so that the rows that share a KV
-  // head are dense.
-  float* query = nullptr;
+  AttentionPlan plan;
+  // The most slots and parts that the plan of a later step can have, as the cache fills up: memory
+  // is taken for these, so that a decode step needs no more than the one before.
+  std::int64_t most_slots;
+  std::int64_t most_parts;
+  // What each of the plan's slots works with: see TileMemory.
+  std::byte* tiles = nullptr;
+  std::int64_t tile_bytes = 0;
+  // States that are to be merged, with several parts: see PartStates.
+  float* states = nullptr;
   // Where this call keeps K and V when the present cannot hold them all at once:
   // [B][G][staged_rows][d] each.
   std::byte* staged_key = nullptr;
@@ -107,6 +115,9 @@ class FlowAttention : public Step {
  public:
   FlowAttention(const Node& node, const Context& context);
 
+  // Queries, keys, values and positions go in slices if nothing looks ahead and the present holds
+  // what earlier slices left.
+  std::optional<Slicing> slicing(const Node& node) const override;
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override;
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -115,16 +126,17 @@ class FlowAttention : public Step {
   std::int64_t multiply_adds() const override;
 
  protected:
-  // The two schedules; `partial` has partial_floats(call) of working memory.
-  void attend_queries(const AttentionCall& call) const;
-  void attend_one_query(const AttentionCall& call, float* partial) const;
-  std::int64_t partial_floats(const AttentionCall& call) const;
-  void attend_tile(const AttentionCall& call, std::int64_t batch, std::int64_t group,
-                   std::int64_t first_token, std::int64_t tokens) const;
-  void attend_segment(const AttentionCall& call, std::int64_t batch, std::int64_t group,
-                      std::int64_t begin, std::int64_t end, float* maximum, float* denominator,
-                      float* numerator) const;
+  // Takes the memory that attend() needs for `call.plan`.
+  void take_tiles(Scratch& scratch, AttentionCall& call) const;
+  void attend(const AttentionCall& call) const;
+  void attend_tile(const AttentionCall& call, std::int64_t slot, std::int64_t task) const;
+  void merge_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  // Normed, rotated and scaled queries of the heads of a group: out[H / G][d].
+  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                       std::int64_t token, float* out) const;
 
+  // All that this call brings of a row of the batch, its earlier and later slices included.
+  AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
   AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
   KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
 
@@ -136,17 +148,19 @@ class FlowAttention : public Step {
   void check(const AttentionCall& call) const;
   void check_positions(const AttentionCall& call, std::int64_t batch,
                        const AttentionRow& row) const;
-  void take(Scratch& scratch, AttentionCall& call, float*& partial) const;
+  void take(Scratch& scratch, AttentionCall& call) const;
   // L(T) of the GroupQueryAttention documentation: tokens that a window-sized cache holds after T.
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
 
   void keep_past(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
                     std::int64_t position) const;
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
 
   bool keeps_present_;
+  std::int64_t cache_bytes_;
   DataType cache_type_ = DataType::kFloat32;
 };
 

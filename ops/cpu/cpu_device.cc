@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ops/cpu/cpu_step.h"
@@ -11,6 +13,14 @@ namespace flownpu {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
+
+// Rows of a prompt that are computed at once. What lies between the steps of a layer should stay in
+// the third-level cache: its widest value, the gated product of a 1B model, is 768 x 6912 f32 = 21
+// MB, of 32. Reading the weights again for each slice takes a hundredth of the time: 20 ms of
+// memory for 768 x 700 M multiply-adds. (384 to 1152 rows measure alike.)
+constexpr std::int64_t kPromptRows = 768;
+// Slices are cut in whole tiles of rows, attention's and the matrix products'.
+constexpr std::int64_t kTileRows = 64;
 
 class CpuDevice final : public Device {
  public:
@@ -24,6 +34,15 @@ class CpuDevice final : public Device {
     const char* rounding = context_.activations == Activations::kInt8 ? "int8" : "bf16";
     return "cpu (" + std::string(context_.kernels.isa) + ", " +
            std::to_string(context_.pool->threads()) + " threads, " + rounding + " activations)";
+  }
+
+  std::string warning() const override {
+    if (context_.kernels.isa != std::string_view("generic")) return "";
+    const bool chosen = cpu::available_kernels().size() > 1;
+    return std::string(
+               "the plain C++ kernels compute, which are correct and many times slower "
+               "than those for AVX2 or AVX-512: ") +
+           (chosen ? "set the provider option cpu_isa to auto" : "this processor has neither");
   }
 
   std::string unsupported(const Node& node) const override {
@@ -45,6 +64,11 @@ class CpuDevice final : public Device {
     }
     fail("the cpu device has no ", node.domain.empty() ? "ai.onnx" : node.domain,
          "::", node.op_type);
+  }
+
+  std::int64_t tokens_at_once(std::int64_t batch) const override {
+    const std::int64_t tokens = kPromptRows / std::max<std::int64_t>(batch, 1);
+    return std::max(tokens / kTileRows, std::int64_t{1}) * kTileRows;
   }
 
   Memory allocate(std::size_t bytes) const override {

@@ -97,6 +97,8 @@ class Binary final : public Step {
     }
   }
 
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = broadcast_shapes(name_, inputs[0].shape, inputs[1].shape);
   }
@@ -171,6 +173,8 @@ class Unary final : public Step {
     }
   }
 
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = inputs[0].shape;
   }
@@ -197,6 +201,8 @@ class Cast final : public Step {
     check(node.input(0) == nullptr ? DataType::kUInt8 : node.input(0)->type);
     check(node.has_output(0) ? node.outputs[0].type : DataType::kUInt8);
   }
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = inputs[0].shape;

@@ -14,8 +14,8 @@
 
 namespace flownpu::cpu {
 
-// Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to a
-// multiple of 32.
+// Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
+// whole blocks of 256, as the weight is.
 struct RoundedActivations {
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
@@ -23,53 +23,62 @@ struct RoundedActivations {
   const float* scales = nullptr;
   // f32 [rows][groups]: the sum of the rounded x over each group of 32, which the minima multiply.
   const float* sums = nullptr;
+  // int8 only: f32 [rows][groups / 8], the same over each block of 256 columns.
+  const float* block_sums = nullptr;
+  // K in whole blocks, and its groups of 32; and the groups that have any activation, which is what
+  // products of many rows compute. Those of few rows are as fast as memory is, and there reading
+  // the padding costs less than jumping over it.
   std::int64_t padded_k = 0;
   std::int64_t groups = 0;
+  std::int64_t filled_groups = 0;
 };
 
-// Attention of some query rows that share a KV head over a range of KV rows, as one chunk of the
-// papers' eq. 6-11: the state (m, l, Y) goes in and out, so that chunks can follow one another or
-// be merged.
-struct AttentionChunk {
+// Attention of query rows that share a KV head over a range of KV rows, chunk by chunk of keys: the
+// papers' eq. 6-11. What comes out is the state (m, l, Y), so that ranges can be merged.
+struct AttentionSweep {
   // f32 [rows][head_size], already scaled by `scale`.
   const float* query = nullptr;
   std::int64_t rows = 0;
   std::int64_t head_size = 0;
-  // Rows [0, keys) of the KV cache chunk, `head_size` elements each, dense.
+  // Rows [0, keys) of the KV cache, `head_size` elements each, dense.
   const void* key = nullptr;
   const void* value = nullptr;
   DataType cache_type = DataType::kFloat32;
   std::int64_t keys = 0;
-  // Row r sees keys [first_key[r], last_key[r]) of the chunk; both within [0, keys].
+  // Row r sees keys [first_key[r], last_key[r]), both within [0, keys].
   const std::int32_t* first_key = nullptr;
   const std::int32_t* last_key = nullptr;
   // Optional additive bias, bias[r][key]; null if none.
   const float* const* bias = nullptr;
   // 0: none. Otherwise s = softcap * tanh(s / softcap).
   float softcap = 0;
-  // State: running maximum and denominator f32 [rows], numerator f32 [rows][head_size].
+  // L_c: keys of a chunk, a multiple of kAttentionKeyStep. For attend_many.
+  std::int64_t chunk_keys = 0;
+  // State: maximum and denominator f32 [rows]; numerator[r] is f32 [head_size].
   float* maximum = nullptr;
   float* denominator = nullptr;
-  float* numerator = nullptr;
-  // Scores, f32 [rows][kAttentionChunk].
-  float* scratch = nullptr;
+  float* const* numerator = nullptr;
+  // attention_scratch() bytes, 64-byte aligned. For attend_many.
+  std::byte* scratch = nullptr;
 };
 
-// Keys of one AttentionChunk at most (L_c): 64 keys and values of 256 bf16 are 64 KB, which stay in
-// L2 while all tiles of query rows pass over them.
-inline constexpr std::int64_t kAttentionChunk = 64;
-// Query rows of one AttentionChunk at most.
-inline constexpr std::int64_t kAttentionRows = 64;
+// The largest head that kernels have buffers for: those of the models in sight have 64 to 256.
+inline constexpr std::int64_t kMaxHeadSize = 512;
 
-// One row of blocks (32 rows of the weight) times `count` rows of activations from row `first` on:
-// out[count][32] = dequantised weight . activations. `scratch` has kMatMulScratchBytes.
-using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t k,
+// Chunks of keys are cut at multiples of this: whatever a kernel takes together (a pair of keys in
+// bf16, a tile of 16 in registers) divides it.
+inline constexpr std::int64_t kAttentionKeyStep = 16;
+
+// `row_blocks` rows of blocks (32 rows of the weight each) times `count` rows of activations from
+// row `first` on: out[row_blocks][count][32] = dequantised weight . activations. `scratch` has
+// kMatMulScratchBytes.
+using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// An unpacked tile of 32 rows x 512 columns in bf16, or x 1024 in int8: 32 KB, the L1 data cache of
-// a Zen 4 core.
-inline constexpr std::size_t kMatMulScratchBytes = 32 * 1024;
+// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 1024 in int8, with the
+// scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
+inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 struct Kernels {
   // "avx512", "avx2", "generic".
@@ -79,9 +88,9 @@ struct Kernels {
   void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                         float* sums);
   // One row x[k] -> int8 values[padded_k] with scales[groups] = max|x| / 127 of each group of 32,
-  // and sums[groups].
+  // sums[groups], and block_sums[groups / 8].
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
-                        float* scales, float* sums);
+                        float* scales, float* sums, float* block_sums);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
 
@@ -103,7 +112,18 @@ struct Kernels {
   void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
   // f32 -> a KV cache's type, n elements.
   void (*store_cache)(const float* x, void* out, DataType type, std::int64_t n);
-  void (*attend)(const AttentionChunk& chunk);
+
+  // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
+  // takes the time.
+  void (*attend_few)(const AttentionSweep& sweep);
+  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows.
+  void (*attend_many)(const AttentionSweep& sweep);
+  std::int64_t (*attention_scratch)(std::int64_t rows, std::int64_t head_size, DataType cache_type,
+                                    std::int64_t chunk_keys);
+  // Bytes of an element that attend_many multiplies.
+  std::int64_t (*attention_element)(std::int64_t head_size, DataType cache_type);
+  std::int64_t few_rows;
+  std::int64_t block_rows;
 };
 
 // The tables this library was built with and this processor can run, fastest first; the last is

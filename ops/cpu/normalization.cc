@@ -34,6 +34,10 @@ class RmsNorm final : public Step {
     if (node.has_output(1)) fail("[", name_, "] expected one output, got inv_std_var as well");
   }
 
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0}, 1);
+  }
+
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     check_weight(name_, inputs[0], inputs[1]);
     outputs[0] = inputs[0].shape;
@@ -64,6 +68,10 @@ class SkipRmsNorm final : public Step {
     if (node.has_output(1) || node.has_output(2)) {
       fail("[", name_, "] expected outputs 0 and 3 only, got mean or inv_std_var");
     }
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0, 1}, 1);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {

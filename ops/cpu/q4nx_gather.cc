@@ -23,6 +23,10 @@ class Q4NXGather final : public Step {
     }
   }
 
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {1}, 0);
+  }
+
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = inputs[1].shape;
     outputs[0].append(k_);

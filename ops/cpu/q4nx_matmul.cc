@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/error.h"
 #include "ops/q4nx.h"
 
@@ -20,17 +21,6 @@ Gating gating_of(const Node& node) {
        "' to be none, geglu or swiglu, got '", text, "'");
 }
 
-// Rows of activations that a task multiplies with a row of blocks: as many as keep the rounded rows
-// in half of a 1 MB L2, while the weights stream; a multiple of the kernels' largest tile of 6
-// rows.
-constexpr std::int64_t kActivationBytes = 512 * 1024;
-constexpr std::int64_t kMaxTaskRows = 192;
-
-std::int64_t task_rows(std::int64_t row_bytes) {
-  const std::int64_t rows = kActivationBytes / row_bytes / 6 * 6;
-  return std::clamp<std::int64_t>(rows, 6, kMaxTaskRows);
-}
-
 class Q4NXMatMul : public Step {
  public:
   Q4NXMatMul(const Node& node, const Context& context)
@@ -39,7 +29,7 @@ class Q4NXMatMul : public Step {
         m_(node.required_integer("M")),
         k_(node.required_integer("K")),
         gating_(gating_of(node)),
-        padded_k_(q4nx::ceil_div(k_, q4nx::kGroup) * q4nx::kGroup) {
+        padded_k_(q4nx::column_blocks(k_) * q4nx::kBlockColumns) {
     if (m_ <= 0 || k_ <= 0)
       fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
@@ -81,26 +71,24 @@ class Q4NXMatMul : public Step {
     take(scratch, rows, activations);
     round(inputs[0].as<const float>(), rows, activations);
 
-    const bool int8 = context_.activations == Activations::kInt8;
-    const std::int64_t rows_each = std::min(rows, task_rows(padded_k_ * (int8 ? 1 : 2)));
-    const std::int64_t row_tasks = q4nx::ceil_div(rows, std::max<std::int64_t>(rows_each, 1));
-    // 8 tasks a thread: small enough to even out a thread that started late, large enough to read
-    // 100 KB in a row.
-    const std::int64_t blocks_each =
-        std::max<std::int64_t>(1, row_blocks_ / (std::int64_t{8} * context_.pool->threads()));
-    const std::int64_t block_tasks = q4nx::ceil_div(row_blocks_, blocks_each);
+    if (rows == 0) return;
+    const MatMulPlan plan = plan_matmul(rows, row_blocks_, context_.pool->threads());
     const auto* weight = inputs[1].as<const std::uint8_t>();
     const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
                             inputs.size() > 3 ? inputs[3].as<const float>() : nullptr,
                             outputs[0].as<float>()};
-    context_.pool->run(row_tasks * block_tasks, [&](std::int64_t task) {
-      const std::int64_t first = task / block_tasks * rows_each;
-      const std::int64_t count = std::min(rows_each, rows - first);
-      const std::int64_t begin = task % block_tasks * blocks_each;
-      const std::int64_t end = std::min(begin + blocks_each, row_blocks_);
-      for (std::int64_t block = begin; block < end; ++block)
-        multiply(weight, activations, first, count, block, epilogue);
+    context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
+      const auto [first, last] = part(rows, plan.row_parts, task / plan.block_parts);
+      const auto [begin, end] = part(row_blocks_, plan.block_parts, task % plan.block_parts);
+      const std::int64_t each = kMaxProducts / (last - first);
+      for (std::int64_t block = begin; block < end; block += each)
+        multiply(weight, activations, first, last - first, block, std::min(each, end - block),
+                 epilogue);
     });
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0, 3}, 1);
   }
 
   std::int64_t multiply_adds() const override {
@@ -119,9 +107,12 @@ class Q4NXMatMul : public Step {
     const bool int8 = context_.activations == Activations::kInt8;
     activations.padded_k = padded_k_;
     activations.groups = padded_k_ / q4nx::kGroup;
+    activations.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
     activations.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
     activations.scales = int8 ? scratch.take<float>(rows * activations.groups) : nullptr;
     activations.sums = scratch.take<float>(rows * activations.groups);
+    activations.block_sums =
+        int8 ? scratch.take<float>(rows * activations.groups / q4nx::kGroupsPerBlock) : nullptr;
   }
 
   void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
@@ -129,39 +120,50 @@ class Q4NXMatMul : public Step {
     auto* values = static_cast<std::byte*>(const_cast<void*>(a.values));
     auto* scales = const_cast<float*>(a.scales);
     auto* sums = const_cast<float*>(a.sums);
+    auto* block_sums = const_cast<float*>(a.block_sums);
+    const std::int64_t blocks = a.groups / q4nx::kGroupsPerBlock;
     context_.pool->run(rows, [&](std::int64_t row) {
       const float* source = x + row * k_;
       float* row_sums = sums + row * a.groups;
       if (scales != nullptr) {
         kernels.round_to_int8(source, k_, padded_k_, values + row * padded_k_,
-                              scales + row * a.groups, row_sums);
+                              scales + row * a.groups, row_sums, block_sums + row * blocks);
       } else {
         kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
       }
     });
   }
 
-  // One row of blocks (and its partner of the up projection) times `count` rows of activations,
+  // Rows of blocks (and their partners of the up projection) times `count` rows of activations,
   // epilogue included.
   void multiply(const std::uint8_t* weight, const RoundedActivations& a, std::int64_t first,
-                std::int64_t count, std::int64_t block, const Epilogue& epilogue) const {
+                std::int64_t count, std::int64_t block, std::int64_t row_blocks,
+                const Epilogue& epilogue) const {
     alignas(64) std::byte scratch[kMatMulScratchBytes];
-    alignas(64) float product[kMaxTaskRows * q4nx::kBlockRows];
-    alignas(64) float up[kMaxTaskRows * q4nx::kBlockRows];
+    alignas(64) float product[kMaxProducts * q4nx::kBlockRows];
+    alignas(64) float up[kMaxProducts * q4nx::kBlockRows];
     const Kernels& kernels = context_.kernels;
     const MatMulBlocks matmul =
         context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
-    matmul(weight + block * row_stride_, k_, a, first, count, scratch, product);
+    matmul(weight + block * row_stride_, row_blocks, a, first, count, scratch, product);
     if (gating_ != Gating::kNone) {
-      matmul(weight + (row_blocks_ + block) * row_stride_, k_, a, first, count, scratch, up);
+      matmul(weight + (row_blocks_ + block) * row_stride_, row_blocks, a, first, count, scratch,
+             up);
       const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
-      gate(product, up, product, count * q4nx::kBlockRows);
+      gate(product, up, product, row_blocks * count * q4nx::kBlockRows);
     }
+    for (std::int64_t i = 0; i < row_blocks; ++i)
+      store(product + i * count * q4nx::kBlockRows, first, count, block + i, epilogue);
+  }
+
+  // Adds bias and residual to the results of a row of blocks and puts them in their place.
+  void store(float* values, std::int64_t first, std::int64_t count, std::int64_t block,
+             const Epilogue& epilogue) const {
+    const Kernels& kernels = context_.kernels;
     const std::int64_t column = block * q4nx::kBlockRows;
     const std::int64_t columns = std::min(q4nx::kBlockRows, m_ - column);
-    for (std::int64_t row = 0; row < count; ++row) {
-      float* values = product + row * q4nx::kBlockRows;
-      const std::int64_t at = (first + row) * m_ + column;
+    for (std::int64_t row = first; row < first + count; ++row, values += q4nx::kBlockRows) {
+      const std::int64_t at = row * m_ + column;
       if (epilogue.bias != nullptr) kernels.add(values, epilogue.bias + column, values, columns);
       if (epilogue.residual != nullptr)
         kernels.add(values, epilogue.residual + at, values, columns);

@@ -105,6 +105,14 @@ class GatherND final : public Step {
     check_integers(node, 1);
   }
 
+  // Lookups along axis 1, of which each slice answers those that fall into it: the last token's
+  // hidden state.
+  std::optional<Slicing> slicing(const Node& node) const override {
+    const Value* indices = node.input(1);
+    if (batch_dims_ != 1 || !indices->shape || (*indices->shape)[-1] != 1) return std::nullopt;
+    return Slicing{.inputs = {0}, .outputs = {}};
+  }
+
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& data = inputs[0].shape;
     const Shape& indices = inputs[1].shape;
@@ -139,12 +147,19 @@ class GatherND final : public Step {
                 .elements()) *
         size_of(inputs[0].type);
     auto* to = outputs[0].as<std::byte>();
+    const TokenSlice& slice = inputs[0].slice;
     for (std::int64_t i = 0; i < lookups; ++i, to += bytes) {
       std::int64_t offset = i / (lookups / batches);
+      bool elsewhere = false;
       for (int c = 0; c < depth; ++c) {
         const std::int64_t size = data[batch_dims_ + c];
-        offset = offset * size + wrap(name_, integer_at(inputs[1], i * depth + c), size);
+        const std::int64_t all = slice.tokens > 0 ? slice.tokens : size;
+        const std::int64_t index =
+            wrap(name_, integer_at(inputs[1], i * depth + c), all) - slice.first;
+        elsewhere = elsewhere || index < 0 || index >= size;
+        offset = offset * size + index;
       }
+      if (elsewhere) continue;
       std::memcpy(to, inputs[0].as<const std::byte>() + static_cast<std::size_t>(offset) * bytes,
                   bytes);
     }
@@ -167,6 +182,8 @@ class Reshaping : public Step {
 class Identity final : public Reshaping {
  public:
   Identity(const Node& /*node*/, const Context& /*context*/) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = inputs[0].shape;

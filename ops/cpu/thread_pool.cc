@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/thread_pool.h"
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #if defined(__linux__)
+#include <pthread.h>
 #include <sched.h>
 #endif
 #if defined(__x86_64__)
@@ -30,11 +33,31 @@ constexpr std::uint64_t kOpen = std::uint64_t{1} << 16;
 constexpr std::uint64_t kInside = kOpen - 1;
 constexpr std::uint64_t kJob = kOpen << 1;
 
-int available_cores() {
+// The cores that this process may run on, and the one that it runs on now; none and -1 if the
+// system does not tell.
+std::vector<int> allowed_cores() {
+  std::vector<int> cores;
 #if defined(__linux__)
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
 #endif
+  return cores;
+}
+
+int current_core() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+int available_cores() {
+  if (const std::vector<int> cores = allowed_cores(); !cores.empty())
+    return static_cast<int>(cores.size());
   const unsigned cores = std::thread::hardware_concurrency();
   return cores > 0 ? static_cast<int>(cores) : 1;
 }
@@ -51,8 +74,38 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
   return pool;
 }
 
-ThreadPool::ThreadPool(int threads) {
+std::atomic<int> ThreadPool::computing_{0};
+
+ThreadPool::ThreadPool(int threads) : most_(std::max(threads, available_cores())) {
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  worker_cores_ = allowed_cores();
+  caller_core_ = current_core();
+  std::erase(worker_cores_, caller_core_);
+  if (worker_cores_.size() < workers_.size()) worker_cores_.clear();
+  for (std::size_t worker = 0; worker < workers_.size(); ++worker) place(worker);
+}
+
+// Lets a worker run on its cores and nowhere else. The system may refuse (a core was taken away):
+// then it runs where it is put.
+void ThreadPool::place(std::size_t worker) {
+  if (worker_cores_.empty()) return;
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (std::size_t i = worker; i < worker_cores_.size(); i += workers_.size())
+    CPU_SET(worker_cores_[i], &set);
+  pthread_setaffinity_np(workers_[worker].native_handle(), sizeof(set), &set);
+#endif
+}
+
+// Gives a worker the core that the caller has left for one of the worker's.
+void ThreadPool::make_room() {
+  const int core = current_core();
+  if (core == caller_core_) return;
+  const auto taken = std::ranges::find(worker_cores_, core);
+  if (taken == worker_cores_.end()) return;
+  *taken = std::exchange(caller_core_, core);
+  place(static_cast<std::size_t>(taken - worker_cores_.begin()) % workers_.size());
 }
 
 ThreadPool::~ThreadPool() {
@@ -64,10 +117,13 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) {
   std::unique_lock lock(caller_, std::defer_lock);
-  if (tasks <= 1 || workers_.empty() || !lock.try_lock()) {
+  const int others = computing_.fetch_add(1, std::memory_order_relaxed);
+  if (tasks <= 1 || workers_.empty() || others + 1 >= most_ || !lock.try_lock()) {
     for (std::int64_t index = 0; index < tasks; ++index) call(context, index);
+    computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
+  make_room();
   call_ = call;
   context_ = context;
   tasks_ = tasks;
@@ -75,7 +131,8 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();
-  drain();
+  for (std::int64_t index = next_.fetch_add(1); index < tasks; index = next_.fetch_add(1))
+    call(context, index);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
     if (spin < kSpins) {
@@ -84,20 +141,33 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
       std::this_thread::yield();
     }
   }
+  computing_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+// A worker's part of the job.
 void ThreadPool::drain() {
-  for (std::int64_t index = next_.fetch_add(1); index < tasks_; index = next_.fetch_add(1)) {
+  while (computing_.load(std::memory_order_relaxed) <= most_) {
+    const std::int64_t index = next_.fetch_add(1);
+    if (index >= tasks_) return;
     call_(context_, index);
   }
 }
 
 bool ThreadPool::join() {
   std::uint64_t gate = gate_.load(std::memory_order_acquire);
-  while ((gate & kOpen) != 0) {
-    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) return true;
+  while ((gate & kOpen) != 0 && computing_.load(std::memory_order_relaxed) < most_) {
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel)) {
+      computing_.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
   }
   return false;
+}
+
+// In this order: a caller who has seen its workers leave does not count them with its next job.
+void ThreadPool::leave() {
+  computing_.fetch_sub(1, std::memory_order_relaxed);
+  gate_.fetch_sub(1, std::memory_order_release);
 }
 
 void ThreadPool::work() {
@@ -105,9 +175,12 @@ void ThreadPool::work() {
   while (!stopping_) {
     if (join()) {
       drain();
-      gate_.fetch_sub(1, std::memory_order_release);
+      leave();
     }
-    for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen; ++spin)
+    // Where all cores compute, spinning would take one from them.
+    for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&
+                       computing_.load(std::memory_order_relaxed) < most_;
+         ++spin)
       pause();
     jobs_.wait(seen, std::memory_order_acquire);
     seen = jobs_.load(std::memory_order_acquire);

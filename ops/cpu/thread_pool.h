@@ -27,8 +27,12 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls task(index) for every index in [0, tasks), in any order, on all threads, and returns when
-  // all are done. If another caller has the pool, the calling thread does all of them alone. A task
-  // must not throw.
+  // all are done. A task must not throw.
+  //
+  // Callers at the same time, of one pool or of several, do not make more threads compute than
+  // there are cores: workers help while there is a core for them, and leave after their task when a
+  // caller comes that needs it. A caller for whom none is left, or whose pool helps another, does
+  // all tasks alone.
   template <typename Task>
   void run(std::int64_t tasks, const Task& task) {
     run_erased(
@@ -42,13 +46,27 @@ class ThreadPool {
  private:
   using Call = void (*)(const void* context, std::int64_t index);
 
+  // Threads of the process that compute, callers and workers of all pools. A worker of this pool
+  // may join while there are fewer than `most_`.
+  static std::atomic<int> computing_;
+
+  void place(std::size_t worker);
+  void make_room();
   void run_erased(std::int64_t tasks, Call call, const void* context);
   void work();
   bool join();
+  void leave();
   void drain();
 
+  int most_;
   std::mutex caller_;
   std::vector<std::thread> workers_;
+
+  // Where callers run, and the other cores, which are dealt out to the workers in turn; none if
+  // there are more workers than those. Left to itself, the system wakes a worker on the core of the
+  // caller that wakes it, and has it stand in the caller's way for milliseconds.
+  int caller_core_ = -1;
+  std::vector<int> worker_cores_;
 
   // The job. Written by the caller while the gate is shut and nobody is inside, read by workers
   // that came in.

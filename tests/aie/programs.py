@@ -61,6 +61,38 @@ def chain(passes: int = 4, elements: int = 64) -> Plan:
     return Program(NPU2(), Runtime(sequence, [host, host, *ends]), [worker]).resolve_program("chain")
 
 
+def between(workers, a, c, *host) -> Plan:
+    """Workers between two fifos: `a` is filled from x, `c` drained to z, each at once."""
+
+    def sequence(x, z, a, c):
+        a.fill(x)
+        c.drain(z, wait=True)
+
+    ends = a.prod(tile=Tile(0, 0)), c.cons(tile=Tile(0, 0))
+    return Program(NPU2(), Runtime(sequence, [*host, *ends]), workers).resolve_program()
+
+
+def split_and_join(parts: int) -> Plan:
+    """host -> a, split to `parts` cores -> joined in c -> host; core i adds i."""
+    kind, part = tensor(64), tensor(64 // parts)
+    offsets = [place * 64 // parts for place in range(parts)]
+    a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
+    ins = a.cons().split(offsets, Tile(0, 1), obj_types=[part] * parts)
+    outs = c.prod().join(offsets, Tile(0, 1), obj_types=[part] * parts)
+    add = Kernel("add", "add.cc", [part, part, np.int32])
+
+    def core(x, y, add, number):
+        add(x.acquire(1), y.acquire(1), number)
+        x.release(1)
+        y.release(1)
+
+    workers = [
+        Worker(core, [x.cons(), y.prod(), add, number], tile=Tile(0, 2 + number))
+        for number, (x, y) in enumerate(zip(ins, outs, strict=True))
+    ]
+    return between(workers, a, c, tensor(12 * 64), tensor(12 * 64))
+
+
 def with_array(plan: Plan, **changes) -> Plan:
     """The plan with other parts in its array."""
     array: Array = dataclasses.replace(plan.array, **changes)

@@ -3,71 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 from flownpu.ops import flow_kv_attention, flow_qkv_attention
-from tests.aie.host_kernels import (
-    BF16_ROUNDING,
-    BFLOAT16,
-    EXP2,
-    F32_ROUNDING,
-    PRODUCT,
-    assert_within,
-    bf16,
-    bits,
-    blocks_of,
-    tiled,
-    untiled,
-    wide,
-)
-
-LOG2_E = 1.4426950408889634
-ALL = 2**31 - 1
-
-
-@dataclass
-class Sweep:
-    """Queries of one group of heads against a cache of `key_end` keys, of which chunks from `first_key` on are read.
-
-    q [heads, queries, d], k and v [capacity, d] in bf16; capacity is whole chunks.
-    """
-
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    chunk: int
-    key_end: int
-    first_query: int = 0
-    first_key: int = 0
-    window: int = ALL
-    causal: int = 1
-    scale: float = 0.0
-
-    @property
-    def d(self):
-        return self.q.shape[-1]
-
-    @property
-    def factor(self):
-        return self.scale or self.d**-0.5
-
-    @property
-    def starts(self):
-        return range(self.first_key, self.key_end, self.chunk)
-
-    def rtp(self):
-        words = [len(self.starts), self.first_query, self.first_key, self.key_end, self.window, self.causal]
-        return np.array([*words, bits(self.factor * LOG2_E), self.q.shape[1], *[0] * 8], np.int32)
-
-
-def make_sweep(rng, heads, queries, d, keys, chunk, *, strength=1.0, **settings):
-    """Random numbers; the padding after the last key is finite, and no smaller than keys are."""
-    capacity = settings.get("first_key", 0) % chunk + -(-keys // chunk) * chunk + chunk
-    q, k, v = (bf16(rng.normal(size=s) * strength) for s in ((heads, queries, d), (capacity, d), (capacity, d)))
-    return Sweep(q, k, v, chunk, keys, **settings)
+from tests.aie.attention_reference import expectation, make_sweep
+from tests.aie.host_kernels import BFLOAT16, assert_within, tiled, untiled, wide
 
 
 def run_flow_qkv(kernels, sweep):
@@ -103,69 +44,20 @@ def run_flow_kv(kernels, sweep):
     return o.reshape(heads, 1, d)
 
 
-def as_multiplied(sweep, *, in_blocks):
-    """Q, K and V as the matrix unit reads them, in float64.
-
-    in_blocks: In block floating point: along d for Q and K, along 8 neighbouring keys of a chunk for V.
-    """
-    if not in_blocks:
-        return wide(sweep.q), wide(sweep.k), wide(sweep.v)
-    read = slice(sweep.first_key, sweep.first_key + len(sweep.starts) * sweep.chunk)
-    v = wide(sweep.v)
-    v[read] = blocks_of(sweep.v[read].T)[1].T
-    return blocks_of(sweep.q)[1], blocks_of(sweep.k)[1], v
-
-
 def assert_is_attention(o, sweep, *, in_blocks=False, operator=flow_qkv_attention, unbiased=False):
     """Compares with the operator's reference on the numbers that the matrix unit reads.
 
     unbiased: Also asserts that errors have no preferred sign.
     """
-    heads, queries, d = sweep.q.shape
-    end = sweep.key_end
-    real = min(queries, end - sweep.first_query)  # the rows after them are padding
-    positions = sweep.first_query + np.arange(real)
-    q, k, v = as_multiplied(sweep, in_blocks=in_blocks)
-    q, k, v = q[:, :real], k[:end], v[:end]
-    shape = {"num_heads": heads, "kv_num_heads": 1, "head_size": d, "scale": sweep.scale, "causal": sweep.causal}
-    if sweep.window != ALL:
-        shape["local_window_size"] = sweep.window
-    if operator is flow_kv_attention:
-        past, new = (a[None, None, : end - 1] for a in (k, v)), (a[None, end - 1 :] for a in (k, v))
-        length = np.array([end - 1], np.int32), np.array([end], np.int32)
-        expected = operator.reference(q.reshape(1, 1, -1), *new, *past, *length, **shape)[0]
-    else:  # all queries of the prompt, of which these are some
-        query = np.zeros((1, end, heads, d))
-        query[0, positions] = q.swapaxes(0, 1)
-        expected = operator.reference(query.reshape(1, end, -1), k[None], v[None], **shape)[0][:, positions]
-    expected = expected.reshape(real, heads, d).swapaxes(0, 1)
-    o = o[:, :real]
+    expected, tolerance = expectation(sweep, in_blocks=in_blocks, operator=operator)
+    o = o[:, : expected.shape[1]]  # the rows after them are padding
     if unbiased:
         # In units of the last place, on average: rounding to nearest errs by 0, floor by -1/2. Over 512 numbers, each
         # with a deviation of about 3/4 of a unit (its own rounding, and F's), the mean's is 0.033: six of them.
         _, exponent = np.frexp(expected)
         assert expected.size >= 512
         assert abs(np.sum(wide(o) - expected) / np.sum(np.exp2(exponent - 8.0))) < 0.2
-
-    # The probabilities, for the tolerance.
-    key = np.arange(end)
-    seen = (key > positions[:, None] - sweep.window) & ((key <= positions[:, None]) | (sweep.causal == 0))
-    t = np.where(seen, sweep.factor * LOG2_E * (q @ k.T), -np.inf)
-    p = np.exp2(t - t.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    # An error of t, in powers of 2: f32 sums over d, the product with the scale; a share of F it is ln 2 times that,
-    # and that of exp2 and of F's rounding to bf16.
-    magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
-    share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + EXP2 + BF16_ROUNDING
-    # O is an average weighted by F, l the sum of the same F: an error of F moves O by no more than this.
-    tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)
-    if in_blocks:  # F V: F loses up to 2^-6 of the largest of 8 neighbouring keys, which l does not see
-        padded = np.pad(p[..., sweep.first_key :], ((0, 0), (0, 0), (0, -(end - sweep.first_key) % 8)))
-        largest = np.repeat(padded.reshape(heads, real, -1, 8).max(-1), 8, -1)
-        values = np.abs(as_multiplied(sweep, in_blocks=True)[2][sweep.first_key :][: largest.shape[-1]])
-        tolerance += 2.0**-6 * largest @ values
-    tolerance += (3 * PRODUCT + BF16_ROUNDING) * np.abs(expected) + len(key) * F32_ROUNDING * (p @ np.abs(v))
-    assert_within(o, expected, 1.02 * tolerance)  # second-order terms: shares are below 2 %
+    assert_within(o, expected, tolerance)
 
 
 def check_flow_qkv(kernels, sweep):

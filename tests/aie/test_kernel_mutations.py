@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.aie import test_attention_kernels as attention
+from tests.aie import test_decode_layer_kernels as layers
 from tests.aie import test_kernels as vectors
 from tests.aie.host_kernels import ROOT, Kernels
 
@@ -55,18 +56,36 @@ MUTATIONS = {
         ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
         lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
     ),
+    "floor rounding of heads": (
+        ("float_math.h", "aie::rounding_mode::conv_even", "aie::rounding_mode::floor"),
+        lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+    ),
+    "heads that turn the other way": (
+        ("norm_rope.cc", "aie::msc(aie::msc(multiply(a, cosine)", "aie::mac(aie::mac(multiply(a, cosine)"),
+        lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+    ),
+    "a part's sums in the place of the first": (
+        ("fused_dqp.cc", "sums + j * 16, flownpu::group_sums(part)", "sums, flownpu::group_sums(part)"),
+        layers.test_fused_dqp_takes_x_in_parts,
+    ),
+    "a part that begins too early": (
+        ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
+        lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
+    ),
 }
 # The entries of the sources that the checks call, and the sources that a header is in.
 ENTRIES = {
     "rms_norm.cc": ["rms_norm"],
     "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
     "epilogue.cc": ["zero_f32"],
-    "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp"],
+    "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
+    "norm_rope.cc": ["rms_norm_rope"],
+    "copy_part.cc": ["copy_part"],
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
 }
 INCLUDERS = {
-    "float_math.h": ["rms_norm.cc", "flow_kv.cc"],
+    "float_math.h": ["rms_norm.cc", "norm_rope.cc", "flow_kv.cc"],
     "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
     "q4nx.h": ["fused_dqp.cc"],
 }

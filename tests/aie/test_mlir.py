@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The printed MLIR: mlir-opt parses it, and it says what the plan says.
 
-mlir-opt (Debian: mlir-22-tools, mlir-19-tools) does not know the AIE dialects: it checks syntax, that every value is
-defined with the type it is used with, and the operations of the dialects it knows (scf, arith, memref). The pass order
-of a real aie-opt is tried outside of CI (docs/npu.md).
+mlir-opt (`make test` gets Debian's, by scripts/mlir_opt.py) does not know the AIE dialects: it checks syntax, that
+every value is defined with the type it is used with, and the operations of the dialects it knows (scf, arith, memref).
+The pass order of a real aie-opt is tried outside of CI (docs/npu.md).
 """
 
 import re
-import shutil
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -31,14 +29,12 @@ from flownpu.aie.plan import (
     Variable,
     WriteParameter,
 )
+from scripts import mlir_opt
 from tests.aie.programs import chain, with_body, with_end, with_step
 from tests.aie.test_designs import ALL, plan_of
 
-OPT = next(
-    (found for name in ("mlir-opt", "mlir-opt-22", "mlir-opt-19") if (found := shutil.which(name))),
-    next((str(path) for path in sorted(Path("/usr/lib").glob("llvm-*/bin/mlir-opt"), reverse=True)), None),
-)
-needs_mlir_opt = pytest.mark.skipif(OPT is None, reason="mlir-opt is not installed (Debian: apt install mlir-22-tools)")
+OPT = mlir_opt.find()
+needs_mlir_opt = pytest.mark.skipif(OPT is None, reason=mlir_opt.reason())
 
 
 def opt(text):

@@ -135,7 +135,7 @@ def test_what_does_not_fit_the_context_is_refused(flownpu, model, limit):
     [
         ("--prompt", "40,x", "expected numbers from 1 with commas between, got '40,x'"),
         ("--depth", "-1", "expected numbers from 0"),
-        ("--against", "abacus", "expected some of ort-cpu, llama.cpp, openvino, got 'abacus'"),
+        ("--against", "abacus", "expected some of ort-cpu, llama.cpp, llama.cpp-avx2, openvino, got 'abacus'"),
     ],
 )
 def test_what_is_not_understood_is_refused(flownpu, model, option, value, expected):

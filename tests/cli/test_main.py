@@ -17,7 +17,7 @@ COMMANDS = sorted(CALLBACKS)
 
 
 def test_the_commands_are_those_of_the_documentation():
-    assert COMMANDS == ["bench", "chat", "convert", "doctor", "inspect", "make-model", "run"]
+    assert COMMANDS == ["bench", "build", "chat", "convert", "doctor", "inspect", "make-model", "run"]
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,11 @@ class TinyModel:
         return logits.numpy()
 
 
-def write_tiny(family: str, folder: Path) -> TinyModel:
+def write_tiny(family: str, folder: Path, **changes: Any) -> TinyModel:
+    """Writes a checkpoint of a family, with some settings of its configuration changed."""
     torch.manual_seed(7)
     config = CONFIGS[family]()
+    config.update(changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():  # norms too, which would otherwise all be alike

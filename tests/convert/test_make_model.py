@@ -28,6 +28,7 @@ PARAMETERS = {
     "qwen3-0.6b": 596,
     "qwen3-1.7b": 1721,
     "qwen3-4b": 4022,
+    "qwen3-8b": 8191,
 }
 # Rows that are no multiple of 32, columns that are no multiple of 256, and a layer each of both kinds.
 TINY = {

@@ -8,6 +8,7 @@ import pytest
 
 from flownpu.cli.options import Activations, Device
 from flownpu.ops.definitions import OPERATORS
+from scripts import draw_npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -72,3 +73,8 @@ def test_the_command_lines_page_is_up_to_date():
     spec.loader.exec_module(script)
     text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert text == script.page(), "run: python scripts/write_command_line.py"
+
+
+def test_the_figures_of_the_designs_are_up_to_date():
+    for path, picture in draw_npu_designs.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/draw_npu_designs.py"

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +18,6 @@ import pytest
 from tests.ep.conftest import parse, reference
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.ep.conftest import MakeSession
 
 MODEL = "g (float[N] x, float[N] y) => (float[N] z) { a = Add(x, y)  b = Mul(a, x)  c = Add(b, a)  z = Mul(c, c) }"
@@ -94,3 +94,53 @@ def test_the_library_exports_its_two_entry_points_and_no_more(library: Path) -> 
         ["nm", "--dynamic", "--defined-only", str(library)], capture_output=True, text=True, check=True
     )
     assert {line.split()[-1] for line in done.stdout.splitlines()} == {"CreateEpFactories", "ReleaseEpFactory"}
+
+
+def threads_of_process() -> set[int]:
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+
+def test_sessions_share_their_threads(make_session: MakeSession) -> None:
+    # ONNX Runtime's own pools would count as well.
+    configure = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
+    before = len(threads_of_process())
+    first = make_session(MODEL, {"threads": "3"}, configure=configure)
+    assert len(threads_of_process()) == before + 2
+    more = [make_session(MODEL, {"threads": "3"}, configure=configure) for _ in range(3)]
+    assert len(threads_of_process()) == before + 2
+    del more, first
+    assert len(threads_of_process()) == before
+
+
+def test_sessions_on_pools_of_all_sizes_compute_at_once(make_session: MakeSession) -> None:
+    # More callers and workers than cores, with tasks enough for all of them.
+    sessions = [make_session(MODEL, {"threads": str(threads)}, strict=True) for threads in (1, 2, 2, 3, 8)]
+    x = np.arange(300_000, dtype=np.float32) % 7
+
+    def work(session: onnxruntime.InferenceSession) -> None:
+        for _ in range(30):
+            (z,) = session.run(None, {"x": x, "y": x})
+            np.testing.assert_array_equal(z, (2 * x * x + 2 * x) ** 2)
+
+    with concurrent.futures.ThreadPoolExecutor(len(sessions)) as threads:
+        for done in [threads.submit(work, session) for session in sessions]:
+            done.result()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no other for a worker")
+def test_workers_stay_off_the_core_of_their_caller(make_session: MakeSession) -> None:
+    # The system wakes a worker on the core of the caller, where it would stand in its way.
+    cores = os.sched_getaffinity(0)
+    x = np.ones(300_000, np.float32)
+    before = threads_of_process()
+    session = make_session(MODEL, {"threads": str(len(cores))}, configure={"intra_op_num_threads": 1})
+    workers = threads_of_process() - before
+    assert len(workers) == len(cores) - 1
+    try:
+        for core in sorted(cores):
+            os.sched_setaffinity(0, {core})
+            session.run(None, {"x": x, "y": x})
+            assert set().union(*map(os.sched_getaffinity, workers)) == cores - {core}
+            assert sum(len(os.sched_getaffinity(worker)) for worker in workers) == len(cores) - 1
+    finally:
+        os.sched_setaffinity(0, cores)

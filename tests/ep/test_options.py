@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.ep.conftest import parse
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.ep.conftest import MakeSession, Placed
 
 MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
@@ -96,10 +96,27 @@ def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["placement.json"], "the file with the unfinished name is left"
     assert placement["summary"].startswith("FlowNPU: 1 of 2 nodes")
     assert placement["left"][0]["node"] == f"Det '{name}'"
-    facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary left inlined"
-    assert " ".join(placement) == facts
+    facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary whole_prompts"
+    assert " ".join(placement) == f"{facts} left inlined"
 
 
 def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"option placement: cannot write '.*missing/placement\.json'"):
         make_session(MODEL, {"placement": str(tmp_path / "missing" / "placement.json")})
+
+
+def test_slow_kernels_are_told_of_once(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+    session = make_session(MODEL, {"cpu_isa": "generic"})
+    for _ in range(2):
+        session.run(None, {"x": np.ones(3, np.float32)})
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "FlowNPU" in line)
+    assert "the plain C++ kernels compute, which are correct and many times slower" in line
+    features = Path("/proc/cpuinfo").read_text()
+    expected = "set the provider option cpu_isa to auto" if "avx2" in features else "this processor has neither"
+    assert expected in line
+
+
+@pytest.mark.skipif("avx2" not in Path("/proc/cpuinfo").read_text(), reason="this processor has plain C++ only")
+def test_fast_kernels_are_not_warned_of(make_session: MakeSession, capfd: pytest.CaptureFixture[str]) -> None:
+    make_session(MODEL)
+    assert "FlowNPU" not in capfd.readouterr().err

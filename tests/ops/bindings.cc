@@ -17,7 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "ops/cpu/attention_plan.h"
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/device.h"
 #include "ops/error.h"
 
@@ -136,6 +138,19 @@ class PreparedNode {
   std::size_t scratch_bytes_ = 0;
 };
 
+std::map<std::string, std::int64_t> attention_plan(
+    const std::map<std::string, std::int64_t>& shape,
+    const std::map<std::string, std::int64_t>& machine) {
+  const flownpu::cpu::AttentionPlan plan = flownpu::cpu::plan_attention(
+      {shape.at("batch"), shape.at("kv_heads"), shape.at("heads_per_group"), shape.at("head_size"),
+       shape.at("tokens"), shape.at("total"), shape.at("window"), shape.at("cache_element")},
+      {machine.at("threads"), machine.at("cache_bytes"), machine.at("few_rows"),
+       machine.at("block_rows"), machine.at("element")});
+  return {{"few", plan.few ? 1 : 0}, {"tile_tokens", plan.tile_tokens}, {"tiles", plan.tiles},
+          {"parts", plan.parts},     {"chunk_keys", plan.chunk_keys},   {"tasks", plan.tasks},
+          {"slots", plan.slots}};
+}
+
 }  // namespace
 
 NB_MODULE(flownpu_testing, module) {
@@ -143,6 +158,11 @@ NB_MODULE(flownpu_testing, module) {
     std::vector<std::string> names;
     for (const auto* kernels : flownpu::cpu::available_kernels()) names.emplace_back(kernels->isa);
     return names;
+  });
+  module.def("attention_plan", attention_plan, nb::arg("shape"), nb::arg("machine"));
+  module.def("matmul_plan", [](std::int64_t rows, std::int64_t row_blocks, std::int64_t threads) {
+    const flownpu::cpu::MatMulPlan plan = flownpu::cpu::plan_matmul(rows, row_blocks, threads);
+    return std::pair(plan.row_parts, plan.block_parts);
   });
   nb::class_<PreparedNode>(module, "PreparedNode")
       .def(nb::init<const std::string&, const std::string&,

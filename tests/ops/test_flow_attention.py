@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -10,13 +11,21 @@ import numpy as np
 import pytest
 
 from flownpu.ops import flow_qkv_attention
-from tests.ops.device import ISAS, Node, run
+from tests.ops.device import ISAS, Node, run, testing
 
 EPSILON = 2.0**-24
 CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 # Half an ulp, relative: what rounding to the cache's type may change when float32 and float64 round apart.
 CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 H, G, D = 4, 2, 64
+# Where several queries look into a bf16 cache with AVX-512, queries and probabilities are rounded to bf16: half an ulp.
+PAIRS_EPSILON = 2.0**-9
+# And e^x is a polynomial whose first missing term is (ln 2 / 2)^5 / 5!.
+PAIRS_EXP = 4.2e-5
+
+
+def multiplies_pairs(cache: str, isa: str) -> bool:
+    return cache == "bfloat16" and isa == "avx512"
 
 
 def rope_tables(positions: int = 512, head_size: int = D) -> tuple[np.ndarray, np.ndarray]:
@@ -61,6 +70,8 @@ class Conversation:
         shape = (batch, g, capacity, d)
         self.past = [np.zeros(shape, CACHE_TYPES[cache]) for _ in range(2)]
         self.lengths = np.zeros(batch, np.int64)
+        # The longest key so far.
+        self.key_norm = 0.0
 
     def inputs(
         self, query: np.ndarray, total: int, lengths: np.ndarray, past: list[np.ndarray]
@@ -110,19 +121,28 @@ class Conversation:
 
         A score's error ds moves the output by at most 2 ds max|v| (softmax); sums over the keys add keys + 32
         roundings of max|v| (32: exp, rescaling and merging). A score sums d products, after some 16 roundings in norm
-        and RoPE. Where rounding to the cache's type falls the other way, which happens to one element in thousands
-        (two in a key are allowed for), a key's or value's element is off by an ulp.
+        and RoPE: relative to the sum of the products' magnitudes, which is at most |q| |k|. In pairs of bf16 each
+        product of a score is off by half an ulp of the query, and each probability by as much and by the
+        exponential's error, in the numerator and in the denominator. Where rounding to the cache's type falls the
+        other way, which happens to one element in thousands (two in a key are allowed for), a key's or value's
+        element is off by an ulp.
         """
-        d = self.heads[2]
+        h, g, d = self.heads
         scale = self.attributes.get("scale", 0.0) or d**-0.5
         largest = float(np.abs(query).max()) * 1.5**0.5
+        norms = np.linalg.norm(query.reshape(-1, h + 2 * g, d), axis=-1)
+        self.key_norm = max(self.key_norm, float(norms[:, h : h + g].max()))
+        norm = float(norms[:, :h].max()) * self.key_norm
         if self.norms[0] is not None:
             # A normed head has norm sqrt(d) before its weights, of at most 1.5.
-            largest = 1.5 * d**0.5
-        norm = d**0.5 * largest
+            largest, norm = 1.5 * d**0.5, 1.5**2 * d
         flips = 0.0 if self.cache == "float" else 4 * CACHE_EPSILON[self.cache]
-        score = scale * ((d + 32) * EPSILON * norm * norm + flips * largest * largest)
-        return float(np.abs(query).max()) * (2 * score + (keys + 32) * EPSILON + flips)
+        score = scale * ((d + 32) * EPSILON * norm + flips * largest * largest)
+        weight = (keys + 32) * EPSILON
+        if multiplies_pairs(self.cache, self.isa) and query.shape[1] > 1:
+            score += scale * PAIRS_EPSILON * norm
+            weight += 2 * (PAIRS_EPSILON + PAIRS_EXP)
+        return float(np.abs(query).max()) * (2 * score + weight + flips)
 
     def check_present(self, present: list[np.ndarray | None], expected: list[np.ndarray]) -> None:
         for ours, theirs in zip(present, expected, strict=True):
@@ -150,32 +170,139 @@ def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, w
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (4, 4, 256), (40, 1, 16)])
-def test_head_counts_and_sizes(isa: str, heads: tuple[int, int, int]) -> None:
-    """Sizes that fill no vector, single and many heads a group (more than a tile of query rows holds at once)."""
-    talk = Conversation(capacity=0, isa=isa, heads=heads)
-    for tokens in (5, 1, 70):
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
+def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
+    """Sizes that fill no vector or are odd, single and many heads a group: few and many rows, one to four vectors."""
+    talk = Conversation(capacity=0, isa=isa, cache=cache, heads=heads, rotary=heads[2] % 2 == 0)
+    for tokens in (5, 1, 70, 9, 13):
         talk.turn(tokens)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_long_cache_is_merged_from_segments(isa: str) -> None:
-    talk = Conversation(capacity=0, isa=isa, rotary=False)
-    for tokens in (700, 1, 1):
+@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+@pytest.mark.parametrize("window", [-1, 300])
+def test_a_long_cache_is_merged_from_parts(isa: str, cache: str, window: int) -> None:
+    """One and several queries on top of a past that is several parts of keys long."""
+    talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
+    for tokens in (1200, 1, 3, 40, 1):
         talk.turn(tokens)
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("tokens", [1, 63])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> None:
+    """Against float64 on the values that are multiplied.
+
+    In pairs of bf16 a query times scale and log2 e is rounded, here as there; so are the probabilities, by a relative
+    u of half an ulp and the exponential's error. As what they are divided by is the sum of the rounded ones, an output
+    is off by at most u sum(p |v - output|), not by u max|v|: the values are far from 0 to tell the two apart. In
+    float32 what is left are the roundings that `Conversation.tolerance` counts.
+    """
+    rng = np.random.default_rng(4)
+    total = 499
+    past = total - tokens
+    query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
+    query[..., -G * D :] += 4
+    keys, values = (rng.standard_normal((1, G, past, D), dtype=np.float32) + mean for mean in (0, 4))
+    bias = rng.standard_normal((1, H, tokens, total), dtype=np.float32) if softcap else None
+    inputs = [query, None, None, *(array.astype(CACHE_TYPES[cache]) for array in (keys, values))]
+    inputs += [np.array([total - 1], np.int32), np.array(total, np.int32), None, None, None, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "softcap": softcap}
+    options = {"cpu_isa": isa, "threads": "2"}
+    output, keys, values = run("FlowQKVAttention", inputs, outputs=("float", cache, cache), options=options, **sizes)
+    assert output is not None
+    assert keys is not None
+    assert values is not None
+    pairs = multiplies_pairs(cache, isa) and tokens > 1
+    unit = np.float32(1.44269504)
+    for head in range(H):
+        q = query[0, :, head * D : (head + 1) * D] * np.float32(D**-0.5)
+        q = (q * unit).astype(ml_dtypes.bfloat16).astype(np.float64) / unit if pairs else q.astype(np.float64)
+        k, v = (array[0, head * G // H].astype(np.float64) for array in (keys, values))
+        scores = q @ k.T
+        if bias is not None:
+            scores = softcap * np.tanh(scores / softcap) + bias[0, head]
+        scores[np.arange(total)[None] > past + np.arange(tokens)[:, None]] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        expected = p @ v
+        # [tokens, d]: how far the values of the keys lie from the output, by their weights.
+        spread = np.stack([weights @ np.abs(v - out) for weights, out in zip(p, expected, strict=True)])
+        score_error = (D + 32) * EPSILON * (np.abs(q) @ np.abs(k).T).max()
+        bound = (2 * score_error + (total + 32) * EPSILON) * np.abs(v).max()
+        if pairs:
+            bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
+        assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
+
+
+MACHINE = {"threads": 2, "cache_bytes": 1 << 20, "few_rows": 8, "block_rows": 64, "element": 2}
+SHAPE = {
+    "batch": 1,
+    "kv_heads": 1,
+    "heads_per_group": 4,
+    "head_size": 256,
+    "tokens": 1,
+    "total": 4096,
+    "window": 0,
+    "cache_element": 2,
+}
+
+
+@pytest.mark.parametrize("group", [(1, 1, 64), (1, 4, 256), (8, 4, 64), (4, 2, 256), (1, 40, 16), (2, 1, 512)])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 300, 4096])
+def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> None:
+    kv_heads, per_group, head_size = group
+    shape = {**SHAPE, "kv_heads": kv_heads, "heads_per_group": per_group, "head_size": head_size, "tokens": tokens}
+    for threads, cache_bytes, window in product((1, 2, 16, 64), (256 << 10, 1 << 20, 2 << 20), (0, 512)):
+        machine = {**MACHINE, "threads": threads, "cache_bytes": cache_bytes}
+        plan = testing.attention_plan({**shape, "window": window}, machine)
+        rows = plan["tile_tokens"] * per_group
+        assert tokens <= plan["tiles"] * plan["tile_tokens"] < tokens + plan["tile_tokens"]
+        assert plan["tasks"] == kv_heads * plan["tiles"] * plan["parts"]
+        assert plan["slots"] == min(threads, plan["tasks"])
+        # A token's heads are not parted; else a tile is at most 256 rows.
+        assert rows <= max(256, per_group)
+        assert bool(plan["few"]) == (rows <= MACHINE["few_rows"])
+        assert plan["chunk_keys"] % 16 == 0
+        # What is re-ordered for a chunk, and a block of scores, take half of the L2, or a chunk is at its least.
+        key_bytes = 2 * head_size * MACHINE["element"] + 4 * MACHINE["block_rows"]
+        assert plan["chunk_keys"] * key_bytes <= cache_bytes / 2 + 16 * key_bytes or plan["chunk_keys"] <= 64
+        # Parts are worth handing out: 128 KB of K and V each.
+        if plan["parts"] > 1:
+            seen = min(4096, window + plan["tile_tokens"] - 1) if window else 4096
+            assert seen / plan["parts"] * 2 * head_size * SHAPE["cache_element"] >= 128 << 10
+            assert kv_heads * plan["tiles"] < 2 * threads
+
+
+def test_a_plan_gives_each_thread_tasks() -> None:
+    """One query on a long cache, a second turn, a whole prompt; but short contexts are left in one piece."""
+    long = testing.attention_plan({**SHAPE, "total": 32768}, MACHINE)
+    assert (long["few"], long["parts"]) == (1, 8)
+    assert testing.attention_plan({**SHAPE, "total": 32768}, {**MACHINE, "threads": 1})["parts"] == 1
+    assert testing.attention_plan({**SHAPE, "total": 100}, MACHINE)["parts"] == 1
+    turn = testing.attention_plan({**SHAPE, "tokens": 12, "total": 16384}, MACHINE)
+    assert turn["few"] == 0
+    assert turn["tasks"] >= 8
+    prompt = testing.attention_plan({**SHAPE, "tokens": 4096}, MACHINE)
+    assert (prompt["parts"], prompt["tile_tokens"], prompt["tasks"]) == (1, 64, 64)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", ["float", "bfloat16"])
 @pytest.mark.parametrize("attributes", [{"softcap": 5.0}, {"scale": 0.5}, {"rotary_interleaved": 1}, {"causal": 0}])
-def test_variants(isa: str, attributes: dict[str, Any]) -> None:
-    talk = Conversation(capacity=0, isa=isa, **attributes)
+def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+    talk = Conversation(capacity=0, isa=isa, cache=cache, **attributes)
     for tokens in (19, 1):
         talk.turn(tokens)
 
 
 @pytest.mark.parametrize("capacity", [0, 64])
-def test_a_ragged_batch(capacity: int) -> None:
-    talk = Conversation(capacity=capacity, batch=3, local_window_size=12)
+@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+def test_a_ragged_batch(capacity: int, cache: str) -> None:
+    talk = Conversation(capacity=capacity, cache=cache, batch=3, local_window_size=12)
     talk.turn(20, lengths=[20, 7, 1])
     for _ in range(3):
         talk.turn(1)
@@ -218,7 +345,8 @@ def test_separate_query_key_and_value() -> None:
     np.testing.assert_array_equal(apart, together)
 
 
-def test_position_ids_and_attention_bias() -> None:
+@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+def test_position_ids_and_attention_bias(cache: str) -> None:
     rng = np.random.default_rng(2)
     tokens = 11
     query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
@@ -227,11 +355,18 @@ def test_position_ids_and_attention_bias() -> None:
     bias[..., 3] = -np.inf
     inputs = [query, *[None] * 6, *rope_tables(), ids, bias]
     sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "do_rotary": 1, "causal": 0}
-    output, *_ = run("FlowQKVAttention", inputs, outputs=("float", "", ""), **sizes)
+    past = [np.zeros((2, G, 0, D), CACHE_TYPES[cache]) for _ in range(2)]
+    inputs[3:5] = past
+    output, *_ = run("FlowQKVAttention", inputs, outputs=("float", cache, cache), **sizes)
     expected, *_ = flow_qkv_attention.reference(*inputs, **sizes)
-    # As Conversation.tolerance, for this query: |q|, |k|, |v| <= 5, d = 64 and scale 1/8.
-    largest = float(np.abs(query).max()) * 2**0.5
-    bound = largest * (2 * D**-0.5 * (D + 32) * EPSILON * D * largest**2 + (tokens + 32) * EPSILON)
+    # As Conversation.tolerance, for this query.
+    norms = np.linalg.norm(query.reshape(-1, H + 2 * G, D), axis=-1)
+    norm, largest = norms[:, :H].max() * norms[:, H : H + G].max(), float(np.abs(query).max()) * 2**0.5
+    flips = 0.0 if cache == "float" else 4 * CACHE_EPSILON[cache]
+    pairs = multiplies_pairs(cache, ISAS[0])
+    score = ((D + 32) * EPSILON + (PAIRS_EPSILON if pairs else 0)) * norm + flips * largest**2
+    weight = (tokens + 32) * EPSILON + (2 * (PAIRS_EPSILON + PAIRS_EXP) if pairs else 0)
+    bound = largest * (2 * D**-0.5 * score + weight + flips)
     np.testing.assert_allclose(output, expected, rtol=0, atol=bound)
 
 

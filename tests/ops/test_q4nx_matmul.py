@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops import q4nx, q4nx_matmul
-from tests.ops.device import ISAS, Node, run
+from tests.ops.device import ISAS, Node, run, testing
 
 EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rounding.
 # One block; rows and columns that fill no block; K that is no multiple of a group; the 1B model's odd half block.
@@ -56,6 +56,32 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return np.repeat(largest, 32, axis=1)[:, :columns]
 
 
+def rounds_weights(isa: str, activations: str, tokens: int) -> bool:
+    """Whether a product multiplies weights of 8 bits: AVX-512 does with int8 activations of more than 4 rows."""
+    return isa == "avx512" and activations == "int8" and tokens > 4
+
+
+def eight_bit_weights(blocks: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights rounded to 255 steps of the range that each row has in each 256 columns, and what they may be off by:
+    one step, where a weight is so near the middle of two that the kernel's fixed point (8 fractional bits; factor and
+    offset rounded, so off by 15 / 2 + 1 / 2 of 256 parts, and float32 before) decides between them."""
+    weights = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
+    _, scale, minimum = q4nx.unpack(blocks, rows, columns)
+    ends = np.stack([minimum, minimum + np.float32(15) * scale]).astype(np.float64)
+    error = np.zeros_like(weights)
+    for start in range(0, columns, 256):
+        groups = slice(start // 32, (min(start + 256, columns) + 31) // 32)
+        part = slice(start, start + 256)
+        lowest, highest = ends[..., groups].min((0, 2)), ends[..., groups].max((0, 2))
+        step = ((highest - lowest) / 255)[:, None]
+        step = np.where(step > 0, step, 1)  # All weights are equal: any step will do.
+        scaled = (weights[:, part] - lowest[:, None]) / step
+        nearest = np.floor(scaled + 0.5)
+        weights[:, part] = lowest[:, None] + step * nearest
+        error[:, part] = np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 8.1 / 256, step, 0)
+    return weights, error
+
+
 def accumulation_error(x: np.ndarray, blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Bound on float32 accumulation: at most K + 4 roundings (a product and a sum for each column, one of them fused;
     scale, minimum and the sum over the group), each relative to the sum of magnitudes."""
@@ -76,13 +102,18 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
     exact = rounded(x, activations)
     expected = q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns)
     ties = tie_error(x, activations) @ largest_weights(blocks, rows, columns).T
+    if rounds_weights(isa, activations, tokens):
+        weights, error = eight_bit_weights(blocks, rows, columns)
+        expected = exact @ weights.T
+        ties += np.abs(exact) @ error.T
     assert np.all(np.abs(y - expected) <= accumulation_error(exact, blocks, rows, columns) + ties)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
-    """Decode, prefill and chunked prefill give the same bits: the order of operations of a row is one."""
+    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where weights are rounded
+    for many rows, each on its side."""
     rng = np.random.default_rng(1)
     rows, columns = 64, 1184
     blocks = blocks_of(rows, columns, rng)
@@ -95,10 +126,26 @@ def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
         M=rows,
         K=columns,
     )
-    (together,) = node(x, blocks)
-    for split in (1, 4, 7):
+    outputs: dict[bool, list[np.ndarray]] = {}
+    for split in (1, 2, 4, 8, 20, 40):
         parts = [node(np.ascontiguousarray(x[i : i + split]), blocks)[0] for i in range(0, len(x), split)]
-        np.testing.assert_array_equal(np.concatenate(parts), together)
+        outputs.setdefault(rounds_weights(isa, activations, split), []).append(np.concatenate(parts))
+    for side in outputs.values():
+        for output in side[1:]:
+            np.testing.assert_array_equal(output, side[0])
+
+
+def test_eight_bit_weights_of_equal_and_of_falling_rows() -> None:
+    """A row whose weights are all equal has no range, and some quantisers write negative scales."""
+    codes = np.tile(np.arange(256) % 16, (32, 1)).astype(np.uint8)
+    scale = np.zeros((32, 8), np.float32)
+    scale[16:] = -0.125
+    minimum = np.full((32, 8), 0.5, np.float32)
+    blocks = q4nx.pack(codes, scale.astype(ml_dtypes.bfloat16), minimum.astype(ml_dtypes.bfloat16))
+    x = np.eye(256, dtype=np.float32)
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options={"activations": "int8"}, M=32, K=256)
+    # Steps of 15 * 0.125 / 255, and the float32 of the sum of a minimum of up to 1.4 and what is added to it.
+    np.testing.assert_allclose(y.T, q4nx.dequantize(blocks, 32, 256), rtol=0, atol=15 * 0.125 / 255 / 2 + 4 * EPSILON)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -155,6 +202,19 @@ def test_fused_dqp_is_the_product_for_one_row() -> None:
     two = np.concatenate([x, x])
     with pytest.raises(RuntimeError, match=r"expected one row, got X of shape \[2,1,512\]"):
         run("FusedDQP", [two, blocks], constants=(1,), M=64, K=512)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 256, 257, 1023, 99451])
+@pytest.mark.parametrize("row_blocks", [1, 15, 216, 8192])
+@pytest.mark.parametrize("threads", [1, 2, 12])
+def test_tasks(rows: int, row_blocks: int, threads: int) -> None:
+    """No task has more rows than its buffers, nor so few that they would be multiplied as a decode step's; and there
+    are tasks for every thread, as far as there are rows of blocks."""
+    row_parts, block_parts = testing.matmul_plan(rows, row_blocks, threads)
+    shortest, longest = rows // row_parts, -(-rows // row_parts)
+    assert longest <= 256
+    assert shortest > 4 or row_parts == 1
+    assert min(threads, row_blocks) <= block_parts <= row_blocks
 
 
 def test_zero_rows() -> None:

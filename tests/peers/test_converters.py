@@ -19,11 +19,13 @@ from flownpu.errors import FlowNPUError
 from flownpu.peers import llama_cpp, onnxruntime_genai
 from flownpu.peers.export import encode, export_model
 from flownpu.peers.exported import ExportedModel
-from tests.convert.conftest import CONFIGS, TinyModel, is_projection, write_tiny
+from tests.convert.conftest import CONFIGS, SIZES, TinyModel, is_projection, write_tiny
 from tests.convert.test_numbers import StockDecoder, random_ids, tolerance
 
 FAMILIES = tuple(CONFIGS)
-Exported = Callable[[str], tuple[ExportedModel, TinyModel]]
+Exported = Callable[..., tuple[ExportedModel, TinyModel]]
+# llama.cpp has no other attention scale than 1 / sqrt(d), which is also that of the public Gemma3 up to 12B.
+FOR_LLAMA_CPP = {"gemma3_text": {"query_pre_attn_scalar": SIZES["head_dim"]}, "llama": {}, "qwen3": {}}
 
 
 def decode(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -66,10 +68,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """A tiny model, exported, and transformers' model with the exported weights."""
     made: dict[str, tuple[ExportedModel, TinyModel]] = {}
 
-    def make(family: str) -> tuple[ExportedModel, TinyModel]:
-        if family not in made:
+    def make(family: str, **changes: int) -> tuple[ExportedModel, TinyModel]:
+        key = " ".join([family, *changes])
+        if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            tiny = write_tiny(family, folder / "checkpoint")
+            tiny = write_tiny(family, folder / "checkpoint", **changes)
             convert(tiny.folder, folder / "model", kv_dtype="fp32")
             (folder / "exported").mkdir()
             export_model(folder / "model", folder / "exported")
@@ -85,8 +88,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
                         # largest is some 2.1 deviations: 2.1 / 8 / sqrt(12) = 0.08. Twice that is surely wrong.
                         assert difference < 0.16, short
                         parameter.copy_(torch.from_numpy(weight))
-            made[family] = model, tiny
-        return made[family]
+            made[key] = model, tiny
+        return made[key]
 
     return make
 
@@ -119,9 +122,10 @@ def test_accuracy_level_4_is_asked_for(exported, tmp_path: Path):
     assert {node.attributes["accuracy_level"].as_int() for node in nodes} == {4}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
-    model, tiny = exported(family)
+    model, tiny = exported(family, **FOR_LLAMA_CPP[family])
+    architecture = family.removesuffix("_text")
     llama_cpp.convert(model, tmp_path)
     reader = gguf.GGUFReader(tmp_path / "model-q4_0.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -134,7 +138,7 @@ def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
         "feed_forward_length": config.intermediate_size,
     }
     for key, value in settings.items():
-        assert reader.get_field(f"{family}.{key}").contents() == value, key
+        assert reader.get_field(f"{architecture}.{key}").contents() == value, key
     named = {
         name.removeprefix("model."): parameter.detach().numpy() for name, parameter in tiny.reference.named_parameters()
     }
@@ -151,8 +155,18 @@ def test_gguf_holds_the_model(family: str, exported, tmp_path: Path):
         frequencies = tiny.reference.model.rotary_emb.inv_freq.numpy()
         # Frequencies were read back from cos and sin of 1 radian a position, each with an error of 2^-24.
         np.testing.assert_allclose(plain / tensors["rope_freqs.weight"].data, frequencies, atol=2.0**-22)
-    else:
+    elif family == "qwen3":
         assert reader.get_field("qwen3.rope.freq_base").contents() == config.rope_parameters["rope_theta"]
+    else:
+        full, local = (config.rope_parameters[kind] for kind in ("full_attention", "sliding_attention"))
+        assert reader.get_field("gemma3.rope.freq_base").contents() == full["rope_theta"]
+        assert reader.get_field("gemma3.rope.freq_base_swa").contents() == local["rope_theta"]
+        assert reader.get_field("gemma3.rope.scaling.factor").contents() == full["factor"]
+        windows = [kind == "sliding_attention" for kind in config.layer_types]
+        assert reader.get_field("gemma3.attention.sliding_window_pattern").contents() == windows
+        assert reader.get_field("gemma3.attention.sliding_window").contents() == config.sliding_window
+        norm = tensors["blk.1.post_ffw_norm.weight"].data
+        np.testing.assert_array_equal(norm, 1 + named["layers.1.post_feedforward_layernorm.weight"])
     np.testing.assert_array_equal(values, expected)
 
 

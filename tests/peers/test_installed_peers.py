@@ -11,7 +11,7 @@ import pytest
 from flownpu.peers import PEERS
 from flownpu.peers.environment import MARKER, cache_folder
 from tests.convert.test_numbers import random_ids
-from tests.peers.test_converters import FAMILIES, Exported, exported
+from tests.peers.test_converters import FAMILIES, FOR_LLAMA_CPP, Exported, exported
 
 __all__ = ["exported"]  # a fixture
 
@@ -46,9 +46,7 @@ def test_likeliest_token(name: str, family: str, exported: Exported, tmp_path: P
     environment = cache_folder() / name / "environment"
     if not (environment / MARKER).is_file():
         pytest.skip(f"{name} is not installed in {cache_folder()}: `flownpu bench MODEL --against {name}` does it")
-    if (name, family) == ("llama.cpp", "gemma3_text"):
-        pytest.skip("llama.cpp does not have the tiny Gemma's attention scale")
-    model, tiny = exported(family)
+    model, tiny = exported(family, **(FOR_LLAMA_CPP[family] if name.startswith("llama.cpp") else {}))
     command = [environment / "bin" / "python", "-P"]
     script = PEERS[name].script
     subprocess.run([*command, WORKER, script, "convert", model.folder, tmp_path], check=True, capture_output=True)

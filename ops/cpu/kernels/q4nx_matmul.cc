@@ -7,6 +7,7 @@
 #else
 #include "ops/cpu/kernels/q4nx_matmul_generic.h"
 #endif
+#include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/kernels/tables.h"
@@ -14,6 +15,8 @@
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
+
+typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 2)));
 
 // The 32 values of the group that begins at `start`, zero past the end of a row.
 struct Group {
@@ -26,7 +29,8 @@ Group load_group(const float* x, std::int64_t start, std::int64_t k) {
   float padded[q4nx::kGroup] = {};
   const float* from = x + start;
   if (k - start < q4nx::kGroup) {
-    std::memcpy(padded, from, static_cast<std::size_t>(k - start) * sizeof(float));
+    const std::int64_t rest = std::max<std::int64_t>(k - start, 0);
+    if (rest > 0) std::memcpy(padded, from, static_cast<std::size_t>(rest) * sizeof(float));
     from = padded;
   }
   for (int v = 0; v < Group::kVectors; ++v) group.part[v] = load(from + v * kLanes);
@@ -51,8 +55,9 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
 }
 
 void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
-                   float* scales, float* sums) {
+                   float* scales, float* sums, float* block_sums) {
   auto* out = static_cast<std::int8_t*>(values);
+  std::fill_n(block_sums, padded_k / q4nx::kBlockColumns, 0.0F);
   for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
     const Group group = load_group(x, start, k);
     Vector magnitudes{};
@@ -65,14 +70,17 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* 
     for (const Vector part : group.part) {
       const Vector rounded = round_to_integer(part * inverse);
       const Integers integers = __builtin_convertvector(rounded, Integers);
-      const Bytes bytes = __builtin_convertvector(integers, Bytes);
+      // By way of 16 bits: from 32 to 8, GCC 12 goes lane by lane where there is no AVX-512.
+      const Shorts shorts = __builtin_convertvector(integers, Shorts);
+      const Bytes bytes = __builtin_convertvector(shorts, Bytes);
       std::memcpy(out, &bytes, sizeof(bytes));
       out += kLanes;
       sum += rounded;
     }
     // A sum of 32 integers up to 127 is exact.
     *scales++ = scale;
-    *sums++ = reduce_add(sum) * scale;
+    *sums = reduce_add(sum) * scale;
+    block_sums[start / q4nx::kBlockColumns] += *sums++;
   }
 }
 
@@ -95,13 +103,32 @@ void dequantize_row(const std::uint8_t* blocks, std::int64_t row, std::int64_t k
   }
 }
 
+// Kernels of one row of blocks, one row after the other.
+template <auto MULTIPLY>
+void each_row_of_blocks(const std::uint8_t* blocks, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
+  const std::size_t row_bytes =
+      static_cast<std::size_t>(a.groups / q4nx::kGroupsPerBlock) * q4nx::kBlockBytes;
+  for (std::int64_t block = 0; block < row_blocks; ++block) {
+    MULTIPLY(blocks, a.padded_k, a, first, count, scratch, out);
+    blocks += row_bytes;
+    out += count * q4nx::kBlockRows;
+  }
+}
+
 }  // namespace
 
 void fill_q4nx_matmul(Kernels& kernels) {
   kernels.round_to_bf16 = round_to_bf16;
   kernels.round_to_int8 = round_to_int8;
+#if defined(__AVX512BF16__)
   kernels.matmul_bf16 = matmul_bf16;
   kernels.matmul_int8 = matmul_int8;
+#else
+  kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
+  kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
+#endif
   kernels.dequantize_row = dequantize_row;
 }
 

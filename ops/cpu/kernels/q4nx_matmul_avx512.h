@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMatMul in AVX-512: codes are unpacked once for many rows of activations.
 //
-// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1): unpack
+// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1), and each
+// of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack
 // 32 rows of codes to bf16 pairs (or byte quadruples), then for each tile of kTile rows of
 // activations: the totals come from `out`, each group's dots are accumulated in registers and
 // scaled into them, and they go back to `out`. The order of operations for one result is that of
@@ -12,16 +13,13 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/fused_dqp_avx512.h"
+#include "ops/cpu/kernels/q4nx_matmul_int8_avx512.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Rows of activations in registers: 6 x 2 dots and 6 x 2 totals, which leaves 8 of 32 registers for
-// weights, scales, minima and the sum.
-constexpr int kTile = 6;
-// Bytes that 32 rows of codes take when unpacked, for one column in bf16 and in int8.
+// Bytes that 32 rows of codes take when unpacked to bf16, for one column.
 constexpr std::int64_t kBFloat16ColumnBytes = q4nx::kBlockRows * 2;
-constexpr std::int64_t kByteColumnBytes = q4nx::kBlockRows;
 
 inline const std::uint8_t* codes_of_group(const std::uint8_t* blocks, std::int64_t group) {
   return blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes + q4nx::kCodeOffset +
@@ -43,23 +41,6 @@ inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, st
       const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
       for (const ColumnIndex& pair : kColumnPairs) {
         const BFloat16Codes weights = bf16_codes(strip0, strip1, pair, table);
-        _mm512_storeu_si512(tile, weights.even);
-        _mm512_storeu_si512(tile + 64, weights.odd);
-        tile += 128;
-      }
-    }
-  }
-}
-
-inline void unpack_int8(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups,
-                        std::byte* tile) {
-  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
-    const std::uint8_t* codes = codes_of_group(blocks, group);
-    for (int eight = 0; eight < 4; ++eight) {
-      const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
-      const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
-      for (const ColumnIndex& quad : kColumnQuads) {
-        const ByteCodes weights = byte_codes(strip0, strip1, quad);
         _mm512_storeu_si512(tile, weights.even);
         _mm512_storeu_si512(tile + 64, weights.odd);
         tile += 128;
@@ -104,37 +85,6 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-template <int COUNT>
-void tile_int8(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a,
-               std::int64_t row, float* out) {
-  const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k +
-                  stretch.first_group * q4nx::kGroup;
-  const float* scales = a.scales + row * a.groups + stretch.first_group;
-  const float* sums = a.sums + row * a.groups + stretch.first_group;
-  Rows total[COUNT];
-  if (stretch.first_group > 0) {
-    for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
-  }
-  for (std::int64_t g = 0; g < stretch.groups; ++g) {
-    IntegerRows dot[COUNT];
-    for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, tile += 128, x += 4) {
-      const __m512i even = _mm512_load_si512(tile);
-      const __m512i odd = _mm512_load_si512(tile + 64);
-      for (int r = 0; r < COUNT; ++r) {
-        dot_int8(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
-      }
-    }
-    const std::uint8_t* parameters = scales_of_group(stretch.blocks, stretch.first_group + g);
-    const Rows scale = load_group_rows(parameters);
-    const Rows minimum = load_group_rows(parameters + q4nx::kMinimumOffset);
-    for (int r = 0; r < COUNT; ++r) {
-      const std::int64_t at = r * a.groups + g;
-      add_group(total[r], dot[r], scales + at, scale, minimum, sums + at);
-    }
-  }
-  for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
-}
-
 // Up to this many rows of activations are multiplied without unpacking: dots, totals, codes and
 // tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
@@ -148,38 +98,72 @@ void with_count(std::int64_t count, const Function& function) {
   function.template operator()<LARGEST>();
 }
 
-inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
-                        std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
+template <typename Product>
+void multiply_fused(const std::uint8_t* blocks, std::int64_t row_blocks,
+                    const RoundedActivations& a, std::int64_t count, float* out,
+                    const Product& product) {
+  Stream stream(blocks, row_blocks * a.groups);
+  for (std::int64_t block = 0; block < row_blocks; ++block) {
+    product(blocks + block * a.groups * kGroupBytes, stream, out + block * count * q4nx::kBlockRows);
+  }
+}
+
+inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(blocks, a, first, out); });
+    return with_count<kFusedRows>(count, [&]<int COUNT>() {
+      multiply_fused(blocks, row_blocks, a, count, out,
+                     [&](const std::uint8_t* row, Stream& stream, float* y) {
+                       fused_dqp_bf16<COUNT>(row, stream, a, first, y);
+                     });
+    });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
-  for (std::int64_t group = 0; group < a.groups; group += kGroups) {
-    const Stretch stretch{blocks, group, std::min(kGroups, a.groups - group)};
-    unpack_bf16(blocks, group, stretch.groups, scratch);
-    for (std::int64_t row = 0; row < count; row += kTile) {
-      with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_bf16<COUNT>(stretch, scratch, a, first + row, out + row * q4nx::kBlockRows);
-      });
+  for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
+    for (std::int64_t block = 0; block < row_blocks; ++block) {
+      const Stretch stretch{blocks + block * a.groups * kGroupBytes, group,
+                            std::min(kGroups, a.filled_groups - group)};
+      unpack_bf16(stretch.blocks, group, stretch.groups, scratch);
+      float* y = out + block * count * q4nx::kBlockRows;
+      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
+          tile_bf16<COUNT>(stretch, scratch, a, first + row, y);
+        });
+      }
     }
   }
 }
 
-inline void matmul_int8(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
-                        std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
+inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(blocks, a, first, out); });
+    return with_count<kFusedRows>(count, [&]<int COUNT>() {
+      multiply_fused(blocks, row_blocks, a, count, out,
+                     [&](const std::uint8_t* row, Stream& stream, float* y) {
+                       fused_dqp_int8<COUNT>(row, stream, a, first, y);
+                     });
+    });
   }
-  constexpr std::int64_t kGroups = kMatMulScratchBytes / (kByteColumnBytes * q4nx::kGroup);
-  for (std::int64_t group = 0; group < a.groups; group += kGroups) {
-    const Stretch stretch{blocks, group, std::min(kGroups, a.groups - group)};
-    unpack_int8(blocks, group, stretch.groups, scratch);
-    for (std::int64_t row = 0; row < count; row += kTile) {
-      with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_int8<COUNT>(stretch, scratch, a, first + row, out + row * q4nx::kBlockRows);
-      });
+  const std::int64_t column_blocks = a.groups / q4nx::kGroupsPerBlock;
+  const auto stretch_at = [&](std::int64_t column, std::int64_t block) {
+    return blocks + (block * column_blocks + column) * static_cast<std::int64_t>(q4nx::kBlockBytes);
+  };
+  for (std::int64_t column = 0; column < column_blocks; column += kByteBlocks) {
+    for (std::int64_t block = 0; block < row_blocks; ++block) {
+      const ByteStretch stretch = unpack_int8(stretch_at(0, block), column, a, scratch);
+      const bool last = block + 1 == row_blocks;
+      const std::int64_t next = last ? column + kByteBlocks : column;
+      StretchFetch fetch(stretch_at(next, last ? 0 : block + 1),
+                         std::clamp(column_blocks - next, std::int64_t{0}, kByteBlocks),
+                         q4nx::ceil_div(count, kTile));
+      float* y = out + block * count * q4nx::kBlockRows;
+      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+        fetch.step();
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row),
+                          [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
+      }
     }
   }
 }

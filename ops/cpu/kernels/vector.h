@@ -4,9 +4,14 @@
 // instruction sets, and the linker must not choose one of them for all.
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -29,6 +34,12 @@ inline Vector broadcast(float x) { return x - Vector{}; }
 
 inline Vector load(const float* x) {
   Vector v;
+  std::memcpy(&v, x, sizeof(v));
+  return v;
+}
+
+inline Integers load_integers(const std::int32_t* x) {
+  Integers v;
   std::memcpy(&v, x, sizeof(v));
   return v;
 }
@@ -57,23 +68,29 @@ inline Bits bf16_bits(Vector v) {
   return (bits & 0x7fffffffU) > 0x7f800000U ? (bits >> 16) | 0x40U : rounded;
 }
 
-inline float reduce_add(Vector v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof(v));
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
+template <int DISTANCE, int... I>
+inline Vector rotate(Vector v, std::integer_sequence<int, I...> /*lanes*/) {
+  return __builtin_shufflevector(v, v, ((I + DISTANCE) % kLanes)...);
 }
 
+// Lanes from DISTANCE on come first.
+template <int DISTANCE>
+inline Vector rotate(Vector v) {
+  return rotate<DISTANCE>(v, std::make_integer_sequence<int, kLanes>());
+}
+
+template <int DISTANCE = kLanes / 2>
+inline float reduce_add(Vector v) {
+  v += rotate<DISTANCE>(v);
+  if constexpr (DISTANCE > 1) return reduce_add<DISTANCE / 2>(v);
+  return v[0];
+}
+
+template <int DISTANCE = kLanes / 2>
 inline float reduce_max(Vector v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof(v));
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i)
-      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  }
-  return lanes[0];
+  v = max(v, rotate<DISTANCE>(v));
+  if constexpr (DISTANCE > 1) return reduce_max<DISTANCE / 2>(v);
+  return v[0];
 }
 
 // bf16 is the upper half of f32.
@@ -117,10 +134,21 @@ struct Float {
 struct BFloat16 {
   using Element = std::uint16_t;
   static Vector load_vector(const Element* x) {
+    // GCC 12 makes six instructions of the conversion, which a processor has one for.
+#if defined(__AVX512F__)
+    const __m512i wide =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+#elif defined(__AVX2__)
+    const __m256i wide =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+#else
     Halves halves;
     std::memcpy(&halves, x, sizeof(halves));
     const Bits bits = __builtin_convertvector(halves, Bits) << 16;
     return reinterpret_cast<Vector>(bits);
+#endif
   }
   static float load_one(const Element* x) { return float_from_bf16(*x); }
   static Element round(float x) { return bf16_from_float(x); }
@@ -129,9 +157,15 @@ struct BFloat16 {
 struct Half {
   using Element = std::uint16_t;
   static Vector load_vector(const Element* x) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+#else
     float lanes[kLanes];
     for (int i = 0; i < kLanes; ++i) lanes[i] = float_from_half(x[i]);
     return load(lanes);
+#endif
   }
   static float load_one(const Element* x) { return float_from_half(*x); }
   static Element round(float x) { return half_from_float(x); }

@@ -12,7 +12,7 @@ import typer
 from rich.logging import RichHandler
 
 from flownpu import __version__
-from flownpu.cli import bench, chat, convert, doctor, inspect, make_model, run
+from flownpu.cli import bench, build, chat, convert, doctor, inspect, make_model, run
 from flownpu.cli.output import progress_console, status
 from flownpu.machine import module_versions
 
@@ -31,6 +31,7 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
+app.command("build")(build.build)
 app.command("doctor")(doctor.doctor)
 app.command("make-model")(make_model.make_model)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu inspect`: what is in a model."""
+"""`flownpu inspect`: what is in a model, or in a plan of the NPU's."""
 
 import math
 import re
@@ -20,16 +20,42 @@ from flownpu.model_summary import Summary, Value, summarize
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, an .onnx file or a .q4nx file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL|PLAN",
+            help="A model folder, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` writes.",
+        ),
+    ],
     as_json: options.AsJson = False,
     check: Annotated[
         bool, typer.Option("--check", help="Read all of a model folder's files and compare them with its manifest.")
     ] = False,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a plan's array.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace", metavar="FILE", help="Write a plan's timeline, estimated, for Perfetto or chrome://tracing."
+        ),
+    ] = None,
 ) -> None:
-    """Show what is in a model: operators, shapes, weights, KV cache, quantisation error.
+    """Show what is in a model or in a plan of the NPU's.
 
-    Reads the graph, and the weights only with --check, which fails if a file was damaged.
+    Of a model: operators, shapes, weights, KV cache, quantisation error; the weights are read only with --check, which
+    fails if a file was damaged. Of a plan: what sits where and what each tile uses of what it has; fails if the plan
+    breaks the hardware's limits.
     """
+    is_plan = path.suffix == ".json"
+    for name, of_plans, given in (("--check", False, check), ("--svg", True, svg), ("--trace", True, trace)):
+        if given and of_plans != is_plan:
+            kinds = ("plans (.json files)", "models") if of_plans else ("models", "plans")
+            raise typer.BadParameter(f"is for {kinds[0]}, not for {kinds[1]}, got {path}", param_hint=name)
+    if is_plan:
+        from flownpu.cli.inspect_plan import inspect_plan  # noqa: PLC0415 of a model, none of this is needed
+
+        if not inspect_plan(path, as_json=as_json, svg=svg, trace_file=trace):
+            raise typer.Exit(1)
+        return
     if check and (found := damage(path)):
         raise FlowNPUError("\n  ".join([f"{path} is damaged; convert it again:", *found]))
     summary = summarize(path)

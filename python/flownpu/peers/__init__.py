@@ -37,6 +37,10 @@ PEERS = {
     "llama.cpp": Peer(
         Path(llama_cpp.__file__), llama_cpp.REQUIREMENTS, llama_cpp.FROM_SOURCE, llama_cpp.BUILD_ENVIRONMENT
     ),
+    # To compare AVX2 with AVX2, on any processor: with `flownpu bench --option cpu_isa=avx2`.
+    "llama.cpp-avx2": Peer(
+        Path(llama_cpp.__file__), llama_cpp.REQUIREMENTS, llama_cpp.FROM_SOURCE, llama_cpp.AVX2_BUILD_ENVIRONMENT
+    ),
     "openvino": Peer(Path(openvino_genai.__file__), openvino_genai.REQUIREMENTS),
 }
 
@@ -69,9 +73,11 @@ def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: exp
     )
     key = model_key(model)
     root = cache_folder()
+    # By the converter, not by the peer: two builds of one engine read the same files.
+    converted = root / "models" / peer.script.stem / key
     # A converter that has changed converts again.
     exporter = [_digest(Path(str(module.__file__))) for module in (export, exported)]
-    with finished_folder(root / name / "models" / key, [*exporter, _digest(peer.script)]) as output:
+    with finished_folder(converted, [*exporter, _digest(peer.script)]) as output:
         if output is not None:
             weights = root / "exported" / key
             with finished_folder(weights, exporter) as folder:
@@ -80,7 +86,7 @@ def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: exp
                     export.export_model(model, folder, progress=progress)
             say(f"{name}: converting the weights")
             run([python, "-P", WORKER, peer.script, "convert", weights, output], root / name / "convert.log")
-    return Engine(name, python, peer.script, root / name / "models" / key)
+    return Engine(name, python, peer.script, converted)
 
 
 def remove_exported(model: Path) -> None:

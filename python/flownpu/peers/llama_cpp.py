@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama.cpp on the CPU: Q4_0 weights, which it repacks for this processor when it loads them, and flash attention.
 
-It is built from llama-cpp-python's source package with the compiler's native flags, and called through that package's
-ctypes bindings, so that random token ids can be fed as to all engines.
+It is built from llama-cpp-python's source package, with the compiler's native flags or for AVX2 and no more, and called
+through that package's ctypes bindings, so that random token ids can be fed as to all engines.
 
 `convert` and `Engine` run in this peer's own environment.
 """
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 REQUIREMENTS = ("numpy", "gguf==0.19.0", "llama-cpp-python==0.3.36")
 FROM_SOURCE = ("llama-cpp-python",)
-BUILD_ENVIRONMENT = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TOOLS=OFF -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"}
+_LIBRARY_ALONE = "-DLLAMA_BUILD_TOOLS=OFF -DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
+BUILD_ENVIRONMENT = {"CMAKE_ARGS": f"-DGGML_NATIVE=ON {_LIBRARY_ALONE}"}
+# What processors with AVX2 and without AVX-512 have, and nothing newer (AVX-VNNI).
+_AVX2 = " ".join(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2"))
+_NEWER = " ".join(f"-DGGML_{name}=OFF" for name in ("NATIVE", "AVX_VNNI", "AVX512"))
+AVX2_BUILD_ENVIRONMENT = {"CMAKE_ARGS": f"{_NEWER} {_AVX2} {_LIBRARY_ALONE}"}
 
 _GROUP = 32
 _FILE = "model-q4_0.gguf"

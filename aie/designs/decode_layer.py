@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder layer for one token, and all layers and the LM head of a token, over one array configuration.
+
+    norm -> QKV -> (QK-norm) RoPE -> cache, FlowKV -> output -> (norm) add, norm -> gate, up, GeGLU or SwiGLU -> down
+
+The array (npu2; four columns and two, as in arXiv 2602.06063, section 3.2.3; five and one where there are fewer than
+four KV heads):
+
+    columns 0-3     16 tiles project: FusedDQP (fused_dqp.py), two streams of weights a column
+    columns 4, 5    up to four pairs attend: FlowKV (flow_kv.py); eight KV heads take two turns
+    (6, bottom)     the residual tile: adds, normalises, and deals x to the projecting tiles, in parts of 256
+    (7, bottom)     the RoPE tile: QK-norm and RoPE; its queries go on to the pairs, keys and values to the cache
+
+**Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
+stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention, for the
+output projection, for the gated activations, for the down projection. What need not go that way does not: the residual
+stream stays in its tile from one norm to the other, norms go to the projecting tiles and queries to the pairs inside
+the array. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does,
+so that no layer of a call waits for the addition, and an entry is the same wherever it is.
+
+**Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
+in L2 and four blocks a tile in L1: 400 KB in all, 7 us of the 57.6 GB/s that eight streams carry at 1.8 GHz.
+
+**One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
+a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
+are below 2^31 bytes (`DecodeLayer.calls`). Lengths, windows, positions, which layer's weights: all are run-time
+parameters and taps. The array is compiled for `LayerShape`: sizes, which norms there are, and the activation.
+
+What else was thought of:
+
+- An xclbin for each operator: nine dispatches a layer at 44-50 us and a configuration switch of 39 us each (published
+  for Strix Halo), where the weights of a Gemma3-1B layer take 0.3 ms.
+- All 32 tiles in every role: 16 KB of program memory have to hold every kernel, and it would not be faster. Eight shim
+  streams carry about what main memory gives.
+- Products that never leave the array: a tile takes two streams, so four columns cannot be gathered without cores that
+  only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
+- Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
+
+Resources, largest of all shapes (checked; limits in brackets): a projecting tile 57,804 bytes of L1 (65,536), of
+which x is 32 KB; the residual tile 51,276; a V tile 42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6
+channels and 32 of 48 descriptors. All 16 shim streams into the array are used. No core links more than five entries of
+three sources; that they fit 16 KB is expected, not known, until Peano has compiled them.
+
+Run-time parameters: see the tiles' functions. Host buffers: designs/decode_layer_shape.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.common import U8, device, tensor
+from flownpu.aie.designs.decode_layer_array import Ends, build
+from flownpu.aie.designs.decode_layer_call import HostBuffers, Layer, Token
+from flownpu.aie.designs.decode_layer_sequence import LayerSequence
+from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
+from flownpu.aie.iron_compat import Program, Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["DecodeLayer", "Layer", "LayerShape"]
+
+# Offsets into a host buffer are 32-bit signed numbers of elements (aie.dma_bd's `offset`).
+_WEIGHTS_MAXIMUM = 1 << 31
+
+
+@dataclass(frozen=True)
+class DecodeLayer:
+    """The array for decoder layers of one shape; npu2.
+
+    Attributes:
+        shape: of the layers.
+    """
+
+    shape: LayerShape
+
+    def calls(self, layers: int, vocabulary: int = 0) -> list[int]:
+        """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
+
+        Args:
+            layers: of the model.
+            vocabulary: rows of the LM head; 0: none.
+
+        Raises:
+            ValueError: a layer and the head are more than a call takes.
+        """
+        room = _WEIGHTS_MAXIMUM - (self._head(vocabulary).bytes if vocabulary else 0)
+        if room < self.shape.weight_bytes:
+            raise ValueError(
+                f"[decode_layer] expected a layer and the LM head in {_WEIGHTS_MAXIMUM} bytes, got one of "
+                f"{self.shape.weight_bytes} with {vocabulary} rows: leave the head to another design (fused_dqp.py)"
+            )
+        counts = list[int]()
+        while sum(counts) < layers:
+            counts.insert(0, min(layers - sum(counts), room // self.shape.weight_bytes))
+            room = _WEIGHTS_MAXIMUM
+        return counts
+
+    def program(
+        self,
+        position: int,
+        capacity: int,
+        *,
+        layers: Sequence[Layer] = (Layer(),),
+        vocabulary: int = 0,
+        epsilon: float = 1e-6,
+        scale: float | None = None,
+        positions: int | None = None,
+        tables: int = 1,
+    ) -> Program:
+        """Neighbouring layers of a model for the token at `position`, and the LM head after the last of them.
+
+        Host buffers weights, vectors, rotary, cache, state, as in designs/decode_layer_shape.py, each with what belongs
+        to these layers only; and, with a head, logits [vocabulary], bf16. State's `hidden` and `update` are the token's
+        embedding and zeros for the model's first layers, and what the call before left for others.
+
+        Args:
+            position: the token's, from 0.
+            capacity: positions of a layer's cache, a multiple of a chunk (`LayerShape.keys`). What it holds beyond the
+                token must be finite.
+            layers: what tells them apart.
+            vocabulary: rows of the LM head, a multiple of 32; 0: none.
+            epsilon: of all norms.
+            scale: of the scores; None: 1 / sqrt(d).
+            positions: of a table of `rotary`; None: as many as the capacity.
+            tables: tables of `rotary`.
+
+        Raises:
+            ValueError: a position, table or capacity that does not fit, no layer, or more weights than a call takes.
+        """
+        shape, count = self.shape, len(layers)
+        token = Token(position, capacity, epsilon, scale or shape.d**-0.5, positions or capacity, tables)
+        head = self._head(vocabulary) if vocabulary else None
+        self._require(token, layers)
+        weights = count * shape.weight_bytes + (head.bytes if head else 0)
+        if not count or weights > _WEIGHTS_MAXIMUM:
+            raise ValueError(
+                f"[decode_layer] expected one layer or more, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
+                f"{count} with {weights}: call `calls` for how many a call takes"
+            )
+        array = build(shape)
+
+        def sequence(
+            ends: list[Any], weights: Any, vectors: Any, rotary: Any, cache: Any, state: Any, logits: Any = None
+        ) -> None:
+            buffers = HostBuffers(weights, vectors, rotary, cache, state, logits)
+            LayerSequence(shape, array._replace(ends=Ends(*ends)), buffers, token, layers, head).write()
+
+        kinds = [
+            tensor(weights, U8),
+            tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
+            tensor(tables * token.positions * shape.d),
+            tensor(count * capacity * shape.position_size),
+            tensor(shape.state_size),
+            *([tensor(vocabulary)] if head else []),
+        ]
+        return Program(device("npu2"), Runtime(sequence, [[*array.ends], *kinds]), array.workers)
+
+    def _head(self, vocabulary: int) -> Projection:
+        return Projection(vocabulary, self.shape.hidden)
+
+    def _require(self, token: Token, layers: Sequence[Layer]) -> None:
+        keys = self.shape.keys
+        if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):
+            raise ValueError(
+                f"[decode_layer] expected a capacity in multiples of {keys} and a position in it and in `rotary`, got "
+                f"position {token.position} of {token.capacity} and {token.positions}"
+            )
+        if any(not 0 <= layer.table < token.tables for layer in layers):
+            raise ValueError(
+                f"[decode_layer] expected each layer's table in 0..{token.tables - 1}, "
+                f"got {[layer.table for layer in layers]}"
+            )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights' way into a decode layer (designs/decode_layer.py): tasks on the projecting columns' streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.common import TILES, equal_steps, limits_of
+from flownpu.aie.designs.decode_layer_array import HALF_BLOCK, STREAMS
+from flownpu.aie.iron_compat import TensorAccessPattern
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flownpu.aie.designs.decode_layer_shape import Projection
+    from flownpu.aie.iron_compat import ObjectFifoHandle
+
+__all__ = ["WeightStreams", "weight_taps"]
+
+_LIMITS = limits_of("npu2")
+_SHARE = TILES // STREAMS  # tiles that a stream feeds
+
+
+def weight_taps(
+    projection: Projection, offset: int, total: int, columns: int, column: int, stream: int
+) -> list[TensorAccessPattern]:
+    """A projection's weights for one stream: row group x half block x tile x half block's bytes.
+
+    One tap for up to 64 row groups at equal distances, one for each where the distance is more than a stride holds.
+
+    Args:
+        projection: its weights begin at `offset` of a buffer of `total` bytes.
+        offset: see there.
+        total: see there.
+        columns: columns that project.
+        column: one of them.
+        stream: stream of the column, for two of its tiles.
+    """
+    line, step = projection.row_bytes, columns * TILES
+    reachable = step * line // _LIMITS.granule_bytes <= 1 << _LIMITS.shim.stride_bits
+    runs = equal_steps(projection.row_groups(column, columns), step, _LIMITS.iteration_maximum if reachable else 1)
+    return [
+        TensorAccessPattern(
+            [total],
+            offset + (start + stream * _SHARE) * line,
+            [count, line // HALF_BLOCK, _SHARE, HALF_BLOCK],
+            [step * line, HALF_BLOCK, line, 1],
+        )
+        for start, count in runs
+    ]
+
+
+@dataclass
+class _Stream:
+    end: ObjectFifoHandle
+    waiting: list[tuple[int, TensorAccessPattern]]  # phase, tap
+    started: list[tuple[int, Any]]  # phase, task
+
+    def await_oldest(self) -> None:
+        self.started.pop(0)[1].await_()
+
+
+class WeightStreams:
+    """The weights of all phases of a sequence, in order.
+
+    A stream has up to four tasks (`Limits.task_queue`). They are started as soon as there is room, also those of phases
+    to come: weights then fill L2 and L1 while the phase's x is still being made.
+    """
+
+    def __init__(
+        self, ends: list[list[ObjectFifoHandle]], buffer: Any, total: int, phases: Sequence[tuple[Projection, int]]
+    ) -> None:
+        """Phases: each a projection and where its weights begin in the buffer of `total` bytes."""
+        self._buffer = buffer
+        self._streams = [
+            _Stream(
+                end,
+                [(n, tap) for n, (p, at) in enumerate(phases) for tap in weight_taps(p, at, total, len(ends), c, s)],
+                [],
+            )
+            for c, ends_of_column in enumerate(ends)
+            for s, end in enumerate(ends_of_column)
+        ]
+
+    def start(self, phase: int) -> None:
+        """Start what is left of a phase, and of those to come what there is room for.
+
+        The phases before are over, and x of this one was sent: its tasks may be waited for, to make room.
+        """
+        for stream in self._streams:
+            while stream.started and stream.started[0][0] < phase:
+                stream.await_oldest()
+        busy = True
+        while busy:
+            busy = False
+            for stream in self._streams:  # one task each in turn, so that no column waits for another's
+                full = len(stream.started) == _LIMITS.task_queue
+                if not stream.waiting or (full and stream.waiting[0][0] > phase):
+                    continue
+                if full:
+                    stream.await_oldest()
+                number, tap = stream.waiting.pop(0)
+                task = stream.end.fill(self._buffer, tap=tap, wait=True, managed=False)
+                stream.started.append((number, task))
+                busy = True
+
+    def finish(self) -> None:
+        """Await those that are left."""
+        for stream in self._streams:
+            while stream.started:
+                stream.await_oldest()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape that operators on rows share: a stream of items through one compute tile in each of a few columns.
+
+Item i goes to core i mod `cores`. A core has two streams in and two out, which is what a compute tile has of channels.
+An operand may also be broadcast to all cores once a call (a norm's weight).
+
+Run-time parameters of a core: word 0, its number of items; those of the operator follow.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.designs.common import (
+    BF16,
+    RunTimeParameters,
+    Window,
+    device,
+    limits_of,
+    pieces,
+    run,
+    tensor,
+    worker,
+)
+from flownpu.aie.iron_compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile
+from flownpu.aie.npu_limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from flownpu.aie.iron_compat import Kernel
+
+__all__ = ["Operand", "ahead", "each", "once", "stream"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A host buffer and its way through the array.
+
+    Attributes:
+        name: of its fifos; different for each operand.
+        size: elements of an object.
+        dtype: their type.
+        host: elements of the host buffer.
+        taps: the tasks that move a range of items; None where all of the buffer goes to every core.
+        depth: objects in the memory of a core.
+        ahead_of: the operand on whose streams the buffer goes, before its items; "" for streams of its own.
+    """
+
+    name: str
+    size: int
+    dtype: Any
+    host: int
+    taps: Callable[[range], list[TensorAccessPattern]] | None
+    depth: int = 2
+    ahead_of: str = ""
+
+
+def each(
+    name: str,
+    count: int,
+    size: int,
+    *,
+    dtype: Any = BF16,
+    objects: int = 1,
+    depth: int = 2,
+) -> Operand:
+    """`count` items of `objects` objects of `size` elements."""
+    item, item_bytes = objects * size, np.dtype(dtype).itemsize
+    # Two pieces or more: the third dimension has no wrap register that would bound the number of items.
+    shim, granule = LIMITS["npu2"].shim, LIMITS["npu2"].granule_bytes
+    cuts, piece = pieces(item, item_bytes, most=min((1 << shim.wrap_bits) - 1, item * item_bytes // granule // 2))
+
+    def taps(items: range) -> list[TensorAccessPattern]:
+        sizes, strides = [len(items), cuts, piece], [items.step * item, piece, 1]
+        return [TensorAccessPattern([count * item], items.start * item, sizes, strides)]
+
+    return Operand(name, size, dtype, count * item, taps, depth)
+
+
+def once(name: str, size: int, *, objects: int = 1) -> Operand:
+    """`objects` objects of `size` elements for every core, all of which it may hold."""
+    return Operand(name, size, BF16, objects * size, None, depth=objects)
+
+
+def ahead(name: str, size: int, operand: str) -> Operand:
+    """An object of `size` elements that comes to every core before the items of an operand, on their stream."""
+    return Operand(name, size, BF16, size, None, ahead_of=operand)
+
+
+def stream(
+    target: str,
+    cores: int,
+    count: int,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    body: Callable[..., None],
+    kernels: Sequence[Kernel],
+    words: Sequence[int] = (),
+    state: Callable[[int], Sequence[Any]] = lambda _: (),
+) -> Program:
+    """The program: host buffers are the inputs, then the outputs.
+
+    Args:
+        target: npu1 or npu2.
+        cores: compute tiles, at most the target's columns.
+        count: items.
+        inputs: at most two with streams of their own.
+        outputs: at most two.
+        body: a core's pass; gets its ends of the streams in and out, the kernels, its state, and its parameters.
+        kernels: for the body.
+        words: run-time parameters from word 1 on.
+        state: buffers of a core.
+
+    Raises:
+        ValueError: more cores than columns, or no item.
+    """
+    columns = limits_of(target).columns
+    if not 1 <= cores <= columns or count < 1:
+        raise ValueError(f"[design] expected 1..{columns} cores on {target} and an item or more, got {cores}, {count}")
+    parameters = RunTimeParameters([f"core_{core}" for core in range(cores)])
+    operands = [*inputs, *outputs]
+    streams = [operand for operand in operands if not operand.ahead_of]
+    fifos = {operand.name: _fifos(operand, cores) for operand in streams}
+
+    def core_function(barrier: Any, rtp: Any, *arguments: Any) -> None:
+        barrier.wait_for_value(1)
+        barrier.release_with_value(1)
+        body(*arguments, rtp)
+
+    workers = []
+    for core in range(cores):
+        own = [(operand in inputs, fifos[operand.name][core if operand.taps else 0]) for operand in streams]
+        places = [fifo.cons() if into else fifo.prod() for into, fifo in own]
+        arguments = [parameters.barrier, parameters.buffers[core], *places, *kernels, *state(core)]
+        workers.append(worker(core_function, arguments, tile=Tile(core, limits_of(target).first_compute_row)))
+
+    def sequence(*arguments: Any) -> None:
+        *buffers, ends = arguments
+        for core in range(cores):
+            parameters.write(core, [len(range(core, count, cores)), *words])
+        parameters.start()
+        # Outputs first: an input may be more tasks than a channel queues, and the first are awaited to start the last.
+        # What goes ahead of others before these.
+        tasks = dict[tuple[str, int], list[tuple[Any, TensorAccessPattern]]]()
+        ranked = zip(operands, buffers, strict=True)
+        for operand, buffer in sorted(ranked, key=lambda pair: (pair[0] in inputs, not pair[0].ahead_of)):
+            for core in range(len(fifos[operand.ahead_of or operand.name])):
+                if operand.taps is None:  # also for a core that has no item this time
+                    taps = [run(operand.host, 0, operand.host)]
+                else:
+                    taps = operand.taps(range(core, count, cores)) if core < count else []
+                tasks.setdefault((operand.ahead_of or operand.name, core), []).extend((buffer, tap) for tap in taps)
+        starts = {
+            (operand.name, core): end.fill if operand in inputs else end.drain
+            for operand, of_cores in zip(streams, ends, strict=True)
+            for core, end in enumerate(of_cores)
+        }
+        windows = {place: Window() for place in tasks}
+        for turn in range(max(map(len, tasks.values()))):
+            for place, of_fifo in tasks.items():
+                if turn < len(of_fifo):
+                    windows[place].add(starts[place], *of_fifo[turn])
+        for window in windows.values():
+            window.finish()
+
+    # Host buffers are called as the operands are.
+    names = [*(operand.name for operand in operands), "ends"]
+    parameters_of = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
+    setattr(sequence, "__signature__", inspect.Signature(parameters_of))  # noqa: B010 (functions have no such attribute)
+    ends = [
+        [
+            fifo.prod(tile=Tile(core, 0)) if operand in inputs else fifo.cons(tile=Tile(core, 0))
+            for core, fifo in enumerate(fifos[operand.name])
+        ]
+        for operand in streams
+    ]
+    types = [tensor(operand.host, operand.dtype) for operand in operands]
+    return Program(device(target), Runtime(sequence, [*types, ends]), workers)
+
+
+def _fifos(operand: Operand, cores: int) -> list[ObjectFifo]:
+    """One for each core, or one for all."""
+    names = [operand.name] if operand.taps is None else [f"{operand.name}_{core}" for core in range(cores)]
+    return [ObjectFifo(tensor(operand.size, operand.dtype), name=name, depth=operand.depth) for name in names]

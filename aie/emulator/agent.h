@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs on the array at once, who is ready, and locks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "aie/emulator/program.h"
+
+namespace flownpu::emulator {
+
+class Agent;
+
+// Why an agent does not go on: what it waits for, and who could give it; nothing: it has ended.
+struct Wait {
+  std::string what;
+  std::vector<const Agent*> givers;
+};
+
+// A core, a DMA channel, or the sequence: it goes on until it must wait.
+class Agent {
+ public:
+  Agent() = default;
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+  virtual ~Agent() = default;
+
+  // Goes on; false: it waits, and whoever changes what it waits for wakes it. Under a seed it goes
+  // on by one operation only.
+  virtual bool step() = 0;
+  [[nodiscard]] virtual std::string name() const = 0;
+  // What it waits for now; only asked while it waits.
+  [[nodiscard]] virtual Wait wait() const = 0;
+
+ private:
+  friend class Scheduler;
+  bool ready_ = false;
+  std::size_t rank_ = 0;
+  std::uint64_t ranked_in_ = 0;  // the run, counted from 1
+};
+
+// Who goes on next: in turn (seed 0), or as a generator says that is started with the seed. Under
+// an even seed all that are ready are equal. Under an odd one each has a rank, and one goes on for
+// as long as none of higher rank can, so that some are very late; now and then ranks change.
+class Scheduler {
+ public:
+  void start(std::uint64_t seed);
+  [[nodiscard]] bool seeded() const { return state_ != 0; }
+  // A number below `count`.
+  std::size_t random(std::size_t count);
+
+  void reserve(std::size_t agents) { ready_.resize(agents + 1); }
+  void wake(Agent& agent);
+  void forget(const Agent& agent);
+  // Lets one agent go on; false: none is ready.
+  bool run_one();
+
+ private:
+  [[nodiscard]] std::size_t choose();
+
+  std::vector<Agent*> ready_;  // a ring
+  bool ranked_ = false;
+  std::uint64_t run_ = 0;
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+  std::uint64_t state_ = 0;
+};
+
+class Lock {
+ public:
+  // What six bits hold (npu_limits.py, lock_maximum).
+  static constexpr std::int64_t kMost = 63;
+
+  Lock(const LockRecord& record, Scheduler& scheduler) : record_(&record), scheduler_(&scheduler) {
+    set(record.initial);
+  }
+
+  // Takes `count` once it is there; false: the agent is noted as waiting.
+  bool take(std::int64_t count, Agent& agent) {
+    if (value_ < count) return note(agent);
+    value_ -= count;
+    return true;
+  }
+  // Whether it is exactly `value`; it stays so.
+  bool is(std::int64_t value, Agent& agent) { return value_ == value || note(agent); }
+  void add(std::int64_t count) { set(value_ + count); }
+  void set(std::int64_t value);
+
+  [[nodiscard]] const std::string& name() const { return record_->name; }
+  [[nodiscard]] std::int64_t value() const { return value_; }
+  [[nodiscard]] const std::vector<const Agent*>& givers() const { return givers_; }
+  void given_by(const Agent& agent) { givers_.push_back(&agent); }
+  void forget(const Agent& giver) { std::erase(givers_, &giver); }
+
+ private:
+  bool note(Agent& agent) {
+    waiting_.push_back(&agent);
+    return false;
+  }
+
+  const LockRecord* record_;
+  Scheduler* scheduler_;
+  std::int64_t value_ = 0;
+  std::vector<Agent*> waiting_;
+  std::vector<const Agent*> givers_;
+};
+
+}  // namespace flownpu::emulator

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs an array's program element by element: DMA channels that walk, streams with back-pressure,
+// locks, cores that call the kernels of aie/kernels/ as compiled for this machine, and the
+// sequences of one call after the other, in a legal order of events that a seed chooses. It knows
+// no time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aie/emulator/channel.h"
+#include "aie/emulator/core.h"
+#include "aie/emulator/sequence_agent.h"
+
+namespace flownpu::emulator {
+
+// Nothing can go on and the sequence has not ended; the message is who waits for whom.
+struct Deadlock : Error {
+  using Error::Error;
+};
+
+struct RunOptions {
+  std::uint64_t seed = 0;  // 0: in turn; others: small steps in an order of their own
+  // Whether everything that can goes on before the next call, as where the host takes its time.
+  bool settle = true;
+};
+
+struct Counts {
+  // Words of 32 bits that each channel moved.
+  std::map<std::string, std::uint64_t> words;
+  // How often each kernel was called with which numbers.
+  std::map<std::string, std::map<std::vector<std::int32_t>, std::uint64_t>> calls;
+};
+
+// Where an emulator gets its kernels from. Throws Error if there is none of that name and
+// parameters.
+using FindKernel = std::function<KernelCall(const KernelRecord&)>;
+FindKernel kernels_of(const aie_host::KernelTable& table);
+// The table of a shared library, which stays loaded. Throws Error if it cannot be.
+const aie_host::KernelTable& load_kernels(const std::string& path);
+
+class Emulator {
+ public:
+  Emulator(Array array, const FindKernel& find_kernel);
+
+  // One call. What it leaves in the array is there for the next, as without a reconfiguration.
+  // Throws Error (Deadlock) where the program goes wrong; the emulator cannot be used after that.
+  void run(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
+           const RunOptions& options);
+
+  [[nodiscard]] Counts counts() const;
+  void reset_counts();
+  // What calls have left that no call should: data under way, cores in the middle of a pass.
+  [[nodiscard]] std::vector<std::string> leftovers() const;
+
+ private:
+  void check(const Sequence& sequence, std::span<const std::span<std::byte>> buffers) const;
+
+  Array array_;
+  Memories memories_;
+  Scheduler scheduler_;
+  std::vector<std::unique_ptr<Lock>> locks_;
+  std::vector<Stream> streams_;
+  std::vector<Kernel> kernels_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+  std::vector<std::unique_ptr<Core>> cores_;
+  std::unique_ptr<SequenceAgent> sequence_;
+  bool failed_ = false;
+};
+
+// The message of a deadlock, found from the sequence on.
+std::string describe_deadlock(const Agent& start);
+
+}  // namespace flownpu::emulator

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulator's face: an array on which sequences run one after the other.
+
+    emulator = Emulator(plan.array, library)
+    emulator.run(plan.sequence, [w, x, y])  # writes y
+    emulator.counts()["calls"]
+
+Build its module with CMake's option FLOWNPU_TESTING. It is in no wheel: a module of Python's would tie the wheel, which
+any Python 3 takes, to one version; `libflownpu_ep` needs no module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.emulator.flatten import flatten_array
+from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan import DTYPES
+from flownpu.aie.timeline import kernel_cycles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from flownpu.aie import plan
+
+__all__ = ["Emulator"]
+
+
+def _native() -> Any:
+    try:
+        return importlib.import_module("flownpu_emulator")
+    except ImportError as error:
+        raise ImportError(
+            "expected the module flownpu_emulator, found none: build it with `cmake -S . -B build/testing "
+            "-DFLOWNPU_TESTING=ON && cmake --build build/testing`, and put that folder on Python's path"
+        ) from error
+
+
+class Emulator:
+    """An array as an xclbin would configure it; calls change its memories, locks and cores, nothing resets them.
+
+    Args:
+        array: what the checker found no fault in.
+        library: the kernels, compiled for this machine (aie/host/kernel_table.h); those of the array's architecture.
+        functions: kernels in Python, by entry: functions of numpy arrays, which they may write, and integers.
+
+    Raises:
+        ImportError: the emulator's module was not built.
+        RuntimeError: a kernel is in neither, or has other parameters.
+        ValueError: a function is no kernel of the array.
+    """
+
+    def __init__(
+        self,
+        array: plan.Array,
+        library: Path | None = None,
+        functions: Mapping[str, Callable[..., None]] | None = None,
+    ) -> None:
+        self.flat = flatten_array(array)
+        kernels = {kernel.entry: kernel for kernel in array.kernels}
+        if unknown := set(functions or {}) - set(kernels):
+            raise ValueError(f"[emulator] the array calls no kernels {', '.join(sorted(unknown))}")
+        self._limits = LIMITS[array.target]
+        self._bytes = {entry: sum(k.bytes for k in kernel.arguments if k.shape) for entry, kernel in kernels.items()}
+        given = {entry: _typed(function, kernels[entry]) for entry, function in (functions or {}).items()}
+        self._native = _native().Emulator(self.flat.words, "" if library is None else str(library), given)
+
+    def run(
+        self, sequence: plan.Sequence, buffers: Iterable[np.ndarray], *, seed: int = 0, settle: bool = True
+    ) -> None:
+        """Run one call.
+
+        Args:
+            sequence: for this array.
+            buffers: the host buffers in the sequence's order, contiguous, of as many bytes as it says; drains write
+                them.
+            seed: which legal order of events; 0 is the cheapest. Results are the same for all, or the plan has a race.
+            settle: let everything that can go on do so before this returns, as where the host's next call takes its
+                time to come; False: whatever was not done is still to be done when the next call begins.
+
+        Raises:
+            RuntimeError: the program goes wrong: a deadlock (`Deadlock`, with who waits for whom), a transfer outside
+                of its buffer, a kernel's access outside of its arguments (`EmulationError`). The emulator is of no
+                further use then.
+        """
+        spans = [_bytes(buffer) for buffer in buffers]
+        self._native.run(self.flat.flatten(sequence), spans, seed, settle)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Since the beginning or `reset_counts`.
+
+        Returns:
+            "words", of 32 bits, by DMA channel; "calls", by kernel; "cycles", by kernel, of all its calls together: an
+            estimate, and an optimistic one (`timeline.kernel_cycles`).
+        """
+        words, calls = self._native.counts()
+        cycles = {
+            entry: sum(times * kernel_cycles(self._limits, entry, numbers, self._bytes[entry]) for numbers, times in by)
+            for entry, by in calls.items()
+        }
+        return {
+            "words": words,
+            "calls": {entry: sum(times for _, times in by_numbers) for entry, by_numbers in calls.items()},
+            "cycles": {entry: round(total) for entry, total in cycles.items()},
+        }
+
+    def reset_counts(self) -> None:
+        """Count from 0 again."""
+        self._native.reset_counts()
+
+    def leftovers(self) -> list[str]:
+        """What the calls so far left that no call should: data under way, objects not taken, cores in mid-pass."""
+        found: list[str] = self._native.leftovers()
+        return found
+
+
+def _bytes(buffer: np.ndarray) -> np.ndarray:
+    if not buffer.flags.c_contiguous:
+        raise ValueError("[emulator] expected contiguous host buffers")
+    return buffer.reshape(-1).view(np.uint8)
+
+
+def _typed(function: Callable[..., None], kernel: plan.Kernel) -> Callable[..., None]:
+    """The function, given arrays of the kernel's types instead of bytes."""
+
+    def call(*arguments: Any) -> None:
+        pairs = zip(arguments, kernel.arguments, strict=True)
+        function(*(value.view(DTYPES[kind.dtype]) if kind.shape else value for value, kind in pairs))
+
+    return call

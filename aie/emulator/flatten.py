@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowers a plan to the flat form that the emulator's C++ runs: buffers, locks, DMA channels with their descriptors.
+
+The rules are those of `flownpu.aie.lowering`, with the depths as the plan has them (a printed plan gives the depth of
+every end, and the compiler takes it):
+
+- A pool's objects are buffers, with two locks, *free* and *full*; one pair for each part where a link splits or joins.
+  Who fills an object takes from *free* and adds to *full*; who empties it does the reverse.
+- A DMA channel goes through its descriptors in a circle. Shim channels have none: the sequence queues tasks on them.
+- Where objects are sent `repeat_count` times, a filler takes and adds that many, and the sender has as many
+  descriptors for each object.
+- At a link, the object is that of the larger fifo where it forwards, the whole one where it splits or joins; each
+  part's walk is over that part.
+
+Distances are bytes here, and every name is one that a message may print.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.emulator.flatten_core import CoreCode
+from flownpu.aie.emulator.words import ARRAY, SEQUENCE, Words
+from flownpu.aie.lowering import link_ranges, shared_memory
+from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan import DTYPES, Await, Dimension, Free, SetBarrier, Transfer, WriteParameter
+
+if TYPE_CHECKING:
+    from flownpu.aie.npu_limits import Limits
+    from flownpu.aie.plan import Array, Buffer, End, Fifo, Link, Sequence, Tile
+
+__all__ = ["FlatArray", "flatten_array"]
+
+_TRANSFER, _AWAIT, _FREE, _WRITE, _SET = range(5)  # kinds of steps (program.h, `Step`)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A range of every object of a pool, its locks, and how often it is sent."""
+
+    start: int
+    bytes: int
+    free: int
+    full: int
+    repeat: int
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Objects in a tile's memory."""
+
+    memories: list[int]
+    parts: list[_Part]
+
+
+@dataclass
+class FlatArray:
+    """An array in flat form, and the numbers that its sequences refer to."""
+
+    words: np.ndarray
+    identity: int
+    channels: dict[str, int]  # fifo: its channel at a shim tile
+    memories: dict[str, int]
+    locks: dict[str, int]
+    item_bytes: dict[str, int]  # of fifos
+
+    def flatten(self, sequence: Sequence) -> np.ndarray:
+        """A sequence over this array, in flat form."""
+        words = Words()
+        words.text(sequence.name)
+        words.add(len(sequence.buffers))
+        for buffer in sequence.buffers:
+            words.text(buffer.name)
+            words.add(buffer.type.bytes)
+        places = {buffer.name: number for number, buffer in enumerate(sequence.buffers)}
+        item_bytes = {buffer.name: buffer.type.item_bytes for buffer in sequence.buffers}
+        transfers: dict[str, int] = {}
+        words.add(len(sequence.steps))
+        for step in sequence.steps:
+            match step:
+                case Transfer():
+                    transfers[step.name] = len(transfers)
+                    item = item_bytes[step.buffer]
+                    words.add(_TRANSFER)
+                    words.text(step.name)
+                    words.add(self.channels[step.fifo], places[step.buffer], step.tap.offset * item, int(step.token))
+                    _walk(words, step.tap.walk, item)
+                case Await():
+                    words.add(_AWAIT, transfers[step.transfer])
+                case Free():
+                    words.add(_FREE, transfers[step.transfer])
+                case WriteParameter():
+                    words.add(_WRITE, self.memories[step.buffer], step.index, step.value)
+                case SetBarrier():
+                    words.add(_SET, self.locks[step.barrier], step.value)
+        return words.finish(SEQUENCE, self.identity)
+
+
+def flatten_array(array: Array) -> FlatArray:
+    """Lower an array; it must be valid (`checker.check`)."""
+    return _Flattening(array, LIMITS[array.target]).run()
+
+
+def _walk(
+    words: Words, walk: tuple[Dimension, ...], item_bytes: int, padding: tuple[tuple[int, int], ...] = ()
+) -> None:
+    words.add(item_bytes, len(walk))
+    for dimension, (before, after) in zip(walk, padding or [(0, 0)] * len(walk), strict=True):
+        words.add(dimension.size, dimension.stride * item_bytes, before, after)
+
+
+@dataclass
+class _Flattening:
+    """One array on its way."""
+
+    array: Array
+    limits: Limits
+    memories: list[tuple[str, int, bool, bytes]] = field(default_factory=list)  # name, bytes, parameters, initial value
+    locks: list[tuple[str, int]] = field(default_factory=list)
+    streams: int = 0
+    channels: list[Words] = field(default_factory=list)
+    ends: list[Words] = field(default_factory=list)
+
+    def run(self) -> FlatArray:
+        array = self.array
+        self.fifos = {fifo.name: fifo for fifo in array.fifos}
+        self.end_of: dict[tuple[Tile, str, str], int] = {}
+        self.shim_channels: dict[str, int] = {}
+        self.used: defaultdict[tuple[Tile, str], int] = defaultdict(int)
+        self.link_of = {name: link for link in array.links for name in (*link.inputs, *link.outputs)}
+        self.pool_of = {id(link): self._link_pool(link) for link in array.links}
+        buffers = {buffer.name: self._buffer(buffer) for buffer in array.buffers}
+        barriers = {barrier.name: self._lock(barrier.name, barrier.initial_value) for barrier in array.barriers}
+        for fifo in array.fifos:
+            self._fifo(fifo)
+        words = self._words(self._cores(buffers, barriers))
+        identity = words.identity
+        items = {fifo.name: fifo.type.item_bytes for fifo in array.fifos}
+        return FlatArray(words.finish(ARRAY, identity), identity, self.shim_channels, buffers, barriers, items)
+
+    def _words(self, cores: list[Words]) -> Words:
+        words = Words()
+        words.text(self.array.target)
+        words.add(self.limits.task_queue)
+        words.add(len(self.memories))
+        for name, size, parameters, initial in self.memories:
+            words.text(name)
+            words.add(size, int(parameters))
+            words.bytes(initial)
+        words.add(len(self.locks))
+        for name, value in self.locks:
+            words.text(name)
+            words.add(value)
+        words.add(self.streams)
+        words.add(len(self.array.kernels))
+        for kernel in self.array.kernels:
+            words.text(kernel.entry)
+            words.list(kind.bytes if kind.shape else 0 for kind in kernel.arguments)
+        for items in (self.channels, self.ends, cores):
+            words.add(len(items))
+            for item in items:
+                words.append(item)
+        return words
+
+    # --- Memory and locks ---------------------------------------------------------------------------------------------
+
+    def _place(self, tile: Tile) -> str:
+        return f"{self.limits.kind(tile.column, tile.row)} tile {tile}"
+
+    def _memory(self, name: str, size: int, *, parameters: bool = False, initial: bytes = b"") -> int:
+        self.memories.append((name, size, parameters, initial))
+        return len(self.memories) - 1
+
+    def _lock(self, name: str, value: int) -> int:
+        self.locks.append((name, value))
+        return len(self.locks) - 1
+
+    def _buffer(self, buffer: Buffer) -> int:
+        initial = np.array(buffer.initial_value, DTYPES[buffer.type.dtype]) if buffer.initial_value else np.array([])
+        return self._memory(
+            buffer.name,
+            buffer.type.bytes,
+            parameters=buffer.run_time_parameter,
+            initial=initial.tobytes() if buffer.initial_value else b"",
+        )
+
+    def _pool(self, fifo: Fifo, tile: Tile, depth: int, ranges: list[tuple[int, int]], repeats: list[int]) -> _Pool:
+        """`ranges`: (start, end) of the parts of an object, in elements; `repeats`: how often each is sent."""
+        name, item = f"{fifo.name} at {tile}", fifo.type.item_bytes
+        memories = [self._memory(f"object {place} of {name}", fifo.type.bytes) for place in range(depth)]
+        parts = []
+        for place, ((start, end), repeat) in enumerate(zip(ranges, repeats, strict=True)):
+            label = f"{name}, part {place}" if len(ranges) > 1 else name
+            free, full = self._lock(f"free objects of {label}", depth * repeat), self._lock(f"full ones of {label}", 0)
+            parts.append(_Part(start * item, (end - start) * item, free, full, repeat))
+        return _Pool(memories, parts)
+
+    def _link_pool(self, link: Link) -> _Pool:
+        first, last = self.fifos[link.inputs[0]], self.fifos[link.outputs[0]]
+        larger = first if first.type.bytes >= last.type.bytes or last.padding else last
+        fifo, ranges = (larger, []) if link.kind == "forward" else link_ranges(link, self.fifos)
+        depth = fifo.consumers[0].depth if fifo is first else fifo.producer.depth
+        ranges = ranges or [(0, fifo.type.elements)]
+        counts = [self.fifos[name].repeat_count for name in link.outputs]
+        repeats = counts if link.kind == "split" else counts * len(ranges)
+        return self._pool(fifo, last.producer.tile, depth, ranges, repeats)
+
+    # --- Fifos --------------------------------------------------------------------------------------------------------
+
+    def _fifo(self, fifo: Fifo) -> None:
+        """Pools, channels and the cores' ends."""
+        memory = shared_memory(fifo, fifo.name in self.link_of, self.limits)
+        if memory is not None:
+            pool = self._pool(fifo, memory, fifo.producer.depth, [(0, fifo.type.elements)], [1])
+            self._core_end(fifo, fifo.producer, "produce", pool)
+            self._core_end(fifo, fifo.consumers[0], "consume", pool)
+            return
+        stream = self.streams
+        self.streams += 1
+        for end, port in [(fifo.producer, "produce"), *((end, "consume") for end in fifo.consumers)]:
+            if self.limits.kind(end.tile.column, end.tile.row) == "shim":
+                self.shim_channels[fifo.name] = len(self.channels)
+                self._channel(fifo, end, port, stream, None, [])
+                continue
+            link = self.link_of.get(fifo.name)
+            if link is not None and end.tile == self.fifos[link.outputs[0]].producer.tile:
+                pool = self.pool_of[id(link)]
+                parts = self._parts(fifo, link, pool)
+            else:
+                repeat = fifo.repeat_count if port == "produce" else 1
+                pool = self._pool(fifo, end.tile, end.depth, [(0, fifo.type.elements)], [repeat])
+                parts = pool.parts
+                self._core_end(fifo, end, port, pool)
+            self._channel(fifo, end, port, stream, pool, parts)
+
+    def _parts(self, fifo: Fifo, link: Link, pool: _Pool) -> list[_Part]:
+        """The parts of a link's pool that one of its fifos carries, in the order of its stream."""
+        if link.kind == "forward":
+            return pool.parts
+        names = link.outputs if link.kind == "split" else link.inputs
+        return [pool.parts[names.index(fifo.name)]] if fifo.name in names else pool.parts
+
+    def _channel(self, fifo: Fifo, end: End, port: str, stream: int, pool: _Pool | None, parts: list[_Part]) -> None:
+        """A DMA channel with its circle of descriptors; a shim tile's has none."""
+        direction = "output" if port == "produce" else "input"
+        number = self.used[end.tile, direction]
+        self.used[end.tile, direction] += 1
+        words = Words()
+        words.text(f"{direction} channel {number} of {self._place(end.tile)} (fifo {fifo.name})")
+        words.add(stream, int(port == "produce"))
+        repeats = range(fifo.repeat_count if pool is not None and port == "produce" else 1)
+        descriptors = [
+            (memory, part, number == repeats[-1])
+            for memory in (pool.memories if pool is not None else [])
+            for number in repeats
+            for part in parts
+        ]
+        words.add(len(descriptors))
+        for memory, part, last in descriptors:
+            produce = port == "produce"
+            takes, gives, count = (part.full, part.free, 1) if produce else (part.free, part.full, part.repeat)
+            gives_back = part.bytes if produce and last else 0
+            words.add(memory, part.start, part.bytes, takes, gives, count, gives_back)
+            walk = end.walk or (Dimension(part.bytes // fifo.type.item_bytes, 1),)
+            _walk(words, walk, fifo.type.item_bytes, fifo.padding if produce else ())
+        self.channels.append(words)
+
+    def _core_end(self, fifo: Fifo, end: End, port: str, pool: _Pool) -> None:
+        part = pool.parts[0]
+        takes, gives = (part.free, part.full) if port == "produce" else (part.full, part.free)
+        self.end_of[end.tile, fifo.name, port] = len(self.ends)
+        words = Words()
+        words.text(f"{port} end of fifo {fifo.name}")
+        words.add(takes, gives, part.repeat, int(port == "consume"))
+        words.list(pool.memories)
+        self.ends.append(words)
+
+    # --- Cores --------------------------------------------------------------------------------------------------------
+
+    def _cores(self, buffers: dict[str, int], barriers: dict[str, int]) -> list[Words]:
+        kernels = {kernel.entry: number for number, kernel in enumerate(self.array.kernels)}
+        cores = []
+        for core in self.array.cores:
+            ends = {(fifo, port): n for (tile, fifo, port), n in self.end_of.items() if tile == core.tile}
+            code = CoreCode(core, ends, buffers, barriers, kernels)
+            words = Words()
+            words.text(f"core {core.tile}")
+            words.add(int(code.forever), len(code.variables), len(code.views))
+            words.list(code.words)
+            cores.append(words)
+        return cores

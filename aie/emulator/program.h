@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the emulator runs: an array and its sequences in flat form, as aie/emulator/flatten.py
+// writes them and `read_array` and `read_sequence` read them. Distances are bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "aie/emulator/walk.h"
+
+namespace flownpu::emulator {
+
+// What is wrong with a program, or what went wrong in one: where, what was expected, what came.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr std::int64_t kVersion = 1;
+
+// Memory of a tile: an object of a fifo, or a buffer. `parameters`: run-time parameters, of which
+// a core may only load words that were written.
+struct Memory {
+  std::string name;
+  std::size_t bytes;
+  bool parameters;
+  std::vector<std::byte> initial;
+};
+
+struct LockRecord {
+  std::string name;
+  std::int64_t initial;
+};
+
+// One descriptor: take `count` from a lock, walk over bytes offset .. + bytes of a memory, add
+// `count` to another. The last `gives_back` bytes of what was sent are free then.
+struct Descriptor {
+  std::size_t memory;
+  std::size_t offset;
+  std::size_t bytes;
+  std::size_t takes;
+  std::size_t gives;
+  std::int64_t count;
+  std::size_t gives_back;
+  Walk walk;
+};
+
+// A DMA channel; one without descriptors is a shim tile's, to which the sequence gives tasks.
+struct ChannelRecord {
+  std::string name;
+  std::size_t stream;
+  bool source;
+  std::vector<Descriptor> descriptors;
+};
+
+// A kernel, and the bytes of its arguments; 0 is a number.
+struct KernelRecord {
+  std::string entry;
+  std::vector<std::size_t> arguments;
+};
+
+// A core's end of a fifo: acquiring an object takes `count` from a lock, releasing it adds as many
+// to another.
+struct EndRecord {
+  std::string name;
+  std::size_t takes;
+  std::size_t gives;
+  std::int64_t count;
+  bool consumes;
+  std::vector<std::size_t> objects;
+};
+
+// A core's code. Numbers are taken from a stack and put there; words that follow an operation are
+// in brackets.
+enum class Op : std::int64_t {
+  kPush,  // [value]
+  kGet,   // [variable]
+  kSet,   // [variable]
+  kAdd,   // the right operand is on top
+  kSubtract,
+  kMultiply,
+  kFloorDivide,
+  kRemainder,  // with the sign of the left operand, as the compiler has it
+  kLoop,       // [index, stop, step, exit]: goes to `exit` once the variable is past its stop
+  kNext,       // [index, step, top]: adds the step, goes to `top`
+  kAcquire,    // [end, view, count]: holds `count` objects in all
+  kRelease,    // [end, count]
+  kCall,       // [kernel, arguments, and for each: kind, what, index]
+  kLoad,       // [memory, variable]: the index is on the stack
+  kStore,      // [memory]: the value is on top, the index below
+  kWait,       // [lock, value]
+  kAddLock,    // [lock, value]
+  kEnd,
+};
+enum class ArgumentKind : std::int64_t { kInteger, kMemory, kView };
+
+struct CoreRecord {
+  std::string name;
+  bool forever;
+  std::size_t variables;
+  std::size_t views;
+  std::vector<std::int64_t> code;
+};
+
+struct Array {
+  std::int64_t identity;
+  std::string target;
+  std::size_t task_queue;  // tasks that a shim channel holds, the running one among them
+  std::vector<Memory> memories;
+  std::vector<LockRecord> locks;
+  std::size_t streams;
+  std::vector<KernelRecord> kernels;
+  std::vector<ChannelRecord> channels;
+  std::vector<EndRecord> ends;
+  std::vector<CoreRecord> cores;
+};
+
+enum class StepKind : std::int64_t { kTransfer, kAwait, kFree, kWrite, kSet };
+
+// What each kind of step uses: a transfer number for kAwait and kFree; memory, index and value for
+// kWrite; lock (`what`) and value for kSet.
+struct Step {
+  StepKind kind;
+  std::size_t what;
+  std::size_t index;
+  std::int64_t value;
+};
+
+struct Transfer {
+  std::string name;
+  std::size_t channel;
+  std::size_t buffer;
+  std::size_t offset;
+  bool token;
+  Walk walk;
+};
+
+struct HostBuffer {
+  std::string name;
+  std::size_t bytes;
+};
+
+struct Sequence {
+  std::int64_t identity;  // of its array
+  std::string name;
+  std::vector<HostBuffer> buffers;
+  std::vector<Transfer> transfers;
+  std::vector<Step> steps;
+};
+
+// Reads what aie/emulator/words.py describes. Throws Error if it is something else, of another
+// version, or refers to what is not there.
+Array read_array(std::span<const std::int64_t> words);
+Sequence read_sequence(std::span<const std::int64_t> words);
+
+// A file of such words, little-endian. Throws Error if it cannot be read.
+std::vector<std::int64_t> read_words(const std::string& path);
+
+}  // namespace flownpu::emulator

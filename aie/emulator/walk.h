@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A DMA's way over memory: nested dimensions, with padding; and copying along two of them at once.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace flownpu::emulator {
+
+// `size` steps of `stride` bytes, with so many zeros before and after each pass.
+struct Dimension {
+  std::int64_t size;
+  std::int64_t stride;
+  std::int64_t before;
+  std::int64_t after;
+};
+
+// The dimensions, outermost first, above runs of neighbouring bytes.
+struct Walk {
+  std::vector<Dimension> dimensions;
+  std::size_t run;
+
+  // Dimensions over elements of `item` bytes; those that are neighbours become part of the run.
+  static Walk over(std::vector<Dimension> dimensions, std::size_t item);
+
+  // Bytes that are moved, padding among them.
+  [[nodiscard]] std::size_t bytes() const;
+  // One past the highest byte that is touched.
+  [[nodiscard]] std::size_t end() const;
+};
+
+// A place on a walk.
+class Cursor {
+ public:
+  Cursor() = default;
+  Cursor(const Walk& walk, std::byte* base);
+
+  // Bytes that can be moved from here at once, and where they are; null: padding.
+  [[nodiscard]] std::size_t available() const { return walk_->run - done_; }
+  [[nodiscard]] std::byte* data() const { return at_ == nullptr ? nullptr : at_ + done_; }
+
+  void advance(std::size_t bytes) {
+    done_ += bytes;
+    if (done_ == walk_->run) next_run();
+  }
+
+ private:
+  static constexpr std::size_t kMost = 5;  // a memory tile's four dimensions, and elements
+
+  void next_run();
+  void place();
+
+  const Walk* walk_ = nullptr;
+  std::byte* base_ = nullptr;
+  std::byte* at_ = nullptr;  // the run's beginning
+  std::size_t done_ = 0;
+  std::array<std::int64_t, kMost> index_{};
+  bool padded_ = false;
+};
+
+// Moves bytes from one walk to another; both go on.
+void copy(Cursor& from, Cursor& to, std::size_t bytes);
+
+}  // namespace flownpu::emulator

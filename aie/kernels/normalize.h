@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMS normalisation of one row in registers: what rms_norm.cc and norm_rope.cc share.
+#pragma once
+
+#include "aie/kernels/float_math.h"
+
+namespace flownpu {
+
+// 1 / sqrt(mean(x^2) + epsilon), in all lanes.
+inline Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
+  Accumulator<kLanes> squares = aie::zeros<accfloat, kLanes>();
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < n; i += kLanes) {
+    const Bf16<kLanes> values = aie::load_v<kLanes>(x + i);
+    squares = aie::mac(squares, values, values);
+  }
+  const float sum = aie::reduce_add(squares.to_vector<float>());
+  return broadcast_parts<kLanes>(aie::invsqrt(sum * aie::inv(static_cast<float>(n)) + epsilon));
+}
+
+// x inverse weight: of 16 elements.
+inline Accumulator<kLanes> normalize(const bfloat16* x, const Parts<kLanes>& inverse,
+                                     const bfloat16* weight) {
+  const Accumulator<kLanes> normal = multiply(inverse, Bf16<kLanes>(aie::load_v<kLanes>(x)));
+  return multiply(split(normal), Bf16<kLanes>(aie::load_v<kLanes>(weight)));
+}
+
+}  // namespace flownpu

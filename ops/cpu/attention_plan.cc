@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/attention_plan.h"
+
+#include <algorithm>
+
+#include "ops/cpu/kernels.h"
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+namespace flownpu::cpu {
+namespace {
+
+// Rows of a tile at most. V is re-ordered once for a tile and a chunk, which takes about as long as
+// two rows' products with the chunk: 1 % of 256. More would only make the tasks coarser.
+constexpr std::int64_t kTileRows = 256;
+// Keys of a chunk at most: a block's scores, 128 x 64 f32, are 32 KB and stay in L1. A block's
+// numerators are read and written once a chunk, in which time 2 of its 64 steps of pairs could be
+// multiplied.
+constexpr std::int64_t kChunkKeys = 128;
+constexpr std::int64_t kLeastChunkKeys = 64;
+// Tasks of unequal length even out when each thread gets several, and one that the system disturbs
+// gets fewer.
+constexpr std::int64_t kTasksPerThread = 4;
+// K and V of a part at least: 128 KB take a thread some 6 us to read at 20 GB/s, a few times what
+// it takes to hand out a task and to merge its state.
+constexpr std::int64_t kPartBytes = 128 * 1024;
+
+std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
+
+// The most rows, in whole blocks, that leave every thread its tasks.
+std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& machine) {
+  const std::int64_t rows = shape.batch * shape.kv_heads * shape.heads_per_group * shape.tokens;
+  const std::int64_t blocks = rows / (machine.threads * kTasksPerThread) / machine.block_rows;
+  const std::int64_t tile_rows =
+      std::clamp(blocks * machine.block_rows, machine.block_rows, kTileRows);
+  return std::clamp<std::int64_t>(tile_rows / shape.heads_per_group, 1,
+                                  std::max<std::int64_t>(1, shape.tokens));
+}
+
+// Of the L2, half: for re-ordered K and V and for a block of scores; queries and numerators of a
+// tile pass by and take the rest.
+std::int64_t chunk_keys(const AttentionShape& shape, const AttentionMachine& machine,
+                        std::int64_t seen) {
+  const std::int64_t key_bytes = 2 * shape.head_size * machine.element +
+                                 machine.block_rows * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t most =
+      std::clamp(machine.cache_bytes / 2 / key_bytes, kLeastChunkKeys, kChunkKeys);
+  // Chunks of even length.
+  const std::int64_t chunks = std::max<std::int64_t>(1, divide_up(seen, most));
+  return divide_up(divide_up(seen, chunks), kAttentionKeyStep) * kAttentionKeyStep;
+}
+
+}  // namespace
+
+AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine& machine) {
+  AttentionPlan plan{};
+  plan.tile_tokens = tile_tokens(shape, machine);
+  const std::int64_t rows = plan.tile_tokens * shape.heads_per_group;
+  plan.few = rows <= machine.few_rows;
+  plan.tiles = divide_up(shape.tokens, plan.tile_tokens);
+  // The keys that a tile sees at most.
+  const std::int64_t seen =
+      shape.window > 0 ? std::min(shape.total, shape.window + plan.tile_tokens - 1) : shape.total;
+  const std::int64_t whole = shape.batch * shape.kv_heads * plan.tiles;
+  const std::int64_t wanted = machine.threads > 1 ? machine.threads * kTasksPerThread : 1;
+  const std::int64_t part_keys =
+      std::max<std::int64_t>(1, kPartBytes / (2 * shape.head_size * shape.cache_element));
+  plan.parts = 1;
+  // Merging costs a pass over the numerators: only where there are not two tasks for each thread.
+  if (whole < 2 * machine.threads) {
+    plan.parts = std::clamp<std::int64_t>(seen / part_keys, 1,
+                                          divide_up(wanted, std::max<std::int64_t>(1, whole)));
+  }
+  plan.chunk_keys = chunk_keys(shape, machine, divide_up(seen, plan.parts));
+  plan.tasks = whole * plan.parts;
+  plan.slots = std::max<std::int64_t>(1, std::min(machine.threads, plan.tasks));
+  return plan;
+}
+
+std::int64_t cache_bytes() {
+#if defined(__linux__) && defined(_SC_LEVEL2_CACHE_SIZE)
+  if (const std::int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE); bytes > 0) return bytes;
+#endif
+  return 512 * 1024;
+}
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// How attention is cut into tasks: a pure function of shapes and of the machine.
+//
+// A task is a tile of queries (of all heads that share a KV head) and a part of the keys that the
+// tile sees. With one part a task's result is final; several are merged (eq. 9-12).
+#pragma once
+
+#include <cstdint>
+
+namespace flownpu::cpu {
+
+struct AttentionShape {
+  std::int64_t batch;
+  std::int64_t kv_heads;
+  std::int64_t heads_per_group;
+  std::int64_t head_size;
+  // S, and T: the new tokens, and all so far.
+  std::int64_t tokens;
+  std::int64_t total;
+  // W, or 0 for none.
+  std::int64_t window;
+  // Bytes of an element of K and V in the cache.
+  std::int64_t cache_element;
+};
+
+struct AttentionMachine {
+  std::int64_t threads;
+  // L2, of one core.
+  std::int64_t cache_bytes;
+  // Of the kernels: see Kernels.
+  std::int64_t few_rows;
+  std::int64_t block_rows;
+  // Bytes of an element that attend_many multiplies.
+  std::int64_t element;
+};
+
+struct AttentionPlan {
+  // Whether attend_few takes the rows of a tile.
+  bool few;
+  std::int64_t tile_tokens;
+  // Tiles of one KV head of one row of the batch.
+  std::int64_t tiles;
+  // Parts of the keys that a tile sees.
+  std::int64_t parts;
+  std::int64_t chunk_keys;
+  std::int64_t tasks;
+  // Tasks that run at once, each with working memory of its own.
+  std::int64_t slots;
+};
+
+AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine& machine);
+
+// L2 of a core of this machine; 512 KB, the least of the processors in sight (Haswell and Skylake
+// have 256 KB and 1 MB, Zen 512 KB and 1 MB), if the system does not tell.
+std::int64_t cache_bytes();
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention_many.h multiplies with AVX-512 where the cache is bf16: pairs of bf16, of a head's
+// elements in Q K^T and of keys in F V.
+//
+// Queries (after scaling) and F are rounded to bf16, as on the papers' NPU; sums, the maximum, exp
+// and the denominator, which is the sum of the rounded F, are f32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+struct BFloat16Pairs {
+  // Two bf16; the low half comes first.
+  using Element = std::uint32_t;
+  using Packed = __m512i;
+  static constexpr int kStep = 2;
+  // 4 x 4 accumulators, 4 vectors of queries and an element leave 11 of 32 registers. A dot takes
+  // some 5 cycles and 2 begin in each, so that 10 accumulators would do; and 8 loads for 16 dots
+  // are half of what the two load ports take.
+  static constexpr int kVectors = 4;
+  static constexpr int tile(int vectors) { return vectors == 3 ? 8 : 16 / vectors; }
+  static constexpr bool kConvertsKeys = false;
+  // Scores are binary logarithms: queries are multiplied by log2 e before they are rounded, so that
+  // exp needs no multiplication.
+  static constexpr float kScoreUnit = 1.44269504F;
+
+  // 2^x for x <= 0: 2^n of the nearest integer n, times 2^r, |r| <= 1/2, by its Taylor polynomial
+  // in r ln 2 of degree 4, whose next term, (ln 2 / 2)^5 / 5! = 4e-5, is a fiftieth of bf16's half
+  // ulp (2^-9). Below -150 2^x is 0 in f32; the clamp keeps r from being NaN when x is minus
+  // infinity, and passes NaN on.
+  static Vector exponential(Vector x) {
+    const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-151.0F), x);
+    const __m512 n = _mm512_roundscale_ps(clamped, _MM_FROUND_TO_NEAREST_INT);
+    const __m512 r = _mm512_sub_ps(clamped, n);
+    __m512 y = _mm512_set1_ps(9.61812911e-3F);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.55041087e-2F));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.40226507e-1F));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.93147181e-1F));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0F));
+    return _mm512_scalef_ps(y, n);
+  }
+
+  // Pairs of 32 elements, or of the n < 32 that are left and zeros.
+  static Vector round(const float* x, std::int64_t n) {
+    alignas(64) float padded[2 * kLanes] = {};
+    if (n < 2 * kLanes) {
+      std::memcpy(padded, x, static_cast<std::size_t>(n) * sizeof(float));
+      x = padded;
+    }
+    const __m512 unit = _mm512_set1_ps(kScoreUnit);
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_mul_ps(_mm512_loadu_ps(x + kLanes), unit),
+                                               _mm512_mul_ps(_mm512_loadu_ps(x), unit));
+    return _mm512_castsi512_ps((__m512i)pairs);
+  }
+
+  static __m512i load_packed(const std::uint32_t* x) { return _mm512_load_si512(x); }
+  static __m512i broadcast_element(const void* x) {
+    std::int32_t pair;
+    std::memcpy(&pair, x, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  static __m512i ones() { return _mm512_set1_epi32(0x3f803f80); }
+  static void dot(Vector& sum, __m512i a, __m512i b) {
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+  }
+  static __m512i pack(const Vector (&factors)[kStep]) {
+    const __m512i interleave =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(interleave,
+                                    (__m512i)_mm512_cvtne2ps_pbh(factors[1], factors[0]));
+  }
+
+  static __m512i widen(const std::uint16_t* x) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  }
+  static void convert_key(const AttentionSweep& /*sweep*/, std::int64_t /*key*/,
+                          std::uint32_t* /*out*/) {}
+  // Pairs of V's rows `key` and `key` + 1, by element. The last row before `end` may stand for the
+  // one after it, whose factor is 0.
+  static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
+                           std::uint32_t* out) {
+    const std::int64_t d = sweep.head_size;
+    const auto* low = static_cast<const std::uint16_t*>(sweep.value) + key * d;
+    const std::uint16_t* high = key + 1 < end ? low + d : low;
+    std::int64_t i = 0;
+    for (; i + kLanes <= d; i += kLanes) {
+      const __m512i second = _mm512_slli_epi32(widen(high + i), 16);
+      _mm512_storeu_si512(out + i, _mm512_or_si512(widen(low + i), second));
+    }
+    for (; i < d; ++i) out[i] = low[i] | (std::uint32_t{high[i]} << 16);
+  }
+};
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

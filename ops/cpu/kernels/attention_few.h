@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlowKV (Gemma3 paper, section 3.2.2, eq. 6-11) with elements of the head in the lanes: for so few
+// rows, the heads of a group in decode, that reading K and V takes the time.
+//
+// Dataflow, for each chunk of keys: scores S = Q K^T (eq. 6) tile by tile; then row by row the
+// mask, the new maximum m (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left -
+// m) (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as
+// they lie in the cache, once for all rows, and converted in registers; all arithmetic is f32.
+// While keys are scored, their values are prefetched, and while values are added, the next keys.
+// Caller: ops/cpu/flow_attention.cc.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// As many rows as a tile's scores have registers for when it is passed twice over the keys in L1;
+// with more, attend_many multiplies less.
+constexpr std::int64_t kFewRows = 8;
+// Keys of a chunk: 32 KB of them, 64 of 256 bf16, so that they and what is prefetched lie in L1
+// (32 to 48 KB) and L2; more of shorter keys, since each chunk ends in sums across the lanes.
+constexpr std::int64_t kFewKeysBytes = 32 * 1024;
+constexpr std::int64_t kFewKeysLeast = 32;
+constexpr std::int64_t kFewKeysMost = 256;
+constexpr int kCacheLine = 64;
+
+// A tile of scores is kScoreRows x kScoreKeys partial sums, one vector each: as many as a vector
+// has lanes, so that they are summed across lanes by one tree (16 of 32 registers with AVX-512, 8
+// of 16 with AVX2).
+constexpr int kScoreKeys = 4;
+constexpr int kScoreRows = kLanes / kScoreKeys;
+
+// A tile of values is kValueRows x kValueVectors numerators: half of the registers.
+constexpr int kValueRows = 4;
+constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
+
+// Where lane `lane` of what is added comes from, in a (0 .. kLanes - 1) or b (from kLanes on): with
+// DISTANCE 1 and 2 from the same four lanes, which processors move around faster than any others;
+// beyond, from groups of four. `odd`: the second addend.
+template <int DISTANCE>
+constexpr int addend(int lane, int odd) {
+  const int four = lane / 4;
+  if constexpr (DISTANCE == 1) {  // of each four: a b a b
+    return lane % 2 * kLanes + four * 4 + lane % 4 / 2 + 2 * odd;
+  } else if constexpr (DISTANCE == 2) {  // of each four: a a b b
+    return lane % 4 / 2 * kLanes + four * 4 + lane % 2 + 2 * odd;
+  } else {  // every other four of a, then of b
+    constexpr int kFours = std::max(kLanes / 8, 1);
+    return four / kFours * kLanes + (2 * (four % kFours) + odd) * 4 + lane % 4;
+  }
+}
+
+template <int DISTANCE, int... I>
+inline Vector add_pairs(Vector a, Vector b, std::integer_sequence<int, I...> /*lanes*/) {
+  return __builtin_shufflevector(a, b, addend<DISTANCE>(I, 0)...) +
+         __builtin_shufflevector(a, b, addend<DISTANCE>(I, 1)...);
+}
+
+// Lane i of the result is the sum over the lanes of sums[i].
+template <int COUNT>
+inline Vector sum_each(const Vector (&sums)[COUNT]) {
+  if constexpr (COUNT == 1) {
+    return sums[0];
+  } else {
+    Vector half[COUNT / 2];
+    for (int i = 0; i < COUNT / 2; ++i) {
+      half[i] = add_pairs<kLanes / COUNT>(sums[2 * i], sums[2 * i + 1],
+                                          std::make_integer_sequence<int, kLanes>());
+    }
+    return sum_each(half);
+  }
+}
+
+template <typename Type>
+class FewRows {
+  using Element = typename Type::Element;
+  static constexpr int kLineElements = kCacheLine / sizeof(Element);
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+ public:
+  explicit FewRows(const AttentionSweep& sweep)
+      : sweep_(sweep),
+        head_size_(sweep.head_size),
+        keys_(static_cast<const Element*>(sweep.key)),
+        values_(static_cast<const Element*>(sweep.value)),
+        chunk_keys_(std::clamp(kFewKeysBytes /
+                                   (sweep.head_size * static_cast<std::int64_t>(sizeof(Element))) /
+                                   kAttentionKeyStep * kAttentionKeyStep,
+                               kFewKeysLeast, kFewKeysMost)) {}
+
+  void run() {
+    for (std::int64_t r = 0; r < sweep_.rows; ++r) {
+      sweep_.maximum[r] = kNothing;
+      sweep_.denominator[r] = 0;
+      std::fill_n(sweep_.numerator[r], head_size_, 0.0F);
+    }
+    for (std::int64_t start = 0; start < sweep_.keys; start += chunk_keys_)
+      attend(start, std::min(chunk_keys_, sweep_.keys - start));
+  }
+
+ private:
+  void attend(std::int64_t start, std::int64_t keys) {
+    for (std::int64_t key = 0; key < keys; key += kScoreKeys) {
+      for (std::int64_t row = 0; row < sweep_.rows; row += kScoreRows)
+        score_tile(row, start + key, start + keys, scores_ + key);
+    }
+    for (std::int64_t row = 0; row < sweep_.rows; ++row) softmax_row(row, start, keys);
+    std::int64_t row = 0;
+    for (; row + kValueRows <= sweep_.rows; row += kValueRows)
+      value_rows<kValueRows>(row, start, keys);
+    if (row + 2 <= sweep_.rows) {
+      value_rows<2>(row, start, keys);
+      row += 2;
+    }
+    if (row < sweep_.rows) value_rows<1>(row, start, keys);
+  }
+
+  float dot(const float* query, const Element* key, std::int64_t from) const {
+    float sum = 0;
+    for (std::int64_t i = from; i < head_size_; ++i) sum += query[i] * Type::load_one(key + i);
+    return sum;
+  }
+
+  // scores[row][key] for kScoreRows rows from `row`, kScoreKeys keys from `key`. Rows and keys past
+  // the end repeat the last one; their results are not kept.
+  void score_tile(std::int64_t row, std::int64_t key, std::int64_t end, float* scores) const {
+    const std::int64_t d = head_size_;
+    const float* query[kScoreRows];
+    const Element* cached[kScoreKeys];
+    for (int r = 0; r < kScoreRows; ++r)
+      query[r] = sweep_.query + std::min(row + r, sweep_.rows - 1) * d;
+    for (int j = 0; j < kScoreKeys; ++j) cached[j] = keys_ + std::min(key + j, end - 1) * d;
+
+    const Element* prefetched[kScoreKeys];
+    for (int j = 0; j < kScoreKeys; ++j) prefetched[j] = values_ + (cached[j] - keys_);
+
+    Vector sums[kLanes] = {};
+    const auto add = [&](std::int64_t i) {
+      Vector k[kScoreKeys];
+      for (int j = 0; j < kScoreKeys; ++j) k[j] = Type::load_vector(cached[j] + i);
+      for (int r = 0; r < kScoreRows; ++r) {
+        const Vector q = load(query[r] + i);
+        for (int j = 0; j < kScoreKeys; ++j) sums[r * kScoreKeys + j] += q * k[j];
+      }
+    };
+    std::int64_t i = 0;
+    for (; i + kLineElements <= d; i += kLineElements) {
+      for (int j = 0; j < kScoreKeys; ++j) __builtin_prefetch(prefetched[j] + i);
+      for (int part = 0; part < kLineElements; part += kLanes) add(i + part);
+    }
+    for (; i + kLanes <= d; i += kLanes) add(i);
+    float tile[kScoreRows][kScoreKeys];
+    store(tile[0], sum_each(sums));
+    for (int r = 0; r < kScoreRows && row + r < sweep_.rows; ++r) {
+      for (int j = 0; j < kScoreKeys && i < d; ++j) tile[r][j] += dot(query[r], cached[j], i);
+      std::memcpy(scores + (row + r) * kFewKeysMost, tile[r], sizeof(tile[r]));
+    }
+  }
+
+  // Softcap and bias of one row, in place.
+  void adjust(std::int64_t row, std::int64_t start, std::int64_t keys, float* scores) const {
+    for (std::int64_t j = 0; j < keys; ++j) {
+      if (sweep_.softcap > 0) scores[j] = sweep_.softcap * std::tanh(scores[j] / sweep_.softcap);
+      if (sweep_.bias != nullptr) scores[j] += sweep_.bias[row][start + j];
+    }
+  }
+
+  // Eq. 7-10 for one row: the scores become F, zero where the row does not look.
+  void softmax_row(std::int64_t row, std::int64_t start, std::int64_t keys) {
+    float* scores = scores_ + row * kFewKeysMost;
+    if (sweep_.softcap > 0 || sweep_.bias != nullptr) adjust(row, start, keys, scores);
+    // Minus infinity where the row does not look: exp makes it 0.
+    const std::int64_t first = std::clamp<std::int64_t>(sweep_.first_key[row] - start, 0, keys);
+    const std::int64_t last = std::clamp<std::int64_t>(sweep_.last_key[row] - start, first, keys);
+    std::fill(scores, scores + first, kNothing);
+    const std::int64_t padded = (keys + kLanes - 1) / kLanes * kLanes;
+    std::fill(scores + last, scores + padded, kNothing);
+
+    Vector largest = load(scores);
+    for (std::int64_t j = kLanes; j < padded; j += kLanes) largest = max(largest, load(scores + j));
+    const float before = sweep_.maximum[row];
+    const float maximum = std::max(before, reduce_max(largest));
+    // Nothing seen so far, or all of it masked away by a bias of minus infinity: any finite
+    // reference makes exp(-inf - reference) 0.
+    const float reference = maximum == kNothing ? 0.0F : maximum;
+    Vector sum{};
+    for (std::int64_t j = 0; j < padded; j += kLanes) {
+      const Vector factor = exp(load(scores + j) - broadcast(reference));
+      store(scores + j, factor);
+      sum += factor;
+    }
+    corrections_[row] = std::exp(before - reference);
+    sweep_.maximum[row] = maximum;
+    sweep_.denominator[row] = corrections_[row] * sweep_.denominator[row] + reduce_add(sum);
+  }
+
+  // Eq. 11 for ROWS rows from `row`, VECTORS vectors of the head from element `i`.
+  template <int ROWS, int VECTORS>
+  void value_tile(std::int64_t row, std::int64_t start, std::int64_t keys, std::int64_t i) const {
+    const Element* values = values_ + start * head_size_ + i;
+    Vector y[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < VECTORS; ++v)
+        y[r][v] = corrections_[row + r] * load(sweep_.numerator[row + r] + i + v * kLanes);
+    }
+    // The next keys, in the order they lie in: a part of them for each tile.
+    const Element* next =
+        keys_ + std::min(start + keys, sweep_.keys - keys) * head_size_ + i * keys;
+    for (std::int64_t j = 0; j < keys; ++j, next += VECTORS * kLanes) {
+      for (int e = 0; e < VECTORS * kLanes; e += kLineElements) __builtin_prefetch(next + e);
+      Vector value[VECTORS];
+      for (int v = 0; v < VECTORS; ++v)
+        value[v] = Type::load_vector(values + j * head_size_ + v * kLanes);
+      for (int r = 0; r < ROWS; ++r) {
+        const Vector f = broadcast(scores_[(row + r) * kFewKeysMost + j]);
+        for (int v = 0; v < VECTORS; ++v) y[r][v] += f * value[v];
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      for (int v = 0; v < VECTORS; ++v) store(sweep_.numerator[row + r] + i + v * kLanes, y[r][v]);
+    }
+  }
+
+  template <int ROWS>
+  void value_rows(std::int64_t row, std::int64_t start, std::int64_t keys) const {
+    const std::int64_t d = head_size_;
+    std::int64_t i = 0;
+    for (; i + kValueVectors * kLanes <= d; i += kValueVectors * kLanes)
+      value_tile<ROWS, kValueVectors>(row, start, keys, i);
+    for (; i + kLanes <= d; i += kLanes) value_tile<ROWS, 1>(row, start, keys, i);
+    for (; i < d; ++i) {
+      for (int r = 0; r < ROWS; ++r) {
+        float y = corrections_[row + r] * sweep_.numerator[row + r][i];
+        for (std::int64_t j = 0; j < keys; ++j) {
+          y +=
+              scores_[(row + r) * kFewKeysMost + j] * Type::load_one(values_ + (start + j) * d + i);
+        }
+        sweep_.numerator[row + r][i] = y;
+      }
+    }
+  }
+
+  const AttentionSweep& sweep_;
+  const std::int64_t head_size_;
+  const Element* keys_;
+  const Element* values_;
+  const std::int64_t chunk_keys_;
+  alignas(64) float scores_[kFewRows * kFewKeysMost];
+  float corrections_[kFewRows];
+};
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

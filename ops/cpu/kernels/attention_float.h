@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention_many.h multiplies: f32, whatever the cache's type.
+#pragma once
+
+#include <cstring>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Vectors of query rows in a block, and accumulators in a tile: beside 8 of them (12 with 32
+// registers' worth of lanes, see below) a block's vectors and a broadcast element need registers.
+//   AVX-512: 32 registers, 4 x 4 accumulators, 4 of queries.
+//   AVX2: 16 registers, 2 x 6 accumulators, 2 of queries, 1 element.
+//   others: 16 registers, 2 x 4 accumulators: without FMA a product needs one of its own.
+constexpr int kFloatVectors = kLanes == 16 ? 4 : 2;
+constexpr int kFloatAccumulators = kLanes == 16 ? 16 : kLanes == 8 ? 12 : 8;
+
+// TYPE: of the cache.
+template <typename Type>
+struct FloatProducts {
+  using Element = float;
+  using Packed = Vector;
+  // Elements that one multiplication takes from a head, or keys.
+  static constexpr int kStep = 1;
+  static constexpr int kVectors = kFloatVectors;
+  static constexpr int tile(int vectors) { return kFloatAccumulators / vectors; }
+  static constexpr bool kConvertsKeys = !std::is_same_v<Type, Float>;
+  // Scores are natural logarithms.
+  static constexpr float kScoreUnit = 1.0F;
+
+  static Vector exponential(Vector x) { return exp(x); }
+
+  static Vector round(const float* x, std::int64_t n) {
+    if (n >= kLanes) return load(x);
+    float padded[kLanes] = {};
+    std::memcpy(padded, x, static_cast<std::size_t>(n) * sizeof(float));
+    return load(padded);
+  }
+
+  static Vector load_packed(const float* x) { return load(x); }
+  static Vector broadcast_element(const void* x) {
+    float element;
+    std::memcpy(&element, x, sizeof(element));
+    return broadcast(element);
+  }
+  static Vector ones() { return broadcast(1.0F); }
+  static void dot(Vector& sum, Vector a, Vector b) { sum += a * b; }
+  static Vector pack(const Vector (&factors)[kStep]) { return factors[0]; }
+
+  static void convert(const void* rows, std::int64_t row, std::int64_t d, float* out) {
+    const auto* from = static_cast<const typename Type::Element*>(rows) + row * d;
+    std::int64_t i = 0;
+    for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i));
+    for (; i < d; ++i) out[i] = Type::load_one(from + i);
+  }
+  static void convert_key(const AttentionSweep& sweep, std::int64_t key, float* out) {
+    convert(sweep.key, key, sweep.head_size, out);
+  }
+  static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t /*end*/,
+                           float* out) {
+    convert(sweep.value, key, sweep.head_size, out);
+  }
+};
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

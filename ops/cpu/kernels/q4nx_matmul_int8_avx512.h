@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMatMul of int8 activations in AVX-512: weights are rounded to 8 bits once for many rows.
+//
+// Scales and minima of each 32 columns cost four instructions for every eight products: a third of
+// the time. So 32 rows x 256 columns get one scale and one minimum a row, the 4-bit weights rounded
+// to w = minimum + scale * u, u in 0 .. 255. With scale = (range of the row's 256 weights) / 255,
+// against a range of 32 weights / 15 for the 4-bit codes, that adds less than a hundredth of the
+// variance which 4 bits have put there (docs/performance.md has what was measured).
+//
+// Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
+// each tile of kTile rows of activations and each block of columns: dots of a group of 32 in int32,
+// each times the activations' scale of that group into f32 totals, both in registers; the block's
+// totals times the weights' scale, plus minimum times the activations' sum, into `out`.
+// Scratch: codes [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each block
+// scales and minima f32 [even rows, odd rows][16].
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/q4nx_avx512.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Rows of activations in registers: 6 x 2 dots and 6 x 2 totals, which leaves 8 of 32 registers for
+// weights and activations.
+constexpr int kTile = 6;
+
+constexpr std::int64_t kByteBlockBytes = q4nx::kBlockRows * q4nx::kBlockColumns;
+constexpr std::int64_t kByteBlocks = kMatMulScratchBytes / (kByteBlockBytes + 4 * 64);
+
+// Scale and minimum of 32 rows x 256 columns.
+struct ByteParameters {
+  Rows scale;
+  Rows minimum;
+};
+
+// Blocks of 8-bit codes of 32 rows.
+struct ByteStretch {
+  const std::byte* codes;
+  const ByteParameters* parameters;
+  std::int64_t first_block;
+  std::int64_t blocks;
+  // Groups with weights: 8 a block but for the last block of a K that fills none.
+  std::int64_t groups;
+};
+
+// Codes of a group of 32 columns as u = (factor * code + offset) / 256 in 16-bit lanes.
+struct CodeMap {
+  __m512i factor;
+  __m512i offset;
+};
+
+// A 32-bit lane's low half in both of its halves.
+inline __m512i twice(__m512i low) {
+  const __m512i index = _mm512_set1_epi32(0x01000100);
+  const __m512i base =
+      _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000);
+  return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
+}
+
+// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the block's
+// minimum. A half step is added so that dropping the fraction rounds to nearest.
+inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
+  constexpr int kHalf = 128;
+  const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
+  const __m512i offset =
+      _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(minimum, lowest), inverse));
+  return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
+}
+
+// The 4-bit codes of four columns, one in each byte of a lane, `shift` bits up, to 8 bits. Factor
+// times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
+// factor (15 / 2) and the offset (1 / 2) may add, are 65416.
+template <int SHIFT>
+inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
+  const __m512i nibble = _mm512_set1_epi16(0x0f);
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT), nibble);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT + 8), nibble);
+  const __m512i low = _mm512_add_epi16(_mm512_mullo_epi16(even, map.factor), map.offset);
+  const __m512i high = _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset);
+  // The high bytes of both: low's moved down, high's where they are (a | (b & c)).
+  constexpr int kOrAnd = 0xf8;
+  const __m512i upper = _mm512_set1_epi16(static_cast<short>(0xff00));
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+}
+
+// The range of 32 rows over `groups` groups of columns, as scale and minimum of 8-bit codes; and
+// 256 / scale, 0 where all weights of a row are equal.
+struct ByteRange {
+  ByteParameters parameters;
+  Rows inverse;
+};
+
+inline ByteRange byte_range(const std::uint8_t* block, std::int64_t groups) {
+  const __m512 largest_code = _mm512_set1_ps(15.0F);
+  Rows lowest = load_group_rows(block + q4nx::kMinimumOffset);
+  Rows highest = lowest;
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const Rows scale = load_group_rows(block + group * 64);
+    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + group * 64);
+    const __m512 even = _mm512_fmadd_ps(scale.even, largest_code, minimum.even);
+    const __m512 odd = _mm512_fmadd_ps(scale.odd, largest_code, minimum.odd);
+    // Some quantisers write negative scales.
+    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, even)),
+              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, odd))};
+    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, even)),
+               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, odd))};
+  }
+  const auto inverse = [](__m512 range) {
+    const __mmask16 some = _mm512_cmp_ps_mask(range, _mm512_setzero_ps(), _CMP_GT_OQ);
+    return _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F * 256.0F), range);
+  };
+  const __m512 step = _mm512_set1_ps(1.0F / 255.0F);
+  const Rows range{_mm512_sub_ps(highest.even, lowest.even),
+                   _mm512_sub_ps(highest.odd, lowest.odd)};
+  return {{{_mm512_mul_ps(range.even, step), _mm512_mul_ps(range.odd, step)}, lowest},
+          {inverse(range.even), inverse(range.odd)}};
+}
+
+// One block of 32 rows to 8-bit codes: `groups` groups of columns.
+inline ByteParameters unpack_block(const std::uint8_t* block, std::int64_t groups,
+                                   std::byte* codes) {
+  const ByteRange range = byte_range(block, groups);
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const Rows scale = load_group_rows(block + group * 64);
+    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + group * 64);
+    const Rows& lowest = range.parameters.minimum;
+    const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+    const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    const std::uint8_t* strip =
+        block + q4nx::kCodeOffset + group * q4nx::kGroup * q4nx::kColumnBytes;
+    for (int eight = 0; eight < 4; ++eight, strip += 64) {
+      const __m512i strip0 = _mm512_loadu_si512(strip);
+      const __m512i strip1 = _mm512_loadu_si512(strip + q4nx::kStripBytes);
+      for (const ColumnIndex& quad : kColumnQuads) {
+        const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
+        _mm512_store_si512(codes, byte_codes<0>(bytes, even));
+        _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
+        codes += 128;
+      }
+    }
+  }
+  return range.parameters;
+}
+
+// The stretch of kByteBlocks blocks (fewer at the end of the row) from `first_block` on.
+inline ByteStretch unpack_int8(const std::uint8_t* blocks, std::int64_t first_block,
+                               const RoundedActivations& a, std::byte* scratch) {
+  const std::int64_t count =
+      std::min(kByteBlocks, a.groups / q4nx::kGroupsPerBlock - first_block);
+  const std::int64_t groups = std::min(count * q4nx::kGroupsPerBlock,
+                                       a.filled_groups - first_block * q4nx::kGroupsPerBlock);
+  auto* parameters =
+      reinterpret_cast<ByteParameters*>(scratch + kByteBlocks * kByteBlockBytes);
+  for (std::int64_t b = 0; b < count; ++b) {
+    parameters[b] = unpack_block(
+        blocks + (first_block + b) * static_cast<std::int64_t>(q4nx::kBlockBytes),
+        std::min(q4nx::kGroupsPerBlock, groups - b * q4nx::kGroupsPerBlock),
+        scratch + b * kByteBlockBytes);
+  }
+  return {scratch, parameters, first_block, count, groups};
+}
+
+// Fetches a stretch of blocks while another one is multiplied, a part with each of `steps` tiles: all
+// at once would be more than the core can ask for. Into L2, because L1 is full.
+class StretchFetch {
+ public:
+  StretchFetch(const std::uint8_t* blocks, std::int64_t count, std::int64_t steps)
+      : next_(blocks), end_(blocks + count * static_cast<std::int64_t>(q4nx::kBlockBytes)) {
+    const std::int64_t lines = (end_ - next_) / kLine;
+    step_ = q4nx::ceil_div(lines, steps) * kLine;
+  }
+
+  // Always inline: GCC takes a function that only fetches for one without effect.
+  [[gnu::always_inline]] void step() {
+    const std::uint8_t* until = std::min(next_ + step_, end_);
+    for (; next_ < until; next_ += kLine)
+      _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const std::uint8_t* next_;
+  const std::uint8_t* end_;
+  std::int64_t step_;
+};
+
+// The dots of COUNT rows of activations with a block's groups, times the activations' scales.
+template <int COUNT>
+inline void dot_block(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
+                      std::int64_t x_stride, const float* scales, std::int64_t scale_stride,
+                      Rows (&total)[COUNT]) {
+  for (std::int64_t g = 0; g < groups; ++g) {
+    IntegerRows dot[COUNT];
+    for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, codes += 128, x += 4) {
+      const __m512i even = _mm512_load_si512(codes);
+      const __m512i odd = _mm512_load_si512(codes + 64);
+      for (int r = 0; r < COUNT; ++r) {
+        dot_int8(dot[r], even, odd, broadcast_activations(x + r * x_stride));
+      }
+    }
+    for (int r = 0; r < COUNT; ++r) {
+      const __m512 scale = _mm512_set1_ps(scales[r * scale_stride + g]);
+      total[r].even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r].even), scale, total[r].even);
+      total[r].odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r].odd), scale, total[r].odd);
+    }
+  }
+}
+
+template <int COUNT>
+void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
+               float* out) {
+  const std::int64_t blocks = a.groups / q4nx::kGroupsPerBlock;
+  for (std::int64_t b = 0; b < stretch.blocks; ++b) {
+    const std::int64_t block = stretch.first_block + b;
+    Rows total[COUNT];
+    dot_block<COUNT>(
+        stretch.codes + b * kByteBlockBytes,
+        std::min(q4nx::kGroupsPerBlock, stretch.groups - b * q4nx::kGroupsPerBlock),
+        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + block * q4nx::kBlockColumns,
+        a.padded_k, a.scales + row * a.groups + block * q4nx::kGroupsPerBlock, a.groups, total);
+    const ByteParameters& parameters = stretch.parameters[b];
+    for (int r = 0; r < COUNT; ++r) {
+      const __m512 sum = _mm512_set1_ps(a.block_sums[(row + r) * blocks + block]);
+      float* y = out + r * q4nx::kBlockRows;
+      Rows result = block > 0 ? load_rows(y) : Rows{};
+      result.even = _mm512_fmadd_ps(total[r].even, parameters.scale.even, result.even);
+      result.odd = _mm512_fmadd_ps(total[r].odd, parameters.scale.odd, result.odd);
+      result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
+      result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
+      store_rows(result, y);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

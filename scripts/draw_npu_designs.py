@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the pictures of docs/npu.md, one a design, from their plans; a test sees to it that they are up to date."""
+
+import sys
+from pathlib import Path
+
+from flownpu.aie.checker import require_valid
+from flownpu.aie.drawing import draw
+from flownpu.aie.npu_limits import LIMITS
+from flownpu.npu_catalogue import catalogue
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+TARGET = "npu2"
+# Whose shapes: its 8 heads share 4 KV heads, so that attention shows how heads are dealt to columns. Of the operators
+# on rows, which are all of one shape, one; and what belongs to images.
+MODEL = "gemma3-4b"
+OPERATORS = {
+    "fused_dqp": MODEL,
+    "dequant_engine": MODEL,
+    "gemm": MODEL,
+    "flow_qkv": MODEL,
+    "flow_kv": MODEL,
+    "rms_norm": MODEL,
+    "patch_pooling": "siglip",
+    "decode_layer": MODEL,
+}
+
+
+def pictures() -> dict[Path, str]:
+    """The SVG of each file: of every operator the first call in the catalogue."""
+    calls = {operator: catalogue(TARGET, [operator], [model])[0] for operator, model in OPERATORS.items()}
+    plans = {operator: call.program().resolve_program(f"{call.array}.{call.name}") for operator, call in calls.items()}
+    return {
+        FOLDER / f"npu-{operator}.svg": draw(require_valid(plan), LIMITS[TARGET]) for operator, plan in plans.items()
+    }
+
+
+if __name__ == "__main__":
+    for path, picture in pictures().items():
+        path.write_text(picture, encoding="utf-8")
+        sys.stdout.write(f"{path.name} is written\n")

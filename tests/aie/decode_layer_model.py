@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoder layers for tests: their weights, the host buffers of a call, and what must come out, in float64.
+
+The expectation is made of the operators' references (flownpu.ops), without any rounding: `expectation`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.designs.decode_layer_shape import interleave
+from flownpu.ops import flow_kv_attention, q4nx, q4nx_matmul
+from tests.aie.emulation import call as run
+from tests.aie.emulation import emulator, plan_of
+from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, assert_within, bf16, wide
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer import DecodeLayer, Layer
+    from flownpu.aie.designs.decode_layer_shape import LayerShape
+    from flownpu.aie.emulator import Emulator
+    from flownpu.aie.plan import Plan
+
+EPSILON = 1e-6
+# Perturbed copies of a layer, from which the deviation of each number is estimated, and how many deviations a number
+# may be off: see `Outcome`.
+SAMPLES = 32
+DEVIATIONS = 7
+
+
+@dataclass
+class LayerWeights:
+    """A layer's weights: Q4NX blocks, and norms in bf16.
+
+    norms: [norms of both entries, D]. qk_norm: [q, k][d] or None.
+    """
+
+    qkv: np.ndarray
+    output: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    norms: np.ndarray
+    qk_norm: np.ndarray | None
+
+    def blocks(self):
+        """All blocks as the array reads them."""
+        parts = self.qkv, self.output, interleave(self.gate_up), self.down
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def vectors(self, shape: LayerShape):
+        """The layer's part of `vectors`."""
+        lines = np.zeros((len(self.norms), shape.line), BFLOAT16)
+        lines[:, : shape.hidden] = self.norms
+        return np.concatenate([lines.reshape(-1), *([] if self.qk_norm is None else [self.qk_norm.reshape(-1)])])
+
+
+def random_projection(rng, rows, columns):
+    """Blocks of a weight of mean 0 whose products of normal numbers are about normal: variance 1 / columns."""
+    groups = -(-columns // q4nx.GROUP)
+    codes = rng.integers(0, 16, (rows, columns), np.uint8)
+    # Codes 0..15 have the variance (16^2 - 1) / 12.
+    scale = bf16(rng.uniform(0.5, 1.5, (rows, groups)) / np.sqrt(21.25 * columns))
+    minimum = bf16(-7.5 * wide(scale) + rng.normal(size=(rows, groups)) / 8 / np.sqrt(columns))
+    return q4nx.pack(codes, scale, minimum)
+
+
+def random_layer(shape: LayerShape, rng) -> LayerWeights:
+    """Weights that keep numbers at about their size."""
+    (m_qkv, k), (m_output, k_output), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
+    gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
+    norms = bf16(rng.uniform(0.5, 1.5, (2 * shape.entry_norms, shape.hidden)))
+    qk_norm = bf16(rng.uniform(0.5, 1.5, (2, shape.d))) if shape.qk_norm else None
+    return LayerWeights(
+        random_projection(rng, m_qkv, k), random_projection(rng, m_output, k_output), gate_up,
+        random_projection(rng, m_down, k_down), norms, qk_norm,
+    )  # fmt: skip
+
+
+def quantized(*parts: np.ndarray) -> q4nx.Quantized:
+    """Weights below one another."""
+    return q4nx.stack(*(q4nx.quantize(part) for part in parts))
+
+
+def checkpoint_layer(shape: LayerShape, tensors: dict[str, np.ndarray], index: int) -> LayerWeights:
+    """Layer `index` of a Gemma3 (with post-norms), Llama or Qwen3 checkpoint; Gemma3's norms multiply by 1 + weight."""
+    layer = {name.removeprefix(f"model.layers.{index}."): values for name, values in tensors.items()}
+    q, k, v, output = (layer[f"self_attn.{name}_proj.weight"] for name in "qkvo")
+    gate, up, down = (quantized(layer[f"mlp.{name}_proj.weight"]) for name in ("gate", "up", "down"))
+    names = ["input", "post_attention"]
+    if shape.post_norms:
+        names += ["pre_feedforward"]
+    rows = [layer[f"{name}_layernorm.weight"] for name in names]
+    if shape.post_norms:
+        before = tensors.get(f"model.layers.{index - 1}.post_feedforward_layernorm.weight")
+        rows.insert(0, np.zeros_like(rows[0]) if before is None else before)
+    qk_norm = np.stack([layer[f"self_attn.{name}_norm.weight"] for name in "qk"]) if shape.qk_norm else None
+    return LayerWeights(
+        q4nx.pack(*quantized(q, k, v)), q4nx.pack(*quantized(output)), q4nx.pack_gated(gate, up), q4nx.pack(*down),
+        norm_weights(shape, np.stack(rows)), None if qk_norm is None else norm_weights(shape, qk_norm),
+    )  # fmt: skip
+
+
+def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
+    """What a norm multiplies by, in bf16."""
+    return bf16(weights.astype(np.float32) + (1 if shape.post_norms else 0))
+
+
+def rotary_table(positions: int, d: int, base: float = 10000.0) -> np.ndarray:
+    """cos[d/2], sin[d/2] for each position, bf16."""
+    angle = np.arange(positions)[:, None] * base ** (-2 * np.arange(d // 2) / d)
+    return bf16(np.concatenate([np.cos(angle), np.sin(angle)], axis=1))
+
+
+def padded(values: np.ndarray, size: int) -> np.ndarray:
+    """With zeros up to `size`."""
+    return np.concatenate([values, np.zeros(size - len(values), values.dtype)])
+
+
+@dataclass
+class Call:
+    """Inputs of layers for a token.
+
+    hidden, update: bf16 [D], the residual stream before the first layer and what is to be added to it. cache: bf16
+    [layers, capacity, G, 2, d]. rotary: bf16 [tables, positions, d].
+    """
+
+    design: DecodeLayer
+    weights: list[LayerWeights]
+    layers: list[Layer]
+    position: int
+    hidden: np.ndarray
+    update: np.ndarray
+    cache: np.ndarray
+    rotary: np.ndarray
+    scale: float = 0.0
+    final_norms: np.ndarray | None = None  # bf16 [norms of an entry, D]
+    head: np.ndarray | None = None  # blocks of the LM head
+    vocabulary: int = 0
+
+    def program(self):
+        """The design's program."""
+        return self.design.program(
+            self.position, self.cache.shape[1], layers=self.layers, vocabulary=self.vocabulary, epsilon=EPSILON,
+            scale=self.scale or None, positions=self.rotary.shape[1], tables=len(self.rotary),
+        )  # fmt: skip
+
+    def buffers(self):
+        """The host buffers that go in."""
+        shape = self.design.shape
+        state = np.zeros(shape.state_size, BFLOAT16)
+        for name, values in (("hidden", self.hidden), ("update", self.update)):
+            state[shape.regions[name].offset :][: shape.hidden] = values
+        weights, vectors = [w.blocks() for w in self.weights], [w.vectors(shape) for w in self.weights]
+        if self.head is not None:
+            weights.append(self.head.reshape(-1))
+            vectors += [padded(norm, shape.line) for norm in self.final_norms]
+        return {
+            "weights": np.concatenate(weights), "vectors": np.concatenate(vectors), "rotary": self.rotary,
+            "cache": self.cache, "state": state,
+        }  # fmt: skip
+
+    def outcome(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the array left, by the names of `expectation`."""
+        shape = self.design.shape
+        hidden = dict.fromkeys(("hidden", "update", "attended"), shape.hidden)
+        heads = {"qkv": shape.projections[0].rows, "context": shape.heads * shape.d}
+        sizes = hidden | heads | {"activated": shape.feed_forward}
+        result = {name: found["state"][shape.regions[name].offset :][:size] for name, size in sizes.items()}
+        cache = found["cache"].reshape(self.cache.shape)
+        result["position"] = cache[:, self.position].reshape(-1)
+        others = np.delete(cache, self.position, axis=1).tobytes()
+        assert others == np.delete(self.cache, self.position, axis=1).tobytes(), "another position was written"
+        if self.head is not None:
+            result["logits"] = found["logits"]
+        return result
+
+
+@dataclass
+class LayerCase:
+    """A call and what must come out, as `tests.aie.mutations.caught` takes it."""
+
+    plan: Plan
+    call: Call
+    expected: dict[str, tuple[np.ndarray, np.ndarray]]
+
+    def check(self, array: Emulator | None = None, *, seed: int = 0, settle: bool = True) -> dict[str, np.ndarray]:
+        """Run, compare, and return the host buffers; `array`: an emulator that ran other calls before."""
+        own = array is None
+        array = emulator(self.plan.array) if array is None else array
+        found = run(array, self.plan, seed=seed, settle=settle, **self.call.buffers())
+        outcome = self.call.outcome(found)
+        for name, (expected, tolerance) in self.expected.items():
+            assert_within(outcome[name], expected, tolerance)
+        if own:
+            left = array.leftovers()
+            assert left == [], left
+        return found
+
+
+def case_of(call: Call, rng) -> LayerCase:
+    """The case of a call, its plan checked."""
+    return LayerCase(plan_of(call.program()), call, expectation(call, rng))
+
+
+# --- The expectation --------------------------------------------------------------------------------------------------
+
+
+def rms_norm(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * wide(weight)
+
+
+class Rounding:
+    """What the array rounds to bf16 is off by up to 2^-8: rows 1 and on are made so, at random; row 0 stays exact."""
+
+    def __init__(self, rng) -> None:
+        self._rng = rng
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        error = self._rng.uniform(-BF16_ROUNDING, BF16_ROUNDING, values.shape)
+        error[0] = 0
+        return values * (1 + error)
+
+
+def expectation(call: Call, rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What must come out, and how far each number may be off.
+
+    The array rounds where this rounds (kernels/README.md): entries, projections, heads, attention's weights (which are
+    values' factors, so that values are perturbed instead), its output. A number that comes out is off by a sum of many
+    independent small errors. Its deviation is that of `samples` copies of the layer, each with errors of its own, up
+    to the largest that a rounding makes; uniform ones, so the deviation is rather over- than underestimated (a
+    rounding's largest error is between 2^-9 and 2^-8). 7 deviations: 32 samples give the deviation to within a factor
+    of 2/3 in all but 1 of 10^4 cases, and 4.6 true deviations are passed by 1 number in 2 x 10^5 if a rounding were
+    always as bad as assumed. What f32 arithmetic adds is below 3 x 2^-14, a hundredth of a rounding.
+
+    Returns:
+        By name the expected numbers in float64, and their tolerances.
+    """
+    shape, rounded, rows = call.design.shape, Rounding(rng), samples + 1
+    hidden, update = (np.repeat(wide(v)[None], rows, 0) for v in (call.hidden, call.update))
+    found: dict[str, np.ndarray] = {}
+    positions = []
+    for index, (weights, layer) in enumerate(zip(call.weights, call.layers, strict=True)):
+        norms = np.split(weights.norms, 2)
+        residual, x = enter(shape, norms[0], hidden, update, rounded)
+        found["qkv"] = rounded(product(x, weights.qkv, shape.projections[0]))
+        context, position = attend(call, index, layer, rounded(found["qkv"]), rounded)
+        positions.append(position)
+        found["context"] = rounded(context)
+        found["attended"] = rounded(product(found["context"], weights.output, shape.projections[1]))
+        hidden, x = enter(shape, norms[1], residual, found["attended"], rounded)
+        found["activated"] = rounded(product(x, weights.gate_up, shape.projections[2], shape.activation))
+        update = rounded(product(found["activated"], weights.down, shape.projections[3]))
+        found["hidden"], found["update"] = hidden, update
+    found["position"] = np.concatenate(positions, axis=1)
+    if call.head is not None:
+        _, x = enter(shape, call.final_norms, hidden, update, rounded)
+        found["logits"] = rounded(q4nx_matmul.reference(x, call.head, rows=call.vocabulary, columns=shape.hidden))
+    return {name: (copies[0], DEVIATIONS * copies[1:].std(0)) for name, copies in found.items()}
+
+
+def enter(shape, norms, residual, update, rounded):
+    """The residual stream with the update, and what the next projection reads of it."""
+    after = rounded(residual + (rms_norm(update, norms[0]) if shape.post_norms else update))
+    return after, rounded(rms_norm(after, norms[-1]))
+
+
+def product(x, blocks, projection, gating="none"):
+    """A projection of rows x, of the same float32 weights as the operator's."""
+    return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=projection.columns, gating=gating)
+
+
+def attend(call, index, layer, qkv, rounded):
+    """FlowKVAttention with its norms and RoPE; and the position's keys and values, as they lie in the cache."""
+    shape, rows = call.design.shape, len(qkv)
+    past = np.repeat(wide(call.cache[index])[None], rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, capacity, d]
+    half = shape.d // 2
+    angles = wide(call.rotary[layer.table])
+    norms = {}
+    if shape.qk_norm:
+        norms = dict(zip(("q_norm_weight", "k_norm_weight"), wide(call.weights[index].qk_norm), strict=True))
+    qkv = qkv.copy()
+    context, keys, values = flow_kv_attention.reference(
+        qkv[:, None], past_key=past[0], past_value=rounded(past[1]), seqlens_k=np.full(rows, call.position),
+        total_sequence_length=np.array([call.position + 1]), cos_cache=angles[:, :half], sin_cache=angles[:, half:],
+        num_heads=shape.heads, kv_num_heads=shape.kv_heads, head_size=shape.d, scale=call.scale, do_rotary=1,
+        local_window_size=layer.window or -1, qk_norm_epsilon=EPSILON, **norms,
+    )  # fmt: skip
+    line = np.stack([keys[:, :, call.position], values[:, :, call.position]], axis=2)
+    return context[:, 0], line.reshape(rows, -1)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs plans on the emulator with the kernels' host builds, and compares what comes out with an expectation.
+
+    y = emulate(FusedDQP("npu2", 512).program(m, k), w=blocks, x=x)["y"]
+
+A `Case` is a plan with its inputs and what must come out; `tests/aie/cases.py` makes them for the designs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.checker import require_valid
+from flownpu.aie.emulator import Emulator
+from flownpu.aie.plan import DTYPES, Plan
+from tests.aie.host_kernels import BUILT, assert_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from flownpu.aie.iron_compat import Program
+    from flownpu.aie.plan import Array
+
+ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
+# What no output may keep: not a number in bf16 and f32.
+_NEVER_WRITTEN = 0xFF
+
+
+def native() -> Any:
+    """The emulator's module, from the folder of the tests' build."""
+    if "flownpu_emulator" in sys.modules:
+        return sys.modules["flownpu_emulator"]
+    found = sorted(BUILT.glob("flownpu_emulator*.so"))
+    if not found:
+        raise ImportError(f"expected the module flownpu_emulator in {BUILT}, found none: run `make test`")
+    spec = importlib.util.spec_from_file_location("flownpu_emulator", found[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["flownpu_emulator"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None = None) -> Emulator:
+    """An emulator of the array with the kernels of its architecture; `functions`: kernels in Python, which go first."""
+    native()
+    return Emulator(array, BUILT / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
+
+
+def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:
+    """The plan of a design's program, without faults unless `checked` is False."""
+    plan = program if isinstance(program, Plan) else program.resolve_program("design")
+    return require_valid(plan) if checked else plan
+
+
+def call(array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, **buffers: np.ndarray) -> dict[str, Any]:
+    """Run a plan's sequence on an emulator of its array, which may have run others.
+
+    Args:
+        array: the emulator.
+        plan: the call.
+        seed: the schedule.
+        settle: as in `Emulator.run`.
+        buffers: host buffers by their names in the plan (those of the sequence function's arguments), in any shape.
+            Those that are not given are outputs.
+
+    Returns:
+        Every host buffer afterwards, [elements] of its type; outputs hold NaN where nothing was written.
+    """
+    unknown = set(buffers) - {record.name for record in plan.sequence.buffers}
+    assert not unknown, f"the plan has no host buffers {unknown}"
+    held = {}
+    for record in plan.sequence.buffers:
+        dtype = DTYPES[record.type.dtype]
+        if record.name in buffers:
+            held[record.name] = np.array(buffers[record.name], dtype).reshape(-1)
+            given = buffers[record.name].dtype
+            assert given == dtype, f"host buffer {record.name} is of {dtype}, got {given}"
+        else:
+            held[record.name] = np.full(record.type.bytes, _NEVER_WRITTEN, np.uint8).view(dtype)
+    array.run(plan.sequence, held.values(), seed=seed, settle=settle)
+    return held
+
+
+def assert_nothing_left(array: Emulator) -> None:
+    """The calls so far have left no data under way and no core in the middle of a pass."""
+    left = array.leftovers()
+    assert left == [], "\n".join(left)
+
+
+def emulate(
+    program: Program | Plan,
+    *,
+    seed: int = 0,
+    functions: Mapping[str, Callable[..., None]] | None = None,
+    checked: bool = True,
+    **buffers: np.ndarray,
+) -> dict[str, Any]:
+    """Run one call on a fresh array; see `call`. Nothing may be left in the array afterwards."""
+    plan = plan_of(program, checked=checked)
+    array = emulator(plan.array, functions)
+    found = call(array, plan, seed=seed, **buffers)
+    assert_nothing_left(array)
+    return found
+
+
+@dataclass
+class Case:
+    """A call, its inputs, and what must come out.
+
+    Attributes:
+        plan: the call.
+        inputs: host buffers by name.
+        output: the name of the output.
+        expected: float64, in any shape.
+        tolerance: of each element, derived from the arithmetic by who made the case.
+        select: picks what is compared from the output buffer, [elements]; by default all of it.
+    """
+
+    plan: Plan
+    inputs: dict[str, np.ndarray]
+    output: str
+    expected: np.ndarray
+    tolerance: np.ndarray | float
+    select: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def check(self, array: Emulator | None = None, *, seed: int = 0) -> np.ndarray:
+        """Run, compare, and return the output buffer; `array`: an emulator that ran other calls before."""
+        own = array is None
+        array = emulator(self.plan.array) if array is None else array
+        output = call(array, self.plan, seed=seed, **self.inputs)[self.output]
+        assert_within(
+            np.asarray(self.select(output) if self.select else output.reshape(self.expected.shape)),
+            self.expected,
+            self.tolerance,
+        )
+        if own:
+            assert_nothing_left(array)
+        return np.asarray(output)
+
+    def fuzz(self, seeds: Iterable[int] = range(1, 101)) -> None:
+        """Every schedule gives the same bytes, whether on a fresh array or after other calls of it."""
+        array = emulator(self.plan.array)
+        self.check(array)
+        first = call(array, self.plan, **self.inputs)
+        for seed in seeds:
+            found = call(array, self.plan, seed=seed, **self.inputs)
+            differing = [name for name in first if found[name].tobytes() != first[name].tobytes()]
+            assert not differing, f"schedule {seed} gives other {', '.join(differing)} than schedule 0"
+        assert_nothing_left(array)

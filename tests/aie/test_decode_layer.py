@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode layer: its plans for every model, and its numbers on the emulator against the operators' references."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from flownpu.aie.access_pattern import indices
+from flownpu.aie.checker import check
+from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer_shape import interleave
+from flownpu.aie.mlir import to_mlir
+from flownpu.aie.plan import Await, Transfer
+from tests.aie.decode_layer_model import Call, case_of, random_layer, random_projection, rotary_table
+from tests.aie.emulation import call as run
+from tests.aie.emulation import emulator, plan_of
+from tests.aie.host_kernels import bf16
+from tests.aie.mutations import MUTATIONS, caught, ends_that_do_not_wait
+from tests.aie.programs import with_steps
+from tests.aie.test_designs import prototypes
+from tests.aie.test_mlir import needs_mlir_opt, opt
+
+GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
+SHAPES = {
+    "gemma3-1b": LayerShape(1152, 4, 1, 256, 6912, "geglu", **GEMMA),
+    "gemma3-4b": LayerShape(2560, 8, 4, 256, 10240, "geglu", **GEMMA),
+    "llama3.2-1b": LayerShape(2048, 32, 8, 64, 8192, "swiglu"),
+    "llama3.2-3b": LayerShape(3072, 24, 8, 128, 8192, "swiglu"),
+    "llama3.1-8b": LayerShape(4096, 32, 8, 128, 14336, "swiglu"),
+    "qwen3-0.6b": LayerShape(1024, 16, 8, 128, 3072, "swiglu", **QWEN),
+    "qwen3-1.7b": LayerShape(2048, 16, 8, 128, 6144, "swiglu", **QWEN),
+    "qwen3-4b": LayerShape(2560, 32, 8, 128, 9728, "swiglu", **QWEN),
+    "qwen3-8b": LayerShape(4096, 32, 8, 128, 12288, "swiglu", **QWEN),
+    "gemma3-topics": LayerShape(256, 4, 2, 64, 480, "geglu", **GEMMA),
+}
+# Layers of every kind, small enough for many runs: sizes that are no multiples of 256 or 128, one to eight KV heads.
+SMALL = {
+    "gemma3, one KV head": LayerShape(384, 4, 1, 256, 800, "geglu", **GEMMA),
+    "gemma3, four KV heads": LayerShape(320, 8, 4, 64, 672, "geglu", **GEMMA),
+    "llama, eight KV heads": LayerShape(320, 16, 8, 64, 672, "swiglu"),
+    "llama, three KV heads": LayerShape(160, 6, 3, 64, 416, "swiglu"),
+    "qwen3, eight KV heads": LayerShape(256, 16, 8, 128, 544, "swiglu", **QWEN),
+    "qwen3, two KV heads, groups of six": LayerShape(288, 12, 2, 32, 544, "swiglu", **QWEN),
+}
+SENT = {"w_0_0", "vectors", "heads", "tables", "value", "k_0", "v_0"}  # one of each name of what the host sends
+CAPACITY = 256
+WINDOW = 64
+
+
+def random_call(shape, rng, position, layers, capacity=CAPACITY, tables=1):
+    """A call with random weights, a full cache, and an update to be added."""
+    hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
+    cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
+    rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
+    weights = [random_layer(shape, rng) for _ in layers]
+    return Call(DecodeLayer(shape), weights, list(layers), position, hidden, update, cache, rotary)
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("position", "capacity", "window"), [(0, 1024, None), (16, 1024, 512), (1022, 1024, 512), (32767, 32768, None)]
+)
+def test_passes_the_checker(name, position, capacity, window):
+    plan = DecodeLayer(SHAPES[name]).program(position, capacity, layers=[Layer(window)]).resolve_program("layer")
+    assert [str(violation) for violation in check(plan)] == []
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "qwen3-0.6b"])
+def test_calls_do_not_change_the_array(name):
+    design = DecodeLayer(SHAPES[name])
+    arrays = [
+        design.program(position, capacity, **options).resolve_program("layer").array
+        for position, capacity, options in [
+            (0, 1024, {}),
+            (700, 4096, {"layers": [Layer(512, 1), Layer()], "tables": 2}),
+            (5, 1024, {"vocabulary": 4096, "epsilon": 1e-5, "scale": 1.0}),
+        ]
+    ]
+    assert arrays[0] == arrays[1] == arrays[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "vocabulary", "calls"),
+    [
+        ("gemma3-1b", 26, 262144, 1),
+        ("gemma3-4b", 34, 262208, 2),
+        ("llama3.2-1b", 16, 128256, 1),
+        ("llama3.2-3b", 28, 128256, 1),
+        ("llama3.1-8b", 32, 128256, 3),
+        ("qwen3-0.6b", 28, 151936, 1),
+        ("qwen3-1.7b", 28, 151936, 1),
+        ("qwen3-4b", 36, 151936, 2),
+        ("qwen3-8b", 36, 151936, 3),
+    ],
+)
+def test_dispatches_of_a_token(name, layers, vocabulary, calls):
+    """As docs/npu.md counts them; and the call with the LM head passes the checker."""
+    design = DecodeLayer(SHAPES[name])
+    counts = design.calls(layers, vocabulary)
+    assert (sum(counts), len(counts)) == (layers, calls)
+    plan = design.program(1000, 1024, layers=[Layer()] * counts[-1], vocabulary=vocabulary).resolve_program("token")
+    assert [str(violation) for violation in check(plan)] == []
+    with pytest.raises(ValueError, match="with at most 2147483648 bytes of weights"):
+        design.program(0, 1024, layers=[Layer()] * 250)
+
+
+def test_a_layer_waits_six_times():
+    """A wait: a drain is awaited before something that reads what it wrote is sent."""
+    plan = DecodeLayer(SHAPES["gemma3-1b"]).program(700, 1024).resolve_program("layer")
+    drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
+    transfers, waits, waiting = {}, 0, False
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            transfers[step.name] = step.fifo
+            waits += waiting and step.fifo not in drained
+            waiting = waiting and step.fifo in drained
+        elif isinstance(step, Await) and transfers[step.transfer] in drained - {"hidden"}:
+            waiting = True
+    assert waits + waiting == 6
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b"])
+def test_weights_do_not_wait(name):
+    """Each stream has the next projection's first weights on their way before the products of one are awaited."""
+    shape = SHAPES[name]
+    steps = DecodeLayer(shape).program(700, 1024).resolve_program("layer").sequence.steps
+    places = {step.name: place for place, step in enumerate(steps) if isinstance(step, Transfer)}
+    awaited = {step.transfer: place for place, step in enumerate(steps) if isinstance(step, Await)}
+    starts = np.cumsum([0, *(projection.bytes for projection in shape.projections)])
+    regions = [shape.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
+    for stream in ("w_0_0", "w_3_1"):
+        phases = [
+            next(
+                places[s.name] for s in steps if isinstance(s, Transfer) and s.fifo == stream and s.tap.offset >= start
+            )
+            for start in starts[:4]
+        ]
+        for phase, region in enumerate(regions[:3]):
+            drain = next(s for s in steps if isinstance(s, Transfer) and s.fifo == "y_0" and s.tap.offset == region)
+            assert phases[phase + 1] < awaited[drain.name]
+
+
+def test_kernels_are_those_of_the_header():
+    known = prototypes()
+    for name in ("gemma3-1b", "llama3.2-1b", "qwen3-0.6b"):
+        for kernel in DecodeLayer(SHAPES[name]).program(0, 1024).resolve_program("layer").array.kernels:
+            assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]
+
+
+@needs_mlir_opt
+@pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b", "gemma3-topics"])
+def test_mlir_opt_parses_it(name):
+    done = opt(to_mlir(DecodeLayer(SHAPES[name]).program(600, 1024, vocabulary=4096).resolve_program("layer")))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LayerShape(1152, 4, 1, 256, 6912, "relu"), "expected activation geglu or swiglu, got 'relu'"),
+        (lambda: LayerShape(1152, 4, 3, 256, 6912, "geglu"), "heads in multiples of the KV heads"),
+        (lambda: LayerShape(1150, 4, 1, 256, 6912, "geglu"), "rows in multiples of 32, 128 or more, got 1150"),
+        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1000), "a capacity in multiples of 32"),
+        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(1024, 1024), "got position 1024 of 1024"),
+        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(9, 1024, positions=9), "got position 9 of 1024 and 9"),
+        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1024, layers=[Layer(table=1)]), r"table in 0..0, got \[1"),
+        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1024, layers=[]), "expected one layer or more"),
+        (lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls(32, 1 << 20), "a layer and the LM head in 2147483648 bytes"),
+    ],
+)
+def test_what_it_refuses(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_gate_and_up_take_turns(rng):
+    gate, up = (rng.integers(0, 256, (3, 2, 5120), np.uint8) for _ in range(2))
+    turns = interleave(np.concatenate([gate, up]))
+    np.testing.assert_array_equal(turns[1], [gate[1], up[1]])
+
+
+@pytest.mark.parametrize("name", ["llama3.1-8b", "gemma3-1b", "gemma3-topics"])
+def test_every_block_meets_its_outputs(name):
+    """Follow the weights' bytes to the tiles and the products back, for the shapes that the emulator does not run."""
+    shape = SHAPES[name]
+    plan = DecodeLayer(shape).program(0, 1024).resolve_program("layer")
+    moved = {}
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            moved.setdefault(step.fifo, []).append(step.tap)
+    first = 0
+    regions = [shape.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
+    for projection, region in zip(shape.projections, regions, strict=True):
+        rows, line = projection.rows // 32, projection.row_bytes
+        covered = set()
+        for column in range(shape.columns):
+            inside = [tap for tap in moved.get(f"y_{column}", []) if region <= tap.offset < region + projection.rows]
+            groups = [tap.offset + k * tap.walk[0].stride for tap in inside for k in range(tap.walk[0].size)]
+            assert [tap.walk[1:] for tap in inside] == [inside[0].walk[1:]] * len(inside) if inside else True
+            for stream in range(2):
+                taps = [
+                    tap
+                    for tap in moved.get(f"w_{column}_{stream}", [])
+                    if first <= tap.offset < first + projection.bytes
+                ]
+                starts = [tap.offset + k * tap.walk[0].stride for tap in taps for k in range(tap.walk[0].size)]
+                expected = [first + ((group - region) // 32 + 2 * stream) * line for group in groups]
+                assert starts == expected
+                for tap in taps:  # of a row group: halves of the first tile's row and of the second's, in turn
+                    touched = indices(tap.walk[1:], 0).reshape(-1, 2, 2560)
+                    np.testing.assert_array_equal(touched[:, 0].ravel(), np.arange(line))
+                    np.testing.assert_array_equal(touched[:, 1].ravel(), line + np.arange(line))
+            covered |= {(group - region) // 32 + tile for group in groups for tile in range(4)}
+        assert covered == set(range(rows))
+        first += projection.bytes
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
+def test_numbers(rng, name, position, window):
+    """The first token, one that sees all before it, one beyond the window, the last of the cache without a window."""
+    call = random_call(SMALL[name], rng, position, [Layer(window)])
+    case_of(call, rng).check()
+
+
+@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads"])
+def test_layers_and_head_in_one_call(rng, name):
+    """Layers that differ in window and table; the second adds the first's update, the head adds the last's."""
+    shape = SMALL[name]
+    call = random_call(shape, rng, 130, [Layer(WINDOW), Layer(None, 1), Layer(32)], tables=2)
+    norms = bf16(rng.uniform(0.5, 1.5, (shape.entry_norms, shape.hidden)))
+    head = random_projection(rng, 1056, shape.hidden)
+    call = dataclasses.replace(call, final_norms=norms, head=head, vocabulary=1056, scale=0.2)
+    case_of(call, rng).check()
+
+
+def test_calls_one_after_the_other(rng):
+    """One array, without reset, also where a call begins while cores are still at the end of the one before."""
+    shape = SMALL["llama, three KV heads"]
+    cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)]), rng) for position in (3, 255, 0)]
+    array = emulator(cases[0].plan.array)
+    for case in (*cases, *cases):
+        case.check(array)
+        case.check(array, settle=False)
+    cases[0].check(array)
+    assert array.leftovers() == []
+
+
+@pytest.mark.parametrize("name", ["gemma3, four KV heads", "llama, three KV heads"])
+def test_every_schedule_gives_the_same_bytes(rng, name):
+    call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer()])
+    plan, buffers = plan_of(call.program()), call.buffers()
+    array = emulator(plan.array)
+    first = run(array, plan, **buffers)
+    for seed in range(1, 101):
+        found = run(array, plan, seed=seed, **buffers)
+        assert all(found[key].tobytes() == first[key].tobytes() for key in ("state", "cache")), f"schedule {seed}"
+    assert array.leftovers() == []
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-0.6b"])
+def test_layers_of_models(rng, name):
+    """One layer at its size, beyond a window; the other models' pass, too, and take longer."""
+    case_of(random_call(SHAPES[name], rng, 600, [Layer(512)], capacity=640), rng).check()
+
+
+# --- Mistakes planted in the design are caught ------------------------------------------------------------------------
+
+
+def mistaken_case(rng):
+    """A layer beyond its window, in which every stream has something to say."""
+    return case_of(random_call(SMALL["gemma3, four KV heads"], rng, 130, [Layer(WINDOW)]), rng)
+
+
+# What changes nothing that counts, and why.
+EQUIVALENT = {
+    r"k_tile_\d_parameters\[3\]": "the key after the last is hidden as one of the future, too",
+    r"k_tile_\d_parameters\[5\]": "a token at the end sees every key, causal or not",
+    r"k_tile_\d_parameters\[7\]": "hides one key more of 64 from every second head, whose weight may be small",
+    r"tile_3_3_parameters\[10\]": "column 3 has no row group of the down projection, and takes whole lines of x",
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_planted_mistakes_are_caught(rng, mutation):
+    case = mistaken_case(rng)
+    sent = {step.name for step in case.plan.sequence.steps if isinstance(step, Transfer) and step.fifo in SENT}
+    for text, mutant in mutation(case.plan):
+        # A fill may be freed where a drain of its data was awaited: the checker knows when.
+        known = mutation is ends_that_do_not_wait and text in sent
+        if not known and not any(re.match(name, text) for name in EQUIVALENT):
+            assert caught([case], mutant), text
+
+
+def without_waiting(plan, fifos):
+    """The plan in which the first drains of some fifos are awaited at the end."""
+    first = {}
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer) and step.fifo in fifos:
+            first.setdefault(step.fifo, Await(step.name))
+    return with_steps(plan, *(step for step in plan.sequence.steps if step not in first.values()), *first.values())
+
+
+@pytest.mark.parametrize("fifos", [("y_0", "y_1", "y_2"), ("key", "value_line"), ("o_0", "o_1")], ids=str)
+def test_what_is_not_waited_for_is_caught(rng, fifos):
+    """Some schedule reads main memory before it is written, which the checker does not look for."""
+    case = mistaken_case(rng)
+    hasty = without_waiting(case.plan, fifos)
+    assert check(hasty) == []
+
+    def results(plan):
+        """What twenty schedules give: bytes, or a deadlock."""
+        found = set()
+        for seed in range(20):
+            try:
+                found.add(hash(run(emulator(plan.array), plan, seed=seed, **case.call.buffers())["state"].tobytes()))
+            except RuntimeError:
+                found.add("deadlock")
+        return found
+
+    assert len(results(case.plan)) == 1
+    assert results(hasty) != results(case.plan)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that only the decode layer uses, against their equations in float64 and the kernels that they join."""
+
+import numpy as np
+import pytest
+
+from tests.aie.decode_layer_model import rotary_table
+from tests.aie.host_kernels import (
+    BF16_ROUNDING,
+    BFLOAT16,
+    F32_ROUNDING,
+    INVERSE,
+    PRODUCT,
+    assert_within,
+    bf16,
+    bits,
+    wide,
+)
+
+
+@pytest.mark.parametrize(("heads", "d"), [(1, 64), (4, 32), (4, 128), (2, 256)])
+def test_rms_norm_rope(kernels, rng, heads, d):
+    x, weight, y = bf16(rng.normal(size=(heads, d)) * 3), bf16(rng.normal(size=d)), np.zeros((heads, d), BFLOAT16)
+    table = rotary_table(1024, d)[1023]
+    kernels.call("rms_norm_rope", x, weight, table, y, heads, d, bits(1e-6))
+    normal = wide(x) / np.sqrt((wide(x) ** 2).mean(-1, keepdims=True) + 1e-6) * wide(weight)
+    (a, b), (cosine, sine) = np.split(normal, 2, axis=1), np.split(wide(table), 2)
+    expected = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
+    size = np.tile(np.abs(a) + np.abs(b), 2)
+    # One rounding to bf16; of each operand the norm's error (1/n and the root's inverse, f32 sums, two split products),
+    # and its split; the sums.
+    operand = 2 * INVERSE + d * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING
+    assert_within(y, expected, BF16_ROUNDING * np.abs(expected) + (1 + BF16_ROUNDING) * operand * size)
+    in_place = x.copy()
+    kernels.call("rms_norm_rope", in_place, weight, table, in_place, heads, d, bits(1e-6))
+    np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
+
+
+def test_rms_norm_rope_rounds_once(kernels, rng):
+    """The norm and RoPE one after the other round a head twice: its mean error is larger by the root of two."""
+    heads, d = 64, 128
+    x, weight, table = bf16(rng.normal(size=(heads, d))), bf16(np.ones(d)), rotary_table(1024, d)[700]
+    once, twice = np.zeros((heads, d), BFLOAT16), np.zeros((heads, d), BFLOAT16)
+    kernels.call("rms_norm_rope", x, weight, table, once, heads, d, bits(0.0))
+    kernels.call("rms_norm", x, weight, twice, heads, d, bits(0.0))
+    kernels.call("rope", twice, table, twice, heads, d)
+    (a, b), (cosine, sine) = np.split(wide(x), 2, axis=1), np.split(wide(table), 2)
+    scale = 1 / np.sqrt((wide(x) ** 2).mean(-1, keepdims=True))
+    expected = scale * np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=1)
+    errors = [np.sqrt(np.mean((wide(y) - expected) ** 2)) for y in (once, twice)]
+    assert errors[0] * 1.2 < errors[1]
+
+
+@pytest.mark.parametrize(("parts", "n"), [(5, 256), (3, 32)])
+def test_copy_part(kernels, rng, parts, n):
+    whole, part = bf16(rng.normal(size=parts * n)), np.zeros(n, BFLOAT16)
+    for index in range(parts):
+        kernels.call("copy_part", whole, part, index, n)
+        np.testing.assert_array_equal(part.view(np.uint16), whole[index * n :][:n].view(np.uint16))
+
+
+def test_fused_dqp_takes_x_in_parts(kernels, rng):
+    """The very x and sums that fused_dqp_group_sums makes of the whole vector; parts in any order."""
+    blocks = 5
+    x = bf16(rng.normal(size=blocks * 256))
+    sums, taken, taken_sums = np.zeros(blocks * 16, BFLOAT16), np.zeros_like(x), np.ones(blocks * 16, BFLOAT16)
+    kernels.call("fused_dqp_group_sums", x, sums, blocks * 256)
+    for j in rng.permutation(blocks):
+        kernels.call("fused_dqp_take", x[256 * j :][:256].copy(), taken, taken_sums, int(j))
+    np.testing.assert_array_equal(taken.view(np.uint16), x.view(np.uint16))
+    np.testing.assert_array_equal(taken_sums.view(np.uint16), sums.view(np.uint16))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the tests come by an mlir-opt: one that is new enough, or the reason why there is none."""
+
+import pytest
+
+from scripts import mlir_opt
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """A machine on whose path are the programs that are put into this folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(mlir_opt, "FOLDER", tmp_path / "fetched")
+    monkeypatch.setattr(mlir_opt, "OURS", tmp_path / "fetched" / "mlir-opt")
+    monkeypatch.setattr(mlir_opt, "REASON", tmp_path / "fetched" / "reason")
+    monkeypatch.setattr(mlir_opt, "SYSTEM", tmp_path / "lib")
+
+    def add(name, *says, code=0):
+        lines = "".join(f"/bin/echo '{line}'\n" for line in says)
+        (folder / name).write_text(f"#!/bin/sh\n{lines}exit {code}\n")
+        (folder / name).chmod(0o755)
+        return str(folder / name)
+
+    return add
+
+
+@pytest.mark.parametrize(("release", "is_taken"), [(14, False), (16, False), (17, True), (22, True)])
+def test_releases_that_read_properties_are_taken(tools, release, is_taken):
+    path = tools("mlir-opt", "Debian LLVM version", f"Debian LLVM version {release}.1.8")
+    assert mlir_opt.version_of(path) == release
+    assert mlir_opt.find() == (path if is_taken else None)
+
+
+def test_a_newer_one_is_found_behind_an_old_one(tools):
+    tools("mlir-opt", "LLVM version 14.0.6")
+    newer = tools("mlir-opt-19", "LLVM version 19.1.7")
+    tools("mlir-opt-22", "mlir-opt-22: error while loading shared libraries", code=127)
+    assert mlir_opt.find() == newer
+
+
+def test_without_apt_the_reason_is_kept(tools, capsys):
+    del tools  # the path is empty
+    mlir_opt.main()
+    assert (
+        "this machine has no apt-get to get Debian's with. The tests that need it are skipped"
+        in capsys.readouterr().out
+    )
+    assert mlir_opt.reason() == "mlir-opt is not installed, and this machine has no apt-get to get Debian's with"
+    assert mlir_opt.find() is None
+
+
+def test_without_a_network_apt_is_quoted(tools, capsys):
+    for name in ("apt-cache", "dpkg-deb", "dpkg-query"):
+        tools(name)
+    tools("apt-get", "Hit nothing", "E: Could not resolve the host", code=100)
+    mlir_opt.main()
+    assert "getting Debian's failed: apt-get update: E: Could not resolve the host" in capsys.readouterr().out
+
+
+def test_what_depends_on_what_is_installed_is_not_fetched(tools):
+    (mlir_opt.FOLDER / "packages").mkdir(parents=True)
+    tools("apt-cache", "mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4")
+    tools("dpkg-query", "libc6 installed", "libz3-4 config-files", "gcc installed")
+    assert mlir_opt.missing_packages("mlir-22-tools") == ["libmlir-22", "libz3-4", "mlir-22-tools"]

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of `flownpu build`: every call is valid, arrays are shared, and their MLIR is MLIR."""
+
+import subprocess
+
+import pytest
+
+from flownpu.aie.checker import check
+from flownpu.aie.mlir import to_mlir
+from flownpu.aie.npu_limits import LIMITS
+from flownpu.convert.shapes import SHAPES
+from flownpu.npu_catalogue import OPERATORS, catalogue
+from flownpu.npu_models import MODELS
+from scripts import mlir_opt
+
+
+def plan_of(call):
+    return call.program().resolve_program("main")
+
+
+def test_the_models_are_those_that_can_be_converted_and_the_encoder():
+    assert MODELS.keys() == {*SHAPES, "siglip"}
+    assert MODELS["gemma3-1b"].projections == [  # (4 + 2) x 256, 1152, 4 x 256, 6912
+        (1536, 1152, "none"), (1152, 1024, "none"), (6912, 1152, "geglu"), (1152, 6912, "none"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_call_on_xdna2_is_valid_and_calls_of_an_array_share_it(operator):
+    arrays = {}
+    calls = catalogue("npu2", [operator])
+    assert calls
+    for call in calls:
+        plan = plan_of(call)
+        assert check(plan) == [], call
+        assert arrays.setdefault(call.array, plan.array) == plan.array, call
+    assert len({(call.array, call.name) for call in calls}) == len(calls)
+
+
+def test_on_xdna_calls_are_valid_or_refused():
+    left_out = set()
+    for call in catalogue("npu1", models=["gemma3-4b", "llama3.2-1b"]):
+        try:
+            assert check(plan_of(call)) == [], call
+        except ValueError:
+            left_out.add(call.array)
+    assert left_out == {"flow_kv-h32-g8-d64"}
+
+
+@pytest.mark.skipif(mlir_opt.find() is None, reason=mlir_opt.reason())
+@pytest.mark.parametrize("target", LIMITS)
+def test_mlir_opt_parses_every_array(target):
+    """One call of each; other calls differ in the numbers of their sequence."""
+    texts = {}
+    for call in catalogue(target):
+        if call.array not in texts:
+            try:
+                texts[call.array] = to_mlir(plan_of(call))
+            except ValueError:
+                assert target == "npu1"
+    # A call looks for its function through aie.core and aie.device, which mlir-opt does not know to be transparent.
+    text = "// -----\n".join(texts.values()).replace('"func.call"', '"kernel.call"')
+    command = [mlir_opt.find(), "--allow-unregistered-dialect", "--split-input-file", "-o", "/dev/null"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A long prompt is computed slice by slice (ep/schedule.h), and gives what it gives when it is computed at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from flownpu.ops import definitions
+from tests.ep.conftest import parse
+
+if TYPE_CHECKING:
+    from tests.ep.conftest import MakeSession, Placed
+
+HEADS, GROUPS, SIZE, LAYERS = 4, 2, 16, 2
+WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE
+TOKENS = 2000
+NAMES = [f"{layer}_{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
+# Scores of a standard deviation of 16: a query attends to a few keys nearly alone, whichever they are, so that one key
+# more or less changes some row by as much as a value is large.
+SCALE = ", scale = 4.0"
+# The least rounding of the kernels' is that of attention weights to bf16, by 2^-9 of each, relative to the maximum of
+# the chunks of keys before, which slices cut in other places. So a layer's results may differ by 2^-8 of the largest
+# value. The residual adds those of two layers, the norm divides by a root mean square above 1/2 (that of x0 alone is
+# 1), and y doubles.
+TOLERANCE = 2**-8 * LAYERS * 2 * 2
+# A step that looks at all tokens at once, and changes nothing: no row may be told from its result.
+AT_ONCE = "x = Reshape(x0, same)"
+IN_SLICES = "x = Identity(x0)"
+
+
+@dataclass
+class Case:
+    """A decoder and what is fed to it."""
+
+    lengths: list[int]
+    """Tokens of each row of the batch; shorter rows are padded on the right."""
+    past: int = 0
+    capacity: int = TOKENS + 16
+    attributes: str = ""
+    positions: bool = False
+    bias: bool = False
+    causal: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.past + max(self.lengths)
+
+
+WINDOW_SIZED = ", local_window_size = 100, sliding_window_cache = 1"
+CASES = {
+    "one row": Case([TOKENS]),
+    "as long as a slice and a little": Case([800]),
+    "rest of one token": Case([2 * 768 + 1]),
+    "batch": Case([TOKENS, TOKENS]),
+    "ragged batch": Case([1500, TOKENS, 10, 768]),
+    "past": Case([TOKENS], past=5),
+    "batch with a past": Case([1000, 1000, 1000], past=70),
+    "growing cache": Case([TOKENS], capacity=0),
+    "window": Case([TOKENS], attributes=", local_window_size = 100"),
+    "window-sized cache": Case([TOKENS], capacity=128, attributes=WINDOW_SIZED),
+    "window-sized cache with a past": Case([TOKENS, TOKENS], past=300, capacity=128, attributes=WINDOW_SIZED),
+    "window-sized cache of a ragged batch": Case([TOKENS, 900], capacity=128, attributes=WINDOW_SIZED),
+    "positions": Case([TOKENS, TOKENS], positions=True, attributes=", do_rotary = 1"),
+    "rotary": Case([TOKENS], past=3, attributes=", do_rotary = 1"),
+    "bias": Case([1100], bias=True),
+}
+
+
+def decoder(case: Case, first: str = IN_SLICES, last: str = "y = Mul(h, two)") -> Any:
+    """Layers of attention with a residual; the hidden states of all tokens and of the last one."""
+    batch = len(case.lengths)
+    attributes = f"num_heads = {HEADS}, kv_num_heads = {GROUPS}, head_size = {SIZE}{SCALE}{case.attributes}"
+    optional = ", ".join(
+        [
+            *(["cos", "sin"] if "rotary" in case.attributes else ["", ""]),
+            "positions" if case.positions else "",
+            "bias" if case.bias else "",
+        ]
+    ).rstrip(", ")
+    layers = "  ".join(
+        f"[attend_{i}] a{i}, present_{i}_key, present_{i}_value = ai.flownpu.FlowQKVAttention <{attributes}> "
+        f"(x{i or ''}, key, value, past_{i}_key, past_{i}_value, seqlens, total{', ' if optional else ''}{optional})  "
+        f"x{i + 1} = Add(a{i}, x{i or ''})"
+        for i in range(LAYERS)
+    )
+    cache = {name: f"float[{batch},{GROUPS},%s,{SIZE}] {{}}_{name}" for name in NAMES}
+    inputs = [
+        f"float[{batch},S,{WIDTH}] x0",
+        f"float[{batch},S,{KV_WIDTH}] key",
+        f"float[{batch},S,{KV_WIDTH}] value",
+        f"int32[{batch}] counts",
+        "int32 longest",
+        f"int64[{batch},1,1] newest",
+        *(text.format("past") % "P" for text in cache.values()),
+        *([f"float[4096,{SIZE // 2}] cos", f"float[4096,{SIZE // 2}] sin"] if "rotary" in case.attributes else []),
+        *([f"int64[{batch},S] positions"] if case.positions else []),
+        *(["float[1,1,S,T] bias"] if case.bias else []),
+    ]
+    outputs = [
+        f"float[{batch},S,{WIDTH}] y",
+        f"float[{batch},1,{WIDTH}] z",
+        *(text.format("present") % "C" for text in cache.values()),
+    ]
+    ones = ", ".join(["1"] * WIDTH)
+    model = parse(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>
+        decoder ({", ".join(inputs)}) => ({", ".join(outputs)})
+        <int64[3] same = {{0, 0, {WIDTH}}}, int32 one = {{1}}, float two = {{2}}, float[{WIDTH}] ones = {{{ones}}}> {{
+            seqlens = Sub(counts, one)  total = Mul(longest, one)
+            {first}  {layers}  h = com.microsoft.SkipSimplifiedLayerNormalization(x{LAYERS}, a0, ones)  {last}
+            n = GatherND <batch_dims = 1> (y, newest)  z = Add(n, n)
+        }}"""
+    )
+    proto = ir.from_proto(model)
+    definitions.add_functions(proto)
+    return ir.to_proto(proto)
+
+
+def feed(case: Case) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    batch, tokens = len(case.lengths), max(case.lengths)
+
+    def normal(*shape: int) -> Any:
+        return random.standard_normal(shape).astype(np.float32)
+
+    inputs: dict[str, Any] = {
+        "x0": normal(batch, tokens, WIDTH),
+        "key": normal(batch, tokens, KV_WIDTH),
+        "value": normal(batch, tokens, KV_WIDTH),
+        "counts": np.array(case.lengths, np.int32) + case.past,
+        "longest": np.array(case.total, np.int32),
+        "newest": np.array(case.lengths)[:, None, None] - 1,
+    }
+    inputs |= {f"past_{name}": normal(batch, GROUPS, case.capacity, SIZE) for name in NAMES}
+    if "rotary" in case.attributes:
+        angles = np.arange(4096)[:, None] * 0.1 ** np.arange(SIZE // 2)
+        inputs |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    if case.positions:
+        inputs["positions"] = np.stack([random.permutation(tokens) for _ in range(batch)])
+    if case.bias:
+        inputs["bias"] = normal(1, 1, tokens, case.total)
+    return inputs
+
+
+def profiled(make_session: MakeSession, folder: Path, model: Any, inputs: dict[str, Any]) -> tuple[list[Any], int]:
+    """The outputs, and how often the first layer's attention was run."""
+    configure = {"enable_profiling": True, "profile_file_prefix": str(folder / "profile")}
+    session = make_session(model, strict=True, configure=configure)
+    outputs = session.run(None, inputs)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return outputs, sum(event["name"] == "attend_0" for event in events)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slices_give_what_the_whole_prompt_does(make_session: MakeSession, tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    inputs = feed(case)
+    sliced, slices = profiled(make_session, tmp_path, decoder(case), inputs)
+    whole, once = profiled(make_session, tmp_path, decoder(case, first=AT_ONCE), inputs)
+    assert once == 1
+    assert slices == 1 if name == "as long as a slice and a little" else slices > 1
+    largest = np.abs(inputs["value"]).max()
+    held = case.capacity - 100 if "sliding" in case.attributes else None
+    for row, length in enumerate(case.lengths):
+        np.testing.assert_allclose(sliced[0][row, :length], whole[0][row, :length], rtol=0, atol=TOLERANCE * largest)
+        # Keys and values are inputs: they are stored as they come.
+        for ours, theirs in zip(sliced[2:], whole[2:], strict=True):
+            assert ours.shape == theirs.shape
+            rows = held or case.past + length
+            np.testing.assert_array_equal(ours[row, :, :rows], theirs[row, :, :rows])
+    np.testing.assert_allclose(sliced[1], whole[1], rtol=0, atol=2 * TOLERANCE * largest)
+
+
+def test_what_is_bound_is_written_in_slices(make_session: MakeSession) -> None:
+    # As GenAI binds a cache: past and present are the same memory.
+    case = CASES["past"]
+    inputs = feed(case)
+    session = make_session(decoder(case), strict=True)
+    expected = session.run(None, inputs)
+    binding = session.io_binding()
+    shared = {name: onnxruntime.OrtValue.ortvalue_from_numpy(inputs[f"past_{name}"].copy()) for name in NAMES}
+    for name, array in inputs.items():
+        if not name.startswith("past"):
+            binding.bind_cpu_input(name, array)
+    for name, value in shared.items():
+        binding.bind_ortvalue_input(f"past_{name}", value)
+        binding.bind_ortvalue_output(f"present_{name}", value)
+    binding.bind_output("y")
+    binding.bind_output("z")
+    session.run_with_iobinding(binding)
+    y, z = (value.numpy() for value in binding.get_outputs()[-2:])
+    np.testing.assert_array_equal(y, expected[0])
+    np.testing.assert_array_equal(z, expected[1])
+    for name, present in zip(NAMES, expected[2:], strict=True):
+        np.testing.assert_array_equal(shared[name].numpy()[:, :, : case.total], present[:, :, : case.total])
+
+
+def test_a_short_prompt_after_a_long_one(make_session: MakeSession) -> None:
+    session = make_session(decoder(CASES["one row"]), strict=True)
+    long, short = feed(Case([TOKENS])), feed(Case([3]))
+    first = session.run(None, short)
+    session.run(None, long)
+    for ours, theirs in zip(session.run(None, short)[:2], first[:2], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "first", "last", "reason"),
+    [
+        pytest.param("", IN_SLICES, "y = Mul(h, two)", None, id="slices"),
+        pytest.param("", AT_ONCE, "y = Mul(h, two)", "Reshape 'x' needs all tokens at once", id="before attention"),
+        pytest.param(
+            "", IN_SLICES, "y = Reshape(h, same)", "Reshape 'y' needs all tokens at once", id="after attention"
+        ),
+        pytest.param(
+            ", causal = 0", IN_SLICES, "y = Mul(h, two)", "no step knows where tokens are", id="tokens that look ahead"
+        ),
+        pytest.param(
+            "",
+            IN_SLICES,
+            "t = Shape(h)  y = Reshape(h, t)",
+            "Shape 't' needs all tokens at once",
+            id="number of tokens in a slice",
+        ),
+        pytest.param(
+            "",
+            IN_SLICES,
+            "g = GatherND <batch_dims = 1> (h, newest)  y = Add(h, g)",
+            "Add 'y' needs 'g' of all tokens",
+            id="what all slices make, in each",
+        ),
+        pytest.param(
+            "",
+            "p = Add(newest, newest)  x = Mul(x0, two)",
+            "k = Cast <to = 1> (p)  y = Add(h, k)",
+            None,
+            id="a value without tokens",
+        ),
+    ],
+)
+def test_the_report_says_why_a_prompt_is_computed_at_once(
+    placed: Placed, attributes: str, first: str, last: str, reason: str | None
+) -> None:
+    _, placement = placed(decoder(Case([3], attributes=attributes), first, last), strict=True)
+    assert placement["whole_prompts"] == ([] if reason is None else [reason])
+
+
+def test_a_program_without_attention_is_run_at_once(placed: Placed) -> None:
+    _, placement = placed("g (float[1,S,4] x) => (float[1,S,4] y) { y = Add(x, x) }")
+    assert placement["whole_prompts"] == ["no step knows where tokens are"]

@@ -35,12 +35,17 @@ lint: .venv/test
 mlir-opt: | .venv
 	@$(BIN)/python scripts/mlir_opt.py
 
+# Of tests/aie those that each look at another part of the C++: kernels, aie/host/, the emulator. The rest runs plans, which
+# is Python, or the same C++ many times over.
+SANITIZED := tests/ops tests/ep $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
+	emulator.py emulator_deadlocks.py conformance.py)
+
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
 # is not free of leaks. What a sanitizer says goes past pytest's capture of stderr.
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so tests/ops tests/ep tests/aie
+	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
 # The module through which tests call the operators' C++; and that and the library, under the sanitizers.
 build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h aie/host/aie_api/*.hpp)

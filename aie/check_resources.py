@@ -30,6 +30,7 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
         *_memory(array, lowered, limits),
         *_channels(lowered, limits),
         *_descriptors(lowered, limits),
+        *_lengths(array, lowered, limits),
         *_locks(array, lowered, limits),
         *_walks(array, limits),
         *_adjacency(array, limits),
@@ -72,6 +73,15 @@ def _descriptors(lowered: Lowered, limits: Limits) -> Iterator[Violation]:
         if limits.kind(tile.column, tile.row) == "memory" and count > have:
             which = "odd" if odd else "even"
             yield Violation(describe(tile, limits), f"buffer descriptors of {which} channels", count, have)
+
+
+def _lengths(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violation]:
+    """A descriptor moves an object at most; of a memory tile's 2^17 words its register holds all but the last."""
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+    for tile, name in sorted({(channel.tile, channel.fifo) for channel in lowered.channels}):
+        need, have = fifos[name].type.bytes // limits.granule_bytes, limits.tile(tile.column, tile.row).length_bits
+        if limits.kind(tile.column, tile.row) != "shim" and need >= 1 << have:
+            yield Violation(describe(tile, limits), f"length of an object of {name} in words", need, (1 << have) - 1)
 
 
 def _locks(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violation]:

@@ -119,7 +119,10 @@ def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[V
         yield Violation(place, "stride", "1 or more, but for the outermost", [d.stride for d in walk])
     if not contiguous(walk):
         yield from words(place, size, walk, shim.wrap_bits, shim.stride_bits, shim.dimensions, limits)
-    elif tap.elements // repeats * size % granule:
+    length = tap.elements // repeats * size
+    if length // granule >= 1 << shim.length_bits:
+        yield Violation(place, "length in words", length // granule, (1 << shim.length_bits) - 1)
+    if contiguous(walk) and length % granule:
         yield Violation(place, "length", f"a multiple of {granule} bytes", f"{tap.elements // repeats} x {size} bytes")
 
 

@@ -31,14 +31,14 @@ struct Placement {
   // Multiply-adds for one token, of the nodes we run and of those left.
   std::int64_t our_multiply_adds = 0;
   std::int64_t left_multiply_adds = 0;
-  // Device::description(), and why it is that device: "device=auto, and this build drives no NPU".
+  // Device::description(), and why it is that device: "device=auto and this build drives no NPU".
   std::string device;
   std::string why;
 };
 
-// "FlowNPU: 212 of 212 nodes and 100.0 % of multiply-adds in 1 partition on cpu (avx512, 2 threads;
-// device=auto, and this build drives no NPU)"; what is left follows by operator: "; left to ONNX
-// Runtime's CPU provider: Cos (2), Sin".
+// "FlowNPU: 212 of 212 nodes and 100.0 % of multiply-adds in 1 partition on cpu (avx512, 2 threads,
+// int8 activations), because device=auto and this build drives no NPU"; what is left follows by
+// operator: "; left to ONNX Runtime's CPU provider: Cos (2), Sin".
 std::string summary(const Placement& placement);
 
 // One line a node: "  Sin 'rope/Sin': no kernel". At most `lines`, then how many more there are.

@@ -67,7 +67,7 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string_view name() const = 0;
-  // For the placement report: "cpu (avx512 with vnni and bf16, 2 threads)".
+  // For the placement report: "cpu (avx512, 2 threads, int8 activations)".
   virtual std::string description() const = 0;
 
   // What a user had better know, in one sentence: that it is slow, say. Empty if there is nothing.

@@ -4,8 +4,9 @@
 // W is cut into blocks of 32 rows x 256 columns, stored row of blocks by row of blocks. A block:
 //     offset    0: 256 bf16 scales, [k / 32][row]
 //     offset  512: 256 bf16 minima, [k / 32][row]
-//     offset 1024: codes of rows 0-15:  256 columns x 8 bytes; byte j holds row 2j in its low
-//     nibble, 2j+1 in its high offset 3072: codes of rows 16-31, likewise
+//     offset 1024: codes of rows 0-15, 256 columns x 8 bytes
+//     offset 3072: codes of rows 16-31, likewise
+// Byte j of a column holds row 2j of the 16 in its low nibble and row 2j+1 in its high nibble.
 // w[row, k] = minimum + scale * code (eq. 3). M is padded to 32 and K to 256 with zeros.
 #pragma once
 

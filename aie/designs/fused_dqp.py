@@ -135,17 +135,23 @@ class FusedDQP:
             workers += tiles
 
         def sequence(w: Any, x: Any, y: Any, x_end: Any, weight_ends: Any, y_ends: Any) -> None:
+            # A tile that had no row group in the call before may be late: where x has come, it has given that call's x
+            # up, and so has read its parameters. Meanwhile the first weights fill the memories.
+            loaded = x_end.fill(x, wait=True, managed=False)
+            weight_turns = self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks)
+            next(weight_turns)
+            loaded.await_()
             for number in range(self.tiles):
                 parameters.write(number, [len(groups[number // TILES]), blocks])
             parameters.start()
-            loaded = x_end.fill(x, wait=True, managed=False)
             drains = [
                 y_ends[column].drain(y, tap=tap, wait=True, managed=False)
                 for column in range(self.columns)
                 for tap in _output_taps(groups[column], m, self.columns)
             ]
-            self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks)
-            for task in (loaded, *drains):
+            for _ in weight_turns:
+                pass
+            for task in drains:
                 task.await_()
 
         buffers = [tensor(halves * m // BLOCK_ROWS * blocks * BLOCK_BYTES, U8), tensor(self.k_max), tensor(m)]
@@ -196,8 +202,8 @@ class FusedDQP:
 
     # --- The weights' way ---------------------------------------------------------------------------------------------
 
-    def _send_weights(self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int) -> None:
-        """Fill the columns in turn, a bounded number of tasks on each channel."""
+    def _send_weights(self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int) -> Iterator[None]:
+        """Fill the columns in turn, with each step a task on each channel, a bounded number of them at once."""
         share = TILES // self.channels
         windows = {(c, s): Window() for c in range(self.columns) for s in range(self.channels)}
         taps = {
@@ -208,6 +214,7 @@ class FusedDQP:
             for (column, stream), window in windows.items():
                 if turn < len(taps[column, stream]):
                     window.add(ends[column][stream].fill, w, taps[column, stream][turn])
+            yield
         for window in windows.values():
             window.finish()
 

@@ -2,7 +2,9 @@
 """The shape that operators on rows share: a stream of items through one compute tile in each of a few columns.
 
 Item i goes to core i mod `cores`. A core has two streams in and two out, which is what a compute tile has of channels.
-An operand may also be broadcast to all cores once a call (a norm's weight).
+An operand may also be broadcast to all cores once a call (a norm's weight). A core without items is not started, unless
+it must take a broadcast. That one may be late: so a call awaits its broadcasts before it writes parameters. It knows
+then that every core has given up the broadcasts of the call before, and so has read its parameters.
 
 Run-time parameters of a core: word 0, its number of items; those of the operator follow.
 """
@@ -58,6 +60,11 @@ class Operand:
     taps: Callable[[range], list[TensorAccessPattern]] | None
     depth: int = 2
     ahead_of: str = ""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all cores take it from one stream."""
+        return self.taps is None and not self.ahead_of
 
 
 def each(
@@ -122,7 +129,7 @@ def stream(
     columns = limits_of(target).columns
     if not 1 <= cores <= columns or count < 1:
         raise ValueError(f"[design] expected 1..{columns} cores on {target} and an item or more, got {cores}, {count}")
-    parameters = RunTimeParameters([f"core_{core}" for core in range(cores)])
+    parameters = [RunTimeParameters([f"core_{core}"]) for core in range(cores)]
     operands = [*inputs, *outputs]
     streams = [operand for operand in operands if not operand.ahead_of]
     fifos = {operand.name: _fifos(operand, cores) for operand in streams}
@@ -134,32 +141,36 @@ def stream(
 
     workers = []
     for core in range(cores):
-        own = [(operand in inputs, fifos[operand.name][core if operand.taps else 0]) for operand in streams]
+        own = [(operand in inputs, fifos[operand.name][0 if operand.shared else core]) for operand in streams]
         places = [fifo.cons() if into else fifo.prod() for into, fifo in own]
-        arguments = [parameters.barrier, parameters.buffers[core], *places, *kernels, *state(core)]
+        arguments = [parameters[core].barrier, *parameters[core].buffers, *places, *kernels, *state(core)]
         workers.append(worker(core_function, arguments, tile=Tile(core, limits_of(target).first_compute_row)))
 
     def sequence(*arguments: Any) -> None:
         *buffers, ends = arguments
-        for core in range(cores):
-            parameters.write(core, [len(range(core, count, cores)), *words])
-        parameters.start()
-        # Outputs first: an input may be more tasks than a channel queues, and the first are awaited to start the last.
-        # What goes ahead of others before these.
-        tasks = dict[tuple[str, int], list[tuple[Any, TensorAccessPattern]]]()
-        ranked = zip(operands, buffers, strict=True)
-        for operand, buffer in sorted(ranked, key=lambda pair: (pair[0] in inputs, not pair[0].ahead_of)):
-            for core in range(len(fifos[operand.ahead_of or operand.name])):
-                if operand.taps is None:  # also for a core that has no item this time
-                    taps = [run(operand.host, 0, operand.host)]
-                else:
-                    taps = operand.taps(range(core, count, cores)) if core < count else []
-                tasks.setdefault((operand.ahead_of or operand.name, core), []).extend((buffer, tap) for tap in taps)
         starts = {
             (operand.name, core): end.fill if operand in inputs else end.drain
             for operand, of_cores in zip(streams, ends, strict=True)
             for core, end in enumerate(of_cores)
         }
+        shared = [pair for pair in zip(operands, buffers, strict=True) if pair[0].shared]
+        loaded = [
+            starts[operand.name, 0](buffer, tap=run(operand.host, 0, operand.host), wait=True, managed=False)
+            for operand, buffer in shared
+        ]
+        for task in loaded:
+            task.await_()
+        for core in range(cores if shared else min(cores, count)):
+            parameters[core].write(0, [len(range(core, count, cores)), *words])
+            parameters[core].start()
+        # Outputs first: an input may be more tasks than a channel queues, and the first are awaited to start the last.
+        # What goes ahead of others before these.
+        tasks = dict[tuple[str, int], list[tuple[Any, TensorAccessPattern]]]()
+        own = [pair for pair in zip(operands, buffers, strict=True) if not pair[0].shared]
+        for operand, buffer in sorted(own, key=lambda pair: (pair[0] in inputs, not pair[0].ahead_of)):
+            for core in range(min(cores, count)):
+                taps = operand.taps(range(core, count, cores)) if operand.taps else [run(operand.host, 0, operand.host)]
+                tasks.setdefault((operand.ahead_of or operand.name, core), []).extend((buffer, tap) for tap in taps)
         windows = {place: Window() for place in tasks}
         for turn in range(max(map(len, tasks.values()))):
             for place, of_fifo in tasks.items():
@@ -185,5 +196,5 @@ def stream(
 
 def _fifos(operand: Operand, cores: int) -> list[ObjectFifo]:
     """One for each core, or one for all."""
-    names = [operand.name] if operand.taps is None else [f"{operand.name}_{core}" for core in range(cores)]
+    names = [operand.name] if operand.shared else [f"{operand.name}_{core}" for core in range(cores)]
     return [ObjectFifo(tensor(operand.size, operand.dtype), name=name, depth=operand.depth) for name in names]

@@ -35,7 +35,9 @@ struct Parameters {
     window = words.get(4);
     causal = words.get(5);
     scale = float_of(words.get(6));
-    queries = words.get(7);
+    // Fewer than one, as where the word was never written, would make `positions` a search without
+    // end.
+    queries = words.get(7) < 1 ? 1 : words.get(7);
   }
 };
 

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// What FlowQKVAttention and FlowKVAttention share on the CPU: attributes, shapes, QK-norm, RoPE,
-// and the KV cache.
+// What FlowQKVAttention and FlowKVAttention share on the CPU.
 //
-// A step goes in three parts: append keys and values to the cache (this file),
-// attend tile by tile (flow_attention.cc), and, where a window-sized cache evicted more than one
-// token at once, move the surviving rows to the front (this file).
+// A step goes in three parts: append keys and values to the cache (attention_cache.cc), attend tile
+// by tile (flow_qkv_attention.cc) and merge the parts of the keys if there are several
+// (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
+// the surviving rows to the front (attention_cache.cc). Attributes, shapes and checks are in
+// attention.cc; how the work is cut into tasks, in attention_plan.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "ops/cpu/attention_plan.h"
 #include "ops/cpu/cpu_step.h"
 
 namespace flownpu::cpu {
 
-// Positions in the list of inputs and outputs (DESIGN: operators).
+// Positions in the list of inputs and outputs (docs/operators.md).
 enum AttentionInput : std::uint8_t {
   kQuery,
   kKey,
@@ -67,12 +67,25 @@ struct AttentionRow {
   std::int64_t base_after;
 };
 
+// Where the state (m, l, Y) of a part of the keys lies for one query: the numerator is [d].
+struct PartState {
+  float* maximum;
+  float* denominator;
+  float* numerator;
+};
+
 // KV rows of one (batch, group): K and V, each [capacity][d] of the cache's type.
 struct KeyValueRows {
   std::byte* key;
   std::byte* value;
   // Position that row 0 holds.
   std::int64_t base;
+};
+
+// Positions [begin, end) of keys.
+struct KeyRange {
+  std::int64_t begin;
+  std::int64_t end;
 };
 
 // The views and numbers of one call.
@@ -90,30 +103,32 @@ struct AttentionCall {
   std::int64_t past_capacity;
   std::int64_t capacity;
   DataType cache_type;
+  // Of a row of K or V in the cache: d elements.
+  std::int64_t row_bytes;
   AttentionPlan plan;
   // The most slots and parts that the plan of a later step can have, as the cache fills up: memory
   // is taken for these, so that a decode step needs no more than the one before.
   std::int64_t most_slots;
   std::int64_t most_parts;
-  // What each of the plan's slots works with: see TileMemory.
+  // What each of the plan's slots works with: see TileMemory in flow_qkv_attention.cc.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
-  // States that are to be merged, with several parts: see PartStates.
+  // States that are to be merged, with several parts: see FlowQKVAttention::part_state.
   float* states = nullptr;
   // Where this call keeps K and V when the present cannot hold them all at once:
   // [B][G][staged_rows][d] each.
   std::byte* staged_key = nullptr;
   std::byte* staged_value = nullptr;
   std::int64_t staged_rows = 0;
+
+  // An input that the node does not list is absent.
+  const Tensor& input(AttentionInput index) const;
+  bool staged() const { return staged_key != nullptr; }
 };
 
-// attention_bias of one query, from position 0 on.
-const float* attention_bias_row(const AttentionCall& call, std::int64_t batch, std::int64_t head,
-                                std::int64_t token);
-
-class FlowAttention : public Step {
+class FlowQKVAttention : public Step {
  public:
-  FlowAttention(const Node& node, const Context& context);
+  FlowQKVAttention(const Node& node, const Context& context);
 
   // Queries, keys, values and positions go in slices if nothing looks ahead and the present holds
   // what earlier slices left.
@@ -126,42 +141,67 @@ class FlowAttention : public Step {
   std::int64_t multiply_adds() const override;
 
  protected:
-  // Takes the memory that attend() needs for `call.plan`.
-  void take_tiles(Scratch& scratch, AttentionCall& call) const;
-  void attend(const AttentionCall& call) const;
-  void attend_tile(const AttentionCall& call, std::int64_t slot, std::int64_t task) const;
-  void merge_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
-  // Normed, rotated and scaled queries of the heads of a group: out[H / G][d].
-  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
-                       std::int64_t token, float* out) const;
-
-  // All that this call brings of a row of the batch, its earlier and later slices included.
-  AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
-  AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
-  KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
-
-  Context context_;
-  AttentionAttributes attributes_;
+  const AttentionAttributes& attributes() const { return attributes_; }
 
  private:
+  struct Tile;
+  struct TileMemory;
+
+  // attention.cc: the call.
   AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
+  void plan(AttentionCall& call) const;
   void check(const AttentionCall& call) const;
   void check_positions(const AttentionCall& call, std::int64_t batch,
                        const AttentionRow& row) const;
   void take(Scratch& scratch, AttentionCall& call) const;
+
+  // attention_cache.cc: the KV cache, and what queries and keys go through before they meet.
+  void take_staged(Scratch& scratch, AttentionCall& call) const;
   // L(T) of the GroupQueryAttention documentation: tokens that a window-sized cache holds after T.
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
-
+  // All that this call brings of a row of the batch, its earlier and later slices included.
+  AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
+  AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
+  KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void keep_past(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
                     std::int64_t position) const;
-  void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  // Normed, rotated and scaled queries of the heads of a group: out[H / G][d].
+  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                       std::int64_t token, float* out) const;
 
+  // flow_qkv_attention.cc: tiles of queries.
+  // Takes the memory that attend() needs for `call.plan`.
+  void take_tiles(Scratch& scratch, AttentionCall& call) const;
+  TileMemory tile_memory(Scratch& scratch, const AttentionCall& call) const;
+  void attend(const AttentionCall& call) const;
+  Tile tile_of(const AttentionCall& call, std::int64_t task) const;
+  KeyRange seen_by(const AttentionRow& row, std::int64_t token) const;
+  void fill(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  void sweep(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                    std::int64_t head) const;
+
+  // flow_kv_attention.cc: parts of the keys.
+  void take_states(Scratch& scratch, AttentionCall& call) const;
+  PartState part_state(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                       std::int64_t head, std::int64_t part) const;
+  void merge_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+
+  Context context_;
+  AttentionAttributes attributes_;
   bool keeps_present_;
   std::int64_t cache_bytes_;
   DataType cache_type_ = DataType::kFloat32;
 };
+
+// Part `part` of `parts` of the keys, cut where chunks of them are.
+KeyRange part_of(KeyRange keys, std::int64_t part, std::int64_t parts);
+
+// O = Y / l (eq. 12), in place, of d elements; a query that saw nothing is zero.
+void divide(float* numerator, float denominator, std::int64_t d);
 
 }  // namespace flownpu::cpu

@@ -55,9 +55,9 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Step> prepare(const Node& node) const override {
-    for (const auto operators :
-         {cpu::q4nx_operators(), cpu::attention_operators(), cpu::normalization_operators(),
-          cpu::elementwise_operators(), cpu::shape_operators()}) {
+    for (const auto operators : {cpu::q4nx_operators(), cpu::flow_qkv_attention_operators(),
+                                 cpu::flow_kv_attention_operators(), cpu::normalization_operators(),
+                                 cpu::elementwise_operators(), cpu::shape_operators()}) {
       for (const cpu::Operator& op : operators) {
         if (op.op_type == node.op_type && op.domain == node.domain) return op.make(node, context_);
       }

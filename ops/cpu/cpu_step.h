@@ -31,7 +31,8 @@ struct Operator {
 
 // One list for each source file of this folder.
 std::span<const Operator> q4nx_operators();
-std::span<const Operator> attention_operators();
+std::span<const Operator> flow_qkv_attention_operators();
+std::span<const Operator> flow_kv_attention_operators();
 std::span<const Operator> normalization_operators();
 std::span<const Operator> elementwise_operators();
 std::span<const Operator> shape_operators();

@@ -2,6 +2,7 @@
 #include "ops/cpu/q4nx_matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/error.h"
@@ -164,10 +165,15 @@ class Q4NXMatMul : public Step {
     const std::int64_t columns = std::min(q4nx::kBlockRows, m_ - column);
     for (std::int64_t row = first; row < first + count; ++row, values += q4nx::kBlockRows) {
       const std::int64_t at = row * m_ + column;
+      float* y = epilogue.y + at;
       if (epilogue.bias != nullptr) kernels.add(values, epilogue.bias + column, values, columns);
-      if (epilogue.residual != nullptr)
-        kernels.add(values, epilogue.residual + at, values, columns);
-      std::copy_n(values, columns, epilogue.y + at);
+      if (epilogue.residual != nullptr) {
+        kernels.add(values, epilogue.residual + at, y, columns);
+      } else if (columns == q4nx::kBlockRows) {  // A size that the compiler knows: no call.
+        std::memcpy(y, values, q4nx::kBlockRows * sizeof(float));
+      } else {
+        std::copy_n(values, columns, y);
+      }
     }
   }
 

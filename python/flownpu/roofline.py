@@ -3,8 +3,10 @@
 
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +20,8 @@ __all__ = ["DecodeTraffic", "decode_traffic", "read_bandwidth"]
 
 # Large against any cache (16 times 32 MiB of L3), small against memory.
 _BUFFER_BYTES = 512 << 20
-# How long it is read: about as long as a measurement of decode, so that no short burst is taken for the memory's speed.
+# How long it is read, each way: about as long as a measurement of decode, so that no short burst is taken for the
+# memory's speed.
 _SECONDS = 0.5
 # Tables, of which a step reads a row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
@@ -85,13 +88,24 @@ def read_bandwidth(threads: int | None = None) -> float:
     """Bytes a second at which this many threads (default: one a core) read memory together: the median of many reads.
 
     numpy's maximum of int32 is a loop of vector loads. It needs far fewer cycles than memory takes, and gives the rates
-    of a loop of AVX-512 loads in C++.
+    of a loop of AVX-512 loads in C++. It is measured with each thread on a core of its own, since a scheduler may leave
+    several on one core for the first tenth of a second, and with threads that go where the scheduler puts them, since a
+    core of this machine may be busy with something else. The better of the two is the roof.
     """
-    threads = threads or len(os.sched_getaffinity(0))
-    values = np.ones(_BUFFER_BYTES // 4, np.int32)
-    parts = np.array_split(values, threads)
+    cores = sorted(os.sched_getaffinity(0))
+    parts = np.array_split(np.ones(_BUFFER_BYTES // 4, np.int32), threads or len(cores))
+    return max(_median_rate(parts, cores), _median_rate(parts, None))
+
+
+def _median_rate(parts: list[np.ndarray], cores: list[int] | None) -> float:
+    """Bytes a second with a thread for each part; thread i stays on core i (modulo their number), if they are given."""
+
+    def bind(number: Iterator[int]) -> None:
+        if cores is not None:
+            os.sched_setaffinity(0, {cores[next(number) % len(cores)]})  # 0: the calling thread.
+
     times: list[float] = []
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(len(parts), initializer=bind, initargs=(count(),)) as pool:
         list(pool.map(np.max, parts))  # starts the threads
         while sum(times) < _SECONDS:
             started = time.perf_counter()

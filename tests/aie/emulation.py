@@ -130,11 +130,11 @@ class Case:
     tolerance: np.ndarray | float
     select: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def check(self, array: Emulator | None = None, *, seed: int = 0) -> np.ndarray:
+    def check(self, array: Emulator | None = None, *, seed: int = 0, settle: bool = True) -> np.ndarray:
         """Run, compare, and return the output buffer; `array`: an emulator that ran other calls before."""
         own = array is None
         array = emulator(self.plan.array) if array is None else array
-        output = call(array, self.plan, seed=seed, **self.inputs)[self.output]
+        output = call(array, self.plan, seed=seed, settle=settle, **self.inputs)[self.output]
         assert_within(
             np.asarray(self.select(output) if self.select else output.reshape(self.expected.shape)),
             self.expected,

@@ -142,3 +142,13 @@ def test_flow_kv_has_no_bias(kernels, rng):
 @pytest.mark.parametrize(("window", "first_key"), [(1, 96), (16, 80), (33, 64), (512, 0)])
 def test_flow_kv_swa(kernels, rng, window, first_key):
     check_flow_kv(kernels, make_sweep(rng, 4, 1, 64, 101, 16, first_query=100, first_key=first_key, window=window))
+
+
+@pytest.mark.parametrize("queries", [0, -1])
+def test_rows_of_no_queries_are_rows_of_one(kernels, rng, queries):
+    """A word that was never written, 0 or all ones, must not keep a core in a loop for ever."""
+    sweep = make_sweep(rng, 4, 1, 64, 40, 16, first_query=39)
+    expected, words = run_flow_kv(kernels, sweep), sweep.rtp()
+    words[7] = queries
+    sweep.rtp = lambda: words
+    np.testing.assert_array_equal(run_flow_kv(kernels, sweep), expected)

@@ -107,7 +107,7 @@ CORES = {
                 for s in body
             ],
         ),
-        "index into view",
+        "of fifo b: need 1, have 0..0",
     ),
     "wrong type": (with_fifo(CHAIN, "c", type=Type((32,), "i32")), "argument 1 of scale: need 64xi32, have 32xi32"),
     "number for an array": (

@@ -94,6 +94,15 @@ def test_memory_tile_is_exact():
     assert "[memory tile (0, 1)] memory: need 524416 bytes, have 524288 bytes (a0 32 x 16388)" in messages(over)
 
 
+def test_an_object_as_large_as_a_memory_tile():
+    """It fits, but its length does not fit a descriptor's 17 bits."""
+    whole = 524288 // 4
+    plan = with_end(pass_through(1, elements=whole), "a0", "consume", depth=1)
+    message = "[memory tile (0, 1)] length of an object of a0 in words: need 131072, have 131071"
+    assert message in messages(plan)
+    assert not any(text.startswith("[memory tile (0, 1)] memory") for text in messages(plan))
+
+
 def test_counters_of_objects_count():
     """A core that counts its objects at run time has a word for each fifo; a real aie-opt allocates the same."""
     plan = many(1, 1, elements=8064, depth=1)

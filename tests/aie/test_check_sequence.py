@@ -77,6 +77,7 @@ SEQUENCES = {
         "innermost stride: need 1, have 2 (elements of 2 bytes, words of 4)",
     ),
     "odd length": (tapped(0, (63, 1), dtype="bf16"), "length: need a multiple of 4 bytes, have 63 x 2 bytes"),
+    "long": (tapped(0, (1 << 32, 1), elements=1 << 33), "length in words: need 4294967296, have 4294967295"),
     "half an object": (tapped(0, (96, 1)), "elements for fifo a: need whole objects of 64 elements, have 96"),
     "other type": (
         dataclasses.replace(

@@ -61,3 +61,12 @@ def test_only_xdna2_has_block_floats():
 def test_changed_limits():
     changed = with_limits(NPU2, compute__locks=8, task_queue=1)
     assert (changed.compute.locks, changed.task_queue, NPU2.compute.locks) == (8, 1, 16)
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_limits_that_others_imply(limits):
+    """Rows that no check of a plan reads, because another row is always met first."""
+    # A compute tile's memory, less the stack, ends before its descriptor's length does.
+    assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits
+    # A task is repeated by a tap's outermost dimension, a fifo's object by its lock's value.
+    assert limits.repeat_maximum >= max(limits.iteration_maximum, limits.lock_maximum)

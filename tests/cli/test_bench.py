@@ -56,8 +56,20 @@ def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flownpu.benchmark.read_bandwidth", lambda _threads: 1e9)
 
 
-def test_bandwidth():
-    assert read_bandwidth(1) > 0
+def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
+    cores = os.sched_getaffinity(0)
+    bound = []
+
+    def bind(thread, mask):
+        bound.append((thread, mask))
+        os_bind(thread, mask)
+
+    os_bind = os.sched_setaffinity
+    monkeypatch.setattr("os.sched_setaffinity", bind)
+    assert read_bandwidth() > 0
+    # Each by a thread for itself (0), and this one may still run everywhere.
+    assert sorted(bound, key=str) == sorted([(0, {core}) for core in cores], key=str)
+    assert os.sched_getaffinity(0) == cores
 
 
 def test_traffic_of_a_decode_step(model):

@@ -80,25 +80,28 @@ def held_out(tokenizer: Any) -> Tokens:
     return tokenizer.encode((CHECKPOINT / "held_out.txt").read_text())[:2048].tolist()  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="session")
-def original() -> transformers.PreTrainedModel:
-    """The checkpoint's own bf16 weights, computed in float32."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        CHECKPOINT, dtype=torch.float32, attn_implementation="eager"
-    )
-
-
-@pytest.fixture(scope="session")
-def reference() -> transformers.PreTrainedModel:
-    """The same, with the projections and the embedding as Q4NX stores them."""
+def load_checkpoint(*, quantised: bool) -> transformers.PreTrainedModel:
+    """The checkpoint in float32; quantised: with the projections and the embedding as Q4NX stores them."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         CHECKPOINT, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("_proj.weight", "embed_tokens.weight")):
+            if quantised and name.endswith(("_proj.weight", "embed_tokens.weight")):
                 parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(q4nx.quantize(parameter.numpy()))))
     return model
+
+
+@pytest.fixture(scope="session")
+def original() -> transformers.PreTrainedModel:
+    """The checkpoint's own bf16 weights, computed in float32."""
+    return load_checkpoint(quantised=False)
+
+
+@pytest.fixture(scope="session")
+def reference() -> transformers.PreTrainedModel:
+    """The same, with the projections and the embedding as Q4NX stores them."""
+    return load_checkpoint(quantised=True)
 
 
 def logits_of(model: transformers.PreTrainedModel, tokens: Tokens) -> np.ndarray:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops import flow_qkv_attention
-from tests.ops.device import ISAS, Node, run, testing
+from tests.ops.device import ISAS, Node, run
 
 EPSILON = 2.0**-24
 CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -236,58 +235,6 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
         if pairs:
             bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
         assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
-
-
-MACHINE = {"threads": 2, "cache_bytes": 1 << 20, "few_rows": 8, "block_rows": 64, "element": 2}
-SHAPE = {
-    "batch": 1,
-    "kv_heads": 1,
-    "heads_per_group": 4,
-    "head_size": 256,
-    "tokens": 1,
-    "total": 4096,
-    "window": 0,
-    "cache_element": 2,
-}
-
-
-@pytest.mark.parametrize("group", [(1, 1, 64), (1, 4, 256), (8, 4, 64), (4, 2, 256), (1, 40, 16), (2, 1, 512)])
-@pytest.mark.parametrize("tokens", [1, 2, 16, 300, 4096])
-def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> None:
-    kv_heads, per_group, head_size = group
-    shape = {**SHAPE, "kv_heads": kv_heads, "heads_per_group": per_group, "head_size": head_size, "tokens": tokens}
-    for threads, cache_bytes, window in product((1, 2, 16, 64), (256 << 10, 1 << 20, 2 << 20), (0, 512)):
-        machine = {**MACHINE, "threads": threads, "cache_bytes": cache_bytes}
-        plan = testing.attention_plan({**shape, "window": window}, machine)
-        rows = plan["tile_tokens"] * per_group
-        assert tokens <= plan["tiles"] * plan["tile_tokens"] < tokens + plan["tile_tokens"]
-        assert plan["tasks"] == kv_heads * plan["tiles"] * plan["parts"]
-        assert plan["slots"] == min(threads, plan["tasks"])
-        # A token's heads are not parted; else a tile is at most 256 rows.
-        assert rows <= max(256, per_group)
-        assert bool(plan["few"]) == (rows <= MACHINE["few_rows"])
-        assert plan["chunk_keys"] % 16 == 0
-        # What is re-ordered for a chunk, and a block of scores, take half of the L2, or a chunk is at its least.
-        key_bytes = 2 * head_size * MACHINE["element"] + 4 * MACHINE["block_rows"]
-        assert plan["chunk_keys"] * key_bytes <= cache_bytes / 2 + 16 * key_bytes or plan["chunk_keys"] <= 64
-        # Parts are worth handing out: 128 KB of K and V each.
-        if plan["parts"] > 1:
-            seen = min(4096, window + plan["tile_tokens"] - 1) if window else 4096
-            assert seen / plan["parts"] * 2 * head_size * SHAPE["cache_element"] >= 128 << 10
-            assert kv_heads * plan["tiles"] < 2 * threads
-
-
-def test_a_plan_gives_each_thread_tasks() -> None:
-    """One query on a long cache, a second turn, a whole prompt; but short contexts are left in one piece."""
-    long = testing.attention_plan({**SHAPE, "total": 32768}, MACHINE)
-    assert (long["few"], long["parts"]) == (1, 8)
-    assert testing.attention_plan({**SHAPE, "total": 32768}, {**MACHINE, "threads": 1})["parts"] == 1
-    assert testing.attention_plan({**SHAPE, "total": 100}, MACHINE)["parts"] == 1
-    turn = testing.attention_plan({**SHAPE, "tokens": 12, "total": 16384}, MACHINE)
-    assert turn["few"] == 0
-    assert turn["tasks"] >= 8
-    prompt = testing.attention_plan({**SHAPE, "tokens": 4096}, MACHINE)
-    assert (prompt["parts"], prompt["tile_tokens"], prompt["tasks"]) == (1, 64, 64)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -112,8 +112,8 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
-    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where weights are rounded
-    for many rows, each on its side."""
+    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where weights are
+    rounded for many rows, each on its side."""
     rng = np.random.default_rng(1)
     rows, columns = 64, 1184
     blocks = blocks_of(rows, columns, rng)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over a range of the KV cache: which kernel takes which cache.
-#include "ops/cpu/kernels/attention_few.h"
 #include "ops/cpu/kernels/attention_float.h"
-#include "ops/cpu/kernels/attention_many.h"
+#include "ops/cpu/kernels/flow_kv_attention.h"
+#include "ops/cpu/kernels/flow_qkv_attention.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/attention_avx512.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention_many.h multiplies with AVX-512 where the cache is bf16: pairs of bf16, of a head's
-// elements in Q K^T and of keys in F V.
+// What flow_qkv_attention.h multiplies with AVX-512 where the cache is bf16: pairs of bf16, of a
+// head's elements in Q K^T and of keys in F V.
 //
 // Queries (after scaling) and F are rounded to bf16, as on the papers' NPU; sums, the maximum, exp
 // and the denominator, which is the sum of the rounded F, are f32.

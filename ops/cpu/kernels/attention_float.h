@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention_many.h multiplies: f32, whatever the cache's type.
+// What flow_qkv_attention.h multiplies: f32, whatever the cache's type.
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
@@ -10,15 +11,15 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Vectors of query rows in a block, and accumulators in a tile: beside 8 of them (12 with 32
-// registers' worth of lanes, see below) a block's vectors and a broadcast element need registers.
+// Vectors of query rows in a block, and accumulators in a tile: beside these, a block's vectors and
+// a broadcast element need registers.
 //   AVX-512: 32 registers, 4 x 4 accumulators, 4 of queries.
 //   AVX2: 16 registers, 2 x 6 accumulators, 2 of queries, 1 element.
 //   others: 16 registers, 2 x 4 accumulators: without FMA a product needs one of its own.
 constexpr int kFloatVectors = kLanes == 16 ? 4 : 2;
 constexpr int kFloatAccumulators = kLanes == 16 ? 16 : kLanes == 8 ? 12 : 8;
 
-// TYPE: of the cache.
+// Type: of the cache, see vector.h.
 template <typename Type>
 struct FloatProducts {
   using Element = float;

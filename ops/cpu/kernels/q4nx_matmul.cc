@@ -111,7 +111,7 @@ void each_row_of_blocks(const std::uint8_t* blocks, std::int64_t row_blocks,
   const std::size_t row_bytes =
       static_cast<std::size_t>(a.groups / q4nx::kGroupsPerBlock) * q4nx::kBlockBytes;
   for (std::int64_t block = 0; block < row_blocks; ++block) {
-    MULTIPLY(blocks, a.padded_k, a, first, count, scratch, out);
+    MULTIPLY(blocks, a, first, count, scratch, out);
     blocks += row_bytes;
     out += count * q4nx::kBlockRows;
   }

@@ -2,18 +2,20 @@
 // Q4NXMatMul in AVX-512: codes are unpacked once for many rows of activations.
 //
 // Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1), and each
-// of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack
-// 32 rows of codes to bf16 pairs (or byte quadruples), then for each tile of kTile rows of
-// activations: the totals come from `out`, each group's dots are accumulated in registers and
-// scaled into them, and they go back to `out`. The order of operations for one result is that of
-// FusedDQP, so both give the same bits, whatever the number of rows in a call. Scratch: [column
-// pair or quadruple][even rows, odd rows][16 lanes of 32 bits].
+// of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack 32
+// rows of codes to bf16 pairs, then for each tile of kTile rows of activations: the totals come
+// from `out`, each group's dots are accumulated in registers and scaled into them, and they go back
+// to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so both
+// give the same bits, whatever the number of rows in a call; int8 activations of many rows multiply
+// weights rounded to 8 bits (q4nx_matmul_int8_avx512.h). Scratch: [column pair][even rows, odd
+// rows][16 lanes of 32 bits].
 #pragma once
 
 #include <algorithm>
 
 #include "ops/cpu/kernels/fused_dqp_avx512.h"
 #include "ops/cpu/kernels/q4nx_matmul_int8_avx512.h"
+#include "ops/cpu/kernels/with_count.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -49,7 +51,7 @@ inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, st
   }
 }
 
-// Where a tile of activations begins and how far its rows are apart.
+// Groups of columns of a row of blocks whose codes are unpacked together.
 struct Stretch {
   const std::uint8_t* blocks;
   std::int64_t first_group;
@@ -89,22 +91,14 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
 // tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
 
-// Calls function.template operator()<N>() for a count of 1 .. LARGEST.
-template <int LARGEST, typename Function>
-void with_count(std::int64_t count, const Function& function) {
-  if constexpr (LARGEST > 1) {
-    if (count < LARGEST) return with_count<LARGEST - 1>(count, function);
-  }
-  function.template operator()<LARGEST>();
-}
-
 template <typename Product>
 void multiply_fused(const std::uint8_t* blocks, std::int64_t row_blocks,
                     const RoundedActivations& a, std::int64_t count, float* out,
                     const Product& product) {
   Stream stream(blocks, row_blocks * a.groups);
   for (std::int64_t block = 0; block < row_blocks; ++block) {
-    product(blocks + block * a.groups * kGroupBytes, stream, out + block * count * q4nx::kBlockRows);
+    product(blocks + block * a.groups * kGroupBytes, stream,
+            out + block * count * q4nx::kBlockRows);
   }
 }
 
@@ -150,14 +144,21 @@ inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
   const auto stretch_at = [&](std::int64_t column, std::int64_t block) {
     return blocks + (block * column_blocks + column) * static_cast<std::int64_t>(q4nx::kBlockBytes);
   };
+  // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
+  // the last one, most likely the rows of blocks that follow.
+  const auto next_stretch = [&](std::int64_t column, std::int64_t block) {
+    if (++block == row_blocks) {
+      column += kByteBlocks;
+      block = column < column_blocks ? 0 : row_blocks;
+      column = column < column_blocks ? column : 0;
+    }
+    return StretchFetch(stretch_at(column, block), std::min(kByteBlocks, column_blocks - column),
+                        q4nx::ceil_div(count, kTile));
+  };
   for (std::int64_t column = 0; column < column_blocks; column += kByteBlocks) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
       const ByteStretch stretch = unpack_int8(stretch_at(0, block), column, a, scratch);
-      const bool last = block + 1 == row_blocks;
-      const std::int64_t next = last ? column + kByteBlocks : column;
-      StretchFetch fetch(stretch_at(next, last ? 0 : block + 1),
-                         std::clamp(column_blocks - next, std::int64_t{0}, kByteBlocks),
-                         q4nx::ceil_div(count, kTile));
+      StretchFetch fetch = next_stretch(column, block);
       float* y = out + block * count * q4nx::kBlockRows;
       for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
         fetch.step();

@@ -38,9 +38,8 @@ inline void add_group(const std::uint8_t* block, std::int64_t within, const floa
   }
 }
 
-inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
-                        std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
-                        float* out) {
+inline void matmul_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                        std::int64_t count, std::byte* /*scratch*/, float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < a.groups; ++group) {
@@ -58,9 +57,8 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t /*k*/, const Ro
   }
 }
 
-inline void matmul_int8(const std::uint8_t* blocks, std::int64_t /*k*/, const RoundedActivations& a,
-                        std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
-                        float* out) {
+inline void matmul_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                        std::int64_t count, std::byte* /*scratch*/, float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < a.groups; ++group) {

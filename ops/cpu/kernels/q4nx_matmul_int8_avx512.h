@@ -4,8 +4,9 @@
 // Scales and minima of each 32 columns cost four instructions for every eight products: a third of
 // the time. So 32 rows x 256 columns get one scale and one minimum a row, the 4-bit weights rounded
 // to w = minimum + scale * u, u in 0 .. 255. With scale = (range of the row's 256 weights) / 255,
-// against a range of 32 weights / 15 for the 4-bit codes, that adds less than a hundredth of the
-// variance which 4 bits have put there (docs/performance.md has what was measured).
+// against a range of 32 weights / 15 for the 4-bit codes, that adds (15 / 255)^2 = 0.35 % of the
+// variance which 4 bits have put there, times the square of how much wider the range of 256 weights
+// is (docs/performance.md has what was measured).
 //
 // Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
 // each tile of kTile rows of activations and each block of columns: dots of a group of 32 in int32,
@@ -55,8 +56,7 @@ struct CodeMap {
 // A 32-bit lane's low half in both of its halves.
 inline __m512i twice(__m512i low) {
   const __m512i index = _mm512_set1_epi32(0x01000100);
-  const __m512i base =
-      _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000);
+  const __m512i base = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000);
   return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
 }
 
@@ -65,8 +65,7 @@ inline __m512i twice(__m512i low) {
 inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
   constexpr int kHalf = 128;
   const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
-  const __m512i offset =
-      _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(minimum, lowest), inverse));
+  const __m512i offset = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(minimum, lowest), inverse));
   return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
 }
 
@@ -82,7 +81,7 @@ inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
   const __m512i high = _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset);
   // The high bytes of both: low's moved down, high's where they are (a | (b & c)).
   constexpr int kOrAnd = 0xf8;
-  const __m512i upper = _mm512_set1_epi16(static_cast<short>(0xff00));
+  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
   return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
 }
 
@@ -148,23 +147,21 @@ inline ByteParameters unpack_block(const std::uint8_t* block, std::int64_t group
 // The stretch of kByteBlocks blocks (fewer at the end of the row) from `first_block` on.
 inline ByteStretch unpack_int8(const std::uint8_t* blocks, std::int64_t first_block,
                                const RoundedActivations& a, std::byte* scratch) {
-  const std::int64_t count =
-      std::min(kByteBlocks, a.groups / q4nx::kGroupsPerBlock - first_block);
+  const std::int64_t count = std::min(kByteBlocks, a.groups / q4nx::kGroupsPerBlock - first_block);
   const std::int64_t groups = std::min(count * q4nx::kGroupsPerBlock,
                                        a.filled_groups - first_block * q4nx::kGroupsPerBlock);
-  auto* parameters =
-      reinterpret_cast<ByteParameters*>(scratch + kByteBlocks * kByteBlockBytes);
+  auto* parameters = reinterpret_cast<ByteParameters*>(scratch + kByteBlocks * kByteBlockBytes);
   for (std::int64_t b = 0; b < count; ++b) {
-    parameters[b] = unpack_block(
-        blocks + (first_block + b) * static_cast<std::int64_t>(q4nx::kBlockBytes),
-        std::min(q4nx::kGroupsPerBlock, groups - b * q4nx::kGroupsPerBlock),
-        scratch + b * kByteBlockBytes);
+    parameters[b] =
+        unpack_block(blocks + (first_block + b) * static_cast<std::int64_t>(q4nx::kBlockBytes),
+                     std::min(q4nx::kGroupsPerBlock, groups - b * q4nx::kGroupsPerBlock),
+                     scratch + b * kByteBlockBytes);
   }
   return {scratch, parameters, first_block, count, groups};
 }
 
-// Fetches a stretch of blocks while another one is multiplied, a part with each of `steps` tiles: all
-// at once would be more than the core can ask for. Into L2, because L1 is full.
+// Fetches a stretch of blocks while another one is multiplied, a part with each of `steps` tiles:
+// all at once would be more than the core can ask for. Into L2, because L1 is full.
 class StretchFetch {
  public:
   StretchFetch(const std::uint8_t* blocks, std::int64_t count, std::int64_t steps)
@@ -225,12 +222,18 @@ void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int
     for (int r = 0; r < COUNT; ++r) {
       const __m512 sum = _mm512_set1_ps(a.block_sums[(row + r) * blocks + block]);
       float* y = out + r * q4nx::kBlockRows;
-      Rows result = block > 0 ? load_rows(y) : Rows{};
+      Rows result;
+      if (block > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
       result.even = _mm512_fmadd_ps(total[r].even, parameters.scale.even, result.even);
       result.odd = _mm512_fmadd_ps(total[r].odd, parameters.scale.odd, result.odd);
       result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
       result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
-      store_rows(result, y);
+      if (block + 1 < blocks) {  // In the order of the registers until they are complete.
+        _mm512_storeu_ps(y, result.even);
+        _mm512_storeu_ps(y + 16, result.odd);
+      } else {
+        store_rows(result, y);
+      }
     }
   }
 }

@@ -2,67 +2,26 @@
 // FlowQKV (Gemma3 paper, section 3.1.3, eq. 6-11) with query rows in the lanes.
 //
 // Dataflow: queries are transposed once, so that a vector holds one element (or pair of elements)
-// of kLanes rows; a block is kVectors of them. For each chunk of keys, V (and K, where the cache's
-// type is not what is multiplied) is re-ordered once, then for each block: scores S^T [keys][rows]
-// from broadcast elements of K (eq. 6); mask, maximum, exp and the denominator vertically, without
-// looking across lanes (eq. 7-10); and Y^T [head][rows] from broadcast elements of V (eq. 11). At
-// the end Y^T is transposed back. Chunks that a block does not see are skipped; only scores at the
-// edge of what it sees are masked. Caller: ops/cpu/flow_attention.cc.
+// of kLanes rows; a block is VECTORS of them (query_blocks.h). For each chunk of keys, V (and K,
+// where the cache's type is not what is multiplied) is re-ordered once, then for each block: scores
+// S^T [keys][rows] from broadcast elements of K (eq. 6); mask, maximum, exp and the denominator
+// vertically, without looking across lanes (eq. 7-10); and Y^T [head][rows] from broadcast elements
+// of V (eq. 11). At the end Y^T is transposed back. Chunks that a block does not see are skipped;
+// only scores at the edge of what it sees are masked. Caller: ops/cpu/flow_qkv_attention.cc.
 //
-// What is multiplied is the template's argument ARITHMETIC; see attention_float.h.
+// What is multiplied is the template's argument Arithmetic: attention_float.h, attention_avx512.h.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <utility>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/query_blocks.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
-
-// Hands out the parts of a scratch, or, without one, only counts.
-class Parts {
- public:
-  explicit Parts(std::byte* memory) : memory_(memory) {}
-  template <typename T>
-  T* take(std::int64_t count) {
-    auto* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + used_);
-    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return part;
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  std::byte* memory_;
-  std::int64_t used_ = 0;
-};
-
-inline std::int64_t round_up(std::int64_t n, std::int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
-
-template <int DISTANCE, int... I>
-inline void exchange(Vector& a, Vector& b, std::integer_sequence<int, I...> /*lanes*/) {
-  const Vector left =
-      __builtin_shufflevector(a, b, ((I & DISTANCE) == 0 ? I : kLanes + I - DISTANCE)...);
-  b = __builtin_shufflevector(a, b, ((I & DISTANCE) == 0 ? I + DISTANCE : kLanes + I)...);
-  a = left;
-}
-
-// Transposes kLanes x kLanes by exchanging off-diagonal quarters of ever larger squares.
-template <int DISTANCE = 1>
-inline void transpose(Vector (&rows)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i) {
-    if ((i & DISTANCE) == 0) {
-      exchange<DISTANCE>(rows[i], rows[i + DISTANCE], std::make_integer_sequence<int, kLanes>());
-    }
-  }
-  if constexpr (2 * DISTANCE < kLanes) transpose<2 * DISTANCE>(rows);
-}
 
 // VECTORS: vectors of a block.
 template <typename Arithmetic, int VECTORS>
@@ -70,45 +29,38 @@ class ManyRows {
   using A = Arithmetic;
   using Element = typename A::Element;
   using Packed = typename A::Packed;
-  // Elements of K, or of V, that are broadcast to a tile: with VECTORS they fill the registers.
-  static constexpr int kTile = A::tile(VECTORS);
-  static constexpr int kBlockRows = VECTORS * kLanes;
+  using Blocks = QueryBlocks<A, VECTORS>;
+  static constexpr int kTile = Blocks::kTile;
+  static constexpr int kBlockRows = Blocks::kRows;
   static_assert(kTile % A::kStep == 0 && kAttentionKeyStep % A::kStep == 0);
-  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  static constexpr float kNothing = Blocks::kNothing;
 
  public:
-  explicit ManyRows(const AttentionSweep& sweep)
-      : sweep_(sweep),
-        blocks_((sweep.rows + kBlockRows - 1) / kBlockRows),
-        head_steps_((sweep.head_size + A::kStep - 1) / A::kStep),
-        padded_head_(round_up(sweep.head_size, kTile)) {
-    Parts parts(sweep.scratch);
-    const std::int64_t rows = blocks_ * kBlockRows;
-    query_ = parts.take<Element>(rows * round_up(head_steps_, kLanes));
-    numerator_ = parts.take<float>(rows * round_up(padded_head_, kLanes));
-    maximum_ = parts.take<float>(rows);
-    denominator_ = parts.take<float>(rows);
-    first_ = parts.take<std::int32_t>(rows);
-    last_ = parts.take<std::int32_t>(rows);
-    scores_ = parts.take<float>(round_up(sweep.chunk_keys, kTile) * kBlockRows);
-    values_ = parts.take<Element>(sweep.chunk_keys / A::kStep * padded_head_);
-    if (A::kConvertsKeys) keys_ = parts.take<Element>(sweep.chunk_keys * head_steps_);
-    scratch_ = parts.used();
-  }
+  explicit ManyRows(const AttentionSweep& sweep) : ManyRows(sweep, Parts(sweep.scratch)) {}
 
   std::int64_t scratch() const { return scratch_; }
 
   void run() {
-    for (std::int64_t block = 0; block < blocks_; ++block) begin(block);
+    for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.begin(block);
     for (std::int64_t start = 0; start < sweep_.keys; start += sweep_.chunk_keys) {
       const std::int64_t end = std::min(start + sweep_.chunk_keys, sweep_.keys);
       order_values(start, end);
-      for (std::int64_t block = 0; block < blocks_; ++block) attend(block, start, end);
+      for (std::int64_t block = 0; block < blocks_.blocks(); ++block) attend(block, start, end);
     }
-    for (std::int64_t block = 0; block < blocks_; ++block) finish(block);
+    for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.finish(block);
   }
 
  private:
+  ManyRows(const AttentionSweep& sweep, Parts parts)
+      : sweep_(sweep),
+        blocks_(sweep, parts),
+        head_steps_(blocks_.head_steps()),
+        padded_head_(blocks_.padded_head()),
+        scores_(parts.take<float>(round_up(sweep.chunk_keys, kTile) * kBlockRows)),
+        values_(parts.take<Element>(sweep.chunk_keys / A::kStep * padded_head_)),
+        keys_(A::kConvertsKeys ? parts.take<Element>(sweep.chunk_keys * head_steps_) : nullptr),
+        scratch_(parts.used()) {}
+
   // Where the scores of one block begin and end, and from where to where all of its rows look.
   struct Range {
     std::int64_t begin;
@@ -116,36 +68,6 @@ class ManyRows {
     std::int64_t all_begin;
     std::int64_t all_end;
   };
-
-  // Transposes a block's queries and clears its state. Rows past the end repeat the last one.
-  void begin(std::int64_t block) {
-    const std::int64_t steps = round_up(head_steps_, kLanes);
-    Element* packed = query_ + block * kBlockRows * steps;
-    for (int v = 0; v < VECTORS; ++v) {
-      const std::int64_t row = block * kBlockRows + v * kLanes;
-      for (std::int64_t step = 0; step < head_steps_; step += kLanes) {
-        Vector square[kLanes];
-        for (int r = 0; r < kLanes; ++r) {
-          const std::int64_t from = std::min(row + r, sweep_.rows - 1);
-          const std::int64_t element = step * A::kStep;
-          square[r] = A::round(sweep_.query + from * sweep_.head_size + element,
-                               sweep_.head_size - element);
-        }
-        transpose(square);
-        for (int s = 0; s < kLanes; ++s) {
-          std::memcpy(packed + ((step + s) * VECTORS + v) * kLanes, &square[s], sizeof(Vector));
-        }
-      }
-      for (int r = 0; r < kLanes; ++r) {
-        const std::int64_t from = std::min(row + r, sweep_.rows - 1);
-        maximum_[row + r] = kNothing;
-        denominator_[row + r] = 0;
-        first_[row + r] = sweep_.first_key[from];
-        last_[row + r] = sweep_.last_key[from];
-      }
-    }
-    std::fill_n(numerator_ + block * kBlockRows * padded_head_, kBlockRows * padded_head_, 0.0F);
-  }
 
   // V of a chunk as [head / kTile][key step][kTile], what a tile of numerators reads in order; and
   // K, where it is not multiplied as it lies in the cache.
@@ -173,8 +95,8 @@ class ManyRows {
   }
 
   void attend(std::int64_t block, std::int64_t start, std::int64_t end) {
-    const std::int32_t* first = first_ + block * kBlockRows;
-    const std::int32_t* last = last_ + block * kBlockRows;
+    const std::int32_t* first = blocks_.first(block);
+    const std::int32_t* last = blocks_.last(block);
     const auto [smallest_first, largest_first] = std::minmax_element(first, first + kBlockRows);
     const auto [smallest_last, largest_last] = std::minmax_element(last, last + kBlockRows);
     Range range{std::max<std::int64_t>(start, *smallest_first),
@@ -194,14 +116,14 @@ class ManyRows {
     const Element* values = values_ + (range.begin - start) / A::kStep * kTile;
     for (std::int64_t i = 0; i < padded_head_; i += kTile) {
       value_tile(values + i * chunk_steps, steps, correction,
-                 numerator_ + (block * padded_head_ + i) * kBlockRows);
+                 blocks_.numerator(block) + i * kBlockRows);
     }
   }
 
   // S^T of kTile keys; those past the chunk's end repeat its last one, and are masked.
   void score_tile(std::int64_t block, std::int64_t key, std::int64_t start, std::int64_t end,
                   float* scores) const {
-    const Element* query = query_ + block * kBlockRows * round_up(head_steps_, kLanes);
+    const Element* query = blocks_.query(block);
     const std::byte* rows[kTile];
     for (int j = 0; j < kTile; ++j) rows[j] = key_row(std::min(key + j, end - 1), start);
     Vector sums[kTile][VECTORS] = {};
@@ -241,13 +163,14 @@ class ManyRows {
   }
 
   void mask_keys(std::int64_t block, std::int64_t begin, std::int64_t from, std::int64_t to) {
+    const std::int32_t* first = blocks_.first(block);
+    const std::int32_t* last = blocks_.last(block);
     for (std::int64_t key = from; key < to; ++key) {
       const Integers at = Integers{} + static_cast<std::int32_t>(key);
       for (int v = 0; v < VECTORS; ++v) {
-        const std::int64_t row = block * kBlockRows + v * kLanes;
         float* scores = scores_ + ((key - begin) * VECTORS + v) * kLanes;
         const Integers seen =
-            (at >= load_integers(first_ + row)) & (at < load_integers(last_ + row));
+            (at >= load_integers(first + v * kLanes)) & (at < load_integers(last + v * kLanes));
         store(scores, select(seen, load(scores), broadcast(kNothing)));
       }
     }
@@ -256,8 +179,8 @@ class ManyRows {
   // Eq. 7-10: the scores become F, packed as A multiplies them; `correction` is C.
   void softmax(std::int64_t block, const Range& range, float* correction) {
     const std::int64_t keys = round_up(range.end - range.begin, A::kStep);
-    float* maxima = maximum_ + block * kBlockRows;
-    float* denominators = denominator_ + block * kBlockRows;
+    float* maxima = blocks_.maximum(block);
+    float* denominators = blocks_.denominator(block);
     Vector maximum[VECTORS];
     for (int v = 0; v < VECTORS; ++v) maximum[v] = load(maxima + v * kLanes);
     for (std::int64_t key = 0; key < keys; ++key) {
@@ -314,50 +237,15 @@ class ManyRows {
     }
   }
 
-  // Hands out the state of a block, row by row.
-  void finish(std::int64_t block) const {
-    for (int v = 0; v < VECTORS; ++v) {
-      const std::int64_t row = block * kBlockRows + v * kLanes;
-      const std::int64_t rows = std::min<std::int64_t>(kLanes, sweep_.rows - row);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        sweep_.maximum[row + r] = maximum_[row + r] / A::kScoreUnit;
-        sweep_.denominator[row + r] = denominator_[row + r];
-      }
-      for (std::int64_t i = 0; i < sweep_.head_size; i += kLanes) {
-        Vector square[kLanes];
-        for (int s = 0; s < kLanes; ++s) {
-          const std::int64_t element = std::min(i + s, padded_head_ - 1);
-          square[s] = load(numerator_ + (block * padded_head_ + element) * kBlockRows + v * kLanes);
-        }
-        transpose(square);
-        const auto bytes =
-            static_cast<std::size_t>(std::min<std::int64_t>(kLanes, sweep_.head_size - i)) *
-            sizeof(float);
-        for (std::int64_t r = 0; r < rows; ++r)
-          std::memcpy(sweep_.numerator[row + r] + i, &square[r], bytes);
-      }
-    }
-  }
-
   const AttentionSweep& sweep_;
-  std::int64_t blocks_;
-  // Multiplications that a score takes, and elements of a numerator, with padding.
+  Blocks blocks_;
   std::int64_t head_steps_;
   std::int64_t padded_head_;
-  // [blocks][head steps][VECTORS][kLanes].
-  Element* query_;
-  // [blocks][padded head][VECTORS][kLanes].
-  float* numerator_;
-  // [blocks][VECTORS][kLanes].
-  float* maximum_;
-  float* denominator_;
-  std::int32_t* first_;
-  std::int32_t* last_;
   // [chunk keys][VECTORS][kLanes].
   float* scores_;
   Element* values_;
   // [chunk keys][head steps].
-  Element* keys_ = nullptr;
+  Element* keys_;
   std::int64_t scratch_;
 };
 

@@ -7,7 +7,7 @@
 // m) (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as
 // they lie in the cache, once for all rows, and converted in registers; all arithmetic is f32.
 // While keys are scored, their values are prefetched, and while values are added, the next keys.
-// Caller: ops/cpu/flow_attention.cc.
+// Caller: ops/cpu/flow_qkv_attention.cc.
 #pragma once
 
 #include <algorithm>

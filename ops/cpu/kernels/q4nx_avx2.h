@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NX in AVX2 registers: what FusedDQP and Q4NXMatMul share.
+//
+// Layout: 8 bytes of a column are the 8 row pairs of a strip: low nibble row 2i, high nibble row
+// 2i+1. Lane i of a register holds the row pair i, so that a strip of 16 rows is a pair {even rows,
+// odd rows} of 8 lanes, and scales and minima, bf16 [row], split the same way. int8 activations:
+// a lane has four columns, a byte each. bf16: a lane has one column in f32 (AVX2 has no bf16
+// products).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+#include "ops/cpu/kernels/with_count.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+constexpr int kStrips = 2;
+constexpr int kStripRows = 16;
+constexpr std::int64_t kGroup = q4nx::kGroup;
+
+// 16 rows in f32: rows 0, 2, .., 14 and rows 1, 3, .., 15 of a strip.
+struct Rows {
+  __m256 even = _mm256_setzero_ps();
+  __m256 odd = _mm256_setzero_ps();
+};
+
+inline __m256i load_bytes(const void* bytes) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(bytes));
+}
+
+inline Rows load_group_rows(const std::uint8_t* bf16) {
+  const __m256i pairs = load_bytes(bf16);
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+          _mm256_castsi256_ps(_mm256_and_si256(pairs, high))};
+}
+
+inline void store_rows(Rows rows, float* out) {
+  const __m256 low = _mm256_unpacklo_ps(rows.even, rows.odd);
+  const __m256 high = _mm256_unpackhi_ps(rows.even, rows.odd);
+  _mm256_storeu_ps(out, _mm256_permute2f128_ps(low, high, 0x20));
+  _mm256_storeu_ps(out + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+
+inline Rows load_rows(const float* in) {
+  const __m256 first = _mm256_loadu_ps(in);
+  const __m256 second = _mm256_loadu_ps(in + 8);
+  const __m256 low = _mm256_permute2f128_ps(first, second, 0x20);
+  const __m256 high = _mm256_permute2f128_ps(first, second, 0x31);
+  return {_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
+}
+
+// One group of 32 columns of all 32 rows.
+struct GroupBytes {
+  const std::uint8_t* parameters;
+  const std::uint8_t* first_codes;
+
+  GroupBytes(const std::uint8_t* blocks, std::int64_t group) {
+    const std::int64_t within = group % q4nx::kGroupsPerBlock;
+    const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
+    parameters = block + within * q4nx::kBlockRows * 2;
+    first_codes = block + q4nx::kCodeOffset + within * kGroup * q4nx::kColumnBytes;
+  }
+  const std::uint8_t* codes(int strip) const { return first_codes + strip * q4nx::kStripBytes; }
+  Rows scale(int strip) const { return load_group_rows(parameters + strip * kStripRows * 2); }
+  Rows minimum(int strip) const {
+    return load_group_rows(parameters + q4nx::kMinimumOffset + strip * kStripRows * 2);
+  }
+};
+
+// total += dot * scale + minimum * (sum of activations): eq. 3 taken out of the sum over a group.
+inline void add_group(Rows& total, Rows dot, Rows scale, Rows minimum, float sum) {
+  const __m256 s = _mm256_set1_ps(sum);
+  total.even = _mm256_fmadd_ps(minimum.even, s, _mm256_fmadd_ps(dot.even, scale.even, total.even));
+  total.odd = _mm256_fmadd_ps(minimum.odd, s, _mm256_fmadd_ps(dot.odd, scale.odd, total.odd));
+}
+
+// Codes of four columns as bytes.
+struct ByteCodes {
+  __m256i even;
+  __m256i odd;
+};
+
+// 4 columns of 8 bytes -> lane i: row pair i of 4 columns. First the two halves of each column are
+// parted, so that each 128-bit half holds 4 row pairs of all 4 columns, then each half is
+// transposed.
+inline ByteCodes byte_codes(const std::uint8_t* codes) {
+  const __m256i halves = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m256i transpose = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i nibble = _mm256_set1_epi8(0x0f);
+  const __m256i parted = _mm256_permutevar8x32_epi32(load_bytes(codes), halves);
+  const __m256i bytes = _mm256_shuffle_epi8(parted, transpose);
+  return {_mm256_and_si256(bytes, nibble), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble)};
+}
+
+// The dots of a strip's unsigned codes with signed activations, in 16 bits, two for each row
+// (columns 0, 1 and 2, 3 of four). A group makes each a sum of 8 times two products of at most 15 x
+// 127: 30480, below 32767, where vpmaddubsw and 16-bit sums end. So the step to 32 bits is one a
+// group.
+struct IntegerRows {
+  __m256i even = _mm256_setzero_si256();
+  __m256i odd = _mm256_setzero_si256();
+};
+static_assert(kGroup / 4 * 2 * 15 * 127 <= 32767);
+
+inline void dot_int8(IntegerRows& dot, ByteCodes codes, const std::int8_t* x) {
+  std::int32_t four;
+  std::memcpy(&four, x, sizeof(four));
+  const __m256i columns = _mm256_set1_epi32(four);
+  dot.even = _mm256_add_epi16(dot.even, _mm256_maddubs_epi16(codes.even, columns));
+  dot.odd = _mm256_add_epi16(dot.odd, _mm256_maddubs_epi16(codes.odd, columns));
+}
+
+inline __m256 scaled(__m256i dot, __m256 scale) {
+  const __m256i both = _mm256_madd_epi16(dot, _mm256_set1_epi16(1));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale);
+}
+
+inline void add_group(Rows& total, IntegerRows dot, float activation_scale, Rows scale,
+                      Rows minimum, float sum) {
+  const __m256 s = _mm256_set1_ps(activation_scale);
+  add_group(total, Rows{scaled(dot.even, s), scaled(dot.odd, s)}, scale, minimum, sum);
+}
+
+// Codes of one column in f32.
+inline Rows float_codes(const std::uint8_t* codes) {
+  const __m256i bytes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0x0f))),
+          _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4))};
+}
+
+inline void dot_float(Rows& dot, Rows codes, const float* x) {
+  const __m256 column = _mm256_broadcast_ss(x);
+  dot.even = _mm256_fmadd_ps(codes.even, column, dot.even);
+  dot.odd = _mm256_fmadd_ps(codes.odd, column, dot.odd);
+}
+
+// The rounded activations of some rows in f32, [row][columns], n of each: n is a multiple of 8.
+inline void widen(const RoundedActivations& a, std::int64_t row, std::int64_t rows,
+                  std::int64_t column, std::int64_t n, float* out) {
+  for (std::int64_t r = 0; r < rows; ++r, out += n) {
+    const auto* x = static_cast<const std::uint16_t*>(a.values) + (row + r) * a.padded_k + column;
+    for (std::int64_t i = 0; i < n; i += kLanes) store(out + i, BFloat16::load_vector(x + i));
+  }
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -8,6 +8,7 @@
 // Layout: see q4nx_avx2.h. Caller: q4nx_matmul_avx2.h, for few rows of activations.
 #pragma once
 
+#include "ops/cpu/kernels/fetch_ahead.h"
 #include "ops/cpu/kernels/q4nx_avx2.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -15,19 +16,6 @@ namespace {
 
 // Up to this many rows of activations meet the codes without a detour through the scratch.
 constexpr int kFusedRows = 4;
-
-// Fetches an eighth of the block that is two ahead, past the outer caches, which hold what is read
-// again. The weight is fetched in the order of its bytes, whatever the order of their use: so, on a
-// Zen 5, two threads multiplied one row of activations at 42-45 GB/s; group by group, or jumping
-// over the padding of K = 1152, at 30-38, and without at 31-35.
-inline void prefetch_group(const std::uint8_t* blocks, std::int64_t group) {
-  constexpr std::int64_t kLine = 64;
-  constexpr std::int64_t kBytes = q4nx::kBlockBytes / q4nx::kGroupsPerBlock;
-  const std::uint8_t* ahead = blocks + 2 * q4nx::kBlockBytes + group * kBytes;
-  for (std::int64_t line = 0; line < kBytes; line += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_NTA);
-  }
-}
 
 template <int COUNT>
 void store_strips(const Rows (&total)[kStrips][COUNT], float* out) {
@@ -47,7 +35,7 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < a.groups; ++group, x += kGroup, ++scales, ++sums) {
     const GroupBytes bytes(blocks, group);
-    prefetch_group(blocks, group);
+    fetch_ahead(blocks, group);
     for (int strip = 0; strip < kStrips; ++strip) {
       // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can
       // hold: a quarter of the speed.
@@ -75,7 +63,7 @@ void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < a.groups; ++group, ++sums) {
     const GroupBytes bytes(blocks, group);
-    prefetch_group(blocks, group);
+    fetch_ahead(blocks, group);
     alignas(32) float x[COUNT * kGroup];
     widen(a, first, COUNT, group * kGroup, kGroup, x);
     for (int strip = 0; strip < kStrips; ++strip) {

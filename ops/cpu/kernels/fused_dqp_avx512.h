@@ -10,46 +10,18 @@
 #pragma once
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/fetch_ahead.h"
 #include "ops/cpu/kernels/q4nx_avx512.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// How far ahead of the codes that are multiplied the stream is fetched: two blocks. DRAM answers
-// after some 100 ns, in which a thread that reads 20 GB/s takes 2 KB; the rest evens out its waits.
-// One block and three made no difference that could be measured.
 constexpr std::int64_t kGroupBytes =
     static_cast<std::int64_t>(q4nx::kBlockBytes) / q4nx::kGroupsPerBlock;
-constexpr std::int64_t kAheadGroups = 2 * q4nx::kGroupsPerBlock;
-
-// The weight's bytes in the order in which they lie in memory, whatever the order of their use:
-// fetched so, K = 6912 was read at 98 % of the machine's bandwidth, and group by group (parts of
-// four streams) at 85 %.
-class Stream {
- public:
-  Stream(const std::uint8_t* begin, std::int64_t groups)
-      : next_(begin), end_(begin + groups * kGroupBytes) {
-    for (std::int64_t group = 0; group < kAheadGroups; ++group) fetch_group();
-  }
-
-  // Always inline: GCC takes a function that only fetches for one without effect.
-  [[gnu::always_inline]] void fetch_group() {
-    constexpr std::int64_t kLine = 64;
-    if (next_ == end_) return;
-    // Weights are read once: into L1 and past the other caches, which hold what is read again.
-    for (std::int64_t line = 0; line < kGroupBytes; line += kLine)
-      _mm_prefetch(reinterpret_cast<const char*>(next_ + line), _MM_HINT_NTA);
-    next_ += kGroupBytes;
-  }
-
- private:
-  const std::uint8_t* next_;
-  const std::uint8_t* end_;
-};
 
 template <int COUNT>
-void fused_dqp_bf16(const std::uint8_t* blocks, Stream& stream, const RoundedActivations& a,
-                    std::int64_t first, float* out) {
+void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                    float* out) {
   const __m512i table = bf16_of_code();
   const auto* x = static_cast<const std::uint16_t*>(a.values) + first * a.padded_k;
   const float* sums = a.sums + first * a.groups;
@@ -59,7 +31,7 @@ void fused_dqp_bf16(const std::uint8_t* blocks, Stream& stream, const RoundedAct
     const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
     const std::uint8_t* codes =
         block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
-    stream.fetch_group();
+    fetch_ahead(blocks, group);
     Rows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
       const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
@@ -82,8 +54,8 @@ void fused_dqp_bf16(const std::uint8_t* blocks, Stream& stream, const RoundedAct
 }
 
 template <int COUNT>
-void fused_dqp_int8(const std::uint8_t* blocks, Stream& stream, const RoundedActivations& a,
-                    std::int64_t first, float* out) {
+void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+                    float* out) {
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
@@ -93,7 +65,7 @@ void fused_dqp_int8(const std::uint8_t* blocks, Stream& stream, const RoundedAct
     const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
     const std::uint8_t* codes =
         block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
-    stream.fetch_group();
+    fetch_ahead(blocks, group);
     IntegerRows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
       const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);

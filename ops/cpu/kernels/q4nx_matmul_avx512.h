@@ -91,15 +91,13 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
 // tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
 
+// product(row of blocks, results) for each row of blocks.
 template <typename Product>
 void multiply_fused(const std::uint8_t* blocks, std::int64_t row_blocks,
                     const RoundedActivations& a, std::int64_t count, float* out,
                     const Product& product) {
-  Stream stream(blocks, row_blocks * a.groups);
-  for (std::int64_t block = 0; block < row_blocks; ++block) {
-    product(blocks + block * a.groups * kGroupBytes, stream,
-            out + block * count * q4nx::kBlockRows);
-  }
+  for (std::int64_t block = 0; block < row_blocks; ++block)
+    product(blocks + block * a.groups * kGroupBytes, out + block * count * q4nx::kBlockRows);
 }
 
 inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
@@ -107,10 +105,9 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(blocks, row_blocks, a, count, out,
-                     [&](const std::uint8_t* row, Stream& stream, float* y) {
-                       fused_dqp_bf16<COUNT>(row, stream, a, first, y);
-                     });
+      multiply_fused(blocks, row_blocks, a, count, out, [&](const std::uint8_t* row, float* y) {
+        fused_dqp_bf16<COUNT>(row, a, first, y);
+      });
     });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
@@ -134,10 +131,9 @@ inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(blocks, row_blocks, a, count, out,
-                     [&](const std::uint8_t* row, Stream& stream, float* y) {
-                       fused_dqp_int8<COUNT>(row, stream, a, first, y);
-                     });
+      multiply_fused(blocks, row_blocks, a, count, out, [&](const std::uint8_t* row, float* y) {
+        fused_dqp_int8<COUNT>(row, a, first, y);
+      });
     });
   }
   const std::int64_t column_blocks = a.groups / q4nx::kGroupsPerBlock;

@@ -16,10 +16,10 @@ namespace {
 // out its waits. Past the outer caches, which hold what is read again.
 //
 // The weight is fetched in the order of its bytes, whatever the order of their use, and on past the
-// end of the row: so, on a Zen 5, two threads multiplied one row of activations at 42-45 GB/s; group
-// by group, or jumping over the padding of K = 1152, at 30-38, and without at 31-35. Asking for the
-// two blocks at once when a task begins, and for none beyond its end, made a decode step some 2 %
-// longer.
+// end of the row: so, on a Zen 5, two threads multiplied one row of activations at 42-45 GB/s;
+// group by group, or jumping over the padding of K = 1152, at 30-38, and without at 31-35. Asking
+// for the two blocks at once when a task begins, and for none beyond its end, made a decode step
+// some 2 % longer.
 //
 // Always inline: GCC takes a function that only fetches for one without effect.
 [[gnu::always_inline]] inline void fetch_ahead(const std::uint8_t* blocks, std::int64_t group) {

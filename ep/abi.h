@@ -28,6 +28,7 @@ struct OrtHardwareDevice;
 struct OrtKernelContext;
 struct OrtKeyValuePairs;
 struct OrtLogger;
+struct OrtModelEditorApi;
 struct OrtNode;
 struct OrtNodeComputeContext;
 struct OrtOpAttr;
@@ -88,6 +89,12 @@ enum OrtOpAttrType : std::uint32_t {
   ORT_OP_ATTR_STRING = 5,
 };
 
+enum OrtCompiledModelCompatibility : std::uint32_t {
+  OrtCompiledModelCompatibility_EP_NOT_APPLICABLE = 0,
+  OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL = 1,
+  OrtCompiledModelCompatibility_EP_UNSUPPORTED = 3,
+};
+
 enum OrtProfilingEventCategory : std::uint32_t {
   OrtProfilingEventCategory_KERNEL = 2,
 };
@@ -141,7 +148,8 @@ struct OrtEp {
   void* OnRunEnd = nullptr;
   void* CreateAllocator = nullptr;
   void* CreateSyncStreamForDevice = nullptr;
-  void* GetCompiledModelCompatibilityInfo = nullptr;
+  const char* (*GetCompiledModelCompatibilityInfo)(OrtEp* self,
+                                                   const OrtGraph* graph) noexcept = nullptr;
   // API 24
   void* GetKernelRegistry = nullptr;
   void* IsConcurrentRunSupported = nullptr;
@@ -176,7 +184,9 @@ struct OrtEpFactory {
   // ORT's device selection policies call it without looking for null (seen in 1.31.1).
   std::uint32_t (*GetVendorId)(const OrtEpFactory* self) noexcept = nullptr;
   const char* (*GetVersion)(const OrtEpFactory* self) noexcept = nullptr;
-  void* ValidateCompiledModelCompatibilityInfo = nullptr;
+  OrtStatus* (*ValidateCompiledModelCompatibilityInfo)(
+      OrtEpFactory* self, const OrtHardwareDevice* const* devices, std::size_t num_devices,
+      const char* compatibility, OrtCompiledModelCompatibility* result) noexcept = nullptr;
   void* CreateAllocator = nullptr;
   void* ReleaseAllocator = nullptr;
   // Called without looking for null, too, although all memory here is the host's.
@@ -210,6 +220,8 @@ template <typename Signature>
 using ApiFunction = Function<OrtApi, Signature>;
 template <typename Signature>
 using EpApiFunction = Function<OrtEpApi, Signature>;
+template <typename Signature>
+using ModelEditorApiFunction = Function<OrtModelEditorApi, Signature>;
 
 // clang-format off: one function a line.
 inline constexpr ApiFunction<OrtStatus*(OrtErrorCode code, const char* message)> CreateStatus{0};
@@ -243,7 +255,9 @@ inline constexpr ApiFunction<OrtStatus*(const OrtSessionOptions* options, OrtKey
 inline constexpr ApiFunction<OrtHardwareDeviceType(const OrtHardwareDevice* device)> HardwareDevice_Type{307};
 inline constexpr ApiFunction<std::uint32_t(const OrtHardwareDevice* device)> HardwareDevice_VendorId{308};
 inline constexpr ApiFunction<const OrtEpApi*()> GetEpApi{317};
+inline constexpr ApiFunction<const OrtModelEditorApi*()> GetModelEditorApi{291};
 
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** path)> Graph_GetModelPath{334};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumNodes{344};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** nodes, std::size_t count)> Graph_GetNodes{345};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** node)> Graph_GetParentNode{346};
@@ -265,6 +279,10 @@ inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, const char**
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* count)> Node_GetNumSubgraphs{365};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const char** provider)> Node_GetEpName{368};
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtOpAttrType type, void* data, std::size_t bytes, std::size_t* needed)> ReadOpAttr{272};
+
+inline constexpr ApiFunction<OrtStatus*(const char* name, const void* data, int length, OrtOpAttrType type, OrtOpAttr** attribute)> CreateOpAttr{211};
+inline constexpr ApiFunction<void(OrtOpAttr* attribute)> ReleaseOpAttr{212};
+inline constexpr ModelEditorApiFunction<OrtStatus*(const char* op_type, const char* domain, const char* name, const char* const* inputs, std::size_t num_inputs, const char* const* outputs, std::size_t num_outputs, OrtOpAttr** attributes, std::size_t num_attributes, OrtNode** node)> CreateNode{6};
 
 inline constexpr EpApiFunction<OrtStatus*(OrtEpFactory* factory, const OrtHardwareDevice* device, const OrtKeyValuePairs* metadata, const OrtKeyValuePairs* options, OrtEpDevice** ep_device)> CreateEpDevice{0};
 inline constexpr EpApiFunction<OrtStatus*(OrtEpGraphSupportInfo* support, const OrtNode* const* nodes, std::size_t count, const OrtNodeFusionOptions* options)> EpGraphSupportInfo_AddNodesToFuse{2};

@@ -27,6 +27,7 @@ Api::Api(const ort::OrtApiBase& base) noexcept : runtime_version_(base.GetVersio
   api_ = base.GetApi(std::max(version_, 1U));
   if (version_ >= ort::kLowestVersion) {
     ep_api_ = call(ort::GetEpApi);
+    model_editor_api_ = call(ort::GetModelEditorApi);
   }
 }
 

@@ -31,8 +31,8 @@ class Api {
   std::uint32_t version() const { return version_; }
   std::string_view runtime_version() const { return runtime_version_; }
 
-  // Calls a function of OrtApi or OrtEpApi. One that reports by OrtStatus throws Error with ORT's
-  // message.
+  // Calls a function of OrtApi, OrtEpApi or OrtModelEditorApi. One that reports by OrtStatus throws
+  // Error with ORT's message.
   template <typename Table, typename Result, typename... Parameters>
   auto call(const ort::Function<Table, Result(Parameters...)>& function,
             std::type_identity_t<Parameters>... arguments) const {
@@ -51,16 +51,26 @@ class Api {
            const std::string& message) const noexcept;
 
  private:
+  template <typename Table>
+  const void* table() const {
+    if constexpr (std::is_same_v<Table, OrtApi>) {
+      return api_;
+    } else if constexpr (std::is_same_v<Table, OrtEpApi>) {
+      return ep_api_;
+    } else {
+      return model_editor_api_;
+    }
+  }
   template <typename Table, typename Result, typename... Parameters>
   auto resolve(const ort::Function<Table, Result(Parameters...)>& function) const {
     using Pointer = Result (*)(Parameters...) noexcept;
-    const void* table = std::is_same_v<Table, OrtApi> ? static_cast<const void*>(api_) : ep_api_;
-    return reinterpret_cast<Pointer>(static_cast<void* const*>(table)[function.ordinal]);
+    return reinterpret_cast<Pointer>(static_cast<void* const*>(table<Table>())[function.ordinal]);
   }
   void check(OrtStatus* status) const;
 
   const OrtApi* api_ = nullptr;
   const OrtEpApi* ep_api_ = nullptr;
+  const OrtModelEditorApi* model_editor_api_ = nullptr;
   std::uint32_t version_ = 0;
   std::string_view runtime_version_;  // ORT's own static string.
 };

@@ -7,12 +7,15 @@
 #include <unordered_map>
 #include <utility>
 
+#include "ep/context.h"
+
 namespace flownpu {
 namespace {
 
 std::string reason_against(const Device& device, const GraphNode& node) {
   if (!node.unsupported.empty()) return node.unsupported;
   try {
+    if (is_context(node.node)) return "";
     return device.unsupported(node.node);
   } catch (const Error& error) {  // An attribute of the wrong type, say.
     return error.what();

@@ -46,7 +46,7 @@ class KernelContextIo final : public ProgramIo {
 }  // namespace
 
 // All that a run changes is in the program's workspaces, so that there is no state to create.
-ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<Program> program)
+ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program)
     : api_(api), program_(std::move(program)) {
   ort_version_supported = api.version();
   CreateState = [](OrtNodeComputeInfo* /*self*/, OrtNodeComputeContext* /*context*/,

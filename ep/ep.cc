@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ep/capability.h"
+#include "ep/compiler.h"
 #include "ep/compute.h"
 #include "ep/graph.h"
 #include "ep/profiling.h"
@@ -63,11 +64,11 @@ void write_file(const std::string& path, const std::string& content) {
 
 }  // namespace
 
-Ep::Ep(const Api& api, const std::map<std::string, std::string>& entries, bool has_npu,
-       const OrtLogger* logger)
+Ep::Ep(const Api& api, const OrtSessionOptions* session, bool has_npu, const OrtLogger* logger)
     : api_(api), logger_(logger) {
   try {
-    options_ = parse_options(entries);
+    options_ = parse_options(read_entries(api_, session));
+    context_ = read_context_request(api_, session);
     ChosenDevice chosen = choose_device(options_, has_npu);
     device_ = std::move(chosen.device);
     placement_.device = device_->description();
@@ -93,14 +94,17 @@ void Ep::fill_slots() {
     });
   };
   Compile = [](OrtEp* self, const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
-               ort::OrtNodeComputeInfo** compute_infos, OrtNode** /*ep_context_nodes*/) noexcept {
+               ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) noexcept {
     auto& ep = *static_cast<Ep*>(self);
     return guard(ep.api_, ort::ORT_FAIL,
-                 [&] { ep.compile(graphs, fused_nodes, count, compute_infos); });
+                 [&] { ep.compile(graphs, fused_nodes, count, compute_infos, context_nodes); });
   };
   ReleaseNodeComputeInfos = [](OrtEp* /*self*/, ort::OrtNodeComputeInfo** compute_infos,
                                std::size_t count) noexcept {
     for (std::size_t i = 0; i < count; ++i) delete static_cast<ComputeInfo*>(compute_infos[i]);
+  };
+  GetCompiledModelCompatibilityInfo = [](OrtEp* self, const OrtGraph* /*graph*/) noexcept {
+    return static_cast<const Ep*>(self)->compatibility_.c_str();
   };
   CreateProfiler = [](OrtEp* self, ort::OrtEpProfilerImpl** profiler) noexcept {
     const auto& ep = *static_cast<const Ep*>(self);
@@ -171,26 +175,48 @@ void Ep::claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInf
 void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const {
   ort::OrtNodeFusionOptions options;
   options.ort_version_supported = api_.version();
+  // A compiled model has them in the partition's file.
+  options.drop_constant_initializers = context_.enable;
   api_.call(ort::EpGraphSupportInfo_AddNodesToFuse, support, nodes.data(), nodes.size(), &options);
 }
 
 void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
-                 ort::OrtNodeComputeInfo** compute_infos) {
+                 ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) {
   check();
   std::vector<std::unique_ptr<ComputeInfo>> compiled;
   placement_.our_multiply_adds = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    std::vector<Node> nodes;
-    for (GraphNode& node : read_graph(api_, graphs[i])) nodes.push_back(std::move(node.node));
-    auto program =
-        std::make_unique<Program>(device_, std::move(nodes), input_names(api_, fused_nodes[i]),
-                                  output_names(api_, fused_nodes[i]));
-    placement_.our_multiply_adds += program->multiply_adds();
-    if (!program->why_whole().empty()) placement_.whole_prompts.push_back(program->why_whole());
-    compiled.push_back(std::make_unique<ComputeInfo>(api_, std::move(program)));
+    CompiledPartition partition = compile(graphs[i], fused_nodes[i], &context_nodes[i]);
+    placement_.our_multiply_adds += partition.multiply_adds;
+    for (const Lowered::OnHost& item : partition.on_host)
+      placement_.on_host.push_back({item.node, item.op_type, item.reason});
+    if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
+    if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
+    compiled.push_back(std::make_unique<ComputeInfo>(api_, std::move(partition.program)));
   }
+  placement_.device = device_->description();  // Some know more of themselves now.
   report_placement();
   for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
+}
+
+CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNode** context_node) {
+  const std::filesystem::path path = model_path(api_, graph);
+  const bool in_current = !path.empty() && !path.has_parent_path();
+  const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string()};
+  std::vector<Node> nodes;
+  for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
+  nodes = expand_contexts(std::move(nodes), lowering, *device_);
+  KeepNodes keep;
+  if (context_.enable) {
+    keep = [&](const std::vector<Node>& lowered) {
+      const std::string compatibility = device_->compatibility(lowering);
+      compatibility_ = context_compatibility(compatibility);
+      *context_node = write_context(api_, context_, path.string(), partitions_kept_++, fused,
+                                    compatibility, lowered);
+    };
+  }
+  return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused),
+                           output_names(api_, fused), lowering, keep);
 }
 
 void Ep::on_session_ready() {
@@ -228,6 +254,7 @@ void Ep::report_placement() {
   const std::string line = summary(placement_);
   std::vector<Placement::Left> not_taken = placement_.left;
   not_taken.insert(not_taken.end(), placement_.inlined.begin(), placement_.inlined.end());
+  not_taken.insert(not_taken.end(), placement_.on_host.begin(), placement_.on_host.end());
   const bool warn = options_.on_unsupported == OnUnsupported::kWarn && !not_taken.empty();
   std::string message = line;
   if (!not_taken.empty()) message.append("\n").append(list(not_taken, kListed));

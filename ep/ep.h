@@ -3,12 +3,13 @@
 // where.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ep/api.h"
+#include "ep/compiler.h"
+#include "ep/context.h"
 #include "ep/graph.h"
 #include "ep/options.h"
 #include "ep/placement.h"
@@ -24,17 +25,17 @@ namespace flownpu {
 // OnSessionInitializationEnd (ORT 1.27 and later) tells it.
 class Ep final : public ort::OrtEp {
  public:
-  // `entries`: the user's options, see read_entries(). `has_npu`: the session was given an NPU.
-  // `logger` is the session's and outlives it.
-  Ep(const Api& api, const std::map<std::string, std::string>& entries, bool has_npu,
-     const OrtLogger* logger);
+  // `session`: its options. `has_npu`: the session was given an NPU. `logger` is the session's and
+  // outlives it.
+  Ep(const Api& api, const OrtSessionOptions* session, bool has_npu, const OrtLogger* logger);
 
  private:
   void fill_slots();
   // What the OrtEp slots do; errors by exception.
   void get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support);
   void compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
-               ort::OrtNodeComputeInfo** compute_infos);
+               ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes);
+  CompiledPartition compile(const OrtGraph* graph, const OrtNode* fused, OrtNode** context_node);
   void on_session_ready();
 
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
@@ -46,6 +47,9 @@ class Ep final : public ort::OrtEp {
 
   Api api_;
   Options options_;
+  ContextRequest context_;
+  std::size_t partitions_kept_ = 0;
+  std::string compatibility_;  // What ORT was last told.
   const OrtLogger* logger_;
   // Null if it could not be made; then `setup_error_` says why.
   std::shared_ptr<const Device> device_;

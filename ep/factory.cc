@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "ep/context.h"
 #include "ep/options.h"
 #include "ops/npu/npu_device.h"
 
@@ -43,6 +44,14 @@ Factory::Factory(const Api& api) : api_(api) {
     delete static_cast<Ep*>(ep);
     static_cast<Factory*>(self)->release();
   };
+  ValidateCompiledModelCompatibilityInfo =
+      [](OrtEpFactory* /*self*/, const OrtHardwareDevice* const* /*devices*/,
+         std::size_t /*num_devices*/, const char* compatibility,
+         ort::OrtCompiledModelCompatibility* result) noexcept -> OrtStatus* {
+    *result = reads_context(compatibility) ? ort::OrtCompiledModelCompatibility_EP_SUPPORTED_OPTIMAL
+                                           : ort::OrtCompiledModelCompatibility_EP_UNSUPPORTED;
+    return nullptr;
+  };
   CreateDataTransfer = [](OrtEpFactory* /*self*/,
                           OrtDataTransferImpl** transfer) noexcept -> OrtStatus* {
     *transfer = nullptr;  // All memory is the host's.
@@ -81,7 +90,7 @@ ort::OrtEp* Factory::create_ep(std::span<const OrtHardwareDevice* const> devices
   const bool has_npu = std::ranges::any_of(devices, [this](const OrtHardwareDevice* device) {
     return api_.call(ort::HardwareDevice_Type, device) == ort::OrtHardwareDeviceType_NPU;
   });
-  auto ep = std::make_unique<Ep>(api_, read_entries(api_, options), has_npu, logger);
+  auto ep = std::make_unique<Ep>(api_, options, has_npu, logger);
   references_.fetch_add(1);
   return ep.release();
 }

@@ -259,6 +259,10 @@ std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {
   return nodes;
 }
 
+std::string model_path(const Api& api, const OrtGraph* graph) {
+  return text(api, graph, ort::Graph_GetModelPath);
+}
+
 std::vector<std::string> input_names(const Api& api, const OrtNode* node) {
   return names_of_values(api, inputs_of(api, node));
 }

@@ -32,6 +32,9 @@ std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
 // lives as long as the session does.
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph);
 
+// The model's file; empty if it was not read from one.
+std::string model_path(const Api& api, const OrtGraph* graph);
+
 // Names of a node's inputs and outputs; empty for an absent one.
 std::vector<std::string> input_names(const Api& api, const OrtNode* node);
 std::vector<std::string> output_names(const Api& api, const OrtNode* node);

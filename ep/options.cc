@@ -102,7 +102,9 @@ Options parse_options(const std::map<std::string, std::string>& entries) {
   return options;
 }
 
-std::map<std::string, std::string> read_entries(const Api& api, const OrtSessionOptions* options) {
+std::map<std::string, std::string> read_session_entries(const Api& api,
+                                                        const OrtSessionOptions* options,
+                                                        std::string_view prefix) {
   OrtKeyValuePairs* pairs = nullptr;
   api.call(ort::GetSessionOptionsConfigEntries, options, &pairs);
   const auto release = [&api](OrtKeyValuePairs* owned) {
@@ -116,9 +118,13 @@ std::map<std::string, std::string> read_entries(const Api& api, const OrtSession
   std::map<std::string, std::string> entries;
   for (std::size_t i = 0; i < count; ++i) {
     const std::string_view key = keys[i];
-    if (key.starts_with(kPrefix)) entries.emplace(key.substr(kPrefix.size()), values[i]);
+    if (key.starts_with(prefix)) entries.emplace(key.substr(prefix.size()), values[i]);
   }
   return entries;
+}
+
+std::map<std::string, std::string> read_entries(const Api& api, const OrtSessionOptions* options) {
+  return read_session_entries(api, options, kPrefix);
 }
 
 }  // namespace flownpu

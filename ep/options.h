@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "ep/api.h"
 #include "ops/device.h"
@@ -36,7 +37,10 @@ struct Options {
 // key or value.
 Options parse_options(const std::map<std::string, std::string>& entries);
 
-// The session's entries that have our prefix, without it.
+// The session's entries with a prefix, without it; and those with ours.
+std::map<std::string, std::string> read_session_entries(const Api& api,
+                                                        const OrtSessionOptions* options,
+                                                        std::string_view prefix);
 std::map<std::string, std::string> read_entries(const Api& api, const OrtSessionOptions* options);
 
 }  // namespace flownpu

@@ -75,10 +75,12 @@ std::string summary(const Placement& placement) {
   line << " in " << placement.partitions
        << (placement.partitions == 1 ? " partition" : " partitions") << " on " << placement.device
        << ", because " << placement.why;
+  for (const std::string& text : placement.lowered) line << "; " << text;
   if (placement.elsewhere > 0) {
     line << "; " << placement.elsewhere << " more nodes are with providers listed before it";
   }
-  line << counted("; left to ONNX Runtime's CPU provider: ", placement.left)
+  line << counted("; on the device's host: ", placement.on_host)
+       << counted("; left to ONNX Runtime's CPU provider: ", placement.left)
        << counted("; replaced by their definitions: ", placement.inlined);
   return line.str();
 }
@@ -107,6 +109,8 @@ std::string to_json(const Placement& placement) {
        << ", \"why\": " << json_string(placement.why)
        << ", \"summary\": " << json_string(summary(placement))
        << ", \"whole_prompts\": " << json_list(placement.whole_prompts)
+       << ", \"lowered\": " << json_list(placement.lowered)
+       << ", \"on_host\": " << json_list(placement.on_host)
        << ", \"left\": " << json_list(placement.left)
        << ", \"inlined\": " << json_list(placement.inlined) << "}\n";
   return json.str();

@@ -28,6 +28,10 @@ struct Placement {
   // Why long prompts are computed at once, for each partition that does not compute them slice by
   // slice (ep/schedule.h).
   std::vector<std::string> whole_prompts;
+  // Operators that the device is for, but that its host computes, and what it says of those it
+  // computes itself (Lowered of ops/device.h).
+  std::vector<Left> on_host;
+  std::vector<std::string> lowered;
   // Multiply-adds for one token, of the nodes we run and of those left.
   std::int64_t our_multiply_adds = 0;
   std::int64_t left_multiply_adds = 0;
@@ -46,6 +50,7 @@ std::string list(const std::vector<Placement::Left>& nodes, std::size_t lines);
 
 // The same facts as a JSON object: {"nodes", "claimed", "elsewhere", "partitions", "multiply_adds",
 // "claimed_multiply_adds", "device", "why", "summary", "whole_prompts": [reason],
+// "lowered": [text], "on_host": [{"node", "op_type", "reason"}],
 // "left": [{"node", "op_type", "reason"}], "inlined": [the same]}.
 std::string to_json(const Placement& placement);
 

@@ -85,6 +85,7 @@ void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size
   for (const std::string& name : last_read_[index]) release(name);
   planned.step = std::move(step);
   planned.node = std::move(node);
+  planned.node.packed.clear();
   program_.steps_.push_back(std::move(planned));
 }
 

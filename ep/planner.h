@@ -6,7 +6,6 @@
 #include <memory>
 #include <new>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -46,6 +45,13 @@ class Program::Planner {
   std::vector<std::size_t> free_slots_;
 };
 
+// The error's message, with the node if it does not name it.
+inline std::string named(const Node& node, const std::exception& error) {
+  const std::string message = error.what();
+  if (message.find(to_string(node)) != std::string::npos) return message;
+  return "[FlowNPU] " + to_string(node) + ": " + message;
+}
+
 // Runs `body`, and names the node in the errors it throws.
 template <typename Body>
 auto naming(const Node& node, const Body& body) {
@@ -53,10 +59,12 @@ auto naming(const Node& node, const Body& body) {
     return body();
   } catch (const std::bad_alloc&) {
     fail("[FlowNPU] out of memory in ", to_string(node));
+  } catch (const Unsupported& error) {
+    throw Unsupported(named(node, error));
+  } catch (const DeviceFailed& error) {
+    throw DeviceFailed(named(node, error));
   } catch (const std::exception& error) {
-    const std::string_view message = error.what();
-    if (message.find(to_string(node)) != std::string_view::npos) throw;
-    fail("[FlowNPU] ", to_string(node), ": ", message);
+    throw Error(named(node, error));
   }
 }
 

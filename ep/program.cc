@@ -49,10 +49,15 @@ Program::Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
 
 Program::~Program() = default;
 
-// A constant that ORT does not pass at run time, copied: preparation is the only time it can be
-// seen.
+// A constant that ORT does not pass at run time: copied, unless it has an owner, since preparation
+// is the only time it can be seen.
 Tensor Program::own_constant(const Value& value) {
   Tensor tensor{nullptr, value.type, value.shape.value_or(Shape())};
+  if (value.owner != nullptr) {  // It stays where it is; views are not const, constants are.
+    owners_.push_back(value.owner);
+    tensor.data = const_cast<void*>(value.constant);
+    return tensor;
+  }
   Memory memory = device_->allocate(std::max<std::size_t>(tensor.bytes(), 1));
   std::memcpy(memory.get(), value.constant, tensor.bytes());
   tensor.data = memory.get();
@@ -237,6 +242,14 @@ void Program::check_memory(const PlannedValue& output, const Workspace& workspac
            "', which is still read after the output is written; bind them to separate buffers");
     }
   }
+}
+
+std::vector<std::size_t> Program::fed() const {
+  std::vector<std::size_t> indices;
+  for (const PlannedValue& value : values_) {
+    if (value.home == Home::kInput) indices.push_back(value.index);
+  }
+  return indices;
 }
 
 std::int64_t Program::multiply_adds() const {

@@ -56,6 +56,8 @@ class Program {
   // `observer` may be null. Throws Error naming the node that failed.
   void run(ProgramIo& io, StepObserver* observer) const;
 
+  // The inputs that are no constants: ProgramIo's indices.
+  std::vector<std::size_t> fed() const;
   // For one token.
   std::int64_t multiply_adds() const;
   // Why long prompts are computed at once; empty if they are not.
@@ -110,6 +112,7 @@ class Program {
 
   std::shared_ptr<const Device> device_;
   std::vector<Memory> owned_constants_;
+  std::vector<std::shared_ptr<const void>> owners_;
   std::vector<PlannedValue> values_;
   std::vector<PlannedStep> steps_;
   std::size_t slots_ = 0;

@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ops/node.h"
 #include "ops/slicing.h"
@@ -27,8 +29,28 @@ struct DeviceOptions {
   // "auto", or the instruction set to use: "avx512", "avx2", "generic". An unknown one, or one this
   // CPU lacks, is an Error that lists those it has.
   std::string cpu_isa = "auto";
-  // Folder of the NPU's compiled designs; empty: the package's own.
+  // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
+};
+
+// What a device was asked to lower, beside the nodes.
+struct Lowering {
+  // Where the model file is; empty if it has none.
+  std::string model_folder;
+};
+
+// The nodes of a partition as a device likes them best.
+struct Lowered {
+  std::vector<Node> nodes;
+  // Operators that the device is for, but that its host computes: what they are called, and why.
+  struct OnHost {
+    std::string node;
+    std::string op_type;
+    std::string reason;
+  };
+  std::vector<OnHost> on_host;
+  // For the placement line: "6 layers and the LM head in 1 dispatch a token". May be empty.
+  std::string summary;
 };
 
 // One node, prepared: attributes parsed, constant inputs looked at, but not pointed to. Immutable
@@ -78,6 +100,23 @@ class Device {
   // Throws Error for a node that unsupported() names a reason for, or whose constants do not fit
   // it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
+
+  // The nodes of a partition, in topological order, as this device likes them best: several may
+  // become one. Values that come in and go out of the partition keep their names. Nodes that were
+  // lowered before stay as they are.
+  virtual Lowered lower(std::vector<Node> nodes, const Lowering& /*lowering*/) const {
+    return {.nodes = std::move(nodes), .on_host = {}, .summary = ""};
+  }
+
+  // What lowered nodes depend on beside the nodes they were made of. Those that were kept with
+  // another text must be made anew.
+  virtual std::string compatibility(const Lowering& /*lowering*/) const {
+    return std::string(name());
+  }
+
+  // Puts what they stand for into tensors whose contents this device keeps elsewhere (a KV cache in
+  // its own memory), so that another device can read them. Others it leaves alone.
+  virtual void restore(std::span<const Tensor> /*tensors*/) const {}
 
   // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }

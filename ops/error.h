@@ -14,6 +14,20 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What a device cannot do with these inputs, though others of the same node it can: nothing was
+// changed, and another device may be asked.
+class Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+
+// The device is gone or in an unknown state: it takes no more runs. What it kept for a caller can
+// still be restored (Device::restore).
+class DeviceFailed : public Error {
+ public:
+  using Error::Error;
+};
+
 // fail("[Q4NXMatMul] expected K = ", k, ", got ", got): throws Error with the pieces joined.
 template <typename... Pieces>
 [[noreturn]] void fail(const Pieces&... pieces) {

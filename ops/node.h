@@ -2,9 +2,13 @@
 // One node of a graph, as a device sees it: plain data, free of ONNX Runtime's types.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -27,10 +31,20 @@ struct Value {
   // fed. A step finds them among the inputs of each run, perhaps elsewhere: ORT maps external data
   // anew after the session is made.
   const void* constant = nullptr;
+  // Keeps the constant's memory, where that is not the graph's: it then stays where it is.
+  std::shared_ptr<const void> owner = nullptr;
 };
 
 using Attribute =
     std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
+
+// A constant of a node that a device made for itself (Device::lower): no value of the graph, and in
+// the order in which the device wants it. `write` puts it into memory of `bytes` bytes.
+struct Packed {
+  std::string name;
+  std::size_t bytes = 0;
+  std::function<void(std::span<std::byte>)> write;
+};
 
 struct Node {
   std::string name;
@@ -42,6 +56,8 @@ struct Node {
   // may be missing.
   std::vector<Value> inputs;
   std::vector<Value> outputs;
+  // While the node is being prepared.
+  std::vector<Packed> packed = {};
 
   // The input at `index`, or null if it is absent.
   const Value* input(std::size_t index) const;

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 ABI = ROOT / "ep" / "abi.h"
 ENUMS = re.compile(r"^enum (\w+) : [\w:]+ \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 STRUCTS = re.compile(r"^struct (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
-FUNCTIONS = re.compile(r"\b(Api|EpApi)Function<[^;]*?>\s*(\w+)\{\d+\};", re.DOTALL)
+FUNCTIONS = re.compile(r"\b(Api|EpApi|ModelEditorApi)Function<[^;]*?>\s*(\w+)\{\d+\};", re.DOTALL)
 MEMBERS = re.compile(r"\(\*(\w+)\)\(|^\s+(?:void\*|std::uint32_t|bool) (\w+) =", re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ def comparison(header_text: str) -> str:
     functions = FUNCTIONS.findall(abi)
     assert len(enums) >= 6, "the patterns above no longer fit abi.h"
     assert len(structs) >= 6, "the patterns above no longer fit abi.h"
-    assert len(functions) == abi.count("inline constexpr ApiFunction") + abi.count("inline constexpr EpApiFunction")
+    assert len(functions) == len(re.findall(r"inline constexpr (?:Ep|ModelEditor)?ApiFunction", abi))
 
     def is_known(name: str) -> bool:
         return re.search(rf"\b{name}\b", header_text) is not None

@@ -97,7 +97,7 @@ def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
     assert placement["summary"].startswith("FlowNPU: 1 of 2 nodes")
     assert placement["left"][0]["node"] == f"Det '{name}'"
     facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary whole_prompts"
-    assert " ".join(placement) == f"{facts} left inlined"
+    assert " ".join(placement) == f"{facts} lowered on_host left inlined"
 
 
 def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:

@@ -248,6 +248,8 @@ inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const OrtType
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const OrtValue** initializer)> ValueInfo_GetInitializerValue{326};
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, bool* is_constant)> ValueInfo_IsConstantInitializer{331};
 
+inline constexpr ApiFunction<void(OrtKeyValuePairs** pairs)> CreateKeyValuePairs{295};
+inline constexpr ApiFunction<void(OrtKeyValuePairs* pairs, const char* key, const char* value)> AddKeyValuePair{296};
 inline constexpr ApiFunction<void(const OrtKeyValuePairs* pairs, const char* const** keys, const char* const** values, std::size_t* count)> GetKeyValuePairs{298};
 inline constexpr ApiFunction<void(OrtKeyValuePairs* pairs)> ReleaseKeyValuePairs{300};
 inline constexpr ApiFunction<OrtStatus*(const OrtSessionOptions* options, OrtKeyValuePairs** entries)> GetSessionOptionsConfigEntries{379};
@@ -286,6 +288,8 @@ inline constexpr ModelEditorApiFunction<OrtStatus*(const char* op_type, const ch
 
 inline constexpr EpApiFunction<OrtStatus*(OrtEpFactory* factory, const OrtHardwareDevice* device, const OrtKeyValuePairs* metadata, const OrtKeyValuePairs* options, OrtEpDevice** ep_device)> CreateEpDevice{0};
 inline constexpr EpApiFunction<OrtStatus*(OrtEpGraphSupportInfo* support, const OrtNode* const* nodes, std::size_t count, const OrtNodeFusionOptions* options)> EpGraphSupportInfo_AddNodesToFuse{2};
+inline constexpr EpApiFunction<OrtStatus*(OrtHardwareDeviceType type, std::uint32_t vendor, std::uint32_t device, const char* vendor_name, const OrtKeyValuePairs* metadata, OrtHardwareDevice** hardware)> CreateHardwareDevice{16};
+inline constexpr EpApiFunction<void(OrtHardwareDevice* hardware)> ReleaseHardwareDevice{17};
 // API 25
 inline constexpr EpApiFunction<OrtStatus*(OrtProfilingEventCategory category, std::int32_t process_id, std::int32_t thread_id, const char* name, std::int64_t timestamp_us, std::int64_t duration_us, const char* const* keys, const char* const* values, std::size_t arguments, OrtProfilingEvent** event)> CreateProfilingEvent{65};
 inline constexpr EpApiFunction<void(OrtProfilingEvent* event)> ReleaseProfilingEvent{66};

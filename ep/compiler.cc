@@ -33,7 +33,9 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                     const std::vector<std::string>& inputs,
                                     const std::vector<std::string>& outputs,
                                     const Lowering& lowering, const KeepNodes& keep) {
-  Lowered lowered = device->lower(nodes, lowering);
+  Lowering whole = lowering;
+  whole.outputs = outputs;
+  Lowered lowered = device->lower(nodes, whole);
   if (options.on_unsupported == OnUnsupported::kError && !lowered.on_host.empty())
     refuse_host(*device, lowered.on_host);
 

@@ -12,7 +12,7 @@ namespace ort = flownpu::ort;
 
 extern "C" {
 
-FLOWNPU_EXPORT OrtStatus* CreateEpFactories(const char* /*registration_name*/,
+FLOWNPU_EXPORT OrtStatus* CreateEpFactories(const char* registration_name,
                                             const ort::OrtApiBase* api_base,
                                             const OrtLogger* /*default_logger*/,
                                             ort::OrtEpFactory** factories,
@@ -26,7 +26,7 @@ FLOWNPU_EXPORT OrtStatus* CreateEpFactories(const char* /*registration_name*/,
                     ": install a newer one (pip install --upgrade onnxruntime)");
     }
     if (max_factories < 1) flownpu::fail("[FlowNPU] expected room for 1 factory, got 0");
-    factories[0] = std::make_unique<Factory>(api).release();
+    factories[0] = std::make_unique<Factory>(api, registration_name).release();
     *num_factories = 1;
   });
 }

@@ -16,7 +16,8 @@ constexpr std::uint32_t kNpuVendor = 0x1022;
 
 }  // namespace
 
-Factory::Factory(const Api& api) : api_(api) {
+Factory::Factory(const Api& api, std::string_view registration)
+    : api_(api), virtual_(registration.ends_with(".virtual")) {
   ort_version_supported = api.version();
   GetName = [](const OrtEpFactory* /*self*/) noexcept { return kEpName; };
   GetVendor = [](const OrtEpFactory* /*self*/) noexcept { return "FlowNPU"; };
@@ -59,6 +60,10 @@ Factory::Factory(const Api& api) : api_(api) {
   };
 }
 
+Factory::~Factory() {
+  if (emulated_ != nullptr) api_.call(ort::ReleaseHardwareDevice, emulated_);
+}
+
 void Factory::release() noexcept {
   if (references_.fetch_sub(1) == 1) delete this;
 }
@@ -76,6 +81,11 @@ bool Factory::drives(const OrtHardwareDevice* device) const {
 
 std::size_t Factory::offer(std::span<const OrtHardwareDevice* const> devices,
                            std::span<OrtEpDevice*> offered) {
+  if (virtual_) {
+    if (offered.empty()) return 0;
+    offered[0] = offer_emulated();
+    return 1;
+  }
   std::size_t count = 0;
   for (const OrtHardwareDevice* device : devices) {
     if (count == offered.size() || !drives(device)) continue;
@@ -83,6 +93,30 @@ std::size_t Factory::offer(std::span<const OrtHardwareDevice* const> devices,
     ++count;
   }
   return count;
+}
+
+// An NPU that is not there, with the option that sends its sessions to the emulator.
+OrtEpDevice* Factory::offer_emulated() {
+  const auto release = [this](OrtKeyValuePairs* owned) {
+    api_.call(ort::ReleaseKeyValuePairs, owned);
+  };
+  const auto pairs = [&](const char* key, const char* value) {
+    OrtKeyValuePairs* made = nullptr;
+    api_.call(ort::CreateKeyValuePairs, &made);
+    std::unique_ptr<OrtKeyValuePairs, decltype(release)> owner(made, release);
+    api_.call(ort::AddKeyValuePair, made, key, value);
+    return owner;
+  };
+  const auto metadata = pairs("is_virtual", "1");
+  if (emulated_ == nullptr) {
+    constexpr std::uint32_t kNoDevice = 0;
+    api_.call(ort::CreateHardwareDevice, ort::OrtHardwareDeviceType_NPU, kNpuVendor, kNoDevice,
+              "AMD", metadata.get(), &emulated_);
+  }
+  const auto options = pairs("device", "emulate");
+  OrtEpDevice* device = nullptr;
+  api_.call(ort::CreateEpDevice, this, emulated_, metadata.get(), options.get(), &device);
+  return device;
 }
 
 ort::OrtEp* Factory::create_ep(std::span<const OrtHardwareDevice* const> devices,

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <span>
+#include <string_view>
 
 #include "ep/api.h"
 #include "ep/ep.h"
@@ -16,7 +17,12 @@ namespace flownpu {
 // released.
 class Factory final : public ort::OrtEpFactory {
  public:
-  explicit Factory(const Api& api);
+  // A registration whose name ends in ".virtual" (ORT's convention) is offered the emulated NPU,
+  // and nothing else.
+  Factory(const Api& api, std::string_view registration);
+  ~Factory();
+  Factory(const Factory&) = delete;
+  Factory& operator=(const Factory&) = delete;
 
   // ORT's ReleaseEpFactory.
   void release() noexcept;
@@ -24,12 +30,15 @@ class Factory final : public ort::OrtEpFactory {
  private:
   std::size_t offer(std::span<const OrtHardwareDevice* const> devices,
                     std::span<OrtEpDevice*> offered);
+  OrtEpDevice* offer_emulated();
   // The CPU always; an AMD NPU that this build drives.
   bool drives(const OrtHardwareDevice* device) const;
   ort::OrtEp* create_ep(std::span<const OrtHardwareDevice* const> devices,
                         const OrtSessionOptions* options, const OrtLogger* logger);
 
   Api api_;
+  bool virtual_;
+  OrtHardwareDevice* emulated_ = nullptr;  // ours, for as long as ORT may ask for it
   std::atomic<int> references_ = 1;
 };
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from flownpu.errors import FlowNPUError, require
 
@@ -46,10 +47,14 @@ def get_library_path() -> str:
     )
 
 
-def register() -> None:
+def register(*, emulated_npu: bool = False) -> None:
     """Registers the provider with onnxruntime, and with onnxruntime_genai if that is imported.
 
     Import onnxruntime_genai before calling, or call again after: calling twice does no harm.
+
+    Args:
+        emulated_npu: offer onnxruntime one more device, an NPU that the emulator stands in for: programs that choose
+            a device by its type then find one. The option `device=emulate` needs no such device.
 
     Raises:
         FlowNPUError: the library is missing, or onnxruntime is older than the plug-in API that it needs.
@@ -61,10 +66,16 @@ def register() -> None:
     with _lock:
         if all(device.ep_name != get_ep_name() for device in onnxruntime.get_ep_devices()):
             onnxruntime.register_execution_provider_library(get_ep_name(), library)
+        if emulated_npu and not any(_is_emulated(device) for device in onnxruntime.get_ep_devices()):
+            onnxruntime.register_execution_provider_library(f"{get_ep_name()}.virtual", library)
         genai = sys.modules.get("onnxruntime_genai")
         if genai is not None and genai not in _registered_with:
             genai.register_execution_provider_library(get_ep_name(), library)
             _registered_with.add(genai)
+
+
+def _is_emulated(device: Any) -> bool:
+    return bool(device.ep_name == get_ep_name() and device.device.metadata.get("is_virtual") == "1")
 
 
 def check_onnxruntime_version(version: str) -> None:

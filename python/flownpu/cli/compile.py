@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu compile`: keeps what the provider makes of a model."""
+
+from flownpu.cli import options
+from flownpu.cli.convert import Force, Output, print_made
+from flownpu.compilation import compile_model
+
+
+def compile_command(
+    model: options.ModelFolder,
+    output: Output,
+    device: options.DeviceOption = None,
+    option: options.Option = None,
+    force: Force = False,
+) -> None:
+    """Keep what the provider makes of a model for a device, so that later sessions start without making it.
+
+    The compiled model says what it was made for; another device, other artifacts or another version of FlowNPU refuse
+    it and say so: compile again then.
+    """
+    compile_model(model, output, options.provider_options(device, None, option), force=force)
+    print_made(output, f'flownpu run {output} -p "some text"')

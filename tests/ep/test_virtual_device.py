@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated NPU as a device of ONNX Runtime, for programs that choose devices by their type."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+
+def run(library: Path, body: str) -> list[str]:
+    """What a process of its own prints: a registration is the process's."""
+    head = f"""
+        import onnxruntime
+        LIBRARY = {str(library)!r}
+        NAME = "FlowNPUExecutionProvider"
+        def ours(): return [device for device in onnxruntime.get_ep_devices() if device.ep_name == NAME]
+    """
+    script = textwrap.dedent(head) + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_it_is_offered_where_the_registration_asks_for_it(library: Path) -> None:
+    body = """
+        onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
+        for device in ours():
+            print(device.device.type.name, hex(device.device.vendor_id), device.ep_options)
+    """
+    assert run(library, body) == ["NPU", "0x1022", "{'device':", "'emulate'}"]
+
+
+def test_it_comes_beside_the_processor(library: Path) -> None:
+    body = """
+        onnxruntime.register_execution_provider_library(NAME, LIBRARY)
+        print(*(device.device.type.name for device in ours()))
+        onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
+        print(*(device.device.type.name for device in ours()))
+        onnxruntime.unregister_execution_provider_library(NAME + ".virtual")
+        print(*(device.device.type.name for device in ours()))
+    """
+    # A machine with an NPU offers that too.
+    found = [kind for kind in run(library, body) if kind != "NPU"]
+    assert found == ["CPU", "CPU", "CPU"]
+
+
+def test_a_session_on_it_is_emulated(library: Path) -> None:
+    """Without artifacts beside the model that is an error, but the emulator's."""
+    body = """
+        import onnx, onnx.parser
+        onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
+        graph = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Add(x, x) }'
+        options = onnxruntime.SessionOptions()
+        options.add_provider_for_devices(ours(), {"placement": "stderr"})
+        try:
+            onnxruntime.InferenceSession(onnx.parser.parse_model(graph).SerializeToString(), options)
+            print("emulate")
+        except Exception as error:
+            print("emulate" if "emulate" in str(error) else error)
+    """
+    assert run(library, body) == ["emulate"]

@@ -11,7 +11,7 @@ MODEL := out/gemma3-topics
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mlir-opt sanitize figures clean
+.PHONY: help demo test lint mlir-opt xrt-headers sanitize figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -25,7 +25,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: lint mlir-opt build/testing/built sanitize
+test: xrt-headers lint mlir-opt build/testing/built sanitize
 	$(BIN)/python -m pytest
 
 lint: .venv/test
@@ -33,11 +33,15 @@ lint: .venv/test
 
 # What the tests parse the NPU's MLIR with; where it can be neither found nor fetched they say so and are skipped.
 mlir-opt: | .venv
-	@$(BIN)/python scripts/mlir_opt.py
+	@$(BIN)/python -m scripts.mlir_opt
+
+# What the plugin for XRT (ops/npu/xrt/) is compiled against, in tests and lint; the same.
+xrt-headers: | .venv
+	@$(BIN)/python -m scripts.xrt_headers
 
 # Of tests/aie those that each look at another part of the C++: kernels, aie/host/, the emulator. The rest runs plans, which
 # is Python, or the same C++ many times over.
-SANITIZED := tests/ops tests/ep $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
+SANITIZED := tests/ops tests/npu tests/ep $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
 	emulator.py emulator_deadlocks.py conformance.py)
 
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
@@ -48,7 +52,8 @@ sanitize: build/sanitize/built
 	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
 # The module through which tests call the operators' C++; and that and the library, under the sanitizers.
-build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h aie/host/aie_api/*.hpp)
+build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h \
+		aie/host/aie_api/*.hpp tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root) | xrt-headers
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
 		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	$(BIN)/cmake --build build/$* --target flownpu_testing flownpu_aie_testing $(if $(findstring sanitize,$*),flownpu_ep)

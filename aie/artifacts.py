@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flownpu.aie.plan import Kernel, Plan
     from flownpu.aie.toolchain import Toolchain
 
-__all__ = ["MANIFEST", "ArtifactFolder", "digest", "write_text"]
+__all__ = ["MANIFEST", "ArtifactFolder", "digest", "write_bytes", "write_text"]
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -41,6 +41,7 @@ class ArtifactFolder:
 
     Attributes:
         path: the folder.
+        target: npu1 or npu2.
         compiled: files that were compiled since this was opened; empty where all were up to date.
     """
 
@@ -65,8 +66,8 @@ class ArtifactFolder:
         Raises:
             ValueError: its manifest is another format's or another target's.
         """
-        self.path, self.compiled = path, list[Path]()
-        self._target, self._toolchain = target, toolchain
+        self.path, self.target, self.compiled = path, target, list[Path]()
+        self._toolchain = toolchain
         self._include_root = include_root or Path(__file__).parents[1]
         self._arrays_seen: dict[str, str] = {}
         self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
@@ -108,6 +109,18 @@ class ArtifactFolder:
             self._compile(record, call, text, plan, folder)
         self._write_manifest()
 
+    def xclbin(self, array: str) -> str | None:
+        """An array's xclbin, by its name in the folder; None: it is not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["xclbin"])
+
+    def instructions(self, array: str, call: str) -> str | None:
+        """A call's instructions, by their name in the folder; None: they are not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["calls"][call]["instructions"])
+
+    @staticmethod
+    def _compiled_file(record: dict[str, str] | None) -> str | None:
+        return record["file"] if record else None
+
     # --- What is compiled ---------------------------------------------------------------------------------------------
 
     def _compile(self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path) -> None:
@@ -142,7 +155,7 @@ class ArtifactFolder:
             with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as work:
                 built = Path(work) / name
                 source = self._include_root / "aie" / kernel.source
-                self._toolchain.compile_kernel(source, self._include_root, self._target, kernel.flags, built)
+                self._toolchain.compile_kernel(source, self._include_root, self.target, kernel.flags, built)
                 self._manifest["kernels"][name] = {
                     "source": kernel.source,
                     "inputs": inputs,
@@ -216,10 +229,15 @@ def digest(content: str | bytes) -> str:
 
 
 def write_text(file: Path, text: str) -> None:
+    """Writes a text file, whole or not at all; its folder is made."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
     """Writes a file, whole or not at all; its folder is made."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content)
     temporary.replace(file)
 
 

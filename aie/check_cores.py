@@ -63,6 +63,7 @@ class _CoreCheck:
         self.linked |= {(name, "produce") for link in array.links for name in link.outputs}
         self.held: Counter[tuple[str, str]] = Counter()
         self.released: Counter[tuple[str, str]] = Counter()
+        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # what was released by the last acquire
         self.views: dict[str, tuple[tuple[str, str], int, int]] = {}  # view: end, first object, count
         self.found: dict[Violation, None] = {}  # without doubles: loops are followed twice
 
@@ -140,10 +141,12 @@ class _CoreCheck:
         name = f"fifo {statement.fifo} ({statement.port})"
         if statement.count > depth:
             self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
-        if statement.count <= self.held[end]:
+        # What is held can be acquired anew behind a release, to be indexed from its new oldest.
+        if statement.count <= self.held[end] and self.acquired_at[end] == self.released[end]:
             detail = "acquire counts what is held already: it gets no new object without a release before it"
             self._add(f"objects of {name} to acquire", f"more than the {self.held[end]} held", statement.count, detail)
         self.held[end] = max(self.held[end], statement.count)
+        self.acquired_at[end] = self.released[end]
         self.views[statement.name] = (end, self.released[end], statement.count)
 
     def _release(self, statement: Release) -> None:
@@ -187,6 +190,14 @@ class _CoreCheck:
             self._add(f"index into {argument.view} of fifo {end[0]}", argument.index, f"0..{count - 1}")
         elif not self.released[end] <= place < self.released[end] + self.held[end]:
             self._add(f"object of fifo {end[0]} for {entry}", "held", "released before the call")
+        elif self.core.dynamic and first != self.released[end]:
+            detail = "a dynamic lowering counts an index from the oldest that is held at the call"
+            self._add(
+                f"view {argument.view} of fifo {end[0]} for {entry}",
+                "acquired behind the last release",
+                "before it",
+                detail,
+            )
         return self.fifos[end[0]].type if end[0] in self.fifos else None
 
     def _word(self, statement: Load | Store) -> None:

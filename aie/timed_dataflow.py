@@ -233,14 +233,13 @@ class TimedDataflow:
             if not isinstance(end, _Host):
                 chunk = math.gcd(chunk, getattr(end[0], shares)[end[1]])
         tiles = [fifo.producer.tile, *(end.tile for end in fifo.consumers)]
-        cycles = chunk * 8 / self.limits.stream_bits
         while True:
             while _left(source, reading=True) < chunk:
                 yield _waitable(source)
             for target in targets:
                 while _left(target, reading=False) < chunk:
                     yield _waitable(target)
-            start = self.now
+            start, cycles = self.now, self._stream_cycles(fifo, chunk)
             yield cycles
             for tile in tiles:
                 self.spans.append(Span(tile, self.lanes[fifo.name, tile], fifo.name, start, cycles))
@@ -249,14 +248,26 @@ class TimedDataflow:
                 _move(target, chunk, reading=False)
             self._changed(_waitable(source), *map(_waitable, targets))
 
+    def _stream_cycles(self, fifo: Fifo, size: int) -> float:  # noqa: ARG002 a subclass has other streams
+        """How long so many bytes of a fifo take its stream, from now on."""
+        return size * 8 / self.limits.stream_bits
+
     # --- The sequence -------------------------------------------------------------------------------------------------
+
+    def _transfer_started(self, transfer: Transfer, size: int) -> None:
+        """The sequence starts a transfer of so many bytes."""
+
+    def _awaited(self) -> float:
+        """The sequence had to wait, and what it waited for is there: cycles until it knows."""
+        return 0.0
 
     def _sequence(self) -> _Process:
         complete_at: dict[str, tuple[_Host, int]] = {}
         for step in self.plan.sequence.steps:
             if isinstance(step, Transfer):
-                host = self.hosts[step.fifo]
-                host.started += step.tap.elements * self.fifos[step.fifo].type.item_bytes
+                host, size = self.hosts[step.fifo], step.tap.elements * self.fifos[step.fifo].type.item_bytes
+                self._transfer_started(step, size)
+                host.started += size
                 complete_at[step.name] = host, host.started
                 self._changed(host)
             elif isinstance(step, Await):
@@ -265,6 +276,8 @@ class TimedDataflow:
                 while host.moved < moved:
                     yield host
                 if self.now > start:
+                    if (later := self._awaited()) > 0:
+                        yield later
                     self.spans.append(Span(None, "sequence", f"await {step.transfer}", start, self.now - start))
             elif isinstance(step, WriteParameter):
                 self.words[step.buffer, step.index] = step.value

@@ -2,6 +2,7 @@
 #include "ep/compiler.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "ep/placement.h"
@@ -17,12 +18,22 @@ bool has_packed(const std::vector<Node>& nodes) {
   return std::ranges::any_of(nodes, [](const Node& node) { return !node.packed.empty(); });
 }
 
+// One line for each reason: an NPU that is not there has the same for all operators.
+std::vector<Placement::Left> by_reason(const std::vector<Lowered::OnHost>& on_host) {
+  std::vector<Placement::Left> lines;
+  for (const Lowered::OnHost& item : on_host) {
+    if (std::ranges::any_of(lines, [&](const auto& line) { return line.reason == item.reason; }))
+      continue;
+    const auto others = std::ranges::count(on_host, item.reason, &Lowered::OnHost::reason) - 1;
+    const std::string more = others == 0 ? "" : " and " + std::to_string(others) + " others";
+    lines.push_back({item.node + more, item.op_type, item.reason});
+  }
+  return lines;
+}
+
 void refuse_host(const Device& device, const std::vector<Lowered::OnHost>& on_host) {
-  std::vector<Placement::Left> left;
-  for (const Lowered::OnHost& item : on_host)
-    left.push_back({item.node, item.op_type, item.reason});
-  fail("[FlowNPU] device ", device.name(), " leaves ", left.size(),
-       " of the model's operators to its host, the CPU:\n", list(left, kListed),
+  fail("[FlowNPU] device ", device.name(), " leaves ", on_host.size(),
+       " of the model's operators to its host, the CPU:\n", list(by_reason(on_host), kListed),
        "\nTo have them computed there, set the provider option on_unsupported to warn or cpu.");
 }
 
@@ -31,23 +42,24 @@ void refuse_host(const Device& device, const std::vector<Lowered::OnHost>& on_ho
 CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                     const Options& options, std::vector<Node> nodes,
                                     const std::vector<std::string>& inputs,
-                                    const std::vector<std::string>& outputs,
                                     const Lowering& lowering, const KeepNodes& keep) {
-  Lowering whole = lowering;
-  whole.outputs = outputs;
-  Lowered lowered = device->lower(nodes, whole);
+  Lowered lowered = device->lower(nodes, lowering);
   if (options.on_unsupported == OnUnsupported::kError && !lowered.on_host.empty())
     refuse_host(*device, lowered.on_host);
 
   if (keep) keep(lowered.nodes);
 
-  // What has constants of the device's own is on the device, which may fail.
+  // What has constants of the device's own is on the device, which may fail. A compiled model has
+  // the device's nodes only.
   std::unique_ptr<const Program> other;
-  if (options.on_unsupported == OnUnsupported::kCpu && has_packed(lowered.nodes)) {
-    other = std::make_unique<Program>(make_cpu_device(options.device_options), std::move(nodes),
-                                      inputs, outputs);
+  if (options.on_unsupported == OnUnsupported::kCpu && has_packed(lowered.nodes) &&
+      !has_packed(nodes)) {
+    const std::shared_ptr<const Device> cpu = make_cpu_device(options.device_options);
+    other = std::make_unique<Program>(cpu, cpu->lower(std::move(nodes), lowering).nodes, inputs,
+                                      lowering.outputs);
   }
-  auto program = std::make_unique<Program>(device, std::move(lowered.nodes), inputs, outputs);
+  auto program =
+      std::make_unique<Program>(device, std::move(lowered.nodes), inputs, lowering.outputs);
   CompiledPartition compiled;
   compiled.multiply_adds = program->multiply_adds();
   compiled.why_whole = program->why_whole();

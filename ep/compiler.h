@@ -29,13 +29,12 @@ struct CompiledPartition {
 // Is shown the lowered nodes, constants and all.
 using KeepNodes = std::function<void(const std::vector<Node>&)>;
 
-// `nodes` in topological order; `inputs` and `outputs`: names of the partition's values. Throws
+// `nodes` in topological order; `inputs`: names of the values that enter the partition. Throws
 // Error if `on_unsupported` is error and the device leaves operators to its host, or if a node
 // cannot be prepared. `keep` may be empty.
 CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                     const Options& options, std::vector<Node> nodes,
                                     const std::vector<std::string>& inputs,
-                                    const std::vector<std::string>& outputs,
                                     const Lowering& lowering, const KeepNodes& keep);
 
 }  // namespace flownpu

@@ -202,7 +202,8 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
 CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNode** context_node) {
   const std::filesystem::path path = model_path(api_, graph);
   const bool in_current = !path.empty() && !path.has_parent_path();
-  const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string()};
+  const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string(),
+                          .outputs = output_names(api_, fused)};
   std::vector<Node> nodes;
   for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
   nodes = expand_contexts(std::move(nodes), lowering, *device_);
@@ -215,8 +216,8 @@ CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNo
                                     compatibility, lowered);
     };
   }
-  return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused),
-                           output_names(api_, fused), lowering, keep);
+  return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused), lowering,
+                           keep);
 }
 
 void Ep::on_session_ready() {

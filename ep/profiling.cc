@@ -4,10 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,13 +18,15 @@ namespace {
 constexpr std::size_t kMaxEvents = 1'000'000;
 
 struct Event {
-  std::string node;
-  std::string op_type;
-  std::string output_shapes;  // As JSON: ORT's profile takes over what looks like it.
+  std::string name;
+  // ORT's profile takes over what looks like JSON.
+  std::vector<std::pair<const char*, std::string>> arguments;
   std::int32_t thread = 0;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
 };
+
+std::int32_t this_thread() { return static_cast<std::int32_t>(::syscall(SYS_gettid)); }
 
 // The events of one profiler. Shared, because threads may still hold it when ORT releases the
 // profiler.
@@ -32,21 +34,29 @@ class Recording final : public StepObserver {
  public:
   void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
            std::int64_t end_ns) override {
-    Event event;
-    event.node = node.name;
-    event.op_type = node.op_type;
-    event.begin_ns = begin_ns;
-    event.end_ns = end_ns;
-    event.thread = static_cast<std::int32_t>(::syscall(SYS_gettid));
-    char separator = '[';
+    std::string shapes;
     for (const Tensor& output : outputs) {
-      if (output.data == nullptr) continue;
-      event.output_shapes.append(1, separator).append(to_string(output.shape));
-      separator = ',';
+      if (output.data != nullptr)
+        shapes.append(shapes.empty() ? "[" : ",").append(to_string(output.shape));
     }
-    event.output_shapes += separator == '[' ? "[]" : "]";
-    const std::scoped_lock lock(mutex_);
-    if (events_.size() < kMaxEvents) events_.push_back(std::move(event));
+    shapes += shapes.empty() ? "[]" : "]";
+    add({.name = node.name,
+         .arguments = {{"op_name", node.op_type}, {"output_shapes", shapes}},
+         .thread = this_thread(),
+         .begin_ns = begin_ns,
+         .end_ns = end_ns});
+  }
+
+  void dispatched(Dispatch dispatch) override {
+    add({.name = std::move(dispatch.calls),
+         .arguments = {{"op_name", "dispatch"},
+                       {"array", std::move(dispatch.array)},
+                       {"bytes_to_device", std::to_string(dispatch.bytes_to_device)},
+                       {"bytes_to_host", std::to_string(dispatch.bytes_to_host)},
+                       {"word_bytes", std::to_string(dispatch.word_bytes)}},
+         .thread = this_thread(),
+         .begin_ns = dispatch.begin_ns,
+         .end_ns = dispatch.end_ns});
   }
 
   std::vector<Event> take() {
@@ -55,6 +65,11 @@ class Recording final : public StepObserver {
   }
 
  private:
+  void add(Event event) {
+    const std::scoped_lock lock(mutex_);
+    if (events_.size() < kMaxEvents) events_.push_back(std::move(event));
+  }
+
   std::mutex mutex_;
   std::vector<Event> events_;
 };
@@ -93,12 +108,15 @@ class Profiler final : public ort::OrtEpProfilerImpl {
  private:
   void report(OrtProfilingEventsContainer* container) const {
     for (const Event& event : recording_->take()) {
-      const std::array<const char*, 4> keys{"op_name", "provider", "device", "output_shapes"};
-      const std::array<const char*, 4> values{event.op_type.c_str(), kEpName, device_.c_str(),
-                                              event.output_shapes.c_str()};
+      std::vector<const char*> keys{"provider", "device"};
+      std::vector<const char*> values{kEpName, device_.c_str()};
+      for (const auto& [key, value] : event.arguments) {
+        keys.push_back(key);
+        values.push_back(value.c_str());
+      }
       OrtProfilingEvent* profiling_event = nullptr;
       api_.call(ort::CreateProfilingEvent, ort::OrtProfilingEventCategory_KERNEL, ::getpid(),
-                event.thread, event.node.c_str(), (event.begin_ns - origin_ns_) / 1000,
+                event.thread, event.name.c_str(), (event.begin_ns - origin_ns_) / 1000,
                 (event.end_ns - event.begin_ns) / 1000, keys.data(), values.data(), keys.size(),
                 &profiling_event);
       const auto release = [this](OrtProfilingEvent* owned) {

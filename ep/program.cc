@@ -85,6 +85,7 @@ Program::Workspace Program::make_workspace(ProgramIo& io) const {
 }
 
 void Program::run(ProgramIo& io, StepObserver* observer) const {
+  const ObservedDispatches observed(observer);
   const Lease lease(*this, io);
   Workspace& workspace = *lease;
   for (std::size_t value = 0; value < values_.size(); ++value) {

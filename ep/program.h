@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ops/device.h"
+#include "ops/dispatch_observer.h"
 #include "ops/node.h"
 
 namespace flownpu {
@@ -26,10 +27,9 @@ class ProgramIo {
   virtual void* output(std::size_t index, const Shape& shape) = 0;
 };
 
-// Is told of every step of a run.
-class StepObserver {
+// Is told of every step of a run, and of what its device is given to do.
+class StepObserver : public DispatchObserver {
  public:
-  virtual ~StepObserver() = default;
   // `begin_ns`, `end_ns`: std::chrono::steady_clock. `outputs`: the step's.
   virtual void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
                    std::int64_t end_ns) = 0;

@@ -37,6 +37,8 @@ struct DeviceOptions {
 struct Lowering {
   // Where the model file is; empty if it has none.
   std::string model_folder;
+  // Names of the values that leave the partition.
+  std::vector<std::string> outputs = {};
 };
 
 // The nodes of a partition as a device likes them best.

@@ -18,19 +18,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
+import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -103,6 +101,25 @@ def blocks(tensor: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uin
     return result
 
 
+class Entry(NamedTuple):
+    """A tensor that is written part by part.
+
+    Attributes:
+        dtype: "I8" for blocks, or "BF16".
+        shape: [blocks, 5120], or any of a BF16 tensor.
+        parts: makes arrays (uint8 or bfloat16) whose bytes are the tensor's, one after the other.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: Callable[[], Iterable[NDArray[Any]]]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * _BYTES[self.dtype]
+
+
 def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], *, force: bool = False) -> None:
     """Writes a file under a temporary name and renames it, so that `path` is whole or as it was.
 
@@ -117,26 +134,47 @@ def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], *, force: bool 
         OSError: The file cannot be written.
         ValueError: A tensor of another type or shape.
     """
+    write_entries(path, {name: _entry(name, tensor) for name, tensor in tensors.items()}, force=force)
+
+
+def write_entries(path: Path | str, entries: Mapping[str, Entry], *, force: bool = False) -> None:
+    """Writes a file as `write` does, of tensors that need not be in memory as a whole.
+
+    BF16 tensors come first, and by name, as the safetensors library has them.
+
+    Raises:
+        FileExistsError: The file exists, and `force` was not given.
+        OSError: The file cannot be written.
+    """
     path = Path(path)
-    flat = {name: _flat(name, tensor) for name, tensor in tensors.items()}
     if path.exists() and not force:
         raise FileExistsError(f"[q4nx_file] expected a path that is free, got {path}; give another or use force")
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
+    ordered = sorted(entries.items(), key=lambda item: (-_BYTES[item[1].dtype], item[0]))
+    header, end = {}, 0
+    for name, entry in ordered:
+        header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [end, end + entry.size]}
+        end += entry.size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        save_file(flat, temporary)
-        Path(temporary).replace(path)
-    except SafetensorError as error:  # how the library reports a full disk
+        with temporary.open("xb") as file:
+            file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+            for name, entry in ordered:
+                written = sum(file.write(part.tobytes()) for part in entry.parts())
+                assert written == entry.size, f"{name}: {written} bytes for {entry.dtype} {entry.shape}"
+        temporary.replace(path)
+    except OSError as error:
         raise OSError(f"[q4nx_file] could not write {path}: {error}") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _flat(name: str, tensor: NDArray[Any]) -> NDArray[Any]:
+def _entry(name: str, tensor: NDArray[Any]) -> Entry:
     if tensor.dtype == q4nx.BFLOAT16:
-        return np.ascontiguousarray(tensor)
+        return Entry("BF16", tensor.shape, lambda: [tensor])
     if tensor.dtype == np.uint8 and tensor.ndim == 3 and tensor.shape[-1] == q4nx.BLOCK_BYTES:
-        return np.ascontiguousarray(tensor).view(np.int8).reshape(-1, q4nx.BLOCK_BYTES)
+        return Entry("I8", (tensor.shape[0] * tensor.shape[1], q4nx.BLOCK_BYTES), lambda: [tensor])
     raise ValueError(
         f"[q4nx_file] tensor {name!r}: expected blocks, uint8 [rows, columns, {q4nx.BLOCK_BYTES}], or bfloat16, got "
         f"{tensor.dtype} {list(tensor.shape)}"

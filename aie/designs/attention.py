@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from flownpu.aie.designs.common import bits, ceil_div
 from flownpu.aie.iron_compat import TensorAccessPattern
 
-__all__ = ["ALL_KEYS", "Cache", "Sweep", "sweep"]
+__all__ = ["ALL_KEYS", "MOVING", "Cache", "Sweep", "sweep"]
 
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
+MOVING = 4  # words of `Sweep.words` that change with the position: chunks, first query, first key, key end
 
 
 @dataclass(frozen=True)

@@ -129,16 +129,9 @@ class DecodeLayer:
         Raises:
             ValueError: a position, table or capacity that does not fit, no layer, or more weights than a call takes.
         """
-        shape, count = self.shape, len(layers)
+        shape = self.shape
         token = Token(position, capacity, epsilon, scale or shape.d**-0.5, positions or capacity, tables)
-        head = self._head(vocabulary) if vocabulary else None
-        self._require(token, layers)
-        weights = count * shape.weight_bytes + (head.bytes if head else 0)
-        if not count or weights > _WEIGHTS_MAXIMUM:
-            raise ValueError(
-                f"[decode_layer] expected one layer or more, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
-                f"{count} with {weights}: call `calls` for how many a call takes"
-            )
+        head = self._require(token, layers, vocabulary)
         array = build(shape)
 
         def sequence(
@@ -147,20 +140,27 @@ class DecodeLayer:
             buffers = HostBuffers(weights, vectors, rotary, cache, state, logits)
             LayerSequence(shape, array._replace(ends=Ends(*ends)), buffers, token, layers, head).write()
 
-        kinds = [
-            tensor(weights, U8),
-            tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
-            tensor(tables * token.positions * shape.d),
-            tensor(count * capacity * shape.position_size),
-            tensor(shape.state_size),
-            *([tensor(vocabulary)] if head else []),
-        ]
+        kinds = self._host_buffers(token, layers, head)
         return Program(device("npu2"), Runtime(sequence, [[*array.ends], *kinds]), array.workers)
 
     def _head(self, vocabulary: int) -> Projection:
         return Projection(vocabulary, self.shape.hidden)
 
-    def _require(self, token: Token, layers: Sequence[Layer]) -> None:
+    def _host_buffers(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> list[Any]:
+        """The types of weights, vectors, rotary, cache and state; and of the logits, with a head."""
+        shape, count = self.shape, len(layers)
+        weights = count * shape.weight_bytes + (head.bytes if head else 0)
+        return [
+            tensor(weights, U8),
+            tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
+            tensor(token.tables * token.positions * shape.d),
+            tensor(count * token.capacity * shape.position_size),
+            tensor(shape.state_size),
+            *([tensor(head.rows)] if head else []),
+        ]
+
+    def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:
+        """Refuse what a call cannot be; return its LM head, if it has one."""
         keys = self.shape.keys
         if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):
             raise ValueError(
@@ -172,3 +172,11 @@ class DecodeLayer:
                 f"[decode_layer] expected each layer's table in 0..{token.tables - 1}, "
                 f"got {[layer.table for layer in layers]}"
             )
+        head = self._head(vocabulary) if vocabulary else None
+        weights = len(layers) * self.shape.weight_bytes + (head.bytes if head else 0)
+        if not layers or weights > _WEIGHTS_MAXIMUM:
+            raise ValueError(
+                f"[decode_layer] expected one layer or more, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
+                f"{len(layers)} with {weights}: call `calls` for how many a call takes"
+            )
+        return head

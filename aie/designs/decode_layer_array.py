@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer_shape import LayerShape
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["HALF_BLOCK", "STREAMS", "DecodeArray", "Ends", "build"]
+__all__ = ["HALF_BLOCK", "RESIDUAL_COLUMN", "STREAMS", "DecodeArray", "Ends", "build", "residual_tile"]
 
 RESIDUAL_COLUMN = ARRAY_COLUMNS - 2  # decode_layer_attention.py has the RoPE tile's
 STREAMS = 2  # weight streams of a column: all that its shim tile sends
@@ -71,7 +71,7 @@ def build(shape: LayerShape) -> DecodeArray:
     attending = RunTimeParameters(["rope_tile", *(f"{kind}_tile_{p}" for p in range(shape.pairs) for kind in "kv")])
     x = ObjectFifo(tensor(BLOCK_COLUMNS), name="x")
     columns = [_projection_column(shape, column, x, projecting) for column in range(shape.columns)]
-    vectors, hidden, residual_worker = _residual_tile(shape, x, projecting)
+    vectors, hidden, residual_worker = residual_tile(shape, x, projecting)
     heads, tables, queries, key, rope_worker = rope_tile(shape, attending)
     value = ObjectFifo(tensor(shape.kv_heads * shape.d), name="value")
     value_line = value.cons().forward(Tile(RESIDUAL_COLUMN, 1), name="value_line")
@@ -167,12 +167,13 @@ def _project(
 # --- The residual stream ----------------------------------------------------------------------------------------------
 
 
-def _residual_tile(
+def residual_tile(
     shape: LayerShape, x: ObjectFifo, parameters: RunTimeParameters
 ) -> tuple[ObjectFifo, ObjectFifo, Worker]:
     """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
 
-    Words: epsilon's bits; lines of attention's output; whether there is a feed-forward; lines of its activations.
+    Words: epsilon's bits; lines of attention's output (with split keys, of the queries before it); whether there is a
+    feed-forward; lines of its activations.
     """
     line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
     vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import Cache, sweep
+from flownpu.aie.designs.attention import MOVING, Cache, sweep
 from flownpu.aie.designs.common import TILES, Window, bits, ceil_div, equal_steps, limits_of, run
 from flownpu.aie.designs.decode_layer_shape import BLOCK_ROWS
 from flownpu.aie.designs.decode_layer_weights import WeightStreams
@@ -42,12 +42,8 @@ class LayerSequence:
         self._shape, self._array, self._ends, self._buffers = shape, array, array.ends, buffers
         self._token, self._layers, self._head = token, layers, head
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
-        phases: list[tuple[Projection, int]] = []
-        offset = 0
-        for projection in [*shape.projections * len(layers), *([head] if head else [])]:
-            phases.append((projection, offset))
-            offset += projection.bytes
-        self._weights = WeightStreams(array.ends.weights, buffers.weights, offset, phases)
+        self._weights = WeightStreams(array.ends.weights)
+        self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
         self._vectors = len(layers) * shape.vector_size + (shape.entry_norms * shape.line if head else 0)
         self._phase = -1
@@ -64,6 +60,14 @@ class LayerSequence:
         self._weights.finish()
         for window in self._windows.values():
             window.finish()
+
+    def _plan_streams(self) -> None:
+        """What the weights' streams carry, phase by phase."""
+        phases = [*self._shape.projections * len(self._layers), *([self._head] if self._head else [])]
+        total, offset = sum(projection.bytes for projection in phases), 0
+        for phase, projection in enumerate(phases):
+            self._weights.add(phase, projection, self._buffers.weights, offset, total)
+            offset += projection.bytes
 
     # --- Layers -------------------------------------------------------------------------------------------------------
 
@@ -119,8 +123,8 @@ class LayerSequence:
         attending.write(0, [bits(self._token.epsilon)])
         words = self._sweep(layer).words(self._token.position, 1)
         for pair in range(shape.pairs):
-            attending.write(1 + 2 * pair, words)
-            attending.write(2 + 2 * pair, words[:1])
+            attending.write(1 + 2 * pair, words, moving=MOVING)
+            attending.write(2 + 2 * pair, words[:1], moving=1)
         lines = [shape.lines(shape.heads * shape.d), 1, shape.lines(shape.feed_forward)]
         self._start_projecting(shape.projections, lines)
         attending.start()

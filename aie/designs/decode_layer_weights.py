@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import TILES, equal_steps, limits_of
@@ -11,8 +11,6 @@ from flownpu.aie.designs.decode_layer_array import HALF_BLOCK, STREAMS
 from flownpu.aie.iron_compat import TensorAccessPattern
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flownpu.aie.designs.decode_layer_shape import Projection
     from flownpu.aie.iron_compat import ObjectFifoHandle
 
@@ -52,12 +50,23 @@ def weight_taps(
 
 
 @dataclass
-class _Stream:
+class Stream:
+    """A stream of weights: what is to be sent, and what is under way.
+
+    Attributes:
+        end: the host's.
+        waiting: phase, buffer and tap of each task to come.
+        started: phase and task.
+        not_ahead: phases of which nothing is sent before they begin.
+    """
+
     end: ObjectFifoHandle
-    waiting: list[tuple[int, TensorAccessPattern]]  # phase, tap
-    started: list[tuple[int, Any]]  # phase, task
+    waiting: list[tuple[int, Any, TensorAccessPattern]] = field(default_factory=list)
+    started: list[tuple[int, Any]] = field(default_factory=list)
+    not_ahead: set[int] = field(default_factory=set)
 
     def await_oldest(self) -> None:
+        """Its task is over."""
         self.started.pop(0)[1].await_()
 
 
@@ -68,45 +77,42 @@ class WeightStreams:
     to come: weights then fill L2 and L1 while the phase's x is still being made.
     """
 
-    def __init__(
-        self, ends: list[list[ObjectFifoHandle]], buffer: Any, total: int, phases: Sequence[tuple[Projection, int]]
-    ) -> None:
-        """Phases: each a projection and where its weights begin in the buffer of `total` bytes."""
-        self._buffer = buffer
-        self._streams = [
-            _Stream(
-                end,
-                [(n, tap) for n, (p, at) in enumerate(phases) for tap in weight_taps(p, at, total, len(ends), c, s)],
-                [],
-            )
-            for c, ends_of_column in enumerate(ends)
-            for s, end in enumerate(ends_of_column)
-        ]
+    def __init__(self, ends: list[list[ObjectFifoHandle]]) -> None:
+        self.streams = [Stream(end) for ends_of_column in ends for end in ends_of_column]
+        self._columns = len(ends)
+
+    def add(self, phase: int, projection: Projection, buffer: Any, offset: int, total: int) -> None:
+        """A projection whose weights begin at `offset` of a buffer of `total` bytes."""
+        for number, stream in enumerate(self.streams):
+            taps = weight_taps(projection, offset, total, self._columns, *divmod(number, STREAMS))
+            stream.waiting += [(phase, buffer, tap) for tap in taps]
 
     def start(self, phase: int) -> None:
         """Start what is left of a phase, and of those to come what there is room for.
 
         The phases before are over, and x of this one was sent: its tasks may be waited for, to make room.
         """
-        for stream in self._streams:
+        for stream in self.streams:
             while stream.started and stream.started[0][0] < phase:
                 stream.await_oldest()
         busy = True
         while busy:
             busy = False
-            for stream in self._streams:  # one task each in turn, so that no column waits for another's
+            for stream in self.streams:  # one task each in turn, so that no column waits for another's
                 full = len(stream.started) == _LIMITS.task_queue
-                if not stream.waiting or (full and stream.waiting[0][0] > phase):
+                if not stream.waiting:
+                    continue
+                number = stream.waiting[0][0]
+                if number > phase and (full or number in stream.not_ahead):
                     continue
                 if full:
                     stream.await_oldest()
-                number, tap = stream.waiting.pop(0)
-                task = stream.end.fill(self._buffer, tap=tap, wait=True, managed=False)
-                stream.started.append((number, task))
+                number, buffer, tap = stream.waiting.pop(0)
+                stream.started.append((number, stream.end.fill(buffer, tap=tap, wait=True, managed=False)))
                 busy = True
 
     def finish(self) -> None:
         """Await those that are left."""
-        for stream in self._streams:
+        for stream in self.streams:
             while stream.started:
                 stream.await_oldest()

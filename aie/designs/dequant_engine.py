@@ -16,7 +16,9 @@ A *group* is what a column turns at a time, four blocks; groups are dealt to the
   tiles in the file's order): a group is four neighbours, the last begins four before the end.
 - A gate and an up projection, one after the other in the file, are woven: 64 columns of the gate, the same 64 of the up
   projection, and so on, so that a compute tile of GEMM finds both in one run. The gate enters on the first stream, the
-  up projection on the second; a group is a block of each of two rows of both.
+  up projection on the second; a group is a block of each of two rows of both. Where their rows of blocks take turns, as
+  the decode layer reads them (`decode_layer_shape.interleave`), they are taken from there: one copy of the weights
+  serves decoding and prefilling.
 
 A core has no run-time parameters: it turns blocks as long as they come.
 """
@@ -83,11 +85,14 @@ class DequantEngine:
         """Elements (bf16) or bytes (bfp16) of a block's weights."""
         return BLOCK_ROWS * BLOCK_COLUMNS if self.weights == "bf16" else BLOCK_ROWS * BLOCK_COLUMNS // 8 * 9
 
-    def program(self, m: int, k: int, *, gated: bool = False) -> Program:
+    def program(self, m: int, k: int, *, gated: bool = False, interleaved: bool = False) -> Program:
         """Host buffers w [blocks of M (gated: of 2 M) x K], u8; b [as many tiles], bf16 (bfp16: their bytes).
 
+        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns; b is the same.
+
         Raises:
-            ValueError: the weight has fewer than four blocks, or M of a gated one is no multiple of 64.
+            ValueError: the weight has fewer than four blocks, M of a gated one is no multiple of 64, or one that is
+                interleaved is not gated.
         """
         rows, blocks = ceil_div(m, BLOCK_ROWS), ceil_div(k, BLOCK_COLUMNS)
         total = (2 if gated else 1) * rows * blocks
@@ -96,8 +101,13 @@ class DequantEngine:
                 f"[dequant_engine] expected {TILES} blocks of {BLOCK_ROWS} x {BLOCK_COLUMNS} or more and M of a gate "
                 f"in multiples of {_SHARE * BLOCK_ROWS}, got {m} x {k}"
             )
+        if interleaved and not gated:
+            raise ValueError("[dequant_engine] expected a gated weight if it is interleaved, got one that is not gated")
+        # Of a projection's rows of blocks: from one to the next, and from the gate's first to the up projection's.
+        apart = (2, 1) if interleaved else (1, rows)
         taps = [
-            self._woven(column, rows, blocks) if gated else self._plain(column, total) for column in range(self.columns)
+            self._woven(column, rows, blocks, apart) if gated else self._plain(column, total)
+            for column in range(self.columns)
         ]
         inputs, outputs, workers = self._array()
 
@@ -140,7 +150,7 @@ class DequantEngine:
             )
         return lists
 
-    def _woven(self, column: int, rows: int, blocks: int) -> list[list[TensorAccessPattern]]:
+    def _woven(self, column: int, rows: int, blocks: int, apart: tuple[int, int]) -> list[list[TensorAccessPattern]]:
         """Two rows of blocks of both projections at a time, block by block."""
         lists: list[list[TensorAccessPattern]] = [[] for _ in range(_STREAMS + 1)]
         most = limits_of(self.target).iteration_maximum
@@ -148,8 +158,9 @@ class DequantEngine:
             for start in range(0, blocks, most):
                 count = min(most, blocks - start)
                 for stream in range(_STREAMS):
-                    first = (stream * rows + top) * blocks + start
-                    lists[stream].append(_blocks(2 * rows * blocks, first, count, _SHARE, blocks, BLOCK_BYTES, 1))
+                    first = (top * apart[0] + stream * apart[1]) * blocks + start
+                    line = apart[0] * blocks
+                    lists[stream].append(_blocks(2 * rows * blocks, first, count, _SHARE, line, BLOCK_BYTES, 1))
                 first = _STREAMS * top * blocks + start
                 lists[-1].append(
                     _blocks(2 * rows * blocks, first, count, TILES, blocks, self.tile_size, self._item_bytes)

@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import Cache, sweep
+from flownpu.aie.designs.attention import MOVING, Cache, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
@@ -139,7 +139,8 @@ class FlowQKV:
                         past + top, block, total, self.keys, window=window, causal=causal, scale=scale or self.d**-0.5
                     )
                     for row in range(TILES):
-                        parameters[column].write(row, part.words(past + top + row * self.queries, self.queries))
+                        words = part.words(past + top + row * self.queries, self.queries)
+                        parameters[column].write(row, words, moving=MOVING)
                     parameters[column].start()
                     tap = self._tokens(head, top, self.padded(tokens))
                     tasks.append(q_ends[column].fill(q, tap=tap, wait=True, managed=False))

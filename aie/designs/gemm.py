@@ -19,7 +19,9 @@ The rows of A come in through the memory tiles of the columns 0, 2, 4, 6 (XDNA: 
 streams in; every shim tile has one of B and one of C.
 
 C's last column of megatiles begins so that it ends with N; what it has in common with the one before is computed
-twice, with equal results. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers.
+twice, with equal results. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
+padding where B is 0 beyond K, as dequantised weights are if K is a multiple of 32: what is read there, of the next row,
+counts nothing (`line`).
 
 A gated GEMM is a megatile whose pairs of C's tiles, gate and up projection, become one when they are stored: B holds n
 columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so).
@@ -69,22 +71,29 @@ _EPILOGUES = {
     "geglu": ("store_gelu_mul", 2),
     "swiglu": ("store_silu_mul", 2),
 }
+# m, k, e_y and e_x of the defaults by target and weights: of one tile of C, and of a gate with its up projection.
+_FASTEST = {
+    ("npu1", "bf16"): ((32, 64, 4, 1), (16, 64, 4, 1)),
+    ("npu2", "bf16"): ((32, 64, 4, 1), (16, 64, 4, 1)),
+    ("npu2", "bfp16"): ((32, 64, 2, 2), (32, 64, 2, 1)),
+}
 
 
 @dataclass(frozen=True)
 class Gemm:
     """The array of a GEMM.
 
-    The defaults fill L1. One tile of C: 2 x 8 KB of A, 2 x 8 KB of B, 16 KB of C in f32 and 8 KB of it in bf16. Two (a
-    gate, or a megatile): 2 x 4 KB of A (e_y = 2: 3), 2 x 4 KB of B, 32 KB and 8 KB. m and n are multiples of 8 and 32,
-    k of 16, k_mt of k.
+    The defaults are predicted to be the fastest for the projections of models in chunks of 512 tokens, of those with n
+    of 64 and k_mt of 256, as the dequantisation engine lays B out (`cost.gemm_tuner`; docs/model-gemm.md). With m, e_y
+    or e_x given, they are 64 (m), 1 (e_y, e_x), and for k 64 with one tile of C, 32 with several. m and n are
+    multiples of 8 and 32, k of 16, k_mt of k.
 
     Attributes:
         target: npu1 or npu2.
         weights: bf16, or (npu2 only) bfp16: 8 values in 9 bytes.
         epilogue: none, gelu, geglu or swiglu.
         m: rows of a tile of C.
-        k: rows of B in L1; by default 64, 32 where a compute tile has several tiles of C.
+        k: rows of B in L1.
         n: columns of a tile of C.
         k_mt: rows of B in L2.
         e_y: supertiles of a megatile, down.
@@ -94,20 +103,26 @@ class Gemm:
     target: str
     weights: str = "bf16"
     epilogue: str = "none"
-    m: int = 64
+    m: int = 0
     k: int = 0
     n: int = 64
     k_mt: int = 256
-    e_y: int = 1
-    e_x: int = 1
+    e_y: int = 0
+    e_x: int = 0
 
     def __post_init__(self) -> None:
-        if self.k == 0:
-            object.__setattr__(self, "k", 64 if self.accumulators == 1 else 32)
+        limits_of(self.target)
         if self.weights not in {"bf16", "bfp16"} or (self.weights == "bfp16" and self.target == "npu1"):
             raise ValueError(
                 f"[gemm] expected weights in bf16 or, on npu2, bfp16, got {self.weights!r} on {self.target}"
             )
+        if self.m == self.e_y == self.e_x == 0:
+            defaults = _FASTEST[self.target, self.weights][self.gates - 1]
+        else:
+            accumulators = (self.e_y or 1) * (self.e_x or 1) * self.gates
+            defaults = (64, 64 if accumulators == 1 else 32, 1, 1)
+        for name, value in zip(("m", "k", "e_y", "e_x"), defaults, strict=True):
+            object.__setattr__(self, name, getattr(self, name) or value)
         if self.m % 8 or self.n % _PANEL or self.k % 16 or self.k_mt % self.k or min(self.e_y, self.e_x) < 1:
             raise ValueError(
                 f"[gemm] expected m, n, k and k_mt in multiples of 8, {_PANEL}, 16 and k, e_y and e_x of 1 or more, "
@@ -145,8 +160,11 @@ class Gemm:
         """M and K as the buffers of a call hold them."""
         return ceil_div(m, self.height) * self.height, ceil_div(k, self.k_mt) * self.k_mt
 
-    def program(self, m: int, k: int, n: int) -> Program:
+    def program(self, m: int, k: int, n: int, *, line: int = 0) -> Program:
         """Host buffers a [M, K] bf16, b [N (gating: 2 N) / 32 panels][K][32] (bfp16: its bytes), c [M, N] bf16; padded.
+
+        `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b is 0 from row
+        K on, what a row of a has behind its K must be finite, and a ends as much behind its last row.
 
         Raises:
             ValueError: N is less than a megatile has, or no multiple of 32 (gating: n); K is too long for a task
@@ -160,7 +178,10 @@ class Gemm:
         widest = (limits.granule_bytes // 2 << limits.shim.stride_bits) // (self.e_y * self.m)
         if self.e_y > 1 and n > widest:
             raise ValueError(f"[gemm] expected N of {widest} or less with e_y of {self.e_y}, got {n}")
+        if line and line < k:
+            raise ValueError(f"[gemm] expected lines of K, {k}, or more, got {line}")
         m, k = self.padded(m, k)
+        line = line or k
         starts = [min(place * self.width, n - self.width) for place in range(ceil_div(n, self.width))]
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
@@ -177,7 +198,8 @@ class Gemm:
                     if len(under_way) == limits_of(self.target).task_queue // self.e_x:
                         _retire(*under_way.popleft())
                     fills = [
-                        end.fill(a, tap=self._a_tap(top, row, m, k), managed=False) for row, end in enumerate(a_ends)
+                        end.fill(a, tap=self._a_tap(top, row, m, k, line), managed=False)
+                        for row, end in enumerate(a_ends)
                     ]
                     fills += [
                         end.fill(b, tap=self._b_tap(start, column, n, k), managed=False)
@@ -196,7 +218,7 @@ class Gemm:
         b_ends = [b.prod(tile=Tile(column, 0)) for column, (b, _) in enumerate(fifos[1])]
         c_ends = [c.cons(tile=Tile(column, 0)) for column, (c, _) in enumerate(fifos[2])]
         b_type = tensor(self._b_size(self.gates * n * k), self._b_dtype)
-        buffers = [tensor(m * k), b_type, tensor(m * n)]
+        buffers = [tensor((m - 1) * line + k), b_type, tensor(m * n)]
         return Program(device(self.target), Runtime(sequence, [*buffers, a_ends, b_ends, c_ends]), workers)
 
     # --- The array ----------------------------------------------------------------------------------------------------
@@ -226,8 +248,8 @@ class Gemm:
         sub_tiles = tiled(k_mt // k * rows, k)
         for row in range(TILES):
             a = ObjectFifo(tensor(rows * k_mt), name=f"a_{row}", from_stream_per_cons=by_k)
-            # A megatile holds e_y tiles of A while the next arrives.
-            depth = 2 if self.e_y == 1 else self.e_y + 1
+            # Where tiles of B take turns, each meets e_y tiles of A, which are held while the next one arrives.
+            depth = 2 if self.accumulators == self.e_y else self.e_y + 1
             inner = a.cons(depth=2).forward(
                 Tile(self._a_column(row), 1), tensor(m * k), depth=depth, name=f"a_tiles_{row}", to_stream=sub_tiles
             )
@@ -275,18 +297,26 @@ class Gemm:
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             megatiles, steps = rtp[0], rtp[1]
+            turns = [(across, gate) for across in accumulators for gate in range(self.gates)]
             for _ in range_(megatiles):
                 for sums in (sums for across in accumulators for down in across for sums in down):
                     zero(sums, m * n)
                 for _ in range_(steps):
-                    held: Any = a.acquire(e_y)
-                    for across in accumulators:
-                        for gate in range(self.gates):
-                            right = b.acquire(1)
-                            for y in range(e_y):
-                                multiply(held[y] if e_y > 1 else held, right, across[y][gate], m, k, n)
-                            b.release(1)
-                    a.release(e_y)
+                    for turn, (across, gate) in enumerate(turns):
+                        right = b.acquire(1)
+                        for y in range(e_y):
+                            # A's tiles are taken as they come, and given up one by one by the last of B's: the next
+                            # step's come in while this one's are multiplied, with room for one more than are held.
+                            first, last = turn == 0, turn == len(turns) - 1
+                            count = y + 1 if first else e_y
+                            if last:  # an index counts from the oldest that is held
+                                count = 1 if first else e_y - y
+                            if first or (last and y):
+                                held: Any = a.acquire(count)
+                            multiply(_at(held, 0 if last else y, count), right, across[y][gate], m, k, n)
+                            if last:
+                                a.release(1)
+                        b.release(1)
                 for across in accumulators:
                     for down in across:
                         store(*down, c.acquire(1), m * n)
@@ -311,11 +341,11 @@ class Gemm:
 
     # --- The sequence: a megatile's transfers -------------------------------------------------------------------------
 
-    def _a_tap(self, top: int, row: int, m: int, k: int) -> TensorAccessPattern:
+    def _a_tap(self, top: int, row: int, m: int, k: int, line: int) -> TensorAccessPattern:
         """A row of compute tiles' rows of A, k_mt columns at a time."""
         rows = self.e_y * self.m
-        sizes, strides = [k // self.k_mt, rows, self.k_mt], [self.k_mt, k, 1]
-        return TensorAccessPattern([m * k], (top + row * rows) * k, sizes, strides)
+        sizes, strides = [k // self.k_mt, rows, self.k_mt], [self.k_mt, line, 1]
+        return TensorAccessPattern([(m - 1) * line + k], (top + row * rows) * line, sizes, strides)
 
     def _b_tap(self, start: int, column: int, n: int, k: int) -> TensorAccessPattern:
         """A column's columns of B: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
@@ -333,6 +363,11 @@ class Gemm:
             TensorAccessPattern([m * n], top * n + left + x * self.n, sizes, strides).coalesce()
             for x in range(self.e_x)
         ]
+
+
+def _at(held: Any, place: int, count: int) -> Any:
+    """One of so many objects that an acquire yields: a single one has no index."""
+    return held[place] if count > 1 else held
 
 
 def _retire(fills: list[Any], drains: list[Any]) -> None:

@@ -1,90 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "aie/emulator/program.h"
 
-#include <cstring>
-#include <fstream>
+#include <algorithm>
 
 namespace flownpu::emulator {
 namespace {
 
-constexpr std::int64_t kMagic = 0x0055504E776F6C46;  // "FlowNPU\0", little-endian
-constexpr std::int64_t kArray = 1;
-constexpr std::int64_t kSequence = 2;
+constexpr const char* kProgram = "[emulator] the program";
 
-// Words one after the other; every count is checked against what is left.
-class Reader {
- public:
-  explicit Reader(std::span<const std::int64_t> words) : words_(words) {}
+Walk read_walk(WordReader& reader) {
+  const std::size_t item = reader.size();
+  return Walk::over(reader.list([&] {
+    return Dimension{reader.next(), reader.next(), reader.next(), reader.next()};
+  }),
+                    item);
+}
 
-  std::int64_t next() {
-    if (at_ == words_.size()) throw Error("[emulator] the program ends in the middle");
-    return words_[at_++];
-  }
-  std::size_t size() {
-    const std::int64_t value = next();
-    if (value < 0) throw Error("[emulator] expected a size, got " + std::to_string(value));
-    return static_cast<std::size_t>(value);
-  }
-  bool flag() { return next() != 0; }
-  // A number below `count`, of things called `what`.
-  std::size_t index(std::size_t count, const char* what) {
-    const std::size_t value = size();
-    if (value >= count) {
-      throw Error("[emulator] expected a number of one of " + std::to_string(count) + " " + what +
-                  ", got " + std::to_string(value));
-    }
-    return value;
-  }
-  // How many items follow, of one word or more each.
-  std::size_t count() {
-    const std::size_t value = size();
-    if (value > words_.size() - at_) throw Error("[emulator] the program ends in the middle");
-    return value;
-  }
-  std::vector<std::byte> bytes() {
-    const std::size_t size = this->size();
-    const std::size_t words = (size + 7) / 8;
-    if (words > words_.size() - at_) throw Error("[emulator] the program ends in the middle");
-    std::vector<std::byte> bytes(size);
-    if (size > 0) std::memcpy(bytes.data(), words_.data() + at_, size);
-    at_ += words;
-    return bytes;
-  }
-  std::string text() {
-    const std::vector<std::byte> raw = bytes();
-    return {reinterpret_cast<const char*>(raw.data()), raw.size()};
-  }
-  template <typename Make>
-  auto list(Make make) {
-    std::vector<decltype(make())> items;
-    const std::size_t number = count();
-    items.reserve(number);
-    for (std::size_t i = 0; i < number; ++i) items.push_back(make());
-    return items;
-  }
-  Walk walk() {
-    const std::size_t item = size();
-    return Walk::over(list([&] { return Dimension{next(), next(), next(), next()}; }), item);
-  }
-  std::int64_t head(std::int64_t kind) {
-    if (next() != kMagic) throw Error("[emulator] this is no program of the emulator");
-    if (const std::int64_t version = next(); version != kVersion) {
-      throw Error("[emulator] expected a program of version " + std::to_string(kVersion) +
-                  ", got version " + std::to_string(version) + ": write it again");
-    }
-    if (next() != kind) {
-      throw Error(std::string("[emulator] expected ") +
-                  (kind == kArray ? "an array" : "a sequence"));
-    }
-    return next();
-  }
-
- private:
-  std::span<const std::int64_t> words_;
-  std::size_t at_ = 0;
-};
-
-Descriptor read_descriptor(Reader& reader, const Array& array) {
+Descriptor read_descriptor(WordReader& reader, const Array& array) {
   Descriptor d{.memory = reader.index(array.memories.size(), "memories"),
                .offset = reader.size(),
                .bytes = reader.size(),
@@ -92,7 +24,7 @@ Descriptor read_descriptor(Reader& reader, const Array& array) {
                .gives = reader.index(array.locks.size(), "locks"),
                .count = reader.next(),
                .gives_back = reader.size(),
-               .walk = reader.walk()};
+               .walk = read_walk(reader)};
   const Memory& memory = array.memories[d.memory];
   if (d.offset + d.bytes > memory.bytes || d.walk.end() > d.bytes) {
     throw Error("[emulator] a descriptor of " + memory.name + " reaches byte " +
@@ -102,7 +34,7 @@ Descriptor read_descriptor(Reader& reader, const Array& array) {
   return d;
 }
 
-ChannelRecord read_channel(Reader& reader, const Array& array) {
+ChannelRecord read_channel(WordReader& reader, const Array& array) {
   std::string name = reader.text();
   const std::size_t stream = reader.index(array.streams, "streams");
   const bool source = reader.flag();
@@ -110,7 +42,7 @@ ChannelRecord read_channel(Reader& reader, const Array& array) {
           reader.list([&] { return read_descriptor(reader, array); })};
 }
 
-EndRecord read_end(Reader& reader, const Array& array) {
+EndRecord read_end(WordReader& reader, const Array& array) {
   std::string name = reader.text();
   const std::size_t takes = reader.index(array.locks.size(), "locks");
   const std::size_t gives = reader.index(array.locks.size(), "locks");
@@ -127,9 +59,9 @@ EndRecord read_end(Reader& reader, const Array& array) {
 }  // namespace
 
 Array read_array(std::span<const std::int64_t> words) {
-  Reader reader(words);
+  WordReader reader(words, kProgram);
   Array array{};
-  array.identity = reader.head(kArray);
+  array.identity = reader.head(WordKind::kArray);
   array.target = reader.text();
   array.task_queue = reader.size();
   array.memories = reader.list([&] {
@@ -154,16 +86,15 @@ Array read_array(std::span<const std::int64_t> words) {
     const bool forever = reader.flag();
     const std::size_t variables = reader.size();
     const std::size_t views = reader.size();
-    return CoreRecord{std::move(name), forever, variables, views,
-                      reader.list([&] { return reader.next(); })};
+    return CoreRecord{std::move(name), forever, variables, views, reader.integers()};
   });
   return array;
 }
 
 Sequence read_sequence(std::span<const std::int64_t> words) {
-  Reader reader(words);
+  WordReader reader(words, kProgram);
   Sequence sequence{};
-  sequence.identity = reader.head(kSequence);
+  sequence.identity = reader.head(WordKind::kSequence);
   sequence.name = reader.text();
   sequence.buffers = reader.list([&] {
     std::string name = reader.text();
@@ -180,7 +111,7 @@ Sequence read_sequence(std::span<const std::int64_t> words) {
         transfer.buffer = reader.index(sequence.buffers.size(), "host buffers");
         transfer.offset = reader.size();
         transfer.token = reader.flag();
-        transfer.walk = reader.walk();
+        transfer.walk = read_walk(reader);
         sequence.transfers.push_back(std::move(transfer));
         break;
       }
@@ -203,18 +134,6 @@ Sequence read_sequence(std::span<const std::int64_t> words) {
     return step;
   });
   return sequence;
-}
-
-std::vector<std::int64_t> read_words(const std::string& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) throw Error("[emulator] " + path + " cannot be read");
-  const auto bytes = static_cast<std::size_t>(file.tellg());
-  std::vector<std::int64_t> words(bytes / sizeof(std::int64_t));
-  file.seekg(0);
-  file.read(reinterpret_cast<char*>(words.data()),
-            static_cast<std::streamsize>(words.size() * sizeof(std::int64_t)));
-  if (!file) throw Error("[emulator] " + path + " cannot be read");
-  return words;
 }
 
 }  // namespace flownpu::emulator

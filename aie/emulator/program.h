@@ -5,20 +5,13 @@
 
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "aie/emulator/walk.h"
+#include "aie/emulator/word_reader.h"
 
 namespace flownpu::emulator {
-
-// What is wrong with a program, or what went wrong in one: where, what was expected, what came.
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-inline constexpr std::int64_t kVersion = 1;
 
 // Memory of a tile: an object of a fifo, or a buffer. `parameters`: run-time parameters, of which
 // a core may only load words that were written.
@@ -154,8 +147,5 @@ struct Sequence {
 // version, or refers to what is not there.
 Array read_array(std::span<const std::int64_t> words);
 Sequence read_sequence(std::span<const std::int64_t> words);
-
-// A file of such words, little-endian. Throws Error if it cannot be read.
-std::vector<std::int64_t> read_words(const std::string& path);
 
 }  // namespace flownpu::emulator

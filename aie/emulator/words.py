@@ -17,11 +17,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ARRAY", "MAGIC", "SEQUENCE", "VERSION", "Words"]
+__all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "Words"]
 
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
 VERSION = 1
-ARRAY, SEQUENCE = 1, 2  # kinds
+# Kinds: of the emulator, and of a folder of artifacts (artifact_index.py, call_family.py).
+ARRAY, SEQUENCE, INDEX, FAMILY = 1, 2, 3, 4
 
 
 class Words:

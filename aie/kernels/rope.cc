@@ -4,8 +4,8 @@
 // for the pairs (i, i + d/2) (rope) or (2i, 2i + 1) (rope_interleaved), i < d/2.
 //
 // Dataflow: 16 pairs at a time, products in f32. Layout: x, y lines(heads, d); the table holds
-// cos[d/2], then sin[d/2], of the token's position. Caller: aie/designs/vector_operators.py and
-// decode_layer.py.
+// cos[d/2], then sin[d/2], of the token's position. Callers: vector_operators.py, norm_rope.py
+// and decode_layer_attention.py in aie/designs/.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
 

@@ -8,6 +8,7 @@
 
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
+#include "ops/lowering/lowering.h"
 
 namespace flownpu {
 namespace {
@@ -46,6 +47,7 @@ class CpuDevice final : public Device {
   }
 
   std::string unsupported(const Node& node) const override {
+    if (lowering::is_lowered(node)) return lowering::obstacle(node);
     try {
       prepare(node);
       return "";
@@ -54,10 +56,15 @@ class CpuDevice final : public Device {
     }
   }
 
+  Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override {
+    return lowering::lower(std::move(nodes), lowering.outputs);
+  }
+
   std::unique_ptr<Step> prepare(const Node& node) const override {
-    for (const auto operators : {cpu::q4nx_operators(), cpu::flow_qkv_attention_operators(),
-                                 cpu::flow_kv_attention_operators(), cpu::normalization_operators(),
-                                 cpu::elementwise_operators(), cpu::shape_operators()}) {
+    for (const auto operators :
+         {cpu::q4nx_operators(), cpu::flow_qkv_attention_operators(),
+          cpu::flow_kv_attention_operators(), cpu::normalization_operators(),
+          cpu::elementwise_operators(), cpu::shape_operators(), cpu::part_operators()}) {
       for (const cpu::Operator& op : operators) {
         if (op.op_type == node.op_type && op.domain == node.domain) return op.make(node, context_);
       }

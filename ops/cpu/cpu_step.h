@@ -36,6 +36,7 @@ std::span<const Operator> flow_kv_attention_operators();
 std::span<const Operator> normalization_operators();
 std::span<const Operator> elementwise_operators();
 std::span<const Operator> shape_operators();
+std::span<const Operator> part_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
 class Scratch {

@@ -5,29 +5,11 @@
 #include <cstring>
 
 #include "ops/cpu/cpu_step.h"
+#include "ops/cpu/integers.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
 namespace {
-
-std::int64_t integer_at(const Tensor& tensor, std::int64_t i) {
-  return tensor.type == DataType::kInt64 ? tensor.as<const std::int64_t>()[i]
-                                         : tensor.as<const std::int32_t>()[i];
-}
-
-void check_integers(const Node& node, std::size_t input) {
-  const Value* value = node.input(input);
-  if (value == nullptr || (value->type != DataType::kInt64 && value->type != DataType::kInt32)) {
-    fail("[", to_string(node), "] expected input ", input, " to be int64 or int32, got ",
-         value == nullptr ? "none" : name_of(value->type));
-  }
-}
-
-std::int64_t wrap(const std::string& name, std::int64_t index, std::int64_t size) {
-  if (index < -size || index >= size)
-    fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
-  return index < 0 ? index + size : index;
-}
 
 class ShapeOf final : public Step {
  public:

@@ -1,20 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stand-ins for the NPU and its emulator in a build without them.
 #include "ops/npu/npu_device.h"
 
-#include "ops/device.h"
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
 #include "ops/error.h"
+#include "ops/npu/decoder_layers.h"
+#include "ops/npu/decoder_layers_match.h"
+#include "ops/npu/own_folder.h"
+#include "ops/npu/xrt_plugin.h"
 
 namespace flownpu {
+namespace npu {
+namespace {
 
-bool npu_built_in() { return false; }
+// Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
+// version are made anew.
+constexpr std::string_view kLayout = "decoder layers 1";
 
-std::unique_ptr<Device> make_npu_device(const DeviceOptions& /*options*/) {
-  fail("[FlowNPU] device 'npu' was not built into this library; use device = cpu, or auto");
+bool is_lowered(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
 }
 
-std::unique_ptr<Device> make_emulate_device(const DeviceOptions& /*options*/) {
-  fail("[FlowNPU] device 'emulate' was not built into this library; use device = cpu, or auto");
+}  // namespace
+
+NpuDevice::NpuDevice(const DeviceOptions& options, bool emulated)
+    : options_(options), emulated_(emulated), host_(make_cpu_device(options)) {}
+
+std::string NpuDevice::description() const {
+  const std::lock_guard lock(mutex_);
+  const std::string array = designs_ == nullptr ? "" : designs_->runtime().description() + "; ";
+  return std::string(name()) + " (" + array + "host: " + host_->description() + ")";
+}
+
+std::string NpuDevice::warning() const {
+  if (!emulated_) return host_->warning();
+  return "device = emulate computes what an NPU would, element by element, to test it: it is "
+         "many times slower than one, and than device = cpu";
+}
+
+std::string NpuDevice::unsupported(const Node& node) const {
+  return is_lowered(node) ? "" : host_->unsupported(node);
+}
+
+// Beside the model, unless the option says where.
+std::string NpuDevice::folder(const std::string& model_folder) const {
+  if (!options_.artifacts.empty()) return options_.artifacts;
+  if (model_folder.empty()) {
+    throw DeviceError(Failure::kArtifact,
+                      "[FlowNPU] expected the compiled designs of this model beside it, and it was "
+                      "not read from a file: set the provider option artifacts to their folder");
+  }
+  return (std::filesystem::path(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"))
+      .string();
+}
+
+std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder) const {
+  const std::lock_guard lock(mutex_);
+  if (designs_ == nullptr) designs_ = CompiledDesigns::open(folder(model_folder), emulated_);
+  return designs_;
+}
+
+std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
+  if (!is_lowered(node)) return host_->prepare(node);
+  auto step = std::make_unique<DecoderLayers>(node, open(""));
+  const std::lock_guard lock(mutex_);
+  caches_.push_back(step->caches());
+  return step;
+}
+
+Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
+  // Exported operators become ours first.
+  Lowered exported = host_->lower(std::move(nodes), lowering);
+  const bool before = std::ranges::any_of(exported.nodes, is_lowered);
+  Lowered lowered = before ? exported : lower_decoder_layers(exported.nodes, lowering.outputs);
+  const auto decoder = std::ranges::find_if(lowered.nodes, is_lowered);
+  lowered.summary = exported.summary;
+  if (decoder == lowered.nodes.end()) return lowered;
+  try {
+    if (!lowered.summary.empty()) lowered.summary += "; ";
+    lowered.summary += describe_decoder(DecoderShape::read(*decoder), open(lowering.model_folder));
+  } catch (const DeviceError& error) {
+    if (before) throw;  // There is no other way to compute it.
+    exported.on_host = left_on_host(exported.nodes, error.what());
+    return exported;
+  }
+  return lowered;
+}
+
+std::string NpuDevice::compatibility(const Lowering& lowering) const {
+  return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
+         open(lowering.model_folder)->artifacts().identity();
+}
+
+void NpuDevice::restore(std::span<const Tensor> tensors) const {
+  std::vector<std::shared_ptr<KvCaches>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::weak_ptr<KvCaches>& caches : caches_) {
+      if (std::shared_ptr<KvCaches> living = caches.lock()) all.push_back(std::move(living));
+    }
+  }
+  for (const Tensor& tensor : tensors) {
+    if (!KvCaches::has_ticket(tensor)) continue;
+    const bool found =
+        std::ranges::any_of(all, [&](const auto& caches) { return caches->restore(tensor); });
+    if (!found)
+      fail("[FlowNPU] a past stands for a KV cache that is gone: begin the conversation anew");
+  }
+}
+
+Counts NpuDevice::counts() const {
+  const std::lock_guard lock(mutex_);
+  return designs_ == nullptr ? Counts{} : designs_->runtime().counts();
+}
+
+}  // namespace npu
+
+bool npu_built_in() { return std::filesystem::exists(npu::own_folder() / npu::kXrtPlugin); }
+
+std::unique_ptr<Device> make_npu_device(const DeviceOptions& options) {
+  return std::make_unique<npu::NpuDevice>(options, false);
+}
+
+std::unique_ptr<Device> make_emulate_device(const DeviceOptions& options) {
+  return std::make_unique<npu::NpuDevice>(options, true);
 }
 
 }  // namespace flownpu

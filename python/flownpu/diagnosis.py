@@ -2,65 +2,30 @@
 """The checks of `flownpu doctor`: what is there, what is missing, and the command that mends it."""
 
 import ctypes
-import os
-import resource
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from flownpu.checks import Check, Host, Status
 from flownpu.errors import FlowNPUError
 from flownpu.machine import describe_machine, module_versions
+from flownpu.npu_diagnosis import diagnose_model, diagnose_npu
 from flownpu.registration import check_onnxruntime_version, get_ep_name, get_library_path, register
 
-__all__ = ["Check", "Host", "Status", "diagnose", "diagnose_npu", "diagnose_software"]
-
-# PCI devices of AMD (vendor 1022) that the amdxdna driver drives, from the driver's table of devices.
-AMD = "0x1022"
-NPUS = {"0x1502": "XDNA NPU (Phoenix, Hawk Point)", "0x17f0": "XDNA2 NPU (Strix, Strix Halo, Krackan)"}
-# Bytes that the driver's user part maps and locks when it opens the NPU; amd/xdna-driver issue 903 shows it failing.
-DRIVER_HEAP = 64 * 2**20
+__all__ = ["diagnose", "diagnose_software"]
 
 
-class Status(StrEnum):
-    """What a check found."""
-
-    GOOD = "good"
-    NOTE = "note"
-    """Something optional is absent; what needs it is named."""
-    BAD = "bad"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the diagnosis."""
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
-    """The command that mends it; empty if there is nothing to mend."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """The machine that is looked at; tests make one up."""
-
-    root: Path = Path("/")
-    """Where /dev, /proc and /sys are."""
-    may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
-    memlock: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    """Bytes that a process may lock in memory; -1: any number."""
-
-
-def diagnose(host: Host) -> Iterator[Check]:
-    """All checks, in the order in which one thing needs another."""
+def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
+    """All checks, in the order in which one thing needs another; with a model's folder, whether the NPU runs it."""
     yield from diagnose_software()
     yield from diagnose_machine(host)
-    yield from diagnose_npu(host)
+    npu = list(diagnose_npu(host))
+    yield from npu
+    if model is not None:
+        ready = [check.name for check in npu if check.status is Status.GOOD]
+        yield from diagnose_model(model, emulated="npu" not in ready)
 
 
 def diagnose_software() -> Iterator[Check]:
@@ -139,59 +104,3 @@ def diagnose_machine(host: Host) -> Iterator[Check]:
     yield Check("processor", kernels, f"{machine.cpu}, {machine.isa}, {machine.cores} cores{slow}")
     memory = psutil.virtual_memory()
     yield Check("memory", Status.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")
-
-
-def diagnose_npu(host: Host) -> Iterator[Check]:
-    """The NPU: absent, without its driver, without permission, or ready. None of these hinders the cpu device."""
-    hardware = _npu_on_the_bus(host)
-    nodes = [node for node in sorted(host.root.glob("dev/accel/accel*")) if _is_amd(host, node)]
-    module = (host.root / "sys/module/amdxdna").is_dir()
-    if not nodes:
-        if hardware is None:
-            yield Check("npu", Status.NOTE, "none in this machine; the cpu device is used")
-        elif not module:
-            yield Check("npu", Status.BAD, f"{hardware}, but its driver amdxdna is not loaded", "sudo modprobe amdxdna")
-        else:
-            found = f"{hardware}; the driver amdxdna is loaded but made no /dev/accel/accel*"
-            yield Check("npu", Status.BAD, found, "sudo dmesg | grep amdxdna")
-        return
-    for node in nodes:
-        shown = f"/{node.relative_to(host.root)}"
-        if host.may_use(node):
-            yield Check("npu", Status.GOOD, f"{hardware or 'NPU'} at {shown}")
-        else:
-            found = f"{hardware or 'NPU'} at {shown}, which this user may not open"
-            yield Check("npu", Status.BAD, found, 'sudo usermod -aG render "$USER", then log in again')
-    if 0 <= host.memlock() < DRIVER_HEAP:
-        found = f"{host.memlock() // 1024} KiB may be locked; the NPU's driver locks {DRIVER_HEAP // 2**20} MiB"
-        yield Check("memory lock", Status.BAD, found, "ulimit -l unlimited")
-    # In Ubuntu's and Debian's place, and in that of AMD's own packages.
-    libraries = [
-        *host.root.glob("usr/lib/*/libxrt_coreutil.so*"),
-        *host.root.glob("opt/xilinx/xrt/lib/libxrt_coreutil.so*"),
-    ]
-    if libraries:
-        yield Check("xrt", Status.GOOD, f"/{libraries[0].relative_to(host.root)}")
-    else:
-        yield Check("xrt", Status.NOTE, "not installed; the npu device needs it", "sudo apt install libxrt-npu2")
-    yield Check("npu device", Status.NOTE, "not built into this version of FlowNPU; the cpu device is used")
-
-
-def _npu_on_the_bus(host: Host) -> str | None:
-    """What the PCI bus says of an NPU, whether or not a driver has taken it."""
-    for device in sorted(host.root.glob("sys/bus/pci/devices/*")):
-        if _read(device / "vendor") == AMD and (name := NPUS.get(_read(device / "device"))):
-            return name
-    return None
-
-
-def _is_amd(host: Host, node: Path) -> bool:
-    """Other vendors' accelerators are numbered in /dev/accel as well."""
-    return _read(host.root / "sys/class/accel" / node.name / "device/vendor") in (AMD, "")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -23,6 +23,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import (
     LayerNorm,
@@ -208,6 +209,15 @@ def _rope(target: str, model: Model) -> _Calls:
         yield f"rope-h{heads}-d{d}", f"tokens{tokens}", partial(_call, design, tokens)
 
 
+def _norm_rope(target: str, model: Model) -> _Calls:
+    if not model.is_decoder:
+        return
+    sizes = model.heads, model.kv_heads, model.head_size
+    design = partial(NormRope, target, *sizes, model.head_norms, _CORES)
+    array = "norm_rope-h{}-g{}-d{}".format(*sizes) + "-qk" * model.head_norms
+    yield array, f"tokens{CHUNK}", partial(_call, design, CHUNK, CONTEXT - CHUNK, CONTEXT)
+
+
 def _gated(activation: str, target: str, model: Model) -> _Calls:
     if model.activation == activation:
         for tokens in (1, CHUNK):
@@ -238,6 +248,7 @@ OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "rope": _rope,
+    "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More cases for the emulator: the dequantisation engine, gated GEMM, projections from Q4NX blocks, norms, pooling.
+"""More cases for the emulator: dequantisation engine, gated GEMM, projections from Q4NX blocks, norms, RoPE, pooling.
 
 As in tests/aie/cases.py: random inputs, float64 references, tolerances of the kernels' tests.
 """
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.decode_layer_shape import interleave
 from flownpu.aie.designs.dequant_engine import DequantEngine
-from flownpu.ops import fused_dqp, q4nx, q4nx_matmul
+from flownpu.ops import flow_qkv_attention, fused_dqp, q4nx, q4nx_matmul
 from tests.aie.cases import STEEPEST, activation_tolerance, projection_tolerance, random_weight
 from tests.aie.emulation import Case, emulate, plan_of
 from tests.aie.host_kernels import (
@@ -31,6 +32,7 @@ from tests.aie.host_kernels import (
 if TYPE_CHECKING:
     from flownpu.aie.designs.fused_dqp import FusedDQP
     from flownpu.aie.designs.gemm import Gemm
+    from flownpu.aie.designs.norm_rope import NormRope
     from flownpu.aie.designs.patch_pooling import PatchPooling
     from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, Softmax
 
@@ -41,6 +43,7 @@ __all__ = [
     "dequant_engine_case",
     "gated_gemm_case",
     "layer_norm_case",
+    "norm_rope_case",
     "patch_pooling_case",
     "projection_case",
     "residual_rms_norm_case",
@@ -74,13 +77,16 @@ def as_multiplied(a: np.ndarray, b: np.ndarray, target: str) -> tuple[np.ndarray
     return blocks_of(a)[1], blocks_of(np.ascontiguousarray(b.T))[1].T
 
 
-def dequant_engine_case(engine: DequantEngine, m: int, k: int, rng: Rng, *, gated: bool = False) -> Case:
+def dequant_engine_case(
+    engine: DequantEngine, m: int, k: int, rng: Rng, *, gated: bool = False, interleaved: bool = False
+) -> Case:
     """Blocks of random weights; what comes out is exact: one rounding to f32 and one to bf16, one more to bfp16."""
     blocks = np.concatenate([random_weight(rng, m, k)[0] for _ in range(2 if gated else 1)])
     height, width = -(-m // 32) * 32, -(-k // 256) * 256
     parts = [bf16(q4nx.dequantize(part, height, width)).T for part in np.split(blocks, 2 if gated else 1)]
     b = operand(woven(*parts, 64) if gated else parts[0], engine.weights)
-    return Case(plan_of(engine.program(m, k, gated=gated)), {"w": blocks}, "b", b.astype(np.float64), 0.0)
+    plan = plan_of(engine.program(m, k, gated=gated, interleaved=interleaved))
+    return Case(plan, {"w": interleave(blocks) if interleaved else blocks}, "b", b.astype(np.float64), 0.0)
 
 
 def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
@@ -110,11 +116,13 @@ def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tupl
 
 
 def projection_case(
-    design: Gemm, m: int, k: int, n: int, rng: Rng, *, gating: str = "none", with_bias_of: float = 0.0
-) -> Case:
+    design: Gemm, m: int, k: int, n: int, rng: Rng, *, gating: str = "none", with_bias_of: float = 0.0,
+    unpadded: bool = False,
+) -> Case:  # fmt: skip
     """The operator Q4NXMatMul in prefill: the engine turns the blocks, GEMM multiplies; against the operator itself.
 
-    `with_bias_of`: the bias's size, 0 for none.
+    `with_bias_of`: the bias's size, 0 for none. `unpadded`: rows of A are K long, a multiple of 32, and so those of
+    other tokens are read beyond it.
     """
     parts = [random_weight(rng, n, k)[0] for _ in range(2 if gating != "none" else 1)]
     blocks, x = np.concatenate(parts), bf16(rng.normal(size=(m, k)) / (16 if gating != "none" else 1))
@@ -127,6 +135,9 @@ def projection_case(
     a[:m, :k] = x
     if bias is not None:
         a[:m, bias_column(k)] = 1
+    if unpadded:
+        a = bf16(rng.normal(size=(rows - 1) * k + inner))
+        a[: m * k] = x.reshape(-1)
     engine = DequantEngine(design.target, design.weights)
     b = emulate(engine.program(n, columns, gated=gating != "none"), w=held)["b"]
 
@@ -152,7 +163,7 @@ def projection_case(
     else:
         tolerance = errors[0] + BF16_ROUNDING * (np.abs(expected) + errors[0])
     return Case(
-        plan_of(design.program(m, columns, n)), {"a": a, "b": b}, "c", expected, tolerance,
+        plan_of(design.program(m, columns, n, line=k if unpadded else 0)), {"a": a, "b": b}, "c", expected, tolerance,
         lambda c: c.reshape(rows, n)[:m],
     )  # fmt: skip
 
@@ -220,6 +231,54 @@ def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
     average = (error * expected).sum(-1, keepdims=True)
     relative = BF16_ROUNDING + error + average + n * F32_ROUNDING + INVERSE + PRODUCT
     return Case(plan_of(design.program(rows, n)), {"x": x}, "y", expected, relative * expected)
+
+
+def norm_rope_case(
+    design: NormRope, tokens: int, position: int, rng: Rng, *, capacity: int = 256, output: str = "cache"
+) -> Case:
+    """A chunk of tokens by the second of two tables, against the keys and values that the operator appends.
+
+    A cache that is full of numbers keeps those of other positions. What is expected of the queries is what the operator
+    makes of them as keys.
+    """
+    heads, kv_heads, d = design.heads, design.kv_heads, design.d
+    x = bf16(rng.normal(size=(tokens, heads + 2 * kv_heads, d)) * 2)
+    cache, norms = bf16(rng.normal(size=(capacity, kv_heads, 2, d))), bf16(rng.uniform(0.5, 1.5, (2, d)))
+    angle = np.arange(capacity)[:, None] * 10000.0 ** (-2 * np.arange(d // 2) / d)
+    rotary = bf16([np.concatenate([f(angle), g(angle)], 1) for f, g in ((np.sin, np.cos), (np.cos, np.sin))])
+    queries, keys, values = np.split(wide(x), [heads, heads + kv_heads], axis=1)
+
+    def turned(heads: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        row, count = heads.reshape(1, tokens, -1), heads.shape[1]
+        of_norm = {"q_norm_weight": wide(weight), "k_norm_weight": wide(weight)} if design.qk_norm else {}
+        past = [np.zeros((1, count, capacity, d))] * 2
+        present = flow_qkv_attention.reference(
+            row, row, row, *past, np.array([position + tokens - 1]), np.array([capacity]),
+            *np.split(wide(rotary[1]), 2, axis=1), num_heads=count, kv_num_heads=count, head_size=d, do_rotary=1,
+            **of_norm,
+        )[1]  # fmt: skip
+        return present[0, :, position : position + tokens].swapaxes(0, 1)
+
+    def off(heads: np.ndarray, weight: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        # As of the kernels rope and rms_norm_rope: products are exact but for the norm's; one rounding to bf16.
+        operand = 2 * F32_ROUNDING
+        if design.qk_norm:
+            heads = _rms(heads, wide(weight))
+            operand = (1 + BF16_ROUNDING) * (2 * INVERSE + d * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING)
+        magnitude = np.tile(np.abs(heads[..., : d // 2]) + np.abs(heads[..., d // 2 :]), 2)
+        return BF16_ROUNDING * np.abs(expected) + operand * magnitude
+
+    if output == "q":
+        expected = turned(queries, norms[0])
+        tolerance = off(queries, norms[0], expected)
+    else:
+        here = slice(position, position + tokens)
+        expected, tolerance = wide(cache), np.zeros(cache.shape)
+        expected[here, :, 0], expected[here, :, 1] = turned(keys, norms[1]), values
+        tolerance[here, :, 0] = off(keys, norms[1], expected[here, :, 0])
+    inputs = {"qkv": x, "rotary": rotary, "cache": cache} | ({"norms": norms} if design.qk_norm else {})
+    plan = plan_of(design.program(tokens, position, capacity, tables=2, table=1))
+    return Case(plan, inputs, output, expected, tolerance)
 
 
 def patch_pooling_case(design: PatchPooling, grid: int, rng: Rng) -> Case:

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flownpu.aie.iron_compat import NPU2, Buffer, ObjectFifo, Program, Runtime, Worker, range_
+from flownpu.aie.iron_compat import NPU2, Buffer, Kernel, ObjectFifo, Program, Runtime, Worker, range_
 from flownpu.aie.plan import (
     Acquire,
     BarrierWait,
@@ -187,3 +187,36 @@ def test_what_a_loop_leaves_held():
         "[compute tile (0, 2)] objects of fifo a (consume) held after a pass of a loop: need 1, have 0"
         " (every pass must release what it acquires)"
     ) in messages(window_given_up_one_by_one(True))
+
+
+def window_that_slides(*, anew, index, dynamic=True):
+    """Hold two objects, use and give up the oldest, then use the other, acquired anew or not, by an index."""
+    kind = tensor(64)
+    a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
+
+    def core(a, c, scale):
+        both = a.acquire(2)
+        out = c.acquire(1)
+        scale(both[0], out)
+        a.release(1)
+        scale(a.acquire(1) if anew else both[index], out)
+        a.release(1)
+        c.release(1)
+
+    def sequence(x, z, a, c):
+        a.fill(x)
+        c.drain(z, wait=True)
+
+    scale = Kernel("scale", "scale.o", [kind, kind])
+    worker = Worker(core, [a.cons(), c.prod(), scale], dynamic_objfifo_lowering=dynamic)
+    return Program(NPU2(), Runtime(sequence, [tensor(128), kind, a.prod(), c.cons()]), [worker]).resolve_program()
+
+
+def test_an_index_counts_from_the_oldest_at_the_call():
+    """A dynamic lowering looks up the fifo's place where an object is used; a static one, where it was acquired."""
+    assert messages(window_that_slides(anew=True, index=0)) == []
+    assert messages(window_that_slides(anew=False, index=1, dynamic=False)) == []
+    assert any(
+        "for scale: need acquired behind the last release, have before it" in text
+        for text in messages(window_that_slides(anew=False, index=1))
+    )

@@ -8,6 +8,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from tests.aie.cases import (
@@ -23,7 +24,9 @@ from tests.aie.design_cases import (
     dequant_engine_case,
     gated_gemm_case,
     layer_norm_case,
+    norm_rope_case,
     patch_pooling_case,
+    projection_case,
     residual_rms_norm_case,
     softmax_case,
 )
@@ -39,8 +42,14 @@ CASES = {
     "fused_dqp geglu": lambda rng: fused_dqp_case(FusedDQP("npu2", 512, 32, "geglu"), 1056, 300, rng),
     "dequant_engine": lambda rng: dequant_engine_case(DequantEngine("npu1"), 96 * 5, 300, rng),
     "dequant_engine gated": lambda rng: dequant_engine_case(DequantEngine("npu1"), 320, 300, rng, gated=True),
+    "dequant_engine interleaved": lambda rng: dequant_engine_case(
+        DequantEngine("npu1"), 320, 300, rng, gated=True, interleaved=True
+    ),
     "gemm": lambda rng: gemm_case(small_gemm(), 40, 100, 160, rng),
     "gemm megatile": lambda rng: gemm_case(small_gemm(e_y=2, e_x=2), 70, 100, 480, rng),
+    "gemm without padding": lambda rng: projection_case(
+        Gemm("npu1", m=8, n=32, k=32), 60, 288, 160, rng, unpadded=True
+    ),
     "gemm swiglu": lambda rng: gated_gemm_case(small_gemm(epilogue="swiglu"), 40, 100, 160, rng),
     "flow_kv": lambda rng: flow_kv_case(FlowKV("npu1", 8, 4, 64, keys=16), 101, 128, rng, window=40),
     "flow_qkv": lambda rng: flow_qkv_case(FlowQKV("npu1", 4, 2, 64, 16, 16), 94, 17, 128, rng, window=40),
@@ -51,6 +60,12 @@ CASES = {
     ],
     "norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu1", 96, True, 3), 17, rng),
     "layer_norm": lambda rng: layer_norm_case(LayerNorm("npu1", 96, 3), 17, rng),
+    "norm_rope": lambda rng: [
+        norm_rope_case(NormRope("npu1", 4, 2, 64, True, 3), 17, 40, rng, output=output) for output in ("q", "cache")
+    ],
+    "norm_rope without norms": lambda rng: [
+        norm_rope_case(NormRope("npu1", 6, 3, 32, cores=2), 17, 40, rng, output=output) for output in ("q", "cache")
+    ],
     "softmax": lambda rng: softmax_case(Softmax("npu1", 64, 3), 17, 49, rng),
     "patch_pooling": lambda rng: patch_pooling_case(PatchPooling("npu1", 48, 2, 3), 14, rng),
     "rope": lambda rng: rotary_embedding_case(RotaryEmbedding("npu1", 3, 64, cores=3), 17, rng),
@@ -68,6 +83,9 @@ EQUIVALENT = {
     "flow_qkv non-causal": {
         "wrong_parameters tile_0_0_parameters[1]": "where the queries are counts for causality and windows only",
         "wrong_parameters tile_0_0_parameters[7]": "and so does which rows are the same token",
+    },
+    "norm_rope": {
+        "strides_of_transfers qkv_0_task6: stride 0": "a weight is sent once for each KV head, and read once",
     },
 }
 

@@ -17,6 +17,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import (
     LayerNorm,
@@ -89,7 +90,10 @@ def test_fused_dqp_makes_logits(m, k, tiles):
 @pytest.mark.parametrize("name", MODELS)
 def test_dequant_engine(name, target, weights):
     for m, k, epilogue in projections(name):
-        assert violations(DequantEngine(target, weights).program(m, k, gated=epilogue == "swiglu")) == []
+        gated = epilogue == "swiglu"
+        assert violations(DequantEngine(target, weights).program(m, k, gated=gated)) == []
+        if gated:
+            assert violations(DequantEngine(target, weights).program(m, k, gated=True, interleaved=True)) == []
 
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
@@ -101,6 +105,28 @@ def test_gemm(name, target, weights):
             expansion = {"e_y": e_y, "e_x": e_x} if epilogue != "swiglu" else {}
             gemm = Gemm(target, weights, epilogue, **expansion)
             assert violations(gemm.program(tokens, k, -(-m // 32) * 32)) == []
+
+
+@pytest.mark.parametrize("tokens", [64, 256])
+@pytest.mark.parametrize("name", DECODERS)
+def test_gemm_of_chunks(name, tokens):
+    """A chunk's rows fill a megatile, so that they need no padding; nor do the rows' ends."""
+    for m, k, epilogue in projections(name):
+        gemm = Gemm("npu2", epilogue=epilogue, m=tokens // 4)
+        assert gemm.padded(tokens, k)[0] == tokens
+        assert violations(gemm.program(tokens, k, m, line=k)) == []
+
+
+@pytest.mark.parametrize("target", ["npu1", "npu2"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_norm_rope(name, target):
+    _, _, heads, kv_heads, size, _ = MODELS[name]
+    for tokens, position, capacity in ((64, 0, 1024), (256, 700, 1024), (1, 32767, 32768)):
+        for qk_norm in (False, True):
+            program = NormRope(target, heads, kv_heads, size, qk_norm, 4).program(
+                tokens, position, capacity, tables=2, table=1
+            )
+            assert violations(program) == []
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -184,6 +210,10 @@ def test_xdna():
             FlowQKV("npu2", 8, 4, 256).program(s, p, 4096, window=w, causal=c)
             for s, p, w, c in ((1, 0, None, True), (512, 3000, 1024, True), (512, 0, None, False))
         ],
+        lambda: [
+            NormRope("npu2", 4, 1, 256, True, 4).program(s, p, 4096, tables=2, table=t)
+            for s, p, t in ((1, 0, 0), (64, 3000, 1), (256, 17, 0))
+        ],
         lambda: [RMSNorm("npu2", 1152, 4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [ResidualRMSNorm("npu2", 1152, cores=4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [LayerNorm("npu2", 1152, 4).program(rows, epsilon) for rows, epsilon in ((1, 1e-6), (4096, 1e-5))],
@@ -209,11 +239,20 @@ def test_shapes_do_not_change_the_array(programs):
         (lambda: Gemm("npu2", epilogue="geglu").program(1, 64, 544), "N in multiples of 64, 512 or more"),
         (lambda: Gemm("npu2").program(1, 16385, 512), "expected K of 16384 or less, got 16385"),
         (lambda: Gemm("npu2", e_y=2).program(1, 64, 16416), "expected N of 16384 or less with e_y of 2, got 16416"),
+        (lambda: Gemm("npu2").program(1, 128, 512, line=96), "expected lines of K, 128, or more, got 96"),
         (lambda: Gemm("npu2", k=60), "expected m, n, k and k_mt in multiples"),
-        (lambda: Gemm("npu2", e_x=0), "e_y and e_x of 1 or more, got 64, 64, 32, 256, 1 and 0"),
+        (lambda: Gemm("npu2", e_x=-1), "e_y and e_x of 1 or more, got 64, 64, 32, 256, 1 and -1"),
         (lambda: DequantEngine("npu1", "bfp16"), "bf16 or, on npu2, bfp16, got 'bfp16' on npu1"),
         (lambda: DequantEngine("npu2").program(96, 256), "expected 4 blocks of 32 x 256 or more .*, got 96 x 256"),
         (lambda: DequantEngine("npu2").program(96, 256, gated=True), "M of a gate in multiples of 64, got 96 x 256"),
+        (lambda: DequantEngine("npu2").program(128, 256, interleaved=True), "expected a gated weight if it is inter"),
+        (lambda: NormRope("npu2", 4, 3, 64), "multiples of the KV heads, .*, got 4, 3 and 64"),
+        (lambda: NormRope("npu2", 4, 2, 72), "d in multiples of 32 .*, got 4, 2 and 72"),
+        (lambda: NormRope("npu2", 4, 2, 64).program(64, 1000, 1024), "up to a capacity of 1024 .*, got 64 at 1000"),
+        (
+            lambda: NormRope("npu2", 4, 2, 64).program(1, 0, 64, tables=2, table=2),
+            "a table in 0..1, got 1 at 0 and .* 2",
+        ),
         (lambda: Softmax("npu2", 1000), "rows in multiples of 16, 10496 or less, got 1000"),
         (lambda: Softmax("npu2", 20000), "10496 or less, got 20000"),
         (lambda: Softmax("npu2", 64).program(1, 65), "expected 1..64 columns, got 65"),
@@ -269,6 +308,9 @@ ALL = {
     "gemm megatile": lambda: Gemm("npu2", "bfp16", e_y=2).program(513, 1152, 1536),
     "dequant_engine": lambda: DequantEngine("npu2").program(1536, 1152),
     "dequant_engine gated": lambda: DequantEngine("npu2", "bfp16").program(1536, 1152, gated=True),
+    "dequant_engine interleaved": lambda: DequantEngine("npu2").program(1536, 1152, gated=True, interleaved=True),
+    "norm_rope": lambda: NormRope("npu2", 4, 1, 256, True, 4).program(64, 17, 1024),
+    "norm_rope without norms": lambda: NormRope("npu2", 32, 8, 64, cores=4).program(64, 17, 1024),
     "flow_kv": lambda: FlowKV("npu2", 8, 4, 256).program(17, 1024),
     "flow_qkv": lambda: FlowQKV("npu2", 8, 4, 256).program(17, 0, 1024),
     "rms_norm": lambda: RMSNorm("npu2", 1152, 4).program(17, 1e-6),

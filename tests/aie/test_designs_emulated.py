@@ -12,6 +12,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from tests.aie.cases import (
@@ -28,6 +29,7 @@ from tests.aie.design_cases import (
     dequant_engine_case,
     gated_gemm_case,
     layer_norm_case,
+    norm_rope_case,
     patch_pooling_case,
     projection_case,
     residual_rms_norm_case,
@@ -70,8 +72,9 @@ def test_dequant_engine(rng, target, weights, m, k):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize(("m", "k"), [(64, 256), (192, 600), (64, 64 * 256 + 1)], ids=["least", "odd", "two tasks"])
-def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k):
-    dequant_engine_case(DequantEngine(target, weights), m, k, rng, gated=True).check()
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k, interleaved):
+    dequant_engine_case(DequantEngine(target, weights), m, k, rng, gated=True, interleaved=interleaved).check()
 
 
 def test_dequant_engine_of_gemma3_1b(rng):
@@ -102,7 +105,8 @@ def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 def test_gemm_that_fills_the_array(rng, target, weights):
-    gemm_case(Gemm(target, weights), 17, 300, 544, rng).check()
+    design = Gemm(target, weights)
+    gemm_case(design, 17, 300, design.width + 32, rng).check()
     gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
     gated_gemm_case(Gemm(target, weights, "geglu"), 17, 300, 576, rng).check()
 
@@ -122,7 +126,15 @@ def test_gemm_of_gemma3_1b(rng, m, k, n, e_y):
 def test_projections_in_prefill(rng, target, weights, gating, bias, k):
     """Q4NXMatMul as prefill runs it, dequantisation engine and GEMM, against the operator."""
     design = Gemm(target, weights, gating)
-    projection_case(design, 17, k, 576, rng, gating=gating, with_bias_of=bias).check()
+    projection_case(design, 17, k, design.width + 64, rng, gating=gating, with_bias_of=bias).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("gating", ["none", "swiglu"])
+def test_projections_of_rows_without_padding(rng, target, weights, gating):
+    """Chunks of tokens that fill a megatile; each row's K ends where the next row begins."""
+    design = Gemm(target, weights, gating, m=16)
+    projection_case(design, 64, 352, 576, rng, gating=gating, unpadded=True).check()
 
 
 # --- Attention ------------------------------------------------------------------------------------------------------
@@ -192,6 +204,24 @@ def test_patch_pooling(rng, target, n, side, cores, grid):
     patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
 
 
+@pytest.mark.parametrize("output", ["q", "cache"])
+@pytest.mark.parametrize(("tokens", "position"), [(64, 0), (64, 100), (1, 5), (17, 239)])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_norm_rope(rng, output, tokens, position, qk_norm):
+    """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
+    for target in TARGETS:
+        for heads, kv_heads, d, cores in ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)):
+            design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
+            norm_rope_case(design, tokens, position, rng, output=output).check()
+
+
+def test_norm_rope_of_models(rng):
+    """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; more tokens for a core than a task repeats."""
+    norm_rope_case(NormRope("npu2", 4, 1, 256, True, 8), 256, 17, rng, capacity=512).check()
+    norm_rope_case(NormRope("npu2", 32, 8, 64, cores=2), 200, 17, rng).check()
+    norm_rope_case(NormRope("npu2", 32, 8, 128, True, 8), 64, 17, rng, output="q").check()
+
+
 def test_rows_of_models(rng):
     """Gemma3-1B, SigLIP, Llama-3.1-8B: the widths that fill a compute tile's memory."""
     rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
@@ -212,8 +242,8 @@ SERIES = {
         fused_dqp_case(FusedDQP("npu2", 512), m, k, rng) for m, k in ((1056, 300), (128, 512), (1056, 300))
     ],
     "dequant_engine": lambda rng: [
-        dequant_engine_case(DequantEngine("npu2"), m, k, rng, gated=gated)
-        for m, k, gated in ((100, 300, False), (192, 600, True), (128, 256, False))
+        dequant_engine_case(DequantEngine("npu2"), m, k, rng, gated=gated, interleaved=interleaved)
+        for m, k, gated, interleaved in ((100, 300, False, False), (192, 600, True, True), (128, 256, False, False))
     ],
     "gemm": lambda rng: [gemm_case(small("npu2", "bfp16", e_y=2), m, k, 288, rng) for m, k in ((130, 200), (1, 64))],
     "flow_kv": lambda rng: [
@@ -227,6 +257,10 @@ SERIES = {
     "layer_norm": lambda rng: [layer_norm_case(LayerNorm("npu2", 96, 3), rows, rng) for rows in (17, 1, 2)],
     "residual_rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu2", 96, cores=3), rows, rng) for rows in (17, 1, 2)
+    ],
+    "norm_rope": lambda rng: [
+        norm_rope_case(NormRope("npu2", 4, 2, 64, True, 3), tokens, position, rng)
+        for tokens, position in ((17, 0), (1, 17), (64, 18), (2, 82))
     ],
     "softmax": lambda rng: [softmax_case(Softmax("npu2", 64, 3), rows, n, rng) for rows, n in ((17, 49), (1, 64))],
     "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 3), grid, rng) for grid in (14, 2, 8)],

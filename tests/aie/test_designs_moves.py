@@ -99,11 +99,11 @@ def test_gemm_tiles_meet(epilogue, e_y, e_x):
     }
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("gated", "interleaved"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("m", "k"), [(192, 600), (1024, 1152)])
-def test_dequant_engine_puts_every_block_where_gemm_reads_it(m, k, gated):
+def test_dequant_engine_puts_every_block_where_gemm_reads_it(m, k, gated, interleaved):
     """Follow the bytes of W to the tiles and out again: a block's weights go to its place in `panels` order."""
-    plan = plan_of(DequantEngine("npu2").program(m, k, gated=gated))
+    plan = plan_of(DequantEngine("npu2").program(m, k, gated=gated, interleaved=interleaved))
     require_valid(plan)
     rows, blocks = m // 32, -(-k // 256)
     covered = set()
@@ -117,7 +117,7 @@ def test_dequant_engine_puts_every_block_where_gemm_reads_it(m, k, gated):
                 np.testing.assert_array_equal(source, block * 5120 + np.arange(5120))
                 row, j = divmod(block, blocks)
                 if gated:  # 64 columns, two rows of blocks, of each in turn
-                    projection, row = divmod(row, rows)
+                    projection, row = divmod(row, rows) if not interleaved else (row % 2, row // 2)
                     row = row // 2 * 4 + projection * 2 + row % 2
                 np.testing.assert_array_equal(target, (row * blocks + j) * 8192 + np.arange(8192))
                 covered.add(block)

@@ -417,8 +417,8 @@ def test_the_flat_form_goes_through_a_file(tmp_path):
     [
         (lambda words: words[:-1], "ends in the middle"),
         (lambda words: words[:3], "ends in the middle"),
-        (lambda words: np.array([1, *words[1:]]), "this is no program of the emulator"),
-        (lambda words: np.array([words[0], 99, *words[2:]]), "expected a program of version 1, got version 99"),
+        (lambda words: np.array([1, *words[1:]]), "these are no words that FlowNPU wrote"),
+        (lambda words: np.array([words[0], 99, *words[2:]]), "the program: expected version 1, got version 99"),
         (lambda words: np.array([*words[:2], 2, *words[3:]]), "expected an array"),
     ],
 )

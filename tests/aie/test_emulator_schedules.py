@@ -11,6 +11,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from flownpu.aie.plan import Await, Free, Release, SetBarrier, Transfer, WriteParameter
@@ -27,6 +28,7 @@ from tests.aie.design_cases import (
     dequant_engine_case,
     gated_gemm_case,
     layer_norm_case,
+    norm_rope_case,
     patch_pooling_case,
     residual_rms_norm_case,
     softmax_case,
@@ -56,6 +58,7 @@ CASES = {
     "layer_norm": lambda rng: layer_norm_case(LayerNorm("npu1", 96, 3), 17, rng),
     "softmax": lambda rng: softmax_case(Softmax("npu2", 64, 3), 17, 49, rng),
     "rope": lambda rng: rotary_embedding_case(RotaryEmbedding("npu2", 5, 64, cores=4), 17, rng),
+    "norm_rope": lambda rng: norm_rope_case(NormRope("npu2", 4, 2, 64, True, 4), 17, 40, rng),
     "geglu": lambda rng: gated_activation_case("npu1", "geglu", 256 * 17, rng, cores=4),
     "patch_pooling": lambda rng: patch_pooling_case(PatchPooling("npu2", 48, 2, 3), 14, rng),
 }
@@ -187,6 +190,9 @@ IDLE = {  # calls that leave some cores without work, and those after them that 
     "layer_norm": lambda rng: [layer_norm_case(LayerNorm("npu2", 96, 4), rows, rng) for rows in (1, 9, 2, 9)],
     "softmax": lambda rng: [softmax_case(Softmax("npu2", 64, 4), rows, 49, rng) for rows in (1, 9, 2, 9)],
     "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 4), grid, rng) for grid in (2, 14, 4)],
+    "norm_rope": lambda rng: [
+        norm_rope_case(NormRope("npu2", 4, 2, 64, True, 4), tokens, 7, rng) for tokens in (1, 9, 2, 9)
+    ],
     "flow_qkv": lambda rng: [
         flow_qkv_case(FlowQKV("npu2", 2, 2, 64), tokens, 0, 256, rng) for tokens in (5, 130, 17, 130)
     ],

@@ -231,6 +231,18 @@ def test_mmul_of_blocks_takes_b_by_columns(xdna2_probes, rng):
     np.testing.assert_allclose(c, a[1] @ b[1].T, rtol=0, atol=8 * 2.0**-24 * (np.abs(a[1]) @ np.abs(b[1]).T).max())
 
 
+def test_blocks_of_every_exponent(xdna2_probes):
+    """Rows of one value times columns of one, whose exponents make the product a normal number."""
+    for exponents in np.arange(256).reshape(32, 8):
+        a, b = np.zeros((2, 8, 9), np.uint8)
+        a[:, 0], b[:, 0] = exponents, np.minimum(266 - exponents, 255)
+        a[:, 1], b[:, 1] = -3 & 255, 5
+        c = np.zeros((8, 8), np.float32)
+        xdna2_probes.call("mmul_blocks", a.reshape(-1), b.reshape(-1), c)
+        expected = -15 * np.exp2(a[:, 0] - 133.0) * np.exp2(b[:, 0] - 133.0)
+        np.testing.assert_array_equal(np.diag(c), expected.astype(np.float32))
+
+
 def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
     """6.15 % too large at the worst, and a bf16 argument: why our kernels do not use it."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)

@@ -16,6 +16,7 @@ import pytest
 from tests.aie import test_attention_kernels as attention
 from tests.aie import test_decode_layer_kernels as layers
 from tests.aie import test_kernels as vectors
+from tests.aie import test_split_layer_kernels as shares
 from tests.aie.host_kernels import ROOT, Kernels
 
 # What changes (file, from, to), and the check that must fail.
@@ -52,6 +53,22 @@ MUTATIONS = {
         ("fused_dqp.cc", "sums + j * 16, flownpu::group_sums(part)", "sums, flownpu::group_sums(part)"),
         layers.test_fused_dqp_takes_x_in_parts,
     ),
+    "an off-by-one in a share's window": (
+        ("flow_kv_split.cc", "share.position - share.window + 1", "share.position - share.window"),
+        lambda kernels, rng: shares.test_a_window(kernels, rng, 5, 190),
+    ),
+    "a share's maximum that is forgotten": (
+        ("flow_kv_split.cc", "if (rescale) sum", "if (false) sum"),
+        shares.test_large_scores,
+    ),
+    "objects of a share that follow one another": (
+        ("flow_kv_split.cc", "key + share.step", "key + keys"),
+        lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
+    ),
+    "shares that weigh the same": (
+        ("flow_kv_merge.cc", "multiply_by_power(Accumulator<kTiles>(l), power)", "Accumulator<kTiles>(l)"),
+        shares.test_merging_has_no_bias,
+    ),
     "a part that begins too early": (
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
         lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
@@ -67,10 +84,18 @@ ENTRIES = {
     "copy_part.cc": ["copy_part"],
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
-}
+    "flow_kv_split.cc": [
+        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_store", "flow_kv_split_share", "flow_kv_split_give",
+    ],
+    "flow_kv_merge.cc": [
+        "flow_kv_merge_take", "flow_kv_merge_weights", "flow_kv_merge", "flow_kv_merge_store",
+    ],
+}  # fmt: skip
 INCLUDERS = {
     "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
     "q4nx.h": ["fused_dqp.cc"],
+    "flow_kv_split.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
+    "flow_kv_merge.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
 }
 # Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
 # them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
@@ -84,6 +109,8 @@ ROUNDED = {
     "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
+    "flow_kv_split.cc": shares.test_shares_have_no_bias,
+    "flow_kv_merge.cc": shares.test_merging_has_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm(kernels, rng, 3, 1152, 0),

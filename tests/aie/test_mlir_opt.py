@@ -13,8 +13,6 @@ def tools(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(mlir_opt, "FOLDER", tmp_path / "fetched")
-    monkeypatch.setattr(mlir_opt, "OURS", tmp_path / "fetched" / "mlir-opt")
-    monkeypatch.setattr(mlir_opt, "REASON", tmp_path / "fetched" / "reason")
     monkeypatch.setattr(mlir_opt, "SYSTEM", tmp_path / "lib")
 
     def add(name, *says, code=0):
@@ -57,10 +55,3 @@ def test_without_a_network_apt_is_quoted(tools, capsys):
     tools("apt-get", "Hit nothing", "E: Could not resolve the host", code=100)
     mlir_opt.main()
     assert "getting Debian's failed: apt-get update: E: Could not resolve the host" in capsys.readouterr().out
-
-
-def test_what_depends_on_what_is_installed_is_not_fetched(tools):
-    (mlir_opt.FOLDER / "packages").mkdir(parents=True)
-    tools("apt-cache", "mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4")
-    tools("dpkg-query", "libc6 installed", "libz3-4 config-files", "gcc installed")
-    assert mlir_opt.missing_packages("mlir-22-tools") == ["libmlir-22", "libz3-4", "mlir-22-tools"]

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flownpu.aie import toolchain
 from flownpu.cli import main
 from flownpu.convert import convert
+from tests.cli.stand_ins import Tools
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 
@@ -81,3 +84,18 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+    """A toolchain that records what it is told."""
+    return Tools(tmp_path / "tools", monkeypatch)
+
+
+@pytest.fixture
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with neither of them, whatever this one has."""
+    monkeypatch.delenv("AIECC_PATH", raising=False)
+    monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
+    monkeypatch.setattr(toolchain, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": "/nowhere"}))
+    monkeypatch.setattr(toolchain, "shutil", SimpleNamespace(which=lambda _name: None))

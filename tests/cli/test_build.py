@@ -4,9 +4,7 @@
 import hashlib
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,70 +18,6 @@ ROOT = Path(__file__).parents[2]
 # One operator of one model: two arrays (down to XDNA2's 32 tiles: none, geglu), five calls.
 SMALL = ("fused_dqp", "--model", "gemma3-1b")
 CALLS = 5
-
-# Writes the files that its options name; what it links is in the folder it runs in. FAIL makes it fail as it says.
-STAND_IN = """#!{python}
-import json, os, pathlib, sys
-name = pathlib.Path(sys.argv[0]).name
-if "--version" in sys.argv:
-    print(f"{{name}} {version}\\nsecond line")
-    sys.exit()
-with open({log!r}, "a") as log:
-    print(json.dumps([name, *sys.argv[1:]]), file=log)
-fail = pathlib.Path({fail!r})
-if fail.exists():
-    code, text = fail.read_text().split(" ", 1)
-    print(text, file=sys.stderr)
-    sys.exit(int(code))
-if name == "clang++":
-    source = pathlib.Path(sys.argv[sys.argv.index("-c") + 1])
-    pathlib.Path(sys.argv[-1]).write_text(f"object of {{source.read_text()}}")
-else:
-    objects = sorted(file.name for file in pathlib.Path.cwd().glob("*.o") if file.exists())
-    for option in sys.argv:
-        key, _, value = option.partition("=")
-        if key in ("--npu-insts-name", "--xclbin-name"):
-            pathlib.Path(value).write_text(f"{{key}} with {{objects}} of {{pathlib.Path(sys.argv[1]).read_text()}}")
-"""
-
-
-class Tools:
-    """The stand-ins."""
-
-    def __init__(self, folder, monkeypatch):
-        self.log, self.fail = folder / "log", folder / "fail"
-        self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
-        self.clang = folder / "peano" / "bin" / "clang++"
-        self.install("1.0")
-        monkeypatch.setenv("AIECC_PATH", str(self.aiecc))
-        monkeypatch.setenv("PEANO_INSTALL_DIR", str(self.clang.parents[1]))
-
-    def install(self, version):
-        for file in (self.aiecc, self.clang):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            text = STAND_IN.format(python=sys.executable, version=version, log=str(self.log), fail=str(self.fail))
-            file.write_text(text)
-            file.chmod(0o755)
-
-    def commands(self):
-        """What was run since this was asked last."""
-        text = self.log.read_text() if self.log.exists() else ""
-        self.log.unlink(missing_ok=True)
-        return [json.loads(line) for line in text.splitlines()]
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    return Tools(tmp_path / "tools", monkeypatch)
-
-
-@pytest.fixture
-def no_tools(monkeypatch):
-    """A machine with neither of them, whatever this one has."""
-    monkeypatch.delenv("AIECC_PATH", raising=False)
-    monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
-    monkeypatch.setattr(toolchain, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": "/nowhere"}))
-    monkeypatch.setattr(toolchain, "shutil", SimpleNamespace(which=lambda _name: None))
 
 
 def manifest(folder):

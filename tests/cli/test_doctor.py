@@ -7,8 +7,12 @@ import sys
 import pytest
 
 import flownpu.diagnosis
-from flownpu.diagnosis import Check, Host, Status, diagnose_npu, diagnose_software
+import flownpu.npu_diagnosis
+from flownpu.checks import Check, Host, Status
+from flownpu.diagnosis import diagnose_software
 from flownpu.machine import cpu_isa, describe_machine
+from flownpu.npu_calls import build_artifacts
+from flownpu.npu_diagnosis import diagnose_npu
 
 
 class MadeUp:
@@ -32,9 +36,10 @@ class MadeUp:
     def node(self, name="accel0", vendor="0x1022"):
         self.file(f"dev/accel/{name}")
         self.file(f"sys/class/accel/{name}/device/vendor", vendor)
+        self.file(f"sys/class/accel/{name}/device/fw_version", "1.0.0.63")
 
-    def checks(self, *, may_use=True, memlock=-1):
-        host = Host(root=self.root, may_use=lambda _: may_use, memlock=lambda: memlock)
+    def checks(self, *, may_use=True, memlock=-1, plugin=True):
+        host = Host(root=self.root, may_use=lambda _: may_use, memlock=lambda: memlock, has_plugin=lambda: plugin)
         return {check.name: check for check in diagnose_npu(host)}
 
 
@@ -89,10 +94,12 @@ def test_an_npu_that_is_ready(machine):
     machine.file("usr/lib/x86_64-linux-gnu/libxrt_coreutil.so.2")
     checks = machine.checks()
     assert checks["npu"].status is Status.GOOD
+    assert checks["npu"].found.endswith(" at /dev/accel/accel0, driver 2.21, firmware 1.0.0.63")
     assert checks["xrt"] == Check("xrt", Status.GOOD, "/usr/lib/x86_64-linux-gnu/libxrt_coreutil.so.2")
     assert "memory lock" not in checks
-    # The truth about this version.
-    assert checks["npu device"].status is Status.NOTE
+    built_without = machine.checks(plugin=False)["xrt"]
+    assert built_without.status is Status.NOTE
+    assert built_without.remedy.startswith("sudo apt install libxrt-dev && pip install")
 
 
 def test_an_npu_without_xrt(machine):
@@ -196,7 +203,7 @@ def test_this_machine(flownpu):
 
 def test_what_is_broken_makes_the_command_fail(flownpu, monkeypatch):
     bad = Check("npu", Status.BAD, "[0000:c5:00.1] has no driver", "sudo modprobe amdxdna")
-    monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda _: iter([Check("python", Status.GOOD, "3.14"), bad]))
+    monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda *_: iter([Check("python", Status.GOOD, "3.14"), bad]))
     done = flownpu("doctor")
     assert done.code == 1
     assert done.out.splitlines() == [
@@ -209,8 +216,28 @@ def test_what_is_broken_makes_the_command_fail(flownpu, monkeypatch):
 
 
 def test_a_note_does_not(flownpu, monkeypatch):
-    monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda _: iter([Check("npu", Status.NOTE, "none")]))
+    monkeypatch.setattr("flownpu.cli.doctor.diagnose", lambda *_: iter([Check("npu", Status.NOTE, "none")]))
     assert flownpu("doctor").code == 0
+
+
+def test_a_model_without_artifacts(flownpu, model):
+    done = flownpu("doctor", model)
+    assert done.code == 1
+    assert f"none for device=emulate in {model / 'artifacts' / 'emulate'}" in done.out
+    assert f"mend it with: flownpu build {model} --for emulate" in done.out
+
+
+def test_a_model_that_the_emulator_runs_until_its_artifacts_are_damaged(flownpu, model_copy):
+    built = build_artifacts(model_copy, context=64)
+    checks = {check["name"]: check for check in json.loads(flownpu("doctor", model_copy, "--json").out)["checks"]}
+    assert checks["artifacts"]["status"] == checks["a token"]["status"] == "good"
+    assert "1 dispatch a token" in checks["a token"]["found"]
+    file = next((built.folder / "calls").glob("decode_layer*/*.words"))
+    file.write_bytes(file.read_bytes()[:-8])
+    done = flownpu("doctor", model_copy)
+    assert done.code == 1
+    assert file.name in done.out
+    assert f"mend it with: flownpu build {model_copy} --for emulate" in done.out
 
 
 def test_every_bad_check_has_a_remedy():
@@ -218,7 +245,8 @@ def test_every_bad_check_has_a_remedy():
     import ast
     import inspect
 
-    tree = ast.parse(inspect.getsource(flownpu.diagnosis))
+    source = "".join(inspect.getsource(module) for module in (flownpu.diagnosis, flownpu.npu_diagnosis))
+    tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check"]
     bad = [call for call in calls if ast.unparse(call.args[1]) == "Status.BAD"]
     assert bad

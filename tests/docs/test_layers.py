@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import ROOT
 
 # What a folder may include or import of this project.
-CXX = {"ops": {"ops"}, "ep": {"ep", "ops"}, "aie": {"aie"}}
+CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}}
 PYTHON = {"aie": {"aie"}, "ops": {"ops"}, "graph_rewrites": {"graph_rewrites", "ops"}}
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 IMPORT = re.compile(r"^\s*(?:from|import) flownpu(?:\.(\w+))?(?: import (\w+))?", re.MULTILINE)

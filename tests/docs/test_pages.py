@@ -8,7 +8,7 @@ import pytest
 
 from flownpu.cli.options import Activations, Device
 from flownpu.ops.definitions import OPERATORS
-from scripts import draw_npu_designs
+from scripts import draw_npu_designs, write_model_gemm_page
 from tests.docs.pages import PAGES, ROOT, table
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -73,6 +73,12 @@ def test_the_command_lines_page_is_up_to_date():
     spec.loader.exec_module(script)
     text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     assert text == script.page(), "run: python scripts/write_command_line.py"
+
+
+def test_the_page_of_the_model_of_gemm_is_up_to_date():
+    """Its rows are predicted with the parameters of all, and of all others: some seconds."""
+    text = write_model_gemm_page.PAGE.read_text(encoding="utf-8")
+    assert text == write_model_gemm_page.page(text), "run: python scripts/write_model_gemm_page.py"
 
 
 def test_the_figures_of_the_designs_are_up_to_date():

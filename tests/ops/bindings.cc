@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // flownpu_testing: lets Python prepare and run one node on a device, as the EP does, on numpy's
 // memory.
+#include "tests/npu/bindings.h"
+
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -12,7 +12,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,38 +21,16 @@
 #include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/device.h"
 #include "ops/error.h"
+#include "tests/ops/arguments.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
-// An input or output of a run: the type's name (numpy has no bfloat16) and the memory; none for an
-// absent input.
-using Argument = std::optional<std::pair<std::string, Array>>;
-
-flownpu::DataType type_of(const std::string& name) {
-  for (int i = 0; i <= static_cast<int>(flownpu::DataType::kBool); ++i) {
-    const auto type = static_cast<flownpu::DataType>(i);
-    if (flownpu::name_of(type) == name) return type;
-  }
-  flownpu::fail("expected the name of a data type, got '", name, "'");
-}
-
-flownpu::Tensor tensor_of(const Argument& argument) {
-  if (!argument) return {};
-  const Array& array = argument->second;
-  std::vector<std::int64_t> dims;
-  for (std::size_t axis = 0; axis < array.ndim(); ++axis)
-    dims.push_back(static_cast<std::int64_t>(array.shape(axis)));
-  return {array.data(), type_of(argument->first), flownpu::Shape(dims.data(), dims.size())};
-}
-
-std::vector<flownpu::Tensor> tensors_of(const std::vector<Argument>& arguments) {
-  std::vector<flownpu::Tensor> tensors;
-  for (const Argument& argument : arguments) tensors.push_back(tensor_of(argument));
-  return tensors;
-}
+using flownpu::testing::Argument;
+using flownpu::testing::tensor_of;
+using flownpu::testing::tensors_of;
+using flownpu::testing::type_of;
 
 class PreparedNode {
  public:
@@ -174,4 +151,9 @@ NB_MODULE(flownpu_testing, module) {
       .def("infer", &PreparedNode::infer)
       .def("run", &PreparedNode::run)
       .def("multiply_adds", &PreparedNode::multiply_adds);
+  nb::module_ npu = module.def_submodule("npu");
+  bind_npu_decoder(npu);
+  // After it: of exceptions those that are bound last are tried first, and DeviceError is one of
+  // DeviceFailed's.
+  bind_npu_runtime(npu);
 }

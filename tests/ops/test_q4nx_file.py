@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import resource
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import ml_dtypes
@@ -18,6 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flownpu.ops import q4nx, q4nx_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
 
 BFLOAT16 = ml_dtypes.bfloat16
 
@@ -103,17 +108,26 @@ def test_an_existing_file_is_kept_without_force(file: Path) -> None:
     assert list(q4nx_file.read(file)) == ["norm"]
 
 
-def test_an_interrupted_write_leaves_everything_as_it_was(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_write_leaves_everything_as_it_was(file: Path) -> None:
     before = {file.name: file.read_bytes()}
 
-    def interrupted(_tensors: Any, path: str) -> None:
-        Path(path).write_bytes(b"half a file")
+    def interrupted() -> Iterator[NDArray[Any]]:
+        yield np.zeros((1, 5120), np.uint8)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(q4nx_file, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        q4nx_file.write(file, tensors(), force=True)
+        q4nx_file.write_entries(file, {"w": q4nx_file.Entry("I8", (2, 5120), interrupted)}, force=True)
     assert_unchanged(file.parent, before)
+
+
+def test_tensors_that_come_in_parts_make_the_same_file(file: Path, tmp_path: Path) -> None:
+    entries = {}
+    for name, tensor in tensors().items():
+        flat = tensor.reshape(-1, 5120) if tensor.dtype == np.uint8 else tensor
+        kind = "I8" if tensor.dtype == np.uint8 else "BF16"
+        entries[name] = q4nx_file.Entry(kind, flat.shape, lambda flat=flat: (flat[i : i + 1] for i in range(len(flat))))
+    q4nx_file.write_entries(tmp_path / "parts.q4nx", entries)
+    assert (tmp_path / "parts.q4nx").read_bytes() == file.read_bytes()
 
 
 def test_a_full_disk_leaves_everything_as_it_was(file: Path) -> None:

@@ -146,6 +146,18 @@ struct Accumulated<acc32> {
   using type = std::int32_t;
 };
 
+// Eight numbers below 2^22 in magnitude, in few instructions: most of what a matrix product costs
+// the host is this.
+inline void round_to_integers(float* values, rounding_mode mode) {
+  if (mode == rounding_mode::conv_even) {
+    // Where neighbouring numbers are 1 apart.
+    constexpr float kIntegers = 0x1.8p23F;
+    for (int i = 0; i < 8; ++i) values[i] = (values[i] + kIntegers) - kIntegers;
+  } else {
+    for (int i = 0; i < 8; ++i) values[i] = round_to_integer(values[i], mode);
+  }
+}
+
 // Eight f32 to a block: the largest value's exponent, mantissas of 8 bits (two's complement) in
 // units of 2^(exponent - 127 - 6), so that the largest lies in [64, 128). What the hardware does
 // where rounding reaches 128 is not published; this saturates to 127, an error of one unit at most.
@@ -161,15 +173,21 @@ inline bfp16ebs8 to_block(const float* values, rounding_mode mode) {
   const int scale_exponent = 127 + 133 - block.exponent;
   if (scale_exponent > 254) return block;
   const auto per_unit = std::bit_cast<float>(static_cast<std::uint32_t>(scale_exponent) << 23);
+  float units[8];
+  for (int i = 0; i < 8; ++i) units[i] = values[i] * per_unit;
+  round_to_integers(units, mode);
   for (int i = 0; i < 8; ++i) {
-    const float units = round_to_integer(values[i] * per_unit, mode);
-    block.mantissa[i] = static_cast<std::int8_t>(units > 127 ? 127 : units < -128 ? -128 : units);
+    const float limited = units[i] > 127 ? 127 : units[i] < -128 ? -128 : units[i];
+    block.mantissa[i] = static_cast<std::int8_t>(static_cast<int>(limited));
   }
   return block;
 }
 
 inline void from_block(const bfp16ebs8& block, float* values) {
-  const float unit = std::ldexp(1.0F, block.exponent - 127 - 6);
+  // 2^(exponent - 133): below 2^-126 a subnormal number, whose unit is 2^-149.
+  const auto exponent = static_cast<std::uint32_t>(block.exponent);
+  const auto unit =
+      std::bit_cast<float>(exponent > 6 ? (exponent - 6) << 23 : 1u << (exponent + 16));
   for (int i = 0; i < 8; ++i) values[i] = static_cast<float>(block.mantissa[i]) * unit;
 }
 }  // namespace host

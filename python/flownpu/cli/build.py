@@ -2,7 +2,8 @@
 """`flownpu build`: the NPU's programs, compiled where AMD's toolchain is, as plans and MLIR where it is not."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,10 +17,13 @@ from flownpu.aie.checker import require_valid
 from flownpu.aie.mlir import to_mlir
 from flownpu.aie.plan import Plan, to_json
 from flownpu.aie.toolchain import find_toolchain
-from flownpu.cli.output import progress_bar, status
+from flownpu.cli.options import AsJson
+from flownpu.cli.output import print_json, progress_bar, status
 
 if TYPE_CHECKING:
     from flownpu.npu_catalogue import Call
+
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 class Target(StrEnum):
@@ -36,45 +40,138 @@ class Emit(StrEnum):
     PLAN = "plan"
 
 
+class Kind(StrEnum):
+    """What runs the artifacts of a model."""
+
+    EMULATE = "emulate"
+    XCLBIN = "xclbin"
+
+
+class Weights(StrEnum):
+    """What a prompt's matrix products multiply by."""
+
+    BF16 = "bf16"
+    BFP16 = "bfp16"
+
+
+Operators = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL|OPS",
+        help="Folder that `flownpu convert` wrote; or operators, such as gemm and flow_kv. [default: all operators]",
+    ),
+]
+KindOption = Annotated[
+    Kind | None,
+    typer.Option("--for", help="MODEL's artifacts for the emulator, or for an NPU. [default: xclbin]"),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context", min=1, help="MODEL's longest context on the NPU. [default: the model's, 4096 at most]"),
+]
+WeightsOption = Annotated[
+    Weights | None,
+    typer.Option("--weights", help="What MODEL's prompts are multiplied by; bfp16 is less exact. [default: bf16]"),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="Of a MODEL, the folder to make [default: MODEL/artifacts/emulate or /TARGET]; of operators, where to "
+        "build: the files go to DIR/TARGET [default: artifacts].",
+    ),
+]
+
+
 def build(
-    operators: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="OPS", help="Operators, such as gemm and flow_kv. [default: all]"),
-    ] = None,
+    operators: Operators = None,
+    kind: KindOption = None,
+    context: ContextOption = None,
+    weights: WeightsOption = None,
     target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = Target.NPU2,
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Only this model's shapes, such as gemma3-1b; may be repeated. [default: all]",
+            help="Only this model's shapes of operators, such as gemma3-1b; may be repeated. [default: all]",
         ),
     ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where to build; the files go to DIR/TARGET.")
-    ] = Path("artifacts"),
+    output: OutputOption = None,
     emit: Annotated[
         tuple[Emit, Path] | None,
         typer.Option(
             "--emit", metavar="mlir|plan DIR", help="Write each design as MLIR, or as a plan, to DIR, and do no more."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Build the NPU's programs: xclbins, instructions and a manifest.
+    """Build the NPU's programs: those of a converted model, or those of operators in all models' shapes.
 
-    Needs AMD's open toolchain, aiecc and Peano. Without it the checked plans and their MLIR are written, and what is
-    missing is said. What is up to date, by the contents of all that it is made of, is not built again.
+    For an NPU it makes xclbins, instructions and a manifest, and needs AMD's open toolchain, aiecc and Peano. Without
+    it the checked plans and their MLIR are written, and what is missing is said. For the emulator it needs nothing.
+    What is up to date, by the contents of all that it is made of, is not built again.
     """
+    names = operators or []
+    if kind is not None or any(Path(name).is_dir() for name in names):
+        if len(names) != 1 or model or emit is not None:
+            raise typer.BadParameter("expected one MODEL folder, without --model and --emit")
+        _build_model(Path(names[0]), kind or Kind.XCLBIN, target, context, weights or Weights.BF16, output, as_json)
+        return
+    if context is not None or weights is not None or as_json:
+        raise typer.BadParameter("--context, --weights and --json go with a MODEL folder")
     from flownpu.npu_catalogue import catalogue  # noqa: PLC0415 other commands need not read the designs
 
     try:
-        calls = catalogue(target.value, operators or (), model or ())
+        calls = catalogue(target.value, names, model or ())
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if emit is not None:
         _emit(calls, target, *emit)
     else:
-        _build(calls, target, output / target.value)
+        _build(calls, target, (output or Path("artifacts")) / target.value)
+
+
+def _build_model(
+    model: Path, kind: Kind, target: Target, context: int | None, weights: Weights, output: Path | None, as_json: bool
+) -> None:
+    """Builds the artifacts of a converted model."""
+    from flownpu.npu_calls import build_artifacts  # noqa: PLC0415 other commands need not read the designs
+
+    with progress_bar(*_COLUMNS) as bar:
+        task = bar.add_task("calls", total=None)
+        built = build_artifacts(
+            model,
+            kind=kind.value,
+            target=target.value,
+            context=context,
+            weights=weights.value,
+            output=output,
+            report=lambda call, done, total: bar.update(task, description=call, completed=done, total=total),
+        )
+    if as_json:
+        print_json({"for": kind.value, "target": target.value, **asdict(built), "folder": str(built.folder)})
+        return
+    what = f"{built.folder}: {built.calls} calls over {built.context} positions"
+    for reason in built.left_out:
+        status(f"left out: {reason}")
+    if kind is Kind.EMULATE:
+        status(f"{what}, {built.made} made, the others are up to date. Next: flownpu run {model} --device emulate")
+    elif not built.missing:
+        status(
+            f"{what}, {built.made} files compiled, the others are up to date. Next: flownpu run {model} --device npu"
+        )
+    else:
+        _say_missing(f"{what}, as plans and MLIR", built.missing)
+
+
+def _say_missing(what: str, missing: Iterable[object]) -> None:
+    """Says what could be written, and which tools would do the rest."""
+    status(f"{what}. Nothing was compiled:")
+    for tool in missing:
+        status(f"  {tool}")
 
 
 def _emit(calls: list["Call"], target: Target, kind: Emit, folder: Path) -> None:
@@ -99,15 +196,12 @@ def _build(calls: list["Call"], target: Target, path: Path) -> None:
     if toolchain is not None:
         status(f"{path}: {what}, {len(folder.compiled)} files compiled, the others are up to date")
         return
-    status(f"{path}: plans and MLIR of {what}. Nothing was compiled:")
-    for tool in missing:
-        status(f"  {tool}")
+    _say_missing(f"{path}: plans and MLIR of {what}", missing)
 
 
 def _plans(calls: list["Call"], target: Target) -> Iterator[tuple["Call", Plan]]:
     """The plan of each call; on npu1 those that do not fit are named and left out."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_bar(*columns) as bar:
+    with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("designs", total=len(calls))
         for call in calls:
             bar.update(task, description=f"{call.array} {call.name}")

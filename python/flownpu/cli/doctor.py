@@ -2,23 +2,33 @@
 """`flownpu doctor`: what is there, what is missing, and the command that mends it."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from flownpu.checks import Host, Status
 from flownpu.cli import options
 from flownpu.cli.output import console, print_json
-from flownpu.diagnosis import Host, Status, diagnose
+from flownpu.diagnosis import diagnose
+from flownpu.npu_diagnosis import has_plugin
 
 # A word beside the colour, for terminals and eyes without it.
 MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.BAD: "[red]BAD [/]"}
 
 
-def doctor(as_json: options.AsJson = False) -> None:
+def doctor(
+    model: Annotated[
+        Path | None,
+        typer.Argument(metavar="MODEL", help="Folder of a model that the NPU, or else the emulator, is to try."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Check this machine; each thing amiss comes with the command that mends it.
 
     The exit code is 1 if something is broken. To have no NPU is not: the cpu device is used then.
     """
-    checks = list(diagnose(Host()))
+    checks = list(diagnose(Host(has_plugin=has_plugin), model))
     broken = any(check.status is Status.BAD for check in checks)
     if as_json:
         print_json({"ok": not broken, "checks": [asdict(check) for check in checks]})

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// GroupQueryAttention -> FlowQKVAttention, node for node: both compute
+// softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
+// cache.
+#include <array>
+#include <string>
+#include <string_view>
+
+#include "ops/lowering/lowering.h"
+
+namespace flownpu::lowering {
+namespace {
+
+// Inputs 0..10 are the same in both; GroupQueryAttention then has three that FlowQKVAttention
+// lacks, and the weights of the norms of query and key.
+constexpr std::size_t kSharedInputs = 11;
+struct RefusedInput {
+  std::size_t position;
+  std::string_view name;
+};
+constexpr std::array<RefusedInput, 3> kRefused{
+    {{11, "head_sink"}, {12, "k_scale"}, {13, "v_scale"}}};
+constexpr std::array<std::size_t, 2> kNormWeights{14, 15};
+
+// Those that mean the same in both.
+constexpr std::array<std::string_view, 10> kSharedAttributes{
+    "num_heads",       "kv_num_heads",        "scale",     "softcap",
+    "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
+    "qk_norm_epsilon", "sliding_window_cache"};
+
+// d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
+// behind it; 0 if that is not known.
+std::int64_t head_size(const Node& node) {
+  const Value* query = node.input(0);
+  std::int64_t heads = node.integer("num_heads", 0);
+  if (node.input(1) == nullptr) heads += 2 * node.integer("kv_num_heads", 0);
+  if (query == nullptr || !query->shape || query->shape->rank() == 0 || heads <= 0) return 0;
+  const std::int64_t width = (*query->shape)[-1];
+  return width > 0 && width % heads == 0 ? width / heads : 0;
+}
+
+}  // namespace
+
+std::string flow_qkv_attention_obstacle(const Node& node) {
+  for (const RefusedInput& refused : kRefused) {
+    if (node.input(refused.position) != nullptr)
+      return std::string(refused.name) + " is given: FlowQKVAttention has no such input";
+  }
+  if (node.integer("smooth_softmax", 0) > 0)
+    return "smooth_softmax: FlowQKVAttention has the plain softmax only";
+  for (const std::string_view name : {"k_quant_type", "v_quant_type"}) {
+    if (const std::string type = node.text(name, "NONE"); type != "NONE") {
+      return std::string(name) + "=" + type +
+             ": FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
+    }
+  }
+  if (!node.has_output(1) || !node.has_output(2))
+    return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache";
+  const Value* query = node.input(0);
+  if (query == nullptr || query->type != DataType::kFloat32)
+    return "the query is not float; export with float32 activations";
+  if (head_size(node) == 0) return "the head size is not known from the query's last axis";
+  return "";
+}
+
+void flow_qkv_attention(Graph& graph) {
+  graph.each("GroupQueryAttention", "com.microsoft", [&](Node& node) {
+    if (!flow_qkv_attention_obstacle(node).empty()) return;
+    const std::int64_t d = head_size(node);
+    std::vector<Value> inputs;
+    for (std::size_t i = 0; i < kSharedInputs; ++i)
+      inputs.push_back(node.input(i) == nullptr ? Value{} : *node.input(i));
+    for (const std::size_t i : kNormWeights)
+      inputs.push_back(node.input(i) == nullptr ? Value{} : *node.input(i));
+    std::map<std::string, Attribute, std::less<>> attributes;
+    for (const std::string_view name : kSharedAttributes) {
+      const auto found = node.attributes.find(name);
+      if (found != node.attributes.end()) attributes.insert(*found);
+    }
+    attributes.emplace("head_size", d);
+    node.op_type = "FlowQKVAttention";
+    node.domain = kDomain;
+    node.since_version = 1;
+    node.attributes = std::move(attributes);
+    node.inputs = std::move(inputs);
+    node.outputs.resize(3);
+  });
+  graph.changed();
+}
+
+}  // namespace flownpu::lowering

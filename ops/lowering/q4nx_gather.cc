@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// GatherBlockQuantized(Reshape(codes, [M, K/2]), indices, scales[, zero_points]) -> Q4NXGather(W,
+// indices; M, K)
+//
+// An index outside 0..M-1 is an error of Q4NXGather, where GatherBlockQuantized counts -M..-1 from
+// the end and gives zeros for what is further out; token ids are neither.
+#include <string>
+
+#include "ops/lowering/lowering.h"
+
+namespace flownpu::lowering {
+namespace {
+
+enum Input : std::uint8_t { kCodes, kIndices, kScales, kZeroPoints };
+
+Value input_or_none(const Node& node, std::size_t index) {
+  const Value* value = node.input(index);
+  return value == nullptr ? Value{} : *value;
+}
+
+// The table whose scales are [M, K / block_size].
+QuantizedWeight weight_of(const Node& node, const Value& codes) {
+  QuantizedWeight weight{.codes = codes,
+                         .scales = input_or_none(node, kScales),
+                         .zero_points = input_or_none(node, kZeroPoints),
+                         .rows = 0,
+                         .columns = 0,
+                         .block_size = node.integer("block_size", 128)};
+  if (weight.scales.shape && weight.scales.shape->rank() == 2) {
+    weight.rows = (*weight.scales.shape)[0];
+    weight.columns = (*weight.scales.shape)[1] * weight.block_size;
+  }
+  return weight;
+}
+
+// The codes themselves, where they are reshaped first: the bytes are the same.
+Value codes_of(Graph& graph, const Node& node) {
+  const Node* reshape = graph.producer(node.inputs[kCodes].name);
+  const bool through = reshape != nullptr && reshape->op_type == "Reshape" &&
+                       reshape->domain.empty() && reshape->inputs[0].constant != nullptr;
+  return through ? reshape->inputs[0] : node.inputs[kCodes];
+}
+
+}  // namespace
+
+std::string q4nx_gather_obstacle(const Node& node) {
+  if (const std::int64_t bits = node.integer("bits", 4); bits != 4) {
+    return "bits=" + std::to_string(bits) +
+           ": Q4NX stores 4-bit codes; export this table with 4 bits";
+  }
+  const std::int64_t gather_axis = node.integer("gather_axis", 0);
+  const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
+  if (gather_axis != 0 || (quantize_axis != 1 && quantize_axis != -1)) {
+    return "rows are gathered along axis " + std::to_string(gather_axis) +
+           " and quantised along axis " + std::to_string(quantize_axis) + ", expected 0 and 1";
+  }
+  const QuantizedWeight weight = weight_of(node, input_or_none(node, kCodes));
+  if (weight.rows == 0) return "the scales' shape is not known to be [rows, blocks of a row]";
+  // The codes may come out of a Reshape, which another node does.
+  return weight.codes.constant == nullptr ? "" : weight.obstacle();
+}
+
+void q4nx_gather(Graph& graph, RepackedWeights& weights) {
+  graph.each("GatherBlockQuantized", "com.microsoft", [&](Node& node) {
+    if (!q4nx_gather_obstacle(node).empty()) return;
+    const QuantizedWeight weight = weight_of(node, codes_of(graph, node));
+    if (!weight.obstacle().empty()) return;
+    node.inputs = {weights.add(weight), node.inputs[kIndices]};
+    node.op_type = "Q4NXGather";
+    node.domain = kDomain;
+    node.since_version = 1;
+    node.attributes = {{"M", weight.rows}, {"K", weight.columns}};
+  });
+  graph.changed();
+}
+
+}  // namespace flownpu::lowering

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/lowering/quantized_weight.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <unordered_map>
+
+#include "ops/error.h"
+#include "ops/number_formats.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::lowering {
+namespace {
+
+// 2^(bits - 1), the operators' own default.
+constexpr float kDefaultZeroPoint = 8;
+// While the bytes are not there yet; no one reads them.
+constexpr std::byte kToBeMade{};
+
+int nibble(const void* packed, std::int64_t index) {
+  const auto byte = static_cast<const std::uint8_t*>(packed)[index / 2];
+  return index % 2 == 0 ? byte & 15 : byte >> 4;
+}
+
+bool same_bytes(const Value& a, const Value& b) {
+  if (a.name.empty() || b.name.empty()) return a.name.empty() && b.name.empty();
+  const std::int64_t elements = a.shape->elements();
+  return a.type == b.type && elements == b.shape->elements() &&
+         (a.constant == b.constant ||
+          std::memcmp(a.constant, b.constant,
+                      static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
+}
+
+// The same weight, perhaps in another copy: ORT folds a Reshape of a constant into one.
+bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
+  return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
+         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
+         same_bytes(a.codes, b.codes);
+}
+
+std::size_t packed_bytes(const QuantizedWeight& weight) {
+  return static_cast<std::size_t>(q4nx::blocks_shape(weight.rows, weight.columns).elements());
+}
+
+// Calls work(i) for 0 <= i < count on all cores.
+template <typename Work>
+void parallel(std::size_t count, const Work& work) {
+  std::atomic<std::size_t> next = 0;
+  const auto run = [&] {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  };
+  std::vector<std::jthread> others;
+  for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) others.emplace_back(run);
+  run();
+}
+
+}  // namespace
+
+std::int64_t QuantizedWeight::blocks() const { return q4nx::ceil_div(columns, block_size); }
+
+std::string QuantizedWeight::obstacle() const {
+  std::ostringstream text;
+  for (const Value* value : {&codes, &scales, &zero_points}) {
+    if (!value->name.empty() && value->constant == nullptr) {
+      text << value->name << " is not a constant of the model";
+      return text.str();
+    }
+  }
+  if (rows <= 0 || columns <= 0 || block_size <= 0 || block_size % q4nx::kGroup != 0) {
+    text << "block_size=" << block_size << ": Q4NX has one scale for " << q4nx::kGroup
+         << " columns; export with a block_size that is a multiple of " << q4nx::kGroup;
+    return text.str();
+  }
+  if (codes.type != DataType::kUInt8 || scales.type != DataType::kFloat32) {
+    text << "codes and scales are " << name_of(codes.type) << " and " << name_of(scales.type)
+         << ", expected uint8 and float; export with float32 inputs and outputs";
+    return text.str();
+  }
+  const bool packed_points = zero_points.type == DataType::kUInt8;
+  if (!zero_points.name.empty() && !packed_points && zero_points.type != DataType::kFloat32) {
+    text << "zero points are " << name_of(zero_points.type) << ", expected uint8 or float";
+    return text.str();
+  }
+  const auto wrong = [&](const Value& value, std::int64_t expected) {
+    if (value.name.empty() || value.shape->elements() == rows * expected) return false;
+    text << value.name << " has " << value.shape->elements() << " elements, expected "
+         << rows * expected << " for " << rows << " rows of " << columns << " columns in blocks of "
+         << block_size;
+    return true;
+  };
+  if (wrong(codes, blocks() * block_size / 2) || wrong(scales, blocks()) ||
+      wrong(zero_points, packed_points ? q4nx::ceil_div(blocks(), 2) : blocks())) {
+    return text.str();
+  }
+  const auto* values = static_cast<const float*>(scales.constant);
+  const bool fit = std::all_of(values, values + rows * blocks(), [](float scale) {
+    return std::isfinite(from_bfloat16(to_bfloat16(scale)));
+  });
+  return fit ? "" : scales.name + " holds a scale that is not finite, or too large for bf16";
+}
+
+float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
+  if (zero_points.name.empty()) return kDefaultZeroPoint;
+  if (zero_points.type == DataType::kFloat32)
+    return static_cast<const float*>(zero_points.constant)[row * blocks() + block];
+  // Each row begins with a byte of its own.
+  return static_cast<float>(
+      nibble(zero_points.constant, row * q4nx::ceil_div(blocks(), 2) * 2 + block));
+}
+
+void QuantizedWeight::pack(std::byte* blocks_out) const {
+  const std::size_t line =
+      static_cast<std::size_t>(q4nx::column_blocks(columns)) * q4nx::kBlockBytes;
+  std::memset(blocks_out, 0, packed_bytes(*this));
+  for (std::int64_t row = 0; row < rows; ++row)
+    pack_row(row, blocks_out + static_cast<std::size_t>(row / q4nx::kBlockRows) * line);
+}
+
+// One row: its scale and minimum in each group, and its nibble in each column's bytes.
+void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks) const {
+  const std::int64_t in_block = row % q4nx::kBlockRows;
+  const auto* row_codes =
+      static_cast<const std::uint8_t*>(codes.constant) + row * blocks() * block_size / 2;
+  const auto* row_scales = static_cast<const float*>(scales.constant) + row * blocks();
+  const int shift = in_block % 2 == 0 ? 0 : 4;
+  for (std::int64_t first = 0; first < columns; first += q4nx::kGroup) {
+    std::byte* block =
+        row_of_blocks + static_cast<std::size_t>(first / q4nx::kBlockColumns) * q4nx::kBlockBytes;
+    const std::int64_t group = first % q4nx::kBlockColumns / q4nx::kGroup;
+    const std::uint16_t scale = to_bfloat16(row_scales[first / block_size]);
+    const std::uint16_t minimum =
+        to_bfloat16(-from_bfloat16(scale) * zero_point(row, first / block_size));
+    const auto at = static_cast<std::size_t>(group * q4nx::kBlockRows + in_block) * 2;
+    std::memcpy(block + at, &scale, 2);
+    std::memcpy(block + q4nx::kMinimumOffset + at, &minimum, 2);
+    std::byte* strip = block + q4nx::kCodeOffset +
+                       static_cast<std::size_t>(in_block / 16) * q4nx::kStripBytes +
+                       static_cast<std::size_t>(in_block % 16 / 2);
+    const std::int64_t end = std::min(first + q4nx::kGroup, columns);
+    for (std::int64_t k = first; k < end; ++k) {
+      const auto column = static_cast<std::size_t>(k % q4nx::kBlockColumns);
+      strip[column * q4nx::kColumnBytes] |= static_cast<std::byte>(nibble(row_codes, k) << shift);
+    }
+  }
+}
+
+Value RepackedWeights::add(const QuantizedWeight& weight) {
+  Value value;
+  value.type = DataType::kUInt8;
+  value.shape = q4nx::blocks_shape(weight.rows, weight.columns);
+  value.constant = &kToBeMade;
+  for (const auto& [name, parts] : weights_) {
+    if (parts.size() == 1 && same(parts.front(), weight)) {
+      value.name = name;
+      return value;
+    }
+  }
+  value.name = weight.codes.name + ".q4nx";
+  weights_.emplace(value.name, std::vector{weight});
+  return value;
+}
+
+Value RepackedWeights::join(const std::vector<const Value*>& parts) {
+  Value value = *parts.front();
+  std::int64_t rows = 0;
+  std::vector<QuantizedWeight> weights;
+  for (const Value* part : parts) {
+    const std::vector<QuantizedWeight>& of_part = weights_.at(part->name);
+    weights.insert(weights.end(), of_part.begin(), of_part.end());
+    rows += (*part->shape)[0];
+    if (part != parts.front()) value.name += "+" + part->name;
+  }
+  (*value.shape)[0] = rows;
+  weights_.emplace(value.name, std::move(weights));
+  return value;
+}
+
+void RepackedWeights::make(std::vector<Node>& nodes) const {
+  struct Made {
+    std::shared_ptr<std::byte[]> bytes;
+  };
+  struct Piece {
+    const QuantizedWeight* weight;
+    std::byte* bytes;
+  };
+  std::unordered_map<std::string, Made> made;
+  std::vector<Piece> pieces;
+  for (Node& node : nodes) {
+    for (Value& value : node.inputs) {
+      const auto found = weights_.find(value.name);
+      if (found == weights_.end()) continue;
+      const auto [entry, is_new] = made.try_emplace(value.name);
+      if (is_new) {
+        // Not initialised: pack() writes all of it.
+        entry->second.bytes = std::make_shared_for_overwrite<std::byte[]>(
+            static_cast<std::size_t>(value.shape->elements()));
+        std::byte* bytes = entry->second.bytes.get();
+        for (const QuantizedWeight& weight : found->second) {
+          pieces.push_back({&weight, bytes});
+          bytes += packed_bytes(weight);
+        }
+      }
+      value.constant = entry->second.bytes.get();
+      value.owner = entry->second.bytes;
+    }
+  }
+  // The largest first, so that the cores end together.
+  std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
+    return packed_bytes(*a.weight) > packed_bytes(*b.weight);
+  });
+  parallel(pieces.size(), [&](std::size_t i) { pieces[i].weight->pack(pieces[i].bytes); });
+  made_ = pieces.size();
+}
+
+}  // namespace flownpu::lowering

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The 4-bit weights of `com.microsoft` operators, and Q4NX made of them.
+//
+// MatMulNBits and GatherBlockQuantized hold W[M,K] as codes of 4 bits (low nibble first along K), a
+// scale for each `block_size` columns of a row, and a zero point, 8 where it is not given:
+//
+//   W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
+//
+// Q4NX says the same with a minimum. Codes stay as they are; the scale is rounded to bf16, and the
+// minimum is -zero_point times that, rounded as well (graph_rewrites/quantized_weight.py makes the
+// same bytes).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/lowering/graph.h"
+#include "ops/node.h"
+
+namespace flownpu::lowering {
+
+struct QuantizedWeight {
+  Value codes;        // uint8, rows x blocks x block_size / 2
+  Value scales;       // float32, rows x blocks
+  Value zero_points;  // absent (no name), uint8 packed as codes to whole bytes a row, or as scales
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t block_size = 32;
+
+  // Why it cannot become Q4NX with its codes unchanged; empty if it can.
+  std::string obstacle() const;
+  // Writes [ceil(rows / 32), ceil(columns / 256), 5120] bytes.
+  void pack(std::byte* blocks) const;
+
+ private:
+  std::int64_t blocks() const;
+  float zero_point(std::int64_t row, std::int64_t block) const;
+  void pack_row(std::int64_t row, std::byte* row_of_blocks) const;
+};
+
+// Q4NX constants of a graph that is being lowered: first by name, then, all at once and by all
+// cores, their bytes.
+class RepackedWeights {
+ public:
+  // The constant of a weight; of one that was added before (a table that is embedding and LM head),
+  // the same.
+  Value add(const QuantizedWeight& weight);
+  // The constant of several such, one below the other; each fills its last row of blocks.
+  Value join(const std::vector<const Value*>& parts);
+  // Gives the nodes' constants their bytes. Constants that no node reads are not made.
+  void make(std::vector<Node>& nodes) const;
+
+  std::size_t made() const { return made_; }
+
+ private:
+  std::map<std::string, std::vector<QuantizedWeight>, std::less<>> weights_;
+  mutable std::size_t made_ = 0;
+};
+
+}  // namespace flownpu::lowering

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/compiled_designs.h"
+
+#include <chrono>
+#include <sstream>
+#include <utility>
+
+#include "ops/dispatch_observer.h"
+#include "ops/npu/emulated_runtime.h"
+#include "ops/npu/xrt_runtime.h"
+
+namespace flownpu::npu {
+namespace {
+
+// A dispatch takes milliseconds, the longest, 2^31 bytes of weights at a tenth of main memory's
+// rate, less than half a second.
+constexpr std::chrono::seconds kTimeout{5};
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::unique_ptr<Runtime> open_runtime(const Artifacts& artifacts) {
+  return artifacts.emulated() ? open_emulated_runtime(artifacts.target()) : open_xrt_runtime();
+}
+
+}  // namespace
+
+// The table holds nothing open: sessions do.
+std::shared_ptr<CompiledDesigns> CompiledDesigns::open(const std::string& folder, bool emulated) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, bool>, std::weak_ptr<CompiledDesigns>> opened;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<CompiledDesigns>& known = opened[{folder, emulated}];
+  std::shared_ptr<CompiledDesigns> designs = known.lock();
+  if (designs != nullptr && !designs->failed()) {
+    // The folder may have been built again.
+    if (Artifacts(folder, emulated).identity() == designs->artifacts().identity()) return designs;
+  }
+  designs = std::make_shared<CompiledDesigns>(folder, emulated);
+  known = designs;
+  return designs;
+}
+
+CompiledDesigns::CompiledDesigns(const std::string& folder, bool emulated)
+    : artifacts_(folder, emulated), runtime_(open_runtime(artifacts_)) {}
+
+Array& CompiledDesigns::array(const CallRecord& call) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Array>& array = arrays_[call.array];
+  if (array == nullptr) array = runtime_->load(artifacts_.array_file(call));
+  return *array;
+}
+
+bool CompiledDesigns::failed() {
+  const std::lock_guard lock(mutex_);
+  return !failure_.empty();
+}
+
+void CompiledDesigns::fail_with(const std::string& message) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = message;
+}
+
+void CompiledDesigns::begin_run() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw DeviceFailed(failure_);
+  if (current_dispatch_observer() != nullptr) told_ = runtime_->counts();
+}
+
+void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
+  const std::int64_t begin_ns = now_ns();
+  Array* loaded = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw DeviceFailed(failure_);
+    loaded = arrays_.at(array).get();
+  }
+  try {
+    runtime_->submit(*loaded, calls)->wait(kTimeout);
+  } catch (const DeviceError& error) {
+    fail_with(error.what());
+    throw DeviceFailed(error.what());
+  }
+  if (current_dispatch_observer() != nullptr) tell(array, calls, begin_ns);
+}
+
+void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::int64_t begin_ns) {
+  Dispatch dispatch{
+      .array = artifacts_.array(array).name, .calls = "", .begin_ns = begin_ns, .end_ns = now_ns()};
+  for (const Call& call : calls)
+    dispatch.calls.append(dispatch.calls.empty() ? "" : "; ").append(call.name);
+  {
+    const std::lock_guard lock(mutex_);
+    const Counts counts = runtime_->counts();
+    dispatch.bytes_to_device = counts.bytes_to_device - told_.bytes_to_device;
+    dispatch.bytes_to_host = counts.bytes_to_host - told_.bytes_to_host;
+    dispatch.word_bytes = counts.word_bytes - told_.word_bytes;
+    told_ = counts;
+  }
+  current_dispatch_observer()->dispatched(std::move(dispatch));
+}
+
+PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
+    : call_(&call), array_(&designs.array(call)), family_(designs.artifacts().family(call)) {}
+
+void PreparedCall::require(std::span<const View> arguments) const {
+  bool same = arguments.size() == call_->buffers.size();
+  for (std::size_t i = 0; same && i < arguments.size(); ++i)
+    same = arguments[i].bytes == call_->buffers[i].bytes;
+  if (same) return;
+  std::ostringstream text;
+  text << "[FlowNPU] call " << call_->op_type << " " << call_->name << ": expected buffers of";
+  for (const View& argument : arguments) text << " " << argument.bytes;
+  text << " bytes, the artifacts have";
+  for (const BufferRecord& buffer : call_->buffers)
+    text << " " << buffer.name << " " << buffer.bytes;
+  throw DeviceError(Failure::kArtifact, text.str() + "; build the model's artifacts again");
+}
+
+Sequence* PreparedCall::at(std::int64_t position) {
+  const std::size_t number = family_.class_of(position);
+  if (number >= words_.size()) words_.resize(number + 1);
+  Words& words = words_[number];
+  if (words.sequence == nullptr) words.sequence = array_->sequence(family_.at(number).words);
+  if (words.position != position) {
+    family_.patch(position, [&](std::size_t word, std::int64_t value) {
+      words.sequence->write(word, value);
+    });
+    words.position = position;
+  }
+  return words.sequence.get();
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// CompiledDesigns: a folder of artifacts together with the runtime that runs them and the arrays
+// that are loaded, which the sessions of a process share. PreparedCall: a call of the folder, ready
+// to be submitted at any position.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/npu/artifacts.h"
+#include "ops/npu/runtime.h"
+
+namespace flownpu::npu {
+
+class CompiledDesigns {
+ public:
+  // The folder's, opened now or by another session that still lives; `emulated`: on the emulator,
+  // else on the NPU. Throws DeviceError.
+  static std::shared_ptr<CompiledDesigns> open(const std::string& folder, bool emulated);
+
+  CompiledDesigns(const std::string& folder, bool emulated);
+
+  const Artifacts& artifacts() const { return artifacts_; }
+  Runtime& runtime() { return *runtime_; }
+  // The array of a call, loaded once. Throws DeviceError.
+  Array& array(const CallRecord& call);
+
+  // A run of a session begins. Throws DeviceFailed with what was said first, if a dispatch has
+  // failed, of whichever session: the arrays are in an unknown state then.
+  void begin_run();
+  // Calls over the array of this number in one dispatch, of which ops/dispatch_observer.h hears;
+  // returns when they have ended. Throws DeviceFailed.
+  void dispatch(std::size_t array, std::span<const Call> calls);
+
+ private:
+  bool failed();
+  void fail_with(const std::string& message);
+  void tell(std::size_t array, std::span<const Call> calls, std::int64_t begin_ns);
+
+  Artifacts artifacts_;
+  std::unique_ptr<Runtime> runtime_;
+  std::mutex mutex_;  // for what follows
+  std::map<std::size_t, std::unique_ptr<Array>> arrays_;
+  std::string failure_;
+  Counts told_;  // when the run began, or as of the last dispatch that was told of
+};
+
+class PreparedCall {
+ public:
+  // `call`: of the designs, which must outlive this. Throws DeviceError.
+  PreparedCall(CompiledDesigns& designs, const CallRecord& call);
+
+  // The number of its array.
+  std::size_t array() const { return call_->array; }
+  const std::string& name() const { return call_->name; }
+  std::int64_t positions() const { return family_.positions(); }
+  // What each of its arguments takes, in their order.
+  std::span<const BufferRecord> buffers() const { return call_->buffers; }
+  // Throws DeviceError (kArtifact) unless the call takes these arguments, by their bytes.
+  void require(std::span<const View> arguments) const;
+
+  // Its words for a position, until it is asked for another. Throws Error if there are none.
+  Sequence* at(std::int64_t position);
+
+ private:
+  struct Words {
+    std::unique_ptr<Sequence> sequence;
+    std::int64_t position = -1;  // that they are for
+  };
+
+  const CallRecord* call_;
+  Array* array_;
+  CallFamily family_;
+  // Of each class of positions, made when it is needed first.
+  std::vector<Words> words_;
+};
+
+}  // namespace flownpu::npu

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/decoder_layers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/npu/decoder_layers_match.h"
+
+namespace flownpu::npu {
+namespace {
+
+const Packed& packed(const Node& node, std::string_view name) {
+  const auto found =
+      std::ranges::find_if(node.packed, [&](const Packed& packed) { return packed.name == name; });
+  if (found == node.packed.end())
+    fail("[", to_string(node), "] expected packed ", name, ", there are none: convert again");
+  return *found;
+}
+
+std::unique_ptr<Buffer> upload(Runtime& runtime, const Packed& packed) {
+  std::unique_ptr<Buffer> buffer = runtime.allocate(packed.bytes);
+  packed.write(buffer->bytes());
+  buffer->to_device(0, packed.bytes);
+  return buffer;
+}
+
+// The first `context` positions of each table, which may have more or fewer.
+std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Packed& packed,
+                                      const DecoderShape& shape, std::int64_t context) {
+  std::vector<std::byte> all(packed.bytes);
+  packed.write(all);
+  const std::size_t from = static_cast<std::size_t>(shape.positions) * shape.angle_bytes();
+  const std::size_t to = static_cast<std::size_t>(context) * shape.angle_bytes();
+  const auto tables = static_cast<std::size_t>(shape.tables());
+  std::unique_ptr<Buffer> buffer = runtime.allocate(tables * to);
+  for (std::size_t table = 0; table < tables; ++table) {
+    std::memcpy(buffer->bytes().data() + table * to, all.data() + table * from, std::min(from, to));
+  }
+  buffer->to_device(0, tables * to);
+  return buffer;
+}
+
+}  // namespace
+
+DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
+    : shape_(DecoderShape::read(node)),
+      designs_(std::move(designs)),
+      decode_(designs_, shape_),
+      prefill_(designs_, shape_, decode_.context()) {
+  Runtime& runtime = designs_->runtime();
+  buffers_.weights = upload(runtime, packed(node, "weights"));
+  buffers_.vectors = upload(runtime, packed(node, "vectors"));
+  buffers_.rotary = upload_rotary(runtime, packed(node, "rotary"), shape_, decode_.context());
+  decode_.bind(buffers_);
+  prefill_.bind(buffers_);
+  // The runtime lives as long as the designs do, and those as long as someone holds the caches.
+  struct Kept {
+    std::shared_ptr<CompiledDesigns> designs;
+    KvCaches caches;
+  };
+  auto kept =
+      std::shared_ptr<Kept>(new Kept{designs_, KvCaches(runtime, shape_, decode_.context())});
+  caches_ = std::shared_ptr<KvCaches>(kept, &kept->caches);
+}
+
+std::int64_t DecoderLayers::multiply_adds() const {
+  std::int64_t layer = 0;
+  for (const Projection& part : shape_.projections())
+    layer += part.rows * part.columns * (part.gated ? 2 : 1);
+  return layer * shape_.layer_count() + shape_.vocabulary * shape_.hidden;
+}
+
+DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
+  const Shape& hidden = inputs[kHidden].shape;
+  if (hidden.rank() != 3 || hidden[2] != shape_.hidden || hidden[1] < 1) {
+    fail("expected hidden states of shape [1, tokens, ", shape_.hidden, "], got ",
+         to_string(hidden));
+  }
+  if (hidden[0] != 1) {
+    throw Unsupported("expected one sequence, got a batch of " + std::to_string(hidden[0]) +
+                      ": the NPU's designs compute one at a time; run the sequences one after the "
+                      "other, or set the provider option on_unsupported to cpu");
+  }
+  const std::int64_t total = *inputs[kTotalSequenceLength].as<std::int32_t>();
+  const std::int64_t length = std::int64_t{*inputs[kSeqlensK].as<std::int32_t>()} + 1;
+  Tokens tokens{};
+  tokens.given = hidden[1];
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
+  tokens.past = tokens.given == total ? 0 : length - tokens.given;
+  tokens.count = length - tokens.past;
+  if (tokens.past < 0 || tokens.count < 1 || tokens.count > tokens.given || length > total) {
+    fail("expected seqlens_k + 1 between ", tokens.given, " and total_sequence_length = ", total,
+         ", got ", length);
+  }
+  if (length > shape_.positions) {
+    fail("expected positions below ", shape_.positions,
+         ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
+  }
+  if (length > decode_.context()) {
+    throw Unsupported("expected at most " + std::to_string(decode_.context()) +
+                      " tokens, which the NPU's artifacts were built for, got " +
+                      std::to_string(length) +
+                      ": build them for a longer context (`flownpu build MODEL --context N`), or "
+                      "set the provider option on_unsupported to cpu");
+  }
+  return tokens;
+}
+
+void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  tokens_of(inputs);
+  const std::int64_t total = *inputs[kTotalSequenceLength].as<std::int32_t>();
+  outputs[kLogits] = Shape{1, 1, shape_.vocabulary};
+  for (std::size_t part = 0; part < 2 * shape_.layers.size(); ++part) {
+    const Shape& past = inputs[kFirstPast + part].shape;
+    const LayerKind& kind = shape_.layers[part / 2];
+    if (past.rank() != 4 || past[0] != 1 || past[1] != shape_.kv_heads ||
+        past[3] != shape_.head_size) {
+      fail("expected a past of shape [1,", shape_.kv_heads, ",?,", shape_.head_size, "] for layer ",
+           part / 2, ", got ", to_string(past));
+    }
+    if (kind.window_sized_cache && past[2] < kind.window) {
+      fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
+           part / 2, ", got ", past[2],
+           ": set past_present_share_buffer to true, or convert without it");
+    }
+    const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
+    outputs[kFirstPresent + part] = Shape{1, shape_.kv_heads, capacity, shape_.head_size};
+  }
+}
+
+void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
+                            std::span<float> logits) const {
+  const auto rows = [&](std::int64_t first, std::int64_t count) {
+    return std::span<const float>(hidden.as<const float>() + first * shape_.hidden,
+                                  static_cast<std::size_t>(count * shape_.hidden));
+  };
+  const std::int64_t last = tokens.count - 1;
+  for (std::int64_t token = 0; token < last;) {
+    const std::int64_t position = tokens.past + token;
+    const std::int64_t count = prefill_.next(last - token, position);
+    if (count > 0) {
+      prefill_.run(rows(token, count), position, cache);
+    } else {
+      decode_.run(rows(token, 1), position, cache, {});
+    }
+    token += std::max<std::int64_t>(count, 1);
+  }
+  decode_.run(rows(last, 1), tokens.past + last, cache, logits);
+}
+
+void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                        std::span<std::byte> /*scratch*/) const {
+  const std::lock_guard lock(mutex_);
+  designs_->begin_run();
+  const Tokens tokens = tokens_of(inputs);
+  const std::size_t parts = 2 * shape_.layers.size();
+  const auto pasts = inputs.subspan(kFirstPast, parts);
+  const auto presents = outputs.subspan(kFirstPresent, parts);
+  const std::shared_ptr<KvCache> cache = caches_->begin(pasts, presents, tokens.past);
+  compute(inputs[kHidden], tokens, cache->buffer(),
+          {outputs[kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
+  caches_->finish(*cache, presents, tokens.past + tokens.count);
+}
+
+std::string describe_decoder(const DecoderShape& shape,
+                             const std::shared_ptr<CompiledDesigns>& designs) {
+  const DecodeCalls decode(designs, shape);
+  const PrefillCalls prefill(designs, shape, decode.context());
+  const std::string layers = std::to_string(shape.layer_count());
+  const std::string dispatches = std::to_string(decode.dispatches());
+  std::string chunks;
+  for (const std::int64_t size : prefill.sizes())
+    chunks += (chunks.empty() ? "" : " or ") + std::to_string(size);
+  return layers + (shape.layer_count() == 1 ? " layer" : " layers") + " and the LM head in " +
+         dispatches + (decode.dispatches() == 1 ? " dispatch" : " dispatches") + " a token, " +
+         (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks);
+}
+
+}  // namespace flownpu::npu

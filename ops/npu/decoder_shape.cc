@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/decoder_shape.h"
+
+#include <algorithm>
+
+#include "ops/error.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+constexpr std::int64_t kGatedColumns = 64;
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return q4nx::ceil_div(value, multiple) * multiple;
+}
+
+template <typename Get>
+std::vector<std::int64_t> list(const std::vector<LayerKind>& layers, const Get& get) {
+  std::vector<std::int64_t> values;
+  values.reserve(layers.size());
+  for (const LayerKind& layer : layers) values.push_back(get(layer));
+  return values;
+}
+
+}  // namespace
+
+std::size_t Projection::bytes() const {
+  const std::int64_t blocks = q4nx::row_blocks(rows) * q4nx::column_blocks(columns);
+  return static_cast<std::size_t>(blocks * (gated ? 2 : 1)) * q4nx::kBlockBytes;
+}
+
+DecoderShape DecoderShape::read(const Node& node) {
+  DecoderShape shape;
+  shape.hidden = node.required_integer("hidden");
+  shape.heads = node.required_integer("heads");
+  shape.kv_heads = node.required_integer("kv_heads");
+  shape.head_size = node.required_integer("head_size");
+  shape.feed_forward = node.required_integer("feed_forward");
+  shape.vocabulary = node.required_integer("vocabulary");
+  shape.positions = node.required_integer("positions");
+  shape.activation = node.text("activation", "");
+  shape.post_norms = node.required_integer("post_norms") != 0;
+  shape.qk_norm = node.required_integer("qk_norm") != 0;
+  shape.epsilon = node.number("epsilon", 0);
+  shape.scale = node.number("scale", 0);
+  const std::vector<std::int64_t> windows = node.integers("windows");
+  const std::vector<std::int64_t> tables = node.integers("tables");
+  const std::vector<std::int64_t> window_sized = node.integers("sliding_window_cache");
+  const auto count = static_cast<std::size_t>(node.required_integer("layers"));
+  if (windows.size() != count || tables.size() != count || window_sized.size() != count) {
+    fail("[", to_string(node), "] expected windows, tables and sliding_window_cache of ", count,
+         " layers, got ", windows.size(), ", ", tables.size(), " and ", window_sized.size());
+  }
+  for (std::size_t i = 0; i < count; ++i)
+    shape.layers.push_back({windows[i], tables[i], window_sized[i] != 0});
+  return shape;
+}
+
+void DecoderShape::write(Node& node) const {
+  node.attributes = {
+      {"hidden", hidden},
+      {"heads", heads},
+      {"kv_heads", kv_heads},
+      {"head_size", head_size},
+      {"feed_forward", feed_forward},
+      {"vocabulary", vocabulary},
+      {"positions", positions},
+      {"activation", activation},
+      {"post_norms", std::int64_t{post_norms}},
+      {"qk_norm", std::int64_t{qk_norm}},
+      {"epsilon", epsilon},
+      {"scale", scale},
+      {"layers", layer_count()},
+      {"windows", windows(0, layer_count())},
+      {"tables", rotary_tables(0, layer_count())},
+      {"sliding_window_cache",
+       list(layers, [](const LayerKind& kind) { return std::int64_t{kind.window_sized_cache}; })},
+  };
+}
+
+std::int64_t DecoderShape::tables() const {
+  std::int64_t last = 0;
+  for (const LayerKind& layer : layers) last = std::max(last, layer.table);
+  return last + 1;
+}
+
+std::vector<std::int64_t> DecoderShape::windows(std::int64_t first, std::int64_t count) const {
+  return list({layers.begin() + first, layers.begin() + first + count},
+              [](const LayerKind& kind) { return kind.window; });
+}
+
+std::vector<std::int64_t> DecoderShape::rotary_tables(std::int64_t first,
+                                                      std::int64_t count) const {
+  return list({layers.begin() + first, layers.begin() + first + count},
+              [](const LayerKind& kind) { return kind.table; });
+}
+
+std::int64_t DecoderShape::padded_feed_forward() const {
+  return round_up(feed_forward, kGatedColumns);
+}
+
+std::int64_t DecoderShape::line() const { return round_up(hidden, q4nx::kBlockColumns); }
+
+std::array<Projection, 4> DecoderShape::projections() const {
+  const std::int64_t attention = heads * head_size;
+  return {{
+      {.rows = attention + 2 * kv_heads * head_size, .columns = hidden},
+      {.rows = hidden, .columns = attention},
+      {.rows = padded_feed_forward(), .columns = hidden, .gated = true},
+      {.rows = hidden, .columns = padded_feed_forward()},
+  }};
+}
+
+std::size_t DecoderShape::layer_weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const Projection& projection : projections()) bytes += projection.bytes();
+  return bytes;
+}
+
+std::size_t DecoderShape::layer_vector_bytes() const {
+  const std::int64_t elements = 2 * entry_norms() * line() + (qk_norm ? 2 * head_size : 0);
+  return static_cast<std::size_t>(elements) * kBFloat16Bytes;
+}
+
+std::size_t DecoderShape::final_vector_bytes() const {
+  return static_cast<std::size_t>(entry_norms() * line()) * kBFloat16Bytes;
+}
+
+std::size_t DecoderShape::position_bytes() const {
+  return static_cast<std::size_t>(kv_heads * 2 * head_size) * kBFloat16Bytes;
+}
+
+std::size_t DecoderShape::angle_bytes() const {
+  return static_cast<std::size_t>(head_size) * kBFloat16Bytes;
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/pack_weights.h"
+
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "ops/npu/number_formats.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+// Writes one thing after the other.
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> memory) : at_(memory.data()) {}
+
+  void bytes(const std::byte* from, std::size_t count) {
+    std::memcpy(at_, from, count);
+    at_ += count;
+  }
+
+  void zeros(std::size_t count) {
+    std::memset(at_, 0, count);
+    at_ += count;
+  }
+
+  // `values` may be null: zeros.
+  void bfloat16(const float* values, std::int64_t count) {
+    if (values == nullptr) {
+      zeros(static_cast<std::size_t>(count) * kBFloat16Bytes);
+      return;
+    }
+    for (std::int64_t i = 0; i < count; ++i, at_ += kBFloat16Bytes) {
+      const std::uint16_t bits = to_bfloat16(values[i]);
+      std::memcpy(at_, &bits, kBFloat16Bytes);
+    }
+  }
+
+  // A line of `line` elements, zeros beyond `count`.
+  void line(const float* values, std::int64_t count, std::int64_t line) {
+    bfloat16(values, count);
+    zeros(static_cast<std::size_t>(line - count) * kBFloat16Bytes);
+  }
+
+ private:
+  std::byte* at_;
+};
+
+// Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
+// zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
+void write_gate_up(const DecoderShape& shape, const std::byte* blocks, Writer& writer) {
+  const std::int64_t rows = q4nx::row_blocks(shape.feed_forward);
+  const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
+  const std::size_t row =
+      static_cast<std::size_t>(q4nx::column_blocks(shape.hidden)) * q4nx::kBlockBytes;
+  const std::byte* up = blocks + static_cast<std::size_t>(rows) * row;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    writer.bytes(blocks + static_cast<std::size_t>(i) * row, row);
+    writer.bytes(up + static_cast<std::size_t>(i) * row, row);
+  }
+  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * row);
+}
+
+void write_weights(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+  const auto [qkv, output, gate_up, down] = shape.projections();
+  for (const LayerConstants& layer : constants.layers) {
+    writer.bytes(layer.qkv, qkv.bytes());
+    writer.bytes(layer.output, output.bytes());
+    write_gate_up(shape, layer.gate_up, writer);
+    writer.bytes(layer.down, down.bytes());
+  }
+  writer.bytes(constants.head, shape.head().bytes());
+}
+
+void write_vectors(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+  for (const LayerConstants& layer : constants.layers) {
+    for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
+    if (!shape.qk_norm) continue;
+    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.head_size);
+  }
+  for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
+}
+
+void write_rotary(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+  const std::int64_t half = shape.head_size / 2;
+  for (const RotaryTable& table : constants.rotary) {
+    for (std::int64_t position = 0; position < shape.positions; ++position) {
+      writer.bfloat16(table.cosine + position * half, half);
+      writer.bfloat16(table.sine + position * half, half);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Packed> pack(const DecoderShape& shape, const DecoderConstants& constants) {
+  const auto layers = shape.layers.size();
+  const auto angles = static_cast<std::size_t>(shape.tables() * shape.positions);
+  const auto packed = [&](const char* name, std::size_t bytes, auto write) {
+    return Packed{name, bytes, [shape, constants, write](std::span<std::byte> memory) {
+                    write(shape, constants, Writer(memory));
+                  }};
+  };
+  return {
+      packed("weights", layers * shape.layer_weight_bytes() + shape.head().bytes(), write_weights),
+      packed("vectors", layers * shape.layer_vector_bytes() + shape.final_vector_bytes(),
+             write_vectors),
+      packed("rotary", angles * shape.angle_bytes(), write_rotary),
+  };
+}
+
+}  // namespace flownpu::npu

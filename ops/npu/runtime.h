@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runtime: all the NPU path knows of an array and its driver. XRT drives a real one
+// (xrt_runtime.h), the emulator stands in for it everywhere else (emulated_runtime.h).
+//
+// The words of a call are what the host sends for it: the emulator's flat sequence, or the
+// instructions of the NPU's controller, one 32-bit word in each.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "ops/error.h"
+
+namespace flownpu::npu {
+
+// What went wrong with the device, apart from what the message says.
+enum class Failure : std::uint8_t {
+  kNoDevice,    // no device file, or the driver is not there
+  kPermission,  // the device file or locked memory is refused
+  kVersion,     // driver, firmware or XRT is too old
+  kArtifact,    // a compiled design is missing, damaged, or for another array
+  kMemory,      // a buffer was not to be had
+  kSubmit,      // the call was not accepted
+  kCommand,     // the call ended with an error: the array is in an unknown state
+  kTimeout,     // the call did not end in time: likewise
+};
+
+class DeviceError : public DeviceFailed {
+ public:
+  DeviceError(Failure failure, const std::string& message)
+      : DeviceFailed(message), failure_(failure) {}
+  Failure failure() const { return failure_; }
+
+ private:
+  Failure failure_;
+};
+
+// Memory that both the host and the array reach. What one side wrote the other sees after it was
+// moved (`to_device`, `to_host`); a transfer of nothing does nothing.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual std::span<std::byte> bytes() = 0;
+  virtual void to_device(std::size_t offset, std::size_t bytes) = 0;
+  virtual void to_host(std::size_t offset, std::size_t bytes) = 0;
+};
+
+// A part of a buffer, as an argument of a call.
+struct View {
+  Buffer* buffer = nullptr;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+// The words of a call, where the device reads them. A word may be changed between submissions.
+class Sequence {
+ public:
+  virtual ~Sequence() = default;
+  virtual void write(std::size_t word, std::int64_t value) = 0;
+};
+
+// An array, configured: an xclbin in a hardware context of its own, or an emulator.
+class Array {
+ public:
+  virtual ~Array() = default;
+  // Throws DeviceError (kArtifact) if the words are not for this array.
+  virtual std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) = 0;
+};
+
+struct Call {
+  // For messages: "decode_layer layers 0-5".
+  std::string name;
+  Sequence* sequence = nullptr;
+  std::span<const View> arguments;
+};
+
+// What was submitted. Its destructor waits until the calls have ended, without an error, so that
+// nothing they use is freed under them; what the driver never ends is kept, with all it uses.
+class Submission {
+ public:
+  virtual ~Submission() = default;
+  // Throws DeviceError (kCommand, kTimeout) that names the call.
+  virtual void wait(std::chrono::milliseconds timeout) = 0;
+};
+
+// Since the runtime was opened. Bytes are those of to_device and to_host, without the words of
+// calls, which are counted apart.
+struct Counts {
+  std::uint64_t dispatches = 0;
+  std::uint64_t calls = 0;
+  std::uint64_t bytes_to_device = 0;
+  std::uint64_t bytes_to_host = 0;
+  std::uint64_t word_bytes = 0;
+  std::uint64_t buffer_bytes = 0;  // allocated now
+};
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  // For the placement line: "npu2, emulated", "npu2, XRT 2.25".
+  virtual std::string description() const = 0;
+  // `file`: what the artifacts' index names for an array. Throws DeviceError (kArtifact).
+  virtual std::unique_ptr<Array> load(const std::string& file) = 0;
+  // 4096-byte aligned, zeros. Throws DeviceError (kMemory).
+  virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
+  // Calls over one array, one after the other in one dispatch; each sees what those before it left.
+  // Throws DeviceError (kSubmit). The calls' sequences and buffers must live until it has ended.
+  virtual std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) = 0;
+  virtual Counts counts() const = 0;
+};
+
+}  // namespace flownpu::npu

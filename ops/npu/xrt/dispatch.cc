@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/xrt/dispatch.h"
+
+#include <xrt/experimental/xrt_xclbin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "ops/npu/xrt/status.h"
+
+namespace flownpu::npu::xrt_abi {
+namespace {
+
+// aiecc's kernels take: what to do with the instructions (3: run them), where they are, how many
+// words they are, and the host buffers. mlir-aie's C++ examples give the number of words, its
+// Python bytes; the controller finds the length in the instructions' head in any case.
+constexpr std::uint64_t kRunInstructions = 3;
+constexpr int kOpcodeArgument = 0;
+constexpr int kInstructionsArgument = 1;
+constexpr int kCountArgument = 2;
+constexpr int kFirstBufferArgument = 3;
+
+// aiecc's name of the kernel, which may be followed by more.
+constexpr std::string_view kKernelName = "MLIR_AIE";
+
+std::string kernel_of(const xrt::xclbin& xclbin) {
+  for (const xrt::xclbin::kernel& kernel : xclbin.get_kernels()) {
+    std::string name = kernel.get_name();
+    if (name.compare(0, kKernelName.size(), kKernelName) == 0) return name;
+  }
+  throw StatusError(Status::kDesign, "expected a kernel MLIR_AIE, found none");
+}
+
+StatusError failure_of(ert_cmd_state state, const char* what) {
+  if (state == ERT_CMD_STATE_TIMEOUT || state == ERT_CMD_STATE_NORESPONSE) {
+    return {Status::kTimeout, std::string("the driver's watchdog ended it (timeout): ") + what};
+  }
+  return {Status::kCommand, std::string("the array ended with an error: ") + what};
+}
+
+xrt::kernel open_kernel(xrt::device& device, const std::string& file, xrt::hw_context& context) {
+  const xrt::xclbin xclbin(file);
+  const std::string name = kernel_of(xclbin);
+  context = xrt::hw_context(device, device.register_xclbin(xclbin));
+  return {context, name};
+}
+
+}  // namespace
+
+Context::Context(const xrt::device& opened, const std::string& file)
+    : device(opened), kernel(open_kernel(device, file, context)) {}
+
+Instructions::Instructions(const Context& context, const std::uint32_t* words, std::size_t count)
+    : buffer_(context.device, count * sizeof(std::uint32_t), xrt::bo::flags::cacheable,
+              static_cast<xrt::memory_group>(context.kernel.group_id(kInstructionsArgument))),
+      words_(buffer_.map<std::uint32_t*>()),
+      count_(static_cast<std::uint32_t>(count)),
+      last_(count) {
+  std::memcpy(words_, words, count * sizeof(std::uint32_t));
+}
+
+void Instructions::write(std::size_t word, std::uint32_t value) {
+  if (under_way_ != 0) {
+    throw StatusError(Status::kSubmit, "its instructions cannot be changed while it is under way");
+  }
+  if (words_[word] == value) return;
+  words_[word] = value;
+  first_ = std::min(first_, word);
+  last_ = std::max(last_, word + 1);
+}
+
+std::size_t Instructions::flush() {
+  if (first_ >= last_) return 0;
+  const std::size_t bytes = (last_ - first_) * sizeof(std::uint32_t);
+  buffer_.sync(XCL_BO_SYNC_BO_TO_DEVICE, bytes, first_ * sizeof(std::uint32_t));
+  first_ = count_;
+  last_ = 0;
+  return bytes;
+}
+
+Submission::Submission(std::shared_ptr<Context> context, const Call* calls, std::size_t count)
+    : context_(std::move(context)) {
+  for (std::size_t i = 0; i < count; ++i) add(calls[i]);
+  if (runs_.size() > 1) {
+    list_ = xrt::runlist(context_->context);
+    for (const xrt::run& run : runs_) list_.add(run);
+  }
+}
+
+void Submission::add(const Call& call) {
+  Instructions& instructions = *instructions_.emplace_back(call.sequence->instructions);
+  word_bytes_ += instructions.flush();
+  xrt::run& run = runs_.emplace_back(context_->kernel);
+  run.set_arg(kOpcodeArgument, kRunInstructions);
+  run.set_arg(kInstructionsArgument, instructions.buffer());
+  run.set_arg(kCountArgument, instructions.count());
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const View& view = call.arguments[i];
+    const xrt::bo& whole = view.buffer->buffer;
+    const bool is_whole = view.offset == 0 && view.bytes == whole.size();
+    buffers_.push_back(is_whole ? whole : xrt::bo(whole, view.bytes, view.offset));
+    run.set_arg(kFirstBufferArgument + static_cast<int>(i), buffers_.back());
+  }
+}
+
+void Submission::start() {
+  begin();
+  if (runs_.size() > 1) {
+    // If it throws, XRT may have submitted some of them, and wants them waited for.
+    list_.execute();
+    return;
+  }
+  try {
+    runs_.front().start();
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+void Submission::begin() {
+  under_way_ = true;
+  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
+    ++instructions->under_way();
+  }
+}
+
+void Submission::end() noexcept {
+  if (!under_way_) return;
+  under_way_ = false;
+  for (const std::shared_ptr<Instructions>& instructions : instructions_) {
+    --instructions->under_way();
+  }
+}
+
+bool Submission::wait_in_xrt(std::chrono::milliseconds timeout, std::size_t& failed) {
+  if (runs_.size() == 1) {
+    try {
+      return runs_.front().wait2(timeout) == std::cv_status::no_timeout;
+    } catch (const xrt::run::command_error& error) {
+      end();
+      failed = 0;
+      throw failure_of(error.get_command_state(), error.what());
+    }
+  }
+  try {
+    return list_.wait(timeout) == std::cv_status::no_timeout;
+  } catch (const xrt::runlist::command_error& error) {
+    end();
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      if (runs_[i].get_handle() == error.get_run().get_handle()) failed = i;
+    }
+    throw failure_of(error.get_command_state(), error.what());
+  }
+}
+
+bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
+  if (!under_way_) return true;
+  if (!wait_in_xrt(timeout, failed)) return false;
+  end();
+  succeeded_ = true;
+  return true;
+}
+
+bool Submission::ends_within(std::chrono::milliseconds timeout) noexcept {
+  std::size_t failed = 0;
+  // Only the end counts here, not how.
+  guard(Stage::kWait, {}, [&] { wait(timeout, failed); });
+  return !under_way_;
+}
+
+namespace {
+
+// The driver ends calls that make no progress; hung ones were seen to take 6.1 s.
+constexpr std::chrono::seconds kWatchdog{15};
+
+struct Abandoned {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Submission>> submissions;
+};
+
+// Never destroyed: XRT would end the process at its exit.
+Abandoned& abandoned() {
+  static auto* instance = new Abandoned;
+  return *instance;
+}
+
+}  // namespace
+
+bool free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
+  if (submission->ends_within(kWatchdog)) return submission->succeeded();
+  const std::lock_guard lock(abandoned().mutex);
+  abandoned().submissions.push_back(std::move(submission));
+  return false;
+}
+
+void free_abandoned() noexcept {
+  const std::lock_guard lock(abandoned().mutex);
+  std::erase_if(abandoned().submissions, [](const std::unique_ptr<Submission>& submission) {
+    return submission->ends_within(std::chrono::milliseconds(1));
+  });
+}
+
+}  // namespace flownpu::npu::xrt_abi

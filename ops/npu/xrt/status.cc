@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/xrt/status.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <system_error>
+
+namespace flownpu::npu::xrt_abi {
+namespace {
+
+Status failure_at(Stage stage) {
+  switch (stage) {
+    case Stage::kOpen:
+      return Status::kNoDevice;
+    case Stage::kLoad:
+      return Status::kDesign;
+    case Stage::kAllocate:
+      return Status::kMemory;
+    case Stage::kMove:
+    case Stage::kSubmit:
+      return Status::kSubmit;
+    case Stage::kWait:
+      break;
+  }
+  return Status::kCommand;
+}
+
+}  // namespace
+
+// The numbers are those that the driver (amdxdna) and XRT's part for it give: EACCES for the device
+// file; EAGAIN where memory that is to be locked, 64 MB at opening, is over the limit; ENOTTY and
+// ENOTSUP for what the driver does not know yet.
+Status status_of(int number, Stage stage) {
+  switch (number) {
+    case EACCES:
+    case EPERM:
+      return Status::kPermission;
+    case ENODEV:
+    case ENXIO:
+      return Status::kNoDevice;
+    case ENOTTY:
+    case ENOSYS:
+    case ENOTSUP:
+      return Status::kTooOld;
+    case EAGAIN:
+      if (stage == Stage::kOpen || stage == Stage::kAllocate) return Status::kLockedMemory;
+      break;
+    default:
+      break;
+  }
+  const bool is_full = number == EAGAIN || number == EBUSY || number == ENOSPC || number == ENOMEM;
+  if (stage == Stage::kLoad && is_full) return Status::kContexts;
+  if (stage == Stage::kOpen && number == ENOMEM) return Status::kLockedMemory;
+  return failure_at(stage);
+}
+
+void write(Text text, std::string_view content) noexcept {
+  if (text.data == nullptr || text.capacity == 0) return;
+  const std::size_t length = std::min(content.size(), text.capacity - 1);
+  std::memcpy(text.data, content.data(), length);
+  text.data[length] = '\0';
+}
+
+Status report(Stage stage, Text error) noexcept {
+  try {
+    throw;
+  } catch (const StatusError& failure) {
+    write(error, failure.what());
+    return failure.status();
+  } catch (const std::system_error& failure) {
+    write(error, failure.what());
+    return status_of(std::abs(failure.code().value()), stage);
+  } catch (const std::bad_alloc&) {
+    write(error, "this process has no memory left");
+    return Status::kMemory;
+  } catch (const std::exception& failure) {
+    write(error, failure.what());
+    return failure_at(stage);
+  } catch (...) {
+    write(error, "an error without a text");
+    return failure_at(stage);
+  }
+}
+
+}  // namespace flownpu::npu::xrt_abi

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// libflownpu_xrt.so: the functions of ../xrt_abi.h over XRT.
+#include <xrt/experimental/xrt_ext.h>
+#include <xrt/experimental/xrt_system.h>
+#include <xrt/experimental/xrt_version.h>
+#include <xrt/xrt_bo.h>
+#include <xrt/xrt_device.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ops/npu/xrt/dispatch.h"
+#include "ops/npu/xrt/status.h"
+#include "ops/npu/xrt_abi.h"
+
+namespace flownpu::npu::xrt_abi {
+
+struct Device {
+  xrt::device device;
+};
+
+namespace {
+
+// The first with xrt::ext::bo and runlists of NPUs.
+constexpr unsigned int kOldest = XRT_VERSION(2, 19);
+
+std::string version_text(unsigned int code) {
+  return std::to_string(XRT_MAJOR(code)) + "." + std::to_string(XRT_MINOR(code));
+}
+
+Status open_device(Device** device, Text description, Text error) {
+  return guard(Stage::kOpen, error, [&] {
+    free_abandoned();
+    const unsigned int code = xrt::version::code();
+    if (code < kOldest) {
+      throw StatusError(Status::kTooOld, "expected XRT " + version_text(kOldest) +
+                                             " or newer, found " + version_text(code));
+    }
+    if (xrt::system::enumerate_devices() == 0) {
+      throw StatusError(Status::kNoDevice, "XRT finds no NPU");
+    }
+    auto opened = std::make_unique<Device>(Device{xrt::device(0)});
+    write(description,
+          opened->device.get_info<xrt::info::device::name>() + ", XRT " + version_text(code));
+    *device = opened.release();
+  });
+}
+
+void free_device(Device* device) { delete device; }
+
+Status load_array(Device* device, const char* file, Array** array, Text error) {
+  return guard(Stage::kLoad, error,
+               [&] { *array = new Array{std::make_shared<Context>(device->device, file)}; });
+}
+
+void free_array(Array* array) { delete array; }
+
+Status make_sequence(Array* array, const std::uint32_t* words, std::size_t count,
+                     Sequence** sequence, Text error) {
+  return guard(Stage::kAllocate, error, [&] {
+    if (count == 0) throw StatusError(Status::kDesign, "expected instructions, got none");
+    *sequence = new Sequence{std::make_shared<Instructions>(*array->context, words, count)};
+  });
+}
+
+Status write_word(Sequence* sequence, std::size_t word, std::uint32_t value, Text error) {
+  return guard(Stage::kSubmit, error, [&] { sequence->instructions->write(word, value); });
+}
+
+void free_sequence(Sequence* sequence) { delete sequence; }
+
+Status make_buffer(Device* device, std::size_t bytes, Buffer** buffer, void** host, Text error) {
+  return guard(Stage::kAllocate, error, [&] {
+    // Memory of the host that the array reads and writes where it is.
+    auto made = std::make_unique<Buffer>(Buffer{xrt::ext::bo(device->device, bytes)});
+    *host = made->buffer.map();
+    std::memset(*host, 0, bytes);
+    made->buffer.sync(XCL_BO_SYNC_BO_TO_DEVICE, bytes, 0);
+    *buffer = made.release();
+  });
+}
+
+Status move(Buffer* buffer, Direction direction, std::size_t offset, std::size_t bytes,
+            Text error) {
+  return guard(Stage::kMove, error, [&] {
+    buffer->buffer.sync(
+        direction == Direction::kToDevice ? XCL_BO_SYNC_BO_TO_DEVICE : XCL_BO_SYNC_BO_FROM_DEVICE,
+        bytes, offset);
+  });
+}
+
+void free_buffer(Buffer* buffer) { delete buffer; }
+
+Status submit(Array* array, const Call* calls, std::size_t count, Submission** submission,
+              std::size_t* word_bytes, Text error) {
+  return guard(Stage::kSubmit, error, [&] {
+    free_abandoned();
+    if (count == 0) throw StatusError(Status::kSubmit, "expected calls, got none");
+    auto made = std::make_unique<Submission>(array->context, calls, count);
+    *word_bytes = made->word_bytes();
+    try {
+      made->start();
+    } catch (...) {
+      free_or_abandon(std::move(made));
+      throw;
+    }
+    *submission = made.release();
+  });
+}
+
+Status wait(Submission* submission, std::uint32_t milliseconds, std::size_t* failed, Text error) {
+  return guard(Stage::kWait, error, [&] {
+    if (!submission->wait(std::chrono::milliseconds(milliseconds), *failed)) {
+      throw StatusError(Status::kTimeout, "the array did not answer within " +
+                                              std::to_string(milliseconds) + " ms (timeout)");
+    }
+  });
+}
+
+bool free_submission(Submission* submission) {
+  return free_or_abandon(std::unique_ptr<Submission>(submission));
+}
+
+constexpr Table kTable = {
+    .version = kVersion,
+    .open_device = open_device,
+    .free_device = free_device,
+    .load_array = load_array,
+    .free_array = free_array,
+    .make_sequence = make_sequence,
+    .write_word = write_word,
+    .free_sequence = free_sequence,
+    .make_buffer = make_buffer,
+    .move = move,
+    .free_buffer = free_buffer,
+    .submit = submit,
+    .wait = wait,
+    .free_submission = free_submission,
+};
+
+}  // namespace
+}  // namespace flownpu::npu::xrt_abi
+
+extern "C" __attribute__((visibility("default"))) const flownpu::npu::xrt_abi::Table*
+flownpu_xrt_table() {
+  return &flownpu::npu::xrt_abi::kTable;
+}

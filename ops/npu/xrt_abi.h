@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// What libflownpu_ep.so (xrt_runtime.cc) and the plugin libflownpu_xrt.so (xrt/) say to each other.
+//
+// The plugin alone is linked to XRT, so that all else runs where there is none. The two have C++
+// run times of their own (the EP brings its, XRT shares the system's): only C's types cross, and no
+// exception does.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flownpu::npu::xrt_abi {
+
+inline constexpr std::uint32_t kVersion = 1;
+
+enum class Status : std::int32_t {
+  kOk,
+  kNoDevice,      // XRT finds no NPU, or lost it
+  kPermission,    // the device file is not for this user
+  kLockedMemory,  // the driver may not lock as much memory as it needs
+  kTooOld,        // XRT, or the driver below it
+  kDesign,        // the file is no xclbin that this NPU takes, or the words are not for it
+  kContexts,      // no room on the NPU for another context
+  kMemory,        // no memory for a buffer
+  kSubmit,        // the call was not accepted
+  kCommand,       // the call ended with an error
+  kTimeout,       // the call did not end in time, or the driver's watchdog ended it
+};
+
+struct Device;
+struct Array;
+struct Sequence;
+struct Buffer;
+struct Submission;
+
+// Where a function says what XRT said; cut to `capacity` bytes, a zero among them.
+struct Text {
+  char* data;
+  std::size_t capacity;
+};
+
+struct View {
+  Buffer* buffer;
+  std::size_t offset;
+  std::size_t bytes;
+};
+
+struct Call {
+  Sequence* sequence;
+  const View* arguments;
+  std::size_t count;
+};
+
+enum class Direction : std::int32_t { kToDevice, kToHost };
+
+// All functions may be called from any thread; one object is used by one thread at a time, but for
+// devices and arrays. What a function makes is freed with its `free_`; a device or an array may be
+// freed before what was made of it. Without kOk nothing was made, and `error` says why.
+struct Table {
+  std::uint32_t version;
+
+  // `description`: "NPU Strix, XRT 2.25".
+  Status (*open_device)(Device** device, Text description, Text error);
+  void (*free_device)(Device* device);
+
+  // An xclbin, in a hardware context of its own.
+  Status (*load_array)(Device* device, const char* file, Array** array, Text error);
+  void (*free_array)(Array* array);
+
+  // Instructions of the NPU's controller. A word is not written while a call of it is under way.
+  Status (*make_sequence)(Array* array, const std::uint32_t* words, std::size_t count,
+                          Sequence** sequence, Text error);
+  Status (*write_word)(Sequence* sequence, std::size_t word, std::uint32_t value, Text error);
+  void (*free_sequence)(Sequence* sequence);
+
+  // Zeros for both sides; `host`: where the host has it, page-aligned.
+  Status (*make_buffer)(Device* device, std::size_t bytes, Buffer** buffer, void** host,
+                        Text error);
+  Status (*move)(Buffer* buffer, Direction direction, std::size_t offset, std::size_t bytes,
+                 Text error);
+  void (*free_buffer)(Buffer* buffer);
+
+  // One dispatch. `word_bytes`: how many bytes of instructions were moved to the device for it.
+  Status (*submit)(Array* array, const Call* calls, std::size_t count, Submission** submission,
+                   std::size_t* word_bytes, Text error);
+  // `failed`: which call, where XRT knows; else it is left. kTimeout after `milliseconds`: the
+  // calls may be under way still.
+  Status (*wait)(Submission* submission, std::uint32_t milliseconds, std::size_t* failed,
+                 Text error);
+  // Whether all calls ended well. Waits until the driver's watchdog has ended them, if they have
+  // not; what it never ends is kept, with all it uses.
+  bool (*free_submission)(Submission* submission);
+};
+
+// The one symbol the plugin exports.
+using GetTable = const Table* (*)();
+inline constexpr const char* kGetTable = "flownpu_xrt_table";
+
+}  // namespace flownpu::npu::xrt_abi

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets packages of Debian or Ubuntu for the tests, without root: apt downloads them into a folder of ours.
+
+Where there is no apt, or no network, the reason is written down in that folder, and the tests that need the packages
+are skipped with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Apt", "UnavailableError", "make_sure", "reason"]
+
+SECONDS = 600
+# apt's state, which is of no use once the packages are unpacked.
+STATE = ("cache", "lists", "packages")
+
+
+class UnavailableError(RuntimeError):
+    """Why a package cannot be had."""
+
+
+class Apt:
+    """apt with its lists and archives in a folder, which is emptied first.
+
+    Args:
+        folder: `root/` in it gets the packages' files.
+        what: is wanted, for messages: "mlir-opt".
+
+    Raises:
+        UnavailableError: this machine has none of apt's programs.
+    """
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self.folder, self.what = folder, what
+        for tool in ("apt-get", "apt-cache", "dpkg-deb", "dpkg-query"):
+            if shutil.which(tool) is None:
+                raise UnavailableError(f"{what} is not installed, and this machine has no {tool} to get Debian's with")
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in ("lists/partial", "cache/archives/partial", "packages"):
+            (folder / name).mkdir(parents=True)
+        # Without root no lock can be taken and no other user be become; lists and archives are ours.
+        self._settings = (
+            f'Dir::State::lists "{folder}/lists";\nDir::Cache "{folder}/cache";\n'
+            'Debug::NoLocking "true";\nAPT::Sandbox::User "root";\nAcquire::Languages "none";\n'
+            'Acquire::http::Timeout "20";\nAcquire::https::Timeout "20";\nAcquire::Retries "1";\n'
+        )
+        (folder / "apt.conf").write_text(self._settings, encoding="utf-8")
+
+    def use_suite(self, suite: str) -> None:
+        """Looks at one suite of the machine's own Debian mirror, instead of at what the machine does.
+
+        Args:
+            suite: of Debian: "testing".
+
+        Raises:
+            UnavailableError: the machine has no source of Debian's, or its mirror no such suite.
+        """
+        mirror, keyring = self._debian_mirror()
+        signed = f"Signed-By: {keyring}\n" if keyring else ""
+        sources = self.folder / "newer.sources"
+        sources.write_text(f"Types: deb\nURIs: {mirror}\nSuites: {suite}\nComponents: main\n{signed}", encoding="utf-8")
+        only = f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\n'
+        (self.folder / "apt.conf").write_text(self._settings + only, encoding="utf-8")
+        self.run("apt-get", "update", "-q")
+
+    def use_machine(self) -> None:
+        """Looks at the machine's own sources, as at first."""
+        (self.folder / "apt.conf").write_text(self._settings, encoding="utf-8")
+
+    def _debian_mirror(self) -> tuple[str, str]:
+        """The address of Debian's archive in the machine's sources, and the keys that it is signed with."""
+        self.use_machine()
+        layout = "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)|$(SOURCESENTRY)"
+        for line in self.run("apt-get", "indextargets", "--format", layout, "Created-By: Packages").splitlines():
+            origin, label, component, mirror, entry = line.split("|")
+            if (origin, label, component) == ("Debian", "Debian", "main"):
+                source = Path(entry.rpartition(":")[0])
+                text = source.read_text(encoding="utf-8") if source.is_file() else ""
+                match = re.search(r"signed-by\s*[:=]\s*(/[^\s\]]+)", text, re.IGNORECASE)
+                return mirror, match[1] if match else ""
+        raise UnavailableError(f"{self.what} is not installed, and this machine has no source of Debian's packages")
+
+    def candidate(self, package: str) -> str:
+        """The version that apt would install; empty if it knows none."""
+        match = re.search(r"Candidate: (\S+)", self.run("apt-cache", "policy", package))
+        return match[1] if match and match[1] != "(none)" else ""
+
+    def missing(self, package: str) -> list[str]:
+        """A package and all that it depends on, but for what is installed."""
+        no = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+        needed = self.run("apt-cache", "depends", "--recurse", *no, package)
+        names = set(re.findall(r"^([a-z0-9][a-z0-9+.-]*)$", needed, re.MULTILINE))
+        installed = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n")
+        return sorted(names - set(re.findall(r"^(\S+) installed$", installed, re.MULTILINE)))
+
+    def unpack(self, *packages: str) -> None:
+        """Downloads packages and puts their files into `root/`."""
+        # Not apt-get install: that wants a system whose packages are all in order.
+        self.run("apt-get", "download", "-q", *packages)
+        for file in sorted((self.folder / "packages").glob("*.deb")):
+            self.run("dpkg-deb", "-x", str(file), str(self.folder / "root"))
+            file.unlink()
+
+    def finish(self) -> None:
+        """Removes all but the packages' files."""
+        for name in STATE:
+            shutil.rmtree(self.folder / name)
+
+    def run(self, *command: str) -> str:
+        """What a command says.
+
+        Raises:
+            UnavailableError: it fails; the message has its last line.
+        """
+        environment = os.environ | {
+            "APT_CONFIG": str(self.folder / "apt.conf"),
+            "LC_ALL": "C",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
+        failed = f"{self.what} is not installed, and getting Debian's failed"
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder / "packages",
+                env=environment,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UnavailableError(f"{failed}: {error}") from error
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise UnavailableError(f"{failed}: {' '.join(command[:2])}: {last}")
+        return done.stdout
+
+
+def make_sure(what: str, note: str, folder: Path, find: Callable[[], str | None], fetch: Callable[[], None]) -> None:
+    """Makes sure of something, or says why it cannot be had; never fails, for the tests run without it too.
+
+    Args:
+        what: is wanted.
+        note: why, and how much is to be downloaded.
+        folder: where `fetch` puts it, and where the reason is kept.
+        find: says where it is.
+        fetch: gets it, or raises UnavailableError.
+    """
+    if find() is None:
+        sys.stdout.write(f"Getting Debian's {what}, {note}, once\n")
+        try:
+            fetch()
+        except UnavailableError as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "reason").write_text(str(error), encoding="utf-8")
+            sys.stdout.write(f"{error}. The tests that need it are skipped\n")
+            return
+    sys.stdout.write(f"{what}: {find()}\n")
+
+
+def reason(folder: Path, otherwise: str) -> str:
+    """Why `make_sure` did not get it; `otherwise`, if it was not asked."""
+    file = folder / "reason"
+    return file.read_text(encoding="utf-8") if file.is_file() else otherwise

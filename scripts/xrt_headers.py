@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets Debian's headers of XRT, against which the tests build the XRT runtime (ops/npu/xrt/), and its library.
+
+The headers of a Debian that is older than trixie's backports are of an XRT without NPUs; so where the machine's own
+sources have none that is new enough, a newer suite of its Debian mirror is looked at. All is unpacked into build/xrt/,
+where CMake looks for it. The library is not run: the tests look up in it what the plugin asks of XRT. Run it as
+`python -m scripts.xrt_headers`.
+"""
+
+import re
+from pathlib import Path
+
+from scripts import debian_packages
+from scripts.debian_packages import Apt, UnavailableError
+
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "xrt"
+OLDEST = (2, 19)  # what ops/npu/xrt/ is written for: xrt::ext::bo and runlists of NPUs
+# From the one with the smallest list of packages to the largest.
+SUITES = ("stable-backports", "testing", "unstable")
+
+
+def find() -> str | None:
+    """The folder of headers that was fetched."""
+    folder = FOLDER / "root" / "usr" / "include"
+    return str(folder) if (folder / "xrt" / "xrt_device.h").is_file() else None
+
+
+def library() -> Path | None:
+    """Debian's libxrt_coreutil, which needs a newer C library than this machine may have."""
+    return next(iter(sorted((FOLDER / "root" / "usr" / "lib").glob("*/libxrt_coreutil.so.2"))), None)
+
+
+def reason() -> str:
+    """What to say where there are none."""
+    return debian_packages.reason(FOLDER, "there are no headers of XRT: python -m scripts.xrt_headers gets Debian's")
+
+
+def is_new_enough(version: str) -> bool:
+    """Whether a package's version is of an XRT for NPUs; 202210.2.13 is of 2022, and without."""
+    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", version)
+    return bool(match) and OLDEST <= (int(match[1]), int(match[2])) < (100, 0)  # type: ignore[index]
+
+
+def fetch() -> None:
+    """Gets the headers of XRT and of libuuid, which they include.
+
+    Raises:
+        UnavailableError: that cannot be done here; the message says why.
+    """
+    apt = Apt(FOLDER, "XRT")
+    apt.run("apt-get", "update", "-q")
+    apt.unpack("uuid-dev")
+    if not is_new_enough(apt.candidate("libxrt-dev")):
+        use_newer_suite(apt)
+    apt.unpack("libxrt-dev", "libxrt2")
+    apt.finish()
+    if find() is None:
+        raise UnavailableError("Debian's libxrt-dev was unpacked, and there is no xrt/xrt_device.h in it")
+    (FOLDER / "root").touch()  # newer than what was built without it
+
+
+def use_newer_suite(apt: Apt) -> None:
+    """Looks at the first suite of Debian's that has an XRT for NPUs."""
+    problem = f"XRT is not installed, and none of Debian's suites {', '.join(SUITES)} has {'.'.join(map(str, OLDEST))}"
+    for suite in SUITES:
+        try:
+            apt.use_suite(suite)
+        except UnavailableError as error:  # a mirror need not have them all
+            problem = str(error)
+            continue
+        if is_new_enough(apt.candidate("libxrt-dev")):
+            return
+    raise UnavailableError(problem)
+
+
+def main() -> None:
+    """Makes sure of the headers, or says why there are none."""
+    debian_packages.make_sure(
+        "headers of XRT", "for the tests of the XRT runtime: about 25 MB", FOLDER, find=find, fetch=fetch
+    )
+
+
+if __name__ == "__main__":
+    main()

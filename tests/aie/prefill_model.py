@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What prefill must leave, in float64, and how far each number may be off.
+
+As in decode_layer_model.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
+own wherever the array rounds; a number may be off by so many of their standard deviations. A sum of many errors over
+the deviation of 32 such sums is Student's t with 31 degrees of freedom: beyond 9 in 4 of 10^10 cases, where the tests
+compare 10^7 numbers. What is new here:
+
+- On XDNA2 the matrix unit reads 8 neighbours with one exponent (kernels/README.md, "Arithmetic"): A and B of a GEMM
+  along K, queries and keys along d, attention's weights and values along 8 neighbouring keys. The unit of a mantissa is
+  2^-6 of the largest's power of two, and rounding to it is off by half of that at most.
+- The dequantised weights are rounded to bf16 before that. A product sums so many of these errors that it is off by a
+  normal number of their variance. A weight is off by the same for all tokens; as if that made a product's errors the
+  same share of their deviations for all tokens, one such number serves a copy's tokens.
+- The cache of a copy is that copy's, so what one chunk was off by the next one sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.ops import flow_qkv_attention, q4nx, q4nx_matmul
+from tests.aie.decode_layer_model import EPSILON, SAMPLES, Rounding, rms_norm
+from tests.aie.host_kernels import BF16_ROUNDING, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from flownpu.aie.designs.decode_layer import Layer, LayerShape
+    from tests.aie.decode_layer_model import LayerWeights
+
+    _Step = tuple[int, str, np.ndarray, np.ndarray]
+    _Steps = Generator[_Step, None, tuple[np.ndarray, np.ndarray]]
+
+DEVIATIONS = 9
+ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
+
+
+@dataclass
+class PrefillModel:
+    """Layers, and the caches of the exact model and its copies.
+
+    Attributes:
+        shape: of the layers.
+        layers: what tells them apart.
+        weights: of each.
+        rotary: bf16 [tables, context, d].
+        scale: of the scores.
+        rng: for the errors.
+        cache: float64 [1 + copies, layers, context, G, 2, d], row 0 exact.
+    """
+
+    shape: LayerShape
+    layers: list[Layer]
+    weights: list[LayerWeights]
+    rotary: np.ndarray
+    scale: float
+    rng: np.random.Generator
+    cache: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        rows = 1 + SAMPLES, len(self.layers), self.rotary.shape[1], shape.kv_heads, 2, shape.d
+        self.cache = np.zeros(rows)
+        self._rounded = Rounding(self.rng)
+        self._off: dict[tuple[int, int], np.ndarray] = {}
+
+    def prefill(self, hidden: np.ndarray, position: int) -> Iterator[_Step]:
+        """Tokens at `position` and on, whose embeddings are bf16 [tokens, D], through all layers.
+
+        Yields:
+            layer, buffer (tests/aie/prefill_layer.py), the expected numbers [tokens, ..], their tolerance. The cache is
+            in `cache`.
+        """
+        residual = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)
+        update = np.zeros_like(residual)
+        for index in range(len(self.layers)):
+            residual, update = yield from self._layer(index, residual, update, position)
+
+    def _layer(self, index: int, residual: np.ndarray, update: np.ndarray, position: int) -> _Steps:
+        def made(name: str, copies: np.ndarray) -> _Step:
+            return index, name, copies[0], deviation(copies)
+
+        norms = np.split(self.weights[index].norms, 2)
+        hidden = residual
+        if index > 0:
+            hidden = self._add(norms[0], residual, update)
+            yield made("hidden", hidden)
+        x = self._norm(norms[0], hidden)
+        yield made("x", x)
+        qkv = self._product(index, 0, x)
+        yield made("qkv", qkv)
+        q, context = self._attend(index, qkv, position)
+        yield made("q", q)
+        yield made("context", context)
+        attended = self._product(index, 1, context)
+        yield made("attended", attended)
+        residual = self._add(norms[1], hidden, attended)
+        yield made("residual", residual)
+        x = self._norm(norms[1], residual)
+        yield made("x", x)
+        activated = self._product(index, 2, x)
+        yield made("activated", activated)
+        update = self._product(index, 3, activated)
+        yield made("update", update)
+        return residual, update
+
+    def outcome(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """The cache's positions first .. last - 1 [layers, positions, G, 2, d], and their tolerance."""
+        written = self.cache[:, :, first:last]
+        return written[0], deviation(written)
+
+    # --- The steps ----------------------------------------------------------------------------------------------------
+
+    def _add(self, norms: np.ndarray, residual: np.ndarray, update: np.ndarray) -> np.ndarray:
+        """The residual stream with the update, normalised first where there are post-norms."""
+        return self._rounded(residual + (rms_norm(update, norms[0]) if self.shape.post_norms else update))
+
+    def _norm(self, norms: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """What the next projection reads of it."""
+        return self._rounded(rms_norm(residual, norms[-1]))
+
+    def _product(self, index: int, number: int, x: np.ndarray) -> np.ndarray:
+        """A projection: row 0 by the operator."""
+        shape, weights, projection = self.shape, self.weights[index], self.shape.projections[number]
+        blocks = (weights.qkv, weights.output, weights.gate_up, weights.down)[number]
+        gating = shape.activation if projection.gated else "none"
+        exact = q4nx_matmul.reference(x[0], blocks, rows=projection.rows, columns=projection.columns, gating=gating)
+        weight = q4nx.dequantize(blocks, 32 * len(blocks), projection.columns).astype(np.float64)
+        variance = ((BF16_ROUNDING * weight) ** 2 + (_units(weight) / 2) ** 2) / 3  # of errors up to these
+        if (index, number) not in self._off:
+            self._off[index, number] = self.rng.normal(size=(SAMPLES, 1, len(weight)))
+        read = self._in_blocks(x)[1:]
+        sums = (read.reshape(-1, read.shape[-1]) @ weight.T).reshape(*read.shape[:2], -1)  # one product is quicker
+        sums += self._off[index, number] * np.sqrt(x[0] ** 2 @ variance.T)
+        if projection.gated:
+            gate, up = np.split(sums, 2, axis=-1)
+            sums = ACTIVATIONS[gating](gate) * up
+        return self._rounded(np.concatenate([exact[None], sums]))
+
+    def _attend(self, index: int, qkv: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and attention's output, [copies, tokens, H d]; row 0 is the operator's. Keys and values are kept."""
+        shape, layer, rows, tokens = self.shape, self.layers[index], *qkv.shape[:2]
+        heads, kv_heads, end = shape.heads, shape.kv_heads, position + tokens
+        norms = wide(self.weights[index].qk_norm) if shape.qk_norm else [None, None]
+        cosine, sine = np.split(wide(self.rotary[layer.table]), 2, axis=1)
+        past = self.cache[:1, index].transpose(3, 0, 2, 1, 4)
+        expected, *_ = flow_qkv_attention.reference(
+            qkv[:1], past_key=past[0], past_value=past[1], seqlens_k=np.array([end - 1]),
+            total_sequence_length=np.array([self.cache.shape[2]]), cos_cache=cosine, sin_cache=sine,
+            q_norm_weight=norms[0], k_norm_weight=norms[1], num_heads=heads, kv_num_heads=kv_heads,
+            head_size=shape.d, scale=self.scale, do_rotary=1, local_window_size=layer.window or -1,
+            qk_norm_epsilon=EPSILON,
+        )  # fmt: skip
+
+        by_head = qkv.reshape(rows, tokens, -1, shape.d)
+        q, k, v = np.split(by_head, [heads, heads + kv_heads], axis=2)
+        angles = cosine[position:end, None], sine[position:end, None]
+        q, k = (self._rounded(turned(part, norm, *angles)) for part, norm in zip((q, k), norms, strict=True))
+        self.cache[:, index, position:end] = np.stack([k, v], axis=3)
+        keys, values = self.cache[:, index, :end].transpose(3, 0, 2, 1, 4)  # [copies, G, keys, d]
+        group = heads // kv_heads
+        queries = self._in_blocks(q).reshape(rows, tokens, kv_heads, group, shape.d).transpose(0, 2, 3, 1, 4)
+        scores = (self.scale or shape.d**-0.5) * queries @ self._in_blocks(keys)[:, :, None].swapaxes(-1, -2)
+        at, key = position + np.arange(tokens)[:, None], np.arange(end)
+        seen = (key <= at) & (key > at - (layer.window or end))
+        scores = np.where(seen, scores, -np.inf)
+        weights = self._rounded(np.exp(scores - scores.max(-1, keepdims=True)))
+        total = weights.sum(-1, keepdims=True)
+        # Blocks of 8 keys lie along the last axis, but for the values.
+        padded = [(0, 0)] * 4 + [(0, -end % 8)]
+        weights = self._in_blocks(np.pad(weights, padded))
+        values = self._in_blocks(np.pad(values.swapaxes(-1, -2), padded[1:])).swapaxes(-1, -2)
+        context = (weights @ values[:, :, None] / total).transpose(0, 3, 1, 2, 4).reshape(rows, tokens, -1)
+        np.testing.assert_allclose(context[:1], expected, rtol=1e-9, atol=1e-12)  # the copies are copies of this
+        return q.reshape(rows, tokens, -1), self._rounded(context)
+
+    def _in_blocks(self, values: np.ndarray) -> np.ndarray:
+        """As the matrix unit reads numbers: 8 along the last axis with one exponent. Row 0 stays exact."""
+        error = self.rng.uniform(-0.5, 0.5, values.shape)
+        error[0] = 0
+        return np.asarray(values + error * _units(values))
+
+
+def _units(values: np.ndarray) -> np.ndarray:
+    """Of each number's mantissa in block floating point, 8 along the last axis."""
+    largest = np.abs(values).reshape(*values.shape[:-1], -1, 8).max(-1)
+    exponent = np.floor(np.log2(np.where(largest > 0, largest, 1))) - 6
+    return np.repeat(np.where(largest > 0, np.exp2(exponent), 0), 8, -1)
+
+
+def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.ndarray) -> np.ndarray:
+    """Heads [.., d], normalised if they have a norm, turned by their token's angles."""
+    x = x if norm is None else x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * norm
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+
+
+def deviation(copies: np.ndarray) -> np.ndarray:
+    """The tolerance: so many deviations of the copies; and of numbers that are exact, nothing."""
+    return np.asarray(DEVIATIONS * copies[1:].std(0))

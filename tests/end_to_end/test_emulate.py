@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trained small model in GenAI on the emulated NPU; layers in the full shapes of public models."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.npu_calls import build_artifacts
+from tests.convert.test_numbers import StockDecoder
+from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
+from tests.npu.models import Models
+from tests.npu.rounding import array_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.end_to_end.conftest import Tokens
+
+CONTEXT = 256
+NEW_TOKENS = 32
+CPU = {"device": "cpu", "activations": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def emulated(
+    converted: Callable[..., Path], open_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
+    """The small model on device=emulate, by options of its conversion; artifacts for CONTEXT tokens."""
+    folders: dict[str, str] = {}
+
+    def model(provider_options: dict[str, str] | None = None, **options: Any) -> Any:
+        key = json.dumps(options, sort_keys=True)
+        if key not in folders:
+            folders[key] = str(tmp_path_factory.mktemp("artifacts") / "emulate")
+            build_artifacts(converted(**options), context=CONTEXT, output=Path(folders[key]))
+        given = {"device": "emulate", "artifacts": folders[key], **(provider_options or {})}
+        return open_model(provider_options=given, **options)
+
+    return model
+
+
+@pytest.fixture(scope="module")
+def long_prompt(held_out: Tokens) -> Tokens:
+    """Beyond the window of 64, and beyond a chunk of 64 tokens, so that one of 256 is taken."""
+    return held_out[:110]
+
+
+def assert_same(ours: Reply, theirs: Reply, text: Tokens, reference: Any) -> None:
+    """The first token that differs, if any, was chosen between two logits that are too close to tell.
+
+    Both round, the array more; the gap of two logits has sqrt(2) times the error of one. Of NEW_TOKENS gaps the largest
+    error is within 4 of these. Tokens after a difference answer another text and are not compared.
+    """
+    for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+        ids = np.array(text + theirs.tokens[:i])
+        if a != b:
+            error = array_error(reference, ids, [len(ids) - 1], prompt=True)
+            gap = theirs.logits[i][b] - theirs.logits[i][a]
+            assert gap <= 4 * math.sqrt(2) * error, f"token {i}: {a} for {b}"
+            return
+
+
+def turns_of(model: Any, *prompts: Tokens, share: bool = True) -> list[Reply]:
+    generator = generator_of(model, CONTEXT, past_present_share_buffer=share)
+    return [reply(generator, prompt, NEW_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_two_turns(
+    share: bool, emulated: Callable[..., Any], open_model: Callable[..., Any], long_prompt: Tokens,
+    prompts: list[Tokens], reference: Any,
+) -> None:  # fmt: skip
+    """A prompt beyond the window and 32 tokens, twice: the tokens of the CPU device with bf16 activations."""
+    texts = long_prompt, prompts[0]
+    ours, theirs = (turns_of(model, *texts, share=share) for model in (emulated(), open_model(provider_options=CPU)))
+    before: Tokens = []
+    for mine, its, prompt in zip(ours, theirs, texts, strict=True):
+        assert_same(mine, its, before + prompt, reference)
+        if mine.tokens != its.tokens:
+            break
+        before += prompt + its.tokens
+    # The first turn's logits, as far as the texts are the same.
+    same = next((i for i in range(NEW_TOKENS) if ours[0].tokens[i] != theirs[0].tokens[i]), NEW_TOKENS - 1) + 1
+    found, expected = (np.array(replies[0].logits[:same]) for replies in (ours, theirs))
+    ids = np.array(long_prompt + theirs[0].tokens[: same - 1])
+    positions = range(len(long_prompt) - 1, len(ids))
+    error = np.sqrt(np.square(found - expected).mean())
+    assert error < 2 * array_error(reference, ids, positions, prompt=True) < expected.std() / 20
+
+
+def test_a_window_sized_cache(emulated: Callable[..., Any], long_prompt: Tokens) -> None:
+    """The same tokens as with a cache of all positions: on the array they are the same caches."""
+    (plain,), (windowed,) = (turns_of(emulated(sliding_window_cache=w), long_prompt) for w in (False, True))
+    assert windowed.tokens == plain.tokens
+    assert np.array(windowed.logits).tobytes() == np.array(plain.logits).tobytes()
+
+
+def test_a_rewind(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+    """What was said before and taken back changes nothing."""
+    model = emulated()
+    generator = generator_of(model, CONTEXT)
+    reply(generator, long_prompt, 4)
+    generator.rewind_to(20)
+    again = reply(generator, prompts[1], 8)
+    generator = generator_of(model, CONTEXT)
+    generator.append_tokens(np.array([long_prompt[:20]], np.int32))
+    generator.get_logits()
+    fresh = reply(generator, prompts[1], 8)
+    # The same but for the prompt's cut into chunks, which a row does not depend on.
+    assert again.tokens == fresh.tokens
+
+
+def test_a_batch_is_refused_or_the_cpu_s(
+    emulated: Callable[..., Any], open_model: Callable[..., Any], prompts: list[Tokens]
+) -> None:
+    def batch(model: Any) -> list[Tokens]:
+        generator = generator_of(model, 40, batch_size=2)
+        generator.append_tokens(np.array([prompts[0][:6]] * 2, np.int32))
+        for _ in range(8):
+            generator.generate_next_token()
+        return [generator.get_sequence(i).tolist() for i in range(2)]
+
+    with pytest.raises(RuntimeError, match=r"expected one sequence, got a batch of 2: .* on_unsupported to cpu"):
+        batch(emulated())
+    assert batch(emulated({"on_unsupported": "cpu", "activations": "bf16"})) == batch(open_model(provider_options=CPU))
+
+
+def test_beyond_the_artifacts_context_the_cpu_goes_on(
+    emulated: Callable[..., Any], open_model: Callable[..., Any], held_out: Tokens, reference: Any
+) -> None:
+    """With the keys and values that the array made."""
+    prompt, capacity = held_out[:250], 250 + NEW_TOKENS
+
+    def run(model: Any) -> Reply:
+        return reply(generator_of(model, capacity), prompt, NEW_TOKENS)
+
+    with pytest.raises(RuntimeError, match=f"expected at most {CONTEXT} tokens, .* got {CONTEXT + 1}: build them for"):
+        run(emulated())
+    ours = run(emulated({"on_unsupported": "cpu", "activations": "bf16"}))
+    assert_same(ours, run(open_model(provider_options=CPU)), prompt, reference)
+
+
+# --- Full shapes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize("name", ["gemma3-1b", "llama3.2-1b"])
+def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
+    """A prompt beyond the window of 32 and two tokens through ONNX Runtime, against transformers in float32.
+
+    Artifacts are where they are looked for: beside the model. Twice the expected rms, as in
+    tests/npu/test_decoder_layers.py.
+    """
+    shutil.copytree(models.converted(name), folder := tmp_path / "model")
+    build_artifacts(folder, context=128)
+    decoder = StockDecoder(folder, "bf16", ep_devices[:1], {"device": "emulate"})
+    ids = np.random.default_rng(0).integers(3, 320, 52)
+    steps = ((0, 50), (50, 51), (51, 52))
+    found = np.array([decoder(ids[None, a:b], np.ones((1, b), np.int64))[0, 0] for a, b in steps])
+    checkpoint, lasts = models.checkpoint(name), [stop - 1 for _, stop in steps]
+    expected = checkpoint.logits(ids[None])[0, lasts]
+    error = np.sqrt(np.square(found - expected).mean())
+    assert error < 2 * array_error(checkpoint.reference, ids, lasts, prompt=True) < expected.std() / 5

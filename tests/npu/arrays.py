@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of a design through the C++ runtime on the emulator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.emulator import flatten_array
+from flownpu.aie.plan import DTYPES
+from tests.ops.device import testing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.aie.plan import Plan
+
+npu = testing.npu
+Argument = tuple[Any, int, int]
+
+
+class Bench:
+    """A runtime with one array; `plan`: any call of it."""
+
+    def __init__(self, plan: Plan, folder: Path, *, runtime: Any = None) -> None:
+        self.flat = flatten_array(plan.array)
+        self.file = str(folder / f"{self.flat.identity}.words")
+        self.flat.words.tofile(self.file)
+        self.runtime = runtime or npu.open_emulated_runtime(plan.array.target)
+        self.array = self.runtime.load(self.file)
+
+    def sequence(self, plan: Plan) -> Any:
+        """The words of a call."""
+        return self.array.sequence(self.flat.flatten(plan.sequence))
+
+    def buffer(self, content: np.ndarray) -> Any:
+        """A buffer of the array's, with this content on both sides."""
+        buffer = self.runtime.allocate(content.nbytes)
+        buffer.bytes()[:] = content.reshape(-1).view(np.uint8)
+        buffer.to_device(0, content.nbytes)
+        return buffer
+
+    def buffers(self, plan: Plan, **contents: np.ndarray) -> dict[str, Any]:
+        """The call's buffers by name, those that are not given full of NaN."""
+        return {
+            record.name: self.buffer(contents.get(record.name, np.full(record.type.bytes, 0xFF, np.uint8)))
+            for record in plan.sequence.buffers
+        }
+
+    def submit(self, *calls: tuple[Any, list[Argument]]) -> Any:
+        """Calls, each a sequence and its arguments, in one dispatch; they are named call 0, call 1."""
+        named = [(f"call {number}", sequence, arguments) for number, (sequence, arguments) in enumerate(calls)]
+        return self.runtime.submit(self.array, named)
+
+    def run(self, *calls: tuple[Any, list[Argument]]) -> None:
+        """Submit, and wait."""
+        self.submit(*calls).wait(1000)
+
+
+def whole(*buffers: Any) -> list[Argument]:
+    """Arguments that are all of a buffer."""
+    return [(buffer, 0, buffer.bytes().size) for buffer in buffers]
+
+
+def read(buffer: Any, plan: Plan, name: str) -> np.ndarray:
+    """What the host has of the call's buffer of this name."""
+    record = next(record for record in plan.sequence.buffers if record.name == name)
+    return np.asarray(buffer.bytes().view(DTYPES[record.type.dtype])).copy()

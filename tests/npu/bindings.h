@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing.npu: what lies below the NPU's device, for Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+// Artifacts, CallFamily, and runtimes with what they make.
+void bind_npu_runtime(nanobind::module_& module);
+// Lowering, the device, and its KV caches.
+void bind_npu_decoder(nanobind::module_& module);

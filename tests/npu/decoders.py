@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoders for the tests of the NPU's device: graphs as it is given them, and a session of its step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx.numpy_helper
+
+from tests.ops.device import _argument, testing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+npu = testing.npu
+BFLOAT16 = ml_dtypes.bfloat16
+
+# ONNX's numbers of element types, and what the device calls them.
+_TYPES = {1: "float", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
+
+
+@dataclass
+class GivenNode:
+    """A node as the execution provider reads it. Values: name, type, shape or None, initializer or None."""
+
+    name: str
+    op_type: str
+    domain: str
+    attributes: dict[str, Any]
+    inputs: list[list[Any]]
+    outputs: list[list[Any]] = field(default_factory=list)
+
+    def given(self) -> tuple[Any, ...]:
+        """For `npu.Partition`."""
+        values = ([tuple(value) for value in of] for of in (self.inputs, self.outputs))
+        return (self.name, self.op_type, self.domain, self.attributes, *values)
+
+
+def read_nodes(folder: Path) -> tuple[list[GivenNode], list[str]]:
+    """The nodes of a model, in order, and the names of its outputs. Constant nodes are initializers, as in ORT."""
+    model = onnx.load(folder / "model.onnx")
+    graph = model.graph
+    arrays = {tensor.name: (tensor.data_type, onnx.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
+    types: dict[str, tuple[int, list[int]]] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        types[value.name] = (tensor.elem_type, [dim.dim_value or -1 for dim in tensor.shape.dim])
+    nodes = []
+    for node in graph.node:
+        attributes = {a.name: _attribute(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+        if node.op_type == "Constant":
+            ((key, value),) = attributes.items()
+            array = onnx.numpy_helper.to_array(value) if key == "value" else np.array(value)
+            arrays[node.output[0]] = (onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array)
+            continue
+
+        def value_of(name: str) -> list[Any]:
+            if name in arrays:
+                kind, array = arrays[name]
+                return [name, _TYPES[kind], list(array.shape), np.array(array)]  # a copy, which may be written to
+            kind, shape = types.get(name, (1, None))
+            return [name, _TYPES[kind], shape, None]
+
+        inputs, outputs = ([value_of(name) for name in names] for names in (node.input, node.output))
+        name = node.name or node.output[0]
+        nodes.append(GivenNode(name, node.op_type, node.domain, attributes, inputs, outputs))
+    return nodes, [value.name for value in graph.output]
+
+
+def _attribute(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def partition(nodes: list[GivenNode]) -> Any:
+    """For `npu.lower_decoder_layers` and `NpuDevice.lower`."""
+    return npu.Partition([node.given() for node in nodes])
+
+
+class Session:
+    """The node DecoderLayers of a model on the emulator, prepared; its caches hold `capacity` positions."""
+
+    def __init__(self, device: Any, nodes: list[GivenNode], outputs: list[str]) -> None:
+        self.device = device
+        self._partition = partition(nodes)
+        self.lowered = device.lower(self._partition, outputs=outputs)
+        assert self.lowered.on_host == [], self.lowered.on_host
+        self.node = next(node for node in self.lowered.nodes if node.op_type == "DecoderLayers")
+        self.attributes = self.node.attributes
+        self.step = device.prepare(self.node)
+
+    def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:
+        """Key and value of each layer, zeros."""
+        sizes = (1, self.attributes["kv_heads"], capacity, self.attributes["head_size"])
+        return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
+
+    def run(
+        self, hidden: np.ndarray, total: int, past: list[np.ndarray], *, share: bool = True, length: int | None = None
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Logits [V] of the last of the tokens `hidden` [S, D], and the presents.
+
+        Args:
+            hidden: float32.
+            total: tokens so far, these included.
+            past: of each layer; with `share` its memory is the present's, as GenAI has it.
+            share: see there.
+            length: seqlens_k + 1, if it is not the total.
+        """
+        rows = np.ascontiguousarray(hidden[None], np.float32)
+        lengths = np.array(total, np.int32), np.array([(length or total) - 1], np.int32)
+        given = [_argument(array) for array in (rows, *lengths, *past)]
+        logits_shape, *shapes = self.step.infer(given, 1 + len(past))
+        logits = np.full(logits_shape, np.nan, np.float32)
+        presents = past if share else [np.zeros(shape, past[0].dtype) for shape in shapes]
+        assert [list(array.shape) for array in presents] == shapes
+        self.step.run(given, [_argument(array) for array in (logits, *presents)])
+        return logits[0, 0], presents

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Artifacts of a model as an NPU's, for the double of XRT: what aiecc would make is the emulator's words in disguise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flownpu.aie.artifact_index import Index
+from flownpu.aie.emulator import flatten_array
+from flownpu.npu_calls import calls_of_model
+from tests.npu.xrt import halves, write_xclbin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def build_for_double(model: Path, folder: Path, context: int) -> Path:
+    """A folder that `device=npu` takes, with the calls of a model."""
+    index = Index(folder, "npu2", emulated=False)
+    for call in calls_of_model(model, "npu2", context, "bf16"):
+        plan = call.plan(call.last)
+        flat = flatten_array(plan.array)
+        array_file = f"{call.array}/array.xclbin"
+        for file in (array_file, call.family_file):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_xclbin(folder / array_file, flat.words)
+        family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
+        (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())
+        index.add(call, array_file, plan.sequence.buffers)
+    index.write()
+    return folder

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models for the NPU's device: the trained one, and untrained ones of the sizes that the array takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert import convert
+from flownpu.npu_calls import build_artifacts
+from tests.convert.conftest import TinyModel, write_tiny
+from tests.end_to_end.conftest import load_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRAINED = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
+# Rows of each projection in multiples of 32, and enough for prefill's designs; a feed-forward that is no multiple of
+# 64, and a hidden size that is none of a block's columns.
+SIZES: dict[str, Any] = {
+    "hidden_size": 288,
+    "intermediate_size": 608,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 320,
+    "max_position_embeddings": 256,
+}
+# "narrow" is too small for prefill's designs.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "odd": ("llama", {"vocab_size": 300}),
+    "narrow": ("llama", {"hidden_size": 160}),
+}
+# Layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and values
+# only; the larger shape has no other, for time's sake.
+_FULL = {"vocab_size": 320, "max_position_embeddings": 256, "spread": 0.0}
+VARIANTS |= {
+    "gemma3-1b": (
+        "gemma3_text",
+        _FULL | {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1,
+                 "head_dim": 256, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32,
+                 "num_hidden_layers": 2},
+    ),
+    "llama3.2-1b": (
+        "llama",
+        _FULL | {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+                 "head_dim": 64, "num_hidden_layers": 1},
+    ),
+}  # fmt: skip
+
+
+def make_checkpoint(name: str, folder: Path) -> TinyModel:
+    """A checkpoint and its reference: "trained", a family's (tests/convert/conftest.py), or one of VARIANTS."""
+    if name == "trained":
+        return TinyModel(TRAINED, load_checkpoint(quantised=True))
+    family, changes = VARIANTS.get(name, (name, {}))
+    return write_tiny(family, folder / "checkpoint", **SIZES | changes)
+
+
+class Models:
+    """Small models by name, made once; `make_folder` makes a folder with a name like the one it is given."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+        self._checkpoints: dict[str, TinyModel] = {}
+        self._converted: dict[str, Path] = {}
+        self._artifacts: dict[str, Path] = {}
+
+    def checkpoint(self, name: str) -> TinyModel:
+        """The checkpoint's folder and transformers' model of it, of what Q4NX holds of its weights."""
+        if name not in self._checkpoints:
+            self._checkpoints[name] = make_checkpoint(name, self._make_folder(name))
+        return self._checkpoints[name]
+
+    def converted(self, name: str, **options: Any) -> Path:
+        """The folder of the converted model."""
+        key = f"{name} {sorted(options.items())}"
+        if key not in self._converted:
+            folder = self._make_folder(name) / "model"
+            convert(self.checkpoint(name).folder, folder, **options)
+            self._converted[key] = folder
+        return self._converted[key]
+
+    def artifacts(self, name: str, context: int) -> Path:
+        """The folder of the emulator's artifacts."""
+        key = f"{name} {context}"
+        if key not in self._artifacts:
+            folder = self._make_folder(name) / "artifacts"
+            built = build_artifacts(self.converted(name), context=context, output=folder)
+            assert (built.left_out == []) == (name != "narrow"), built.left_out
+            self._artifacts[key] = folder
+        return self._artifacts[key]

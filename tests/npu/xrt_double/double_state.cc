@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/npu/xrt_double/double_state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <vector>
+
+namespace xrt_double {
+namespace {
+
+struct Fault {
+  std::string name;
+  std::int64_t after;
+  std::int64_t amount;
+};
+
+struct State {
+  std::mutex mutex;
+  std::string kernels;
+  std::vector<Fault> faults;
+  std::vector<std::string> violations;
+  std::map<std::string, std::int64_t> alive;
+  int watchdog_rounds = 0;
+};
+
+// Never destroyed: what the plugin abandoned may outlive all else.
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+
+bool holds(const std::string& name) { return name == "devices" || name == "version"; }
+
+}  // namespace
+
+Alive::Alive(const char* kind) : kind_(kind) {
+  const std::lock_guard lock(state().mutex);
+  ++state().alive[kind_];
+}
+
+Alive::~Alive() {
+  const std::lock_guard lock(state().mutex);
+  --state().alive[kind_];
+}
+
+void violate(const std::string& what) {
+  const std::lock_guard lock(state().mutex);
+  state().violations.push_back(what);
+}
+
+std::optional<std::int64_t> struck(const std::string& fault) {
+  const std::lock_guard lock(state().mutex);
+  auto& faults = state().faults;
+  const auto found =
+      std::find_if(faults.begin(), faults.end(), [&](const Fault& f) { return f.name == fault; });
+  if (found == faults.end() || found->after-- > 0) return std::nullopt;
+  const std::int64_t amount = found->amount;
+  faults.erase(found);
+  return amount;
+}
+
+std::int64_t setting(const std::string& fault, std::int64_t otherwise) {
+  const std::lock_guard lock(state().mutex);
+  for (const Fault& set : state().faults) {
+    if (set.name == fault) return set.amount;
+  }
+  return otherwise;
+}
+
+void throw_if_struck(const std::string& fault, const std::string& what) {
+  if (const auto number = struck(fault)) {
+    throw std::system_error(static_cast<int>(*number), std::system_category(), what);
+  }
+}
+
+std::string kernel_library() {
+  const std::lock_guard lock(state().mutex);
+  return state().kernels;
+}
+
+int watchdog_rounds() {
+  const std::lock_guard lock(state().mutex);
+  return state().watchdog_rounds;
+}
+
+}  // namespace xrt_double
+
+using xrt_double::state;
+
+void xrt_double_use_kernels(const char* library) {
+  const std::lock_guard lock(state().mutex);
+  state().kernels = library;
+}
+
+void xrt_double_reset() {
+  const std::lock_guard lock(state().mutex);
+  state().faults.clear();
+  state().violations.clear();
+}
+
+void xrt_double_inject(const char* fault, std::int64_t after, std::int64_t amount) {
+  const std::lock_guard lock(state().mutex);
+  if (xrt_double::holds(fault)) {
+    std::erase_if(state().faults, [&](const auto& set) { return set.name == fault; });
+  }
+  state().faults.push_back({fault, after, amount});
+}
+
+void xrt_double_end_hung_calls() {
+  const std::lock_guard lock(state().mutex);
+  ++state().watchdog_rounds;
+}
+
+std::int64_t xrt_double_alive(const char* kind) {
+  const std::lock_guard lock(state().mutex);
+  std::int64_t count = 0;
+  for (const auto& [name, alive] : state().alive) {
+    if (*kind == '\0' || name == kind) count += alive;
+  }
+  return count;
+}
+
+std::int64_t xrt_double_violations(char* text, std::size_t capacity) {
+  const std::lock_guard lock(state().mutex);
+  std::string all;
+  for (const std::string& violation : state().violations) all += violation + "\n";
+  const std::size_t length = std::min(all.size(), capacity - 1);
+  std::memcpy(text, all.data(), length);
+  text[length] = '\0';
+  return static_cast<std::int64_t>(state().violations.size());
+}

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ops/lowering: weights of MatMulNBits and GatherBlockQuantized, against ORT's kernels and the Python rules' bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+F32, U8 = TensorProto.FLOAT, TensorProto.UINT8
+
+
+def session(ep_devices: list[Any], model: onnx.ModelProto | Path, **options: str) -> onnxruntime.InferenceSession:
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_provider_for_devices(ep_devices, options)
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return onnxruntime.InferenceSession(source, configuration)
+
+
+def stock(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def codes_of(rng: np.random.Generator, rows: int, columns: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes packed as MatMulNBits has them, and scales that bf16 holds exactly, so that Q4NX rounds nothing of them."""
+    blocks = -(-columns // block)
+    codes = rng.integers(0, 256, (rows, blocks, block // 2), np.uint8)
+    scales = (rng.integers(128, 256, (rows, blocks)) * 2.0**-14).astype(np.float32)
+    return codes, scales
+
+
+def points_of(rng: np.random.Generator, kind: str, rows: int, blocks: int) -> np.ndarray | None:
+    """Zero points: none, packed to whole bytes a row, or as numbers."""
+    if kind == "none":
+        return None
+    if kind == "packed":
+        return rng.integers(0, 256, (rows, -(-blocks // 2)), np.uint8)
+    return rng.integers(0, 16, (rows, blocks)).astype(np.float32)
+
+
+def numbers_of(points: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Zero points as numbers, one a scale."""
+    if points is None:
+        return np.full(shape, 8, np.float32)
+    if points.dtype == np.uint8:
+        points = np.stack([points & 15, points >> 4], -1).reshape(len(points), -1)[:, : shape[1]]
+    return points.astype(np.float32)
+
+
+def unpacked(codes: np.ndarray, columns: int) -> np.ndarray:
+    return np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)[:, :columns]
+
+
+def dequantized(
+    codes: np.ndarray, scales: np.ndarray, points: np.ndarray, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The weight and the blocks' minima, in float64."""
+    block = codes.shape[2] * 2
+    scale, point = (np.repeat(values.astype(np.float64), block, 1)[:, :columns] for values in (scales, points))
+    return scale * (unpacked(codes, columns) - point), -scales.astype(np.float64) * points
+
+
+def matmul(rows: int, columns: int, block: int, constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+    inputs = ["x", *(name if name in constants else "" for name in ("codes", "scales", "points", "g_idx", "bias"))]
+    while inputs[-1] == "":
+        inputs.pop()
+    node = helper.make_node(
+        "MatMulNBits", inputs, ["y"], "product", domain="com.microsoft", N=rows, K=columns, bits=4, block_size=block
+    )
+    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    values = (
+        helper.make_tensor_value_info("x", F32, ["tokens", columns]),
+        helper.make_tensor_value_info("y", F32, ["tokens", rows]),
+    )
+    graph = helper.make_graph([node], "g", [values[0]], [values[1]], initializers)
+    return helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    )
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+@pytest.mark.parametrize(("rows", "columns", "block"), [(32, 256, 32), (40, 96, 32), (96, 320, 64), (33, 384, 128)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_ort_s(
+    ep_devices: list[Any], rows: int, columns: int, block: int, points: str, bias: bool
+) -> None:
+    rng = np.random.default_rng(rows + columns)
+    codes, scales = codes_of(rng, rows, columns, block)
+    constants = {"codes": codes, "scales": scales}
+    if (zero_points := points_of(rng, points, rows, scales.shape[1])) is not None:
+        constants["points"] = zero_points
+    if bias:
+        constants["bias"] = rng.standard_normal(rows).astype(np.float32)
+    model = matmul(rows, columns, block, constants)
+    x = rng.standard_normal((5, columns)).astype(np.float32)
+    found = session(ep_devices, model, activations="bf16").run(None, {"x": x})[0]
+    expected = stock(model).run(None, {"x": x})[0]
+    numbers = numbers_of(zero_points, scales.shape)
+    weight, minima = dequantized(codes, scales, numbers, columns)
+    # bf16 rounds x by 2^-9 of it at most, evenly: a deviation of 2^-9 / sqrt(3); sums of K such, 6 deviations. And what
+    # bf16 rounds a minimum by is the same for a block's columns, so it meets the sum of x over them.
+    rounding = 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x.astype(np.float64) ** 2) @ (weight**2).T)
+    sums = np.add.reduceat(x.astype(np.float64), np.arange(0, columns, block), axis=1)
+    shift = np.abs(sums) @ np.abs(minima.astype(q4nx.BFLOAT16).astype(np.float64) - minima).T
+    np.testing.assert_array_less(np.abs(found - expected), rounding + shift)
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+@pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (96, 320, 64)])
+def test_bytes_are_those_of_the_file_s_rule(
+    ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
+) -> None:
+    """What `flownpu convert` writes, ops.q4nx, and what a session is given, as a compiled model keeps it."""
+    rng = np.random.default_rng(rows)
+    codes, scales = codes_of(rng, rows, columns, block)
+    constants = {"codes": codes, "scales": scales}
+    zero_points = points_of(rng, points, rows, scales.shape[1])
+    if zero_points is not None:
+        constants["points"] = zero_points
+    numbers = numbers_of(zero_points, scales.shape)
+    onnx.save(matmul(rows, columns, block, constants), tmp_path / "m.onnx")
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_session_config_entry("ep.context_enable", "1")
+    configuration.add_provider_for_devices(ep_devices, {})
+    onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), configuration)
+
+    repeats, groups = block // q4nx.GROUP, -(-columns // q4nx.GROUP)
+    by_group = [np.repeat(values, repeats, 1)[:, :groups] for values in (scales, -scales * numbers)]
+    expected = q4nx.pack(*q4nx.from_affine(unpacked(codes, columns), *by_group)).tobytes()
+    assert expected in (tmp_path / "m_ctx.0.flownpu").read_bytes()
+
+
+def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp_path: Path) -> None:
+    """An embedding that is the LM head too is one constant, though the graph reshapes it for the one."""
+    rng = np.random.default_rng(3)
+    rows, columns = 64, 96
+    codes, scales = codes_of(rng, rows, columns, 32)
+    product = matmul(rows, columns, 32, {"codes": codes, "scales": scales}).graph
+    shape = onnx.numpy_helper.from_array(np.array([rows, columns // 2]), "shape")
+    nodes = [
+        helper.make_node("Reshape", ["codes", "shape"], ["table"]),
+        helper.make_node(
+            "GatherBlockQuantized", ["table", "tokens", "scales"], ["x"], "rows", domain="com.microsoft",
+            bits=4, block_size=32, gather_axis=0, quantize_axis=1,
+        ),
+        *product.node,
+    ]  # fmt: skip
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["n"])
+    graph = helper.make_graph(nodes, "g", [tokens], list(product.output), [*product.initializer, shape])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    onnx.save(model, tmp_path / "m.onnx")
+    feeds = {"tokens": np.array([0, 63, 5])}
+    found = session(ep_devices, tmp_path / "m.onnx", activations="bf16").run(None, feeds)[0]
+    expected = stock(model).run(None, feeds)[0]
+    weight, _ = dequantized(codes, scales, numbers_of(None, scales.shape), columns)
+    # As above; a minimum of -8 scales is exact.
+    x = weight[feeds["tokens"]]
+    np.testing.assert_array_less(np.abs(found - expected), 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x**2) @ (weight**2).T))
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_session_config_entry("ep.context_enable", "1")
+    configuration.add_provider_for_devices(ep_devices, {})
+    onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), configuration)
+    blocks = np.prod(q4nx.blocks_shape(rows, columns))
+    assert blocks <= (tmp_path / "m_ctx.0.flownpu").stat().st_size < 2 * blocks + 4096

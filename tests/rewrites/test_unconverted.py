@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of GenAI's builder as they are: lowered when a session is built, they give what converted ones give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.cli import main
+from flownpu.convert import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROVIDER = "FlowNPUExecutionProvider"
+PROMPT = [2, *(5 + 37 * i % 250 for i in range(40))]  # beyond the window of 16 (topics: 64)
+NEXT = range(5, 30)
+
+
+def logits(genai: Any, folder: Path, report: Path, **options: str) -> tuple[np.ndarray, dict[str, Any]]:
+    """Of the prompt's last token and of each that follows; and the placement."""
+    config = genai.Config(str(folder))
+    config.clear_providers()
+    config.append_provider(PROVIDER)
+    for key, value in (options | {"placement": str(report)}).items():
+        config.set_provider_option(PROVIDER, key, value)
+    model = genai.Model(config)
+    parameters = genai.GeneratorParams(model)
+    parameters.set_search_options(max_length=len(PROMPT) + len(NEXT) + 1)
+    generator = genai.Generator(model, parameters)
+    generator.append_tokens(PROMPT)
+    found = [generator.get_logits()[0, -1].copy()]
+    for token in NEXT:
+        generator.append_tokens([token])
+        found.append(generator.get_logits()[0, -1].copy())
+    return np.stack(found), json.loads(report.read_text())
+
+
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("name", ["gemma3", "llama", "qwen3", "topics"])
+def test_they_give_what_converted_ones_give(
+    genai: Any, exports: dict[str, Path], tmp_path: Path, name: str, activations: str
+) -> None:
+    report = tmp_path / "placement.json"
+    found, placement = logits(genai, exports[name], report, activations=activations)
+    assert placement["left"] == []
+    assert len(placement["lowered"]) == 1
+    assert "weights were repacked to Q4NX" in placement["lowered"][0]
+    # The export keeps its cache in f32. Qwen3 has its projections apart, which both put together.
+    convert(exports[name], tmp_path / "converted", kv_dtype="fp32")
+    expected, _ = logits(genai, tmp_path / "converted", report, activations=activations)
+    # The export computes the logits of the whole prompt; with int8 many rows are multiplied by weights of 8 bits, and the
+    # converted model's one row, the last token's, by those of 4.
+    first = 1 if activations == "int8" else 0
+    np.testing.assert_array_equal(found[first:], expected[first:])
+
+
+def test_compiled_they_need_no_repacking(genai: Any, exports: dict[str, Path], tmp_path: Path) -> None:
+    report = tmp_path / "placement.json"
+    expected, _ = logits(genai, exports["gemma3"], report)
+    assert main(["compile", str(exports["gemma3"]), str(tmp_path / "compiled")]) == 0
+    found, placement = logits(genai, tmp_path / "compiled", report)
+    assert placement["lowered"] == []
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits"),
+        ({"block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns; export with a block_size that is"),
+        ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU; export without it"),
+    ],
+)
+def test_what_no_rule_takes_is_refused_with_its_reason(
+    genai: Any, exports: dict[str, Path], tmp_path: Path, change: dict[str, int], reason: str
+) -> None:
+    import onnx
+
+    folder = shutil.copytree(exports["gemma3"], tmp_path / "changed")
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if "qkv_proj" in node.name and node.op_type == "MatMulNBits")
+    kept = [attribute for attribute in node.attribute if attribute.name not in change]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *(onnx.helper.make_attribute(*item) for item in change.items())])
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(Exception, match="FlowNPU") as raised:
+        logits(genai, folder, tmp_path / "placement.json")
+    assert reason in str(raised.value)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How packages of Debian's come into a folder: what apt is asked, and what is said where it cannot do it."""
+
+import pytest
+
+from scripts import xrt_headers
+from scripts.debian_packages import Apt, UnavailableError, make_sure, reason
+
+KEYS = "/usr/share/keyrings/some-archive.gpg"
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch):
+    """A machine on whose path are the programs that are put there; each notes what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def add(name, script=""):
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\n{script}\n')
+        (folder / name).chmod(0o755)
+
+    for name in ("apt-get", "apt-cache", "dpkg-deb", "dpkg-query"):
+        add(name)
+    return add
+
+
+@pytest.fixture
+def apt(tool, tmp_path):
+    del tool
+    return Apt(tmp_path / "fetched", "the thing")
+
+
+def asked(tmp_path):
+    return (tmp_path / "asked").read_text().splitlines()
+
+
+@pytest.mark.parametrize("missing", ["apt-get", "apt-cache", "dpkg-deb", "dpkg-query"])
+def test_without_apt(tool, tmp_path, missing):
+    del tool
+    (tmp_path / "bin" / missing).unlink()
+    with pytest.raises(UnavailableError, match=f"the thing is not installed, and this machine has no {missing} to get"):
+        Apt(tmp_path / "fetched", "the thing")
+
+
+def test_apt_keeps_its_state_in_the_folder(apt, tool):
+    tool("apt-config", 'read -r line < "$APT_CONFIG"; echo "$line"; echo "$LC_ALL"; pwd')
+    state, language, where = apt.run("apt-config").splitlines()
+    assert state == f'Dir::State::lists "{apt.folder}/lists";'
+    assert (language, where) == ("C", f"{apt.folder}/packages")
+
+
+def test_what_depends_on_what_is_installed_is_not_fetched(apt, tool):
+    listed = ["mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4"]
+    tool("apt-cache", "".join(f"echo '{line}'\n" for line in listed))
+    tool("dpkg-query", "echo 'libc6 installed'\necho 'libz3-4 config-files'\necho 'gcc installed'")
+    assert apt.missing("mlir-22-tools") == ["libmlir-22", "libz3-4", "mlir-22-tools"]
+
+
+@pytest.mark.parametrize(
+    ("said", "version"), [("  Candidate: 1:2.25.0-4", "1:2.25.0-4"), ("  Candidate: (none)", ""), ("", "")]
+)
+def test_candidates(apt, tool, said, version):
+    tool("apt-cache", f"echo 'thing:'\necho '{said}'")
+    assert apt.candidate("thing") == version
+
+
+def test_packages_are_unpacked_once(apt, tool, tmp_path):
+    tool("apt-get", ": > one.deb; : > other.deb")
+    apt.unpack("one", "other")
+    packages = apt.folder / "packages"
+    assert asked(tmp_path) == [
+        "apt-get download -q one other",
+        f"dpkg-deb -x {packages}/one.deb {apt.folder}/root",
+        f"dpkg-deb -x {packages}/other.deb {apt.folder}/root",
+    ]
+    assert not list(packages.iterdir())
+    apt.finish()
+    assert not packages.exists()
+
+
+@pytest.mark.parametrize("signed", [f"Signed-By: {KEYS}", f"deb [arch=amd64 signed-by={KEYS}] here", "nothing"])
+def test_another_suite_of_the_machines_own_mirror(apt, tool, tmp_path, signed):
+    """Neither another vendor's source is taken, nor Debian's of security updates."""
+    source = tmp_path / "debian.sources"
+    source.write_text(f"Types: deb\n{signed}\n")
+    lines = [
+        f"Vendor|Vendor|main|mirror-of-a-vendor/|{tmp_path}/vendor.list:1",
+        f"Debian|Debian-Security|main|mirror-of-security/|{source}:7",
+        f"Debian|Debian|contrib|mirror-of-debian/contrib|{source}:1",
+        f"Debian|Debian|main|mirror-of-debian/|{source}:1",
+    ]
+    tool("apt-get", "case $1 in indextargets)\n" + "".join(f"echo '{line}'\n" for line in lines) + ";; esac")
+    apt.use_suite("testing")
+    lines = (apt.folder / "newer.sources").read_text().splitlines()
+    assert lines[:4] == ["Types: deb", "URIs: mirror-of-debian/", "Suites: testing", "Components: main"]
+    assert lines[4:] == ([] if signed == "nothing" else [f"Signed-By: {KEYS}"])
+    assert f'Dir::Etc::sourcelist "{apt.folder}/newer.sources"' in (apt.folder / "apt.conf").read_text()
+    assert asked(tmp_path)[-1] == "apt-get update -q"
+    apt.use_machine()
+    assert "sourcelist" not in (apt.folder / "apt.conf").read_text()
+
+
+def test_a_machine_without_debian(apt):
+    with pytest.raises(
+        UnavailableError, match="the thing is not installed, and this machine has no source of Debian's"
+    ):
+        apt.use_suite("testing")
+
+
+def test_make_sure(tmp_path, capsys):
+    found = [None]
+
+    def fetch():
+        found[0] = "/here"
+
+    make_sure("thing", "for a test", tmp_path, find=lambda: found[0], fetch=fetch)
+    assert capsys.readouterr().out == "Getting Debian's thing, for a test, once\nthing: /here\n"
+    make_sure("thing", "for a test", tmp_path, find=lambda: found[0], fetch=fetch)
+    assert capsys.readouterr().out == "thing: /here\n"
+    assert reason(tmp_path, "not asked") == "not asked"
+
+
+def test_the_reason_is_kept(tmp_path, capsys):
+    def fetch():
+        raise UnavailableError("the moon is in the wrong place")
+
+    make_sure("thing", "for a test", tmp_path / "new", find=lambda: None, fetch=fetch)
+    assert capsys.readouterr().out.endswith("the moon is in the wrong place. The tests that need it are skipped\n")
+    assert reason(tmp_path / "new", "not asked") == "the moon is in the wrong place"
+
+
+# --- XRT --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [("1:2.25.0-4", True), ("2.19.0", True), ("2.18.1", False), ("3.0", True), ("202210.2.13", False), ("", False)],
+)  # fmt: skip
+def test_versions_of_xrt(version, enough):
+    assert xrt_headers.is_new_enough(version) is enough
+
+
+@pytest.fixture
+def fetched(tool, tmp_path, monkeypatch):
+    """A mirror where `testing` has XRT 2.25, and there is no stable-backports."""
+    folder = tmp_path / "fetched"
+    monkeypatch.setattr(xrt_headers, "FOLDER", folder)
+    tool(
+        "apt-get",
+        f"""case $1 in
+        indextargets) echo 'Debian|Debian|main|mirror/|/dev/null:1' ;;
+        update) if [ -f {folder}/newer.sources ]; then
+            while read -r line; do [ "$line" = 'Suites: stable-backports' ] && exit 100; done < {folder}/newer.sources
+        fi ;;
+        download) : > $3.deb ;;
+        esac
+        exit 0""",
+    )
+    tool("apt-cache", f"[ -f {folder}/newer.sources ] && echo 'Candidate: 1:2.25.0' || echo 'Candidate: 202210.2.13'")
+    tool(
+        "dpkg-deb",
+        "/bin/mkdir -p $3/usr/include/xrt; case $2 in *xrt-dev*) : > $3/usr/include/xrt/xrt_device.h ;; esac",
+    )
+    return folder
+
+
+def test_xrt_is_of_the_first_suite_that_has_it(fetched, tmp_path, capsys):
+    xrt_headers.main()
+    assert xrt_headers.find() == str(fetched / "root" / "usr" / "include")
+    assert f"headers of XRT: {xrt_headers.find()}" in capsys.readouterr().out
+    assert asked(tmp_path)[-2:] == [
+        "apt-get download -q libxrt-dev libxrt2",
+        f"dpkg-deb -x {fetched}/packages/libxrt-dev.deb {fetched}/root",
+    ]
+    assert xrt_headers.library() is None
+
+
+def test_no_suite_has_xrt(fetched, tool, capsys):
+    tool("apt-cache", "echo 'Candidate: 202210.2.13'")
+    xrt_headers.main()
+    assert "The tests that need it are skipped" in capsys.readouterr().out
+    assert xrt_headers.find() is None
+    assert xrt_headers.reason().startswith("XRT is not installed, and ")
+    assert fetched.is_dir()

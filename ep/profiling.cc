@@ -51,6 +51,8 @@ class Recording final : public StepObserver {
     add({.name = std::move(dispatch.calls),
          .arguments = {{"op_name", "dispatch"},
                        {"array", std::move(dispatch.array)},
+                       {"files", std::move(dispatch.files)},
+                       {"positions", std::move(dispatch.positions)},
                        {"bytes_to_device", std::to_string(dispatch.bytes_to_device)},
                        {"bytes_to_host", std::to_string(dispatch.bytes_to_host)},
                        {"word_bytes", std::to_string(dispatch.word_bytes)}},

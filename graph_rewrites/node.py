@@ -88,9 +88,15 @@ def last_dimension(value: ir.Value) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def projection_obstacle(projection: ir.Node) -> str | None:
-    """Why a Q4NXMatMul cannot be joined with another of the same input, or None if it can."""
-    if any(optional_input(projection, i) is not None for i in (BIAS, RESIDUAL)) or "gating" in projection.attributes:
+def projection_obstacle(projection: ir.Node, *, bias: bool = False) -> str | None:
+    """Why a Q4NXMatMul cannot be joined with another of the same input, or None if it can.
+
+    Args:
+        projection: the node.
+        bias: whether it may have a bias.
+    """
+    epilogue = (RESIDUAL,) if bias else (BIAS, RESIDUAL)
+    if any(optional_input(projection, i) is not None for i in epilogue) or "gating" in projection.attributes:
         return f"{projection.name} has an epilogue (bias, residual or gating)"
     if not is_constant(projection.inputs[1]):
         return f"the weight of {projection.name} is not a constant of the model"

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, MatchResult
 
 from flownpu.graph_rewrites.node import (
+    BIAS,
     attention,
     attention_inputs,
     attribute_int,
+    is_constant,
+    optional_input,
     projection_obstacle,
     with_last_dimension,
 )
-from flownpu.graph_rewrites.quantized_weight import concatenated_initializer
+from flownpu.graph_rewrites.quantized_weight import concatenated_initializer, unique_name
 from flownpu.graph_rewrites.rule import Builder, Rule
 from flownpu.ops import q4nx
 from flownpu.ops.onnx_function import DOMAIN
@@ -22,14 +27,12 @@ from flownpu.ops.onnx_function import DOMAIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import onnx_ir as ir
-
 
 class PackedQKV(Rule):
     """One product reads the activations once and writes Q, K and V side by side.
 
-    FlowQKVAttention(Q4NXMatMul(X, Wq), Q4NXMatMul(X, Wk), Q4NXMatMul(X, Wv), ...)
-        -> FlowQKVAttention(Q4NXMatMul(X, [Wq; Wk; Wv]), None, None, ...)
+    FlowQKVAttention(Q4NXMatMul(X, Wq[, bq]), Q4NXMatMul(X, Wk[, bk]), Q4NXMatMul(X, Wv[, bv]), ...)
+        -> FlowQKVAttention(Q4NXMatMul(X, [Wq; Wk; Wv][, [bq; bk; bv]]), None, None, ...)
 
     The weights are stacked by whole blocks of 32 rows: rows of Wq and Wk must fill theirs.
     """
@@ -51,8 +54,10 @@ class PackedQKV(Rule):
     def check(self, context: MatchContext, query: ir.Value, key: ir.Value, value: ir.Value, **_: object) -> MatchResult:
         result = MatchResult()
         projections = _producers(query, key, value)
+        biases = [optional_input(projection, BIAS) for projection in projections]
+        biased = all(is_constant(bias) for bias in biases)
         for projection in projections:
-            if (obstacle := projection_obstacle(projection)) is not None:
+            if (obstacle := projection_obstacle(projection, bias=biased)) is not None:
                 return result.fail(obstacle, projection)
         rows = [attribute_int(projection, "M") for projection in projections]
         if any(count % q4nx.BLOCK_ROWS for count in rows[:2]):
@@ -79,6 +84,7 @@ class PackedQKV(Rule):
         packed = op.Q4NXMatMul(
             x,
             concatenated_initializer(op, weights, "qkv_proj.weight_Q4NX"),
+            *_bias(op, projections),
             M=rows,
             K=attribute_int(projections[0], "K"),
             _domain=DOMAIN,
@@ -86,6 +92,18 @@ class PackedQKV(Rule):
         )
         with_last_dimension(query, packed, rows)
         return attention(op, node, [packed, None, None, *attention_inputs(node)[3:]])
+
+
+def _bias(op: Builder, projections: Sequence[ir.Node]) -> list[ir.Value]:
+    """The initializer of the projections' biases one after the other, if they have any."""
+    biases = [optional_input(projection, BIAS) for projection in projections]
+    arrays = [bias.const_value.numpy() for bias in biases if bias is not None and bias.const_value is not None]
+    graph = projections[0].graph
+    if not arrays or biases[0] is None:
+        return []
+    assert isinstance(graph, ir.Graph)
+    name = unique_name(graph, f"{(biases[0].name or 'bias')}_QKV")
+    return [op.initializer(ir.tensor(np.concatenate(arrays), name=name))]
 
 
 def _producers(*values: ir.Value) -> list[ir.Node]:

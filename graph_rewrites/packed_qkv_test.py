@@ -16,8 +16,8 @@ attention (float[B, S, 96] x, float[B, S, 96] other, float[B, {groups}, P, {size
            float[B, {groups}, P, {size}] past_value, int32[B] seqlens_k, int32 total)
     => (float output, float present_key, float present_value) {{
     query = ai.flownpu.Q4NXMatMul <M = {rows}, K = 96> (x, q_weight{q_bias})
-    key = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> ({key_input}, k_weight)
-    value = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> (x, v_weight)
+    key = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> ({key_input}, k_weight{k_bias})
+    value = ai.flownpu.Q4NXMatMul <M = {kv_rows}, K = 96> (x, v_weight{v_bias})
     output, present_key, present_value = ai.flownpu.FlowQKVAttention
         <num_heads = {heads}, kv_num_heads = {groups}, head_size = {size}>
         (query, key, value, past_key, past_value, seqlens_k, total)
@@ -33,7 +33,7 @@ def _weights(heads: int = 4, groups: int = 2, size: int = 16) -> dict[str, Any]:
     }
 
 
-def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x", q_bias: str = "") -> ir.Model:
+def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x", **biases: str) -> ir.Model:
     text = MODEL.format(
         heads=heads,
         groups=groups,
@@ -41,14 +41,24 @@ def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x"
         rows=heads * size,
         kv_rows=groups * size,
         key_input=key_input,
-        q_bias=q_bias,
+        **{name: biases.get(name, "") for name in ("q_bias", "k_bias", "v_bias")},
     )
-    return testing.parse(text, **_weights(heads, groups, size), q_bias=np.ones(heads * size, np.float32))
+    generator = np.random.default_rng(3)
+    constants = {
+        f"{name}_bias": generator.standard_normal(count * size).astype(np.float32)
+        for name, count in (("q", heads), ("k", groups), ("v", groups))
+        if f"{name}_bias" in biases
+    }
+    return testing.parse(text, **_weights(heads, groups, size), **constants)
 
 
+BIASES = {"q_bias": ", q_bias", "k_bias": ", k_bias", "v_bias": ", v_bias"}
+
+
+@pytest.mark.parametrize("biases", [{}, BIASES])
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 2, 16), (8, 4, 8), (2, 1, 64)])
-def test_three_projections_become_one(heads: int, groups: int, size: int) -> None:
-    original = _model(heads, groups, size)
+def test_three_projections_become_one(heads: int, groups: int, size: int, biases: dict[str, str]) -> None:
+    original = _model(heads, groups, size, **biases)
     model, misses = testing.rewritten(original, PackedQKV)
 
     assert testing.operator_names(model) == ["Q4NXMatMul", "FlowQKVAttention"]
@@ -80,12 +90,17 @@ def test_three_projections_become_one(heads: int, groups: int, size: int) -> Non
     }
     testing.add_functions(original)
     result, expected = testing.run(model, feeds), testing.run(original, feeds)
-    # Keys and values are the products themselves.
+    # Keys and values are the products themselves, and one more rounding of the sum with a bias of less than 4.
     products = testing.product_bound(feeds["x"], stacked)
+    products += 2 * testing.FLOAT32_ROUNDING * (4 + np.abs(feeds["x"] @ stacked.T))
     for ours, theirs in zip(result[1:], expected[1:], strict=True):
         assert np.max(np.abs(ours - theirs)) <= products.max()
     # What the products differ by adds to what two evaluations of attention do: in the scores, then in the values.
-    largest, scale = testing.largest(feeds["x"] @ stacked.T), size**-0.5
+    bias = np.concatenate(
+        [v.const_value.numpy() for n, v in original.graph.initializers.items() if n.endswith("_bias") and v.const_value]
+        or [np.zeros(rows, np.float32)]
+    )
+    largest, scale = testing.largest(feeds["x"] @ stacked.T + bias), size**-0.5
     bound = testing.attention_bound(largest, largest, head_size=size, scale=scale, total=3)
     bound += products.max() + largest * np.expm1(2 * scale * size * 2 * largest * products.max())
     assert np.max(np.abs(result[0] - expected[0])) <= bound

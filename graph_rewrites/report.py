@@ -32,6 +32,54 @@ class Miss:
         return f"{self.rule}: {self.node}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class AttentionGeometry:
+    """The sizes of an attention that was folded.
+
+    Attributes:
+        heads: query heads, H.
+        kv_heads: KV heads, G.
+        head_size: d.
+        tokens: S, if the graph says it.
+        cached: whether a KV cache comes before the tokens.
+        causal: whether its mask was shown to be causal.
+        window: positions that a query sees at most, -1 for all.
+        biased: whether a mask or bias is added to the scores.
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    tokens: int | None
+    cached: bool
+    causal: bool
+    window: int
+    biased: bool
+
+    @property
+    def kind(self) -> str:
+        """MHA, MQA or GQA: a KV head for each query head, for all, or for a group."""
+        return "MHA" if self.kv_heads == self.heads else "MQA" if self.kv_heads == 1 else "GQA"
+
+
+@dataclass(frozen=True)
+class FoldedAttention:
+    """An attention that was folded into one operator.
+
+    Attributes:
+        node: name of its softmax.
+        geometry: its sizes.
+        level: how much of it the target computes in one call: 3 all, 2 all but the product with the values, 1 nothing;
+            0 if no target was given.
+        reason: why not more, or what bounds it.
+    """
+
+    node: str
+    geometry: AttentionGeometry
+    level: int
+    reason: str
+
+
 @dataclass
 class Report:
     """The outcome of `flownpu.graph_rewrites.rewrite`.
@@ -41,12 +89,14 @@ class Report:
         after: the same after it.
         applied: how often each rule was applied, in the order of application.
         misses: where a rule nearly matched, and why it did not.
+        attentions: attentions that were folded out of their parts.
     """
 
     before: Counter[tuple[str, str]]
     after: Counter[tuple[str, str]] = field(default_factory=Counter)
     applied: dict[str, int] = field(default_factory=dict)
     misses: list[Miss] = field(default_factory=list)
+    attentions: list[FoldedAttention] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, for a manifest or `--json`."""
@@ -54,6 +104,7 @@ class Report:
             "applied": self.applied,
             "operators": {_qualified(*operator): count for operator, count in sorted(self.after.items())},
             "misses": [vars(miss) for miss in self.misses],
+            **({"attentions": [_attention(folded) for folded in self.attentions]} if self.attentions else {}),
         }
 
     def __str__(self) -> str:
@@ -72,6 +123,11 @@ class Report:
             f"left by {rule}: {nodes[0]}{f' and {len(nodes) - 1} more' if len(nodes) > 1 else ''}: {reason}"
             for (rule, reason), nodes in by_reason.items()
         ]
+
+
+def _attention(folded: FoldedAttention) -> dict[str, Any]:
+    geometry = {"kind": folded.geometry.kind, **vars(folded.geometry)}
+    return {"node": folded.node, **geometry, "folding_level": folded.level, "reason": folded.reason}
 
 
 def operators(model: ir.Model) -> Counter[tuple[str, str]]:

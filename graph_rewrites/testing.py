@@ -16,7 +16,7 @@ from flownpu.graph_rewrites.rewriter import apply
 from flownpu.ops.definitions import add_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -32,6 +32,7 @@ __all__ = [
     "attention_bound",
     "bfloat16_values",
     "check",
+    "folded",
     "largest",
     "operator_names",
     "pack_nibbles",
@@ -64,6 +65,19 @@ def rewritten(model: ir.Model, *rules: type[Rule]) -> tuple[ir.Model, list[Miss]
     misses: list[Miss] = []
     for rule in rules:
         apply(rule, model, misses)
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    add_functions(model)
+    return model, misses
+
+
+def folded(model: ir.Model, rule: Callable[[ir.Model], tuple[int, list[Miss]]]) -> tuple[ir.Model, list[Miss]]:
+    """A copy of `model` with known shapes, to which a rule for plain graphs was applied, and the near misses."""
+    model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
+    for value in model.graph.outputs:
+        if value.shape is not None and value.shape.rank() == 0:  # what a text without a shape says
+            value.shape = None
+    ir.passes.common.ShapeInferencePass(data_prop=True)(model)
+    _, misses = rule(model)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     add_functions(model)
     return model, misses

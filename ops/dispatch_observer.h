@@ -7,11 +7,14 @@
 
 namespace flownpu {
 
-// Bytes are those that were moved between host and device since the dispatch before, or since the
-// run began, and up to the end of this one.
+// Bytes are those that were moved between host and device since the dispatch before that was
+// observed, and up to the end of this one: what a dispatch leaves to be read counts for the next.
 struct Dispatch {
-  std::string array;          // what the device was configured as
-  std::string calls;          // in their order, separated by "; "
+  std::string array;  // what the device was configured as
+  // Of its calls in their order, separated by "; ": names, files of the artifacts, positions.
+  std::string calls;
+  std::string files;
+  std::string positions;
   std::int64_t begin_ns = 0;  // std::chrono::steady_clock
   std::int64_t end_ns = 0;
   std::uint64_t bytes_to_device = 0;

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.parameters import TABLE
+from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.prediction_designs import DESIGNS
 from flownpu.prediction_report import Report, predict
 from flownpu.prediction_validation import leave_one_out, markdown
@@ -73,6 +73,31 @@ def prefilling() -> str:
     return "\n".join(lines)
 
 
+def sensitivity() -> str:
+    """Decode with the split layer where a parameter is worse than assumed."""
+    places = [("gemma3-1b", 1), ("gemma3-4b", 1), ("gemma3-4b", 128), ("llama3.2-1b", 1), ("llama3.2-3b", 1)]
+    lines = [
+        f"| if | {' | '.join(f'{model}, {length}k' for model, length in places)} |",
+        "|---|" + "---|" * len(places),
+    ]
+    worse: dict[str, dict[str, float]] = {
+        "as assumed": {},
+        "`wait` is 20 us: the tuner's `synchronise`, 35,000 cycles": {"wait": 20e-6},
+        "`channel_read` is 4.8 GB/s": {"channel_read": 4.8e9},
+        "`memory_read` is 50 GB/s, as micro-benchmarked in arXiv 2512.13282": {"memory_read": 50e9},
+        "`dqp_block` is 4500 cycles": {"dqp_block": 4500},
+        "the host needs for a logit what the papers' does": {"own_host_per_logit": VALUES["host_per_logit"]},
+    }
+    for name, change in worse.items():
+        cells = []
+        for model, length in places:
+            context = 1024 * length
+            report = predict(model, DEVICES[_DEVICE], DESIGNS["split"], [context], {**VALUES, **change})
+            cells.append(_verdict(report.points[0].decode_tokens_per_second, *_published(model, "decode", context)))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 _REPORTS: dict[tuple[str, str], Report] = {}
 
 
@@ -106,7 +131,13 @@ def _verdict(value: float, papers: float | None, others: float | None) -> str:
     return f"**{value:.4g}**" if reached else f"{value:.4g}"
 
 
-SECTIONS = {"parameters": parameters, "validation": validation, "decoding": decoding, "prefilling": prefilling}
+SECTIONS = {
+    "parameters": parameters,
+    "validation": validation,
+    "decoding": decoding,
+    "prefilling": prefilling,
+    "sensitivity": sensitivity,
+}
 
 
 def main() -> int:

@@ -67,7 +67,8 @@ void CompiledDesigns::fail_with(const std::string& message) {
 void CompiledDesigns::begin_run() {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw DeviceFailed(failure_);
-  if (current_dispatch_observer() != nullptr) told_ = runtime_->counts();
+  // From the first run that is observed on; what was moved to load the model is no run's.
+  if (current_dispatch_observer() != nullptr && told_.dispatches == 0) told_ = runtime_->counts();
 }
 
 void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
@@ -88,10 +89,16 @@ void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
 }
 
 void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::int64_t begin_ns) {
-  Dispatch dispatch{
-      .array = artifacts_.array(array).name, .calls = "", .begin_ns = begin_ns, .end_ns = now_ns()};
-  for (const Call& call : calls)
-    dispatch.calls.append(dispatch.calls.empty() ? "" : "; ").append(call.name);
+  Dispatch dispatch;
+  dispatch.array = artifacts_.array(array).name;
+  dispatch.begin_ns = begin_ns;
+  dispatch.end_ns = now_ns();
+  for (const Call& call : calls) {
+    const std::string_view separator = dispatch.calls.empty() ? "" : "; ";
+    dispatch.calls.append(separator).append(call.name);
+    dispatch.files.append(separator).append(call.family);
+    dispatch.positions.append(separator).append(std::to_string(call.position));
+  }
   {
     const std::lock_guard lock(mutex_);
     const Counts counts = runtime_->counts();

@@ -48,7 +48,7 @@ class CompiledDesigns {
   std::mutex mutex_;  // for what follows
   std::map<std::size_t, std::unique_ptr<Array>> arrays_;
   std::string failure_;
-  Counts told_;  // when the run began, or as of the last dispatch that was told of
+  Counts told_;  // as of the last dispatch that was told of
 };
 
 class PreparedCall {
@@ -59,6 +59,7 @@ class PreparedCall {
   // The number of its array.
   std::size_t array() const { return call_->array; }
   const std::string& name() const { return call_->name; }
+  const std::string& file() const { return call_->file; }
   std::int64_t positions() const { return family_.positions(); }
   // What each of its arguments takes, in their order.
   std::span<const BufferRecord> buffers() const { return call_->buffers; }

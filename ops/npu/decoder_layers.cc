@@ -67,11 +67,12 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
   caches_ = std::shared_ptr<KvCaches>(kept, &kept->caches);
 }
 
+// As the model has them: without what a feed-forward is padded by.
 std::int64_t DecoderLayers::multiply_adds() const {
-  std::int64_t layer = 0;
-  for (const Projection& part : shape_.projections())
-    layer += part.rows * part.columns * (part.gated ? 2 : 1);
-  return layer * shape_.layer_count() + shape_.vocabulary * shape_.hidden;
+  const std::int64_t attention = shape_.heads * shape_.head_size;
+  const std::int64_t keys_and_values = 2 * shape_.kv_heads * shape_.head_size;
+  const std::int64_t layer = 2 * attention + keys_and_values + 3 * shape_.feed_forward;
+  return (layer * shape_.layer_count() + shape_.vocabulary) * shape_.hidden;
 }
 
 DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {

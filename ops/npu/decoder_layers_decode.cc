@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/npu/number_formats.h"
+#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {
@@ -129,7 +129,9 @@ void DecodeCalls::run(std::span<const float> hidden, std::int64_t position, Buff
     calls.push_back({.name = "decode_layer, " + layers_text(part.first, part.layers) +
                              ", position " + std::to_string(position),
                      .sequence = part.call.at(position),
-                     .arguments = part.arguments});
+                     .arguments = part.arguments,
+                     .family = part.call.file(),
+                     .position = position});
     if (i + 1 < parts_.size() && parts_[i + 1].call.array() == part.call.array()) continue;
     designs_->dispatch(part.call.array(), calls);
     calls.clear();

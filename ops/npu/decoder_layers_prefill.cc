@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "ops/npu/number_formats.h"
+#include "ops/number_formats.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::npu {
@@ -268,8 +268,11 @@ void PrefillCalls::run(std::span<const float> hidden, std::int64_t position, Buf
     for (View& argument : arguments) {
       if (argument.buffer == nullptr) argument.buffer = &cache;
     }
-    const Call call{
-        .name = step.name + where, .sequence = step.call->at(position), .arguments = arguments};
+    const Call call{.name = step.name + where,
+                    .sequence = step.call->at(position),
+                    .arguments = arguments,
+                    .family = step.call->file(),
+                    .position = position};
     designs_->dispatch(step.call->array(), {&call, 1});
   }
 }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/npu/number_formats.h"
+#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {

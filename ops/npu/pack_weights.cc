@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "ops/npu/number_formats.h"
+#include "ops/number_formats.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::npu {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "ops/error.h"
 
@@ -76,6 +77,9 @@ struct Call {
   std::string name;
   Sequence* sequence = nullptr;
   std::span<const View> arguments;
+  // For profiles: the file of its family, and its position.
+  std::string_view family = {};
+  std::int64_t position = 0;
 };
 
 // What was submitted. Its destructor waits until the calls have ended, without an error, so that

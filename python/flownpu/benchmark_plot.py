@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from flownpu.benchmark_report import Report
 
-__all__ = ["plot"]
+__all__ = ["draw", "plot"]
 
 Points = list[tuple[float, float]]
 
@@ -31,10 +31,15 @@ def plot(report: Report) -> str:
         rates = ((case.context, measured.decode_rate(case)) for case in cases)
         curves[name] = [(context, rate.median) for context, rate in rates if rate]
     roof = [(float(case.context), limit) for case in cases if (limit := report.roof(case))]
+    return draw("decode, tokens/s", curves, roof)
+
+
+def draw(title: str, curves: dict[str, Points], roof: Points) -> str:
+    """Curves of (tokens in the context, value), and memory's roof over them; empty ones are left out."""
     curves = {name: points for name, points in curves.items() if points}
     every = [point for points in (*curves.values(), roof) for point in points]
     frame = _Frame(min(x for x, _ in every), max(x for x, _ in every), max(y for _, y in every))
-    lines = frame.axes(sorted({case.context for case in cases}))
+    lines = frame.axes(title, sorted({round(x) for x, _ in every}))
     if roof:
         lines += frame.curve("memory roof", roof, _ROOF_COLOUR, dashed=True)
     for index, (name, points) in enumerate(curves.items()):
@@ -64,7 +69,7 @@ class _Frame:
     def y(self, rate: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * rate / self._top
 
-    def axes(self, contexts: Iterable[int]) -> list[str]:
+    def axes(self, title: str, contexts: Iterable[int]) -> list[str]:
         right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
         lines = []
         for i in range(round(self._top / self._step) + 1):
@@ -75,7 +80,7 @@ class _Frame:
             f'<text x="{self.x(context):.1f}" y="{bottom + 18}" text-anchor="middle">{context}</text>'
             for context in contexts
         ]
-        lines.append(f'<text x="{_LEFT}" y="{_TOP - 12}">decode, tokens/s</text>')
+        lines.append(f'<text x="{_LEFT}" y="{_TOP - 12}">{escape(title)}</text>')
         lines.append(f'<text x="{right}" y="{bottom + 38}" text-anchor="end">tokens in the context</text>')
         return lines
 
@@ -85,7 +90,7 @@ class _Frame:
         lines = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
         lines += [
             f'<circle cx="{self.x(context):.1f}" cy="{self.y(rate):.1f}" r="3" fill="{colour}">'
-            f"<title>{escape(name)}: {rate:.1f} tokens/s at {context:g}</title></circle>"
+            f"<title>{escape(name)}: {rate:.4g} at {context:g} tokens</title></circle>"
             for context, rate in points
         ]
         return lines

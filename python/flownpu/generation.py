@@ -85,6 +85,8 @@ class LanguageModel:
         provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
         options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
         threads: threads of the CPU kernels; None leaves the number to the provider.
+        profile: the beginning of the path to which ONNX Runtime writes its profile when the model is deleted; None:
+            none is written.
 
     Raises:
         FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider.
@@ -99,6 +101,7 @@ class LanguageModel:
         provider: str = "flownpu",
         options: dict[str, str] | None = None,
         threads: int | None = None,
+        profile: Path | None = None,
     ) -> None:
         self.folder = folder
         self.provider = provider
@@ -112,7 +115,10 @@ class LanguageModel:
             # GenAI keeps the session to itself; the provider says what runs where in a file of our choice.
             report = Path(scratch) / "placement.json"
             started = time.perf_counter()
-            self._model = self._genai.Model(self._configure(options, threads, report))
+            config = self._configure(options, threads, report)
+            if profile is not None:
+                _overlay(config, {"enable_profiling": str(profile)})
+            self._model = self._genai.Model(config)
             self._tokenizer = self._genai.Tokenizer(self._model)
             self.load_seconds = time.perf_counter() - started
             # "summary" is one line: what runs where, and why.
@@ -135,8 +141,7 @@ class LanguageModel:
                 f"given with --provider {self.provider}; leave one of the two out"
             )
         if threads:
-            session_options = {"intra_op_num_threads": threads}
-            config.overlay(json.dumps({"model": {"decoder": {"session_options": session_options}}}))
+            _overlay(config, {"intra_op_num_threads": threads})
         return config
 
     def tokens_of_text(self, text: str) -> Tokens:
@@ -186,3 +191,8 @@ class LanguageModel:
             )
         length = min(len(prompt) + max_new_tokens, self.context_length)
         yield from self.stream(self.generator(length, sampling), prompt, timing)
+
+
+def _overlay(config: Any, session_options: dict[str, Any]) -> None:
+    """Adds options of ONNX Runtime's session to a configuration of GenAI."""
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": session_options}}}))

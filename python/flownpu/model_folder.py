@@ -10,7 +10,7 @@ from flownpu.errors import FlowNPUError
 # Where `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
 
-__all__ = ["MANIFEST", "has_chat_template", "onnx_path", "read_genai_config", "read_json"]
+__all__ = ["MANIFEST", "has_chat_template", "locate_graph", "onnx_path", "read_genai_config", "read_json"]
 
 
 def read_genai_config(folder: Path) -> dict[str, Any]:
@@ -42,6 +42,24 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
     """The decoder's ONNX file, as the folder's genai_config.json names it."""
     return folder / str(settings["model"]["decoder"].get("filename", "model.onnx"))
+
+
+def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The .onnx file of a model, and what genai_config.json says of it under "model"; empty if there is none.
+
+    Raises:
+        FlowNPUError: there is none.
+    """
+    if path.is_dir():
+        if (path / "genai_config.json").is_file() or not (path / "model.onnx").is_file():
+            settings = read_genai_config(path)
+            return onnx_path(path, settings), settings["model"]
+        return path / "model.onnx", {}
+    if path.suffix != ".onnx":
+        raise FlowNPUError(f"expected a model folder or an .onnx file, got {path}")
+    if not path.is_file():
+        raise FlowNPUError(f"no such file: {path}")
+    return path, {}
 
 
 def has_chat_template(folder: Path) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from flownpu.errors import require
 from flownpu.model_folder import onnx_path, read_genai_config
 
-__all__ = ["DecodeTraffic", "decode_traffic", "read_bandwidth"]
+__all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
 # Large against any cache (16 times 32 MiB of L3), small against memory.
 _BUFFER_BYTES = 512 << 20
@@ -26,8 +26,9 @@ _SECONDS = 0.5
 # Tables, of which a step reads a row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
 _ATTENTIONS = {"FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"}
-# Their inputs that are tables: cos_cache and sin_cache.
+# Their inputs that are tables: cos_cache and sin_cache; and the one that an encoder's do not have.
 _CACHES = slice(7, 9)
+_PAST_KEY = 3
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,28 @@ class DecodeTraffic:
     Attributes:
         weights: all weights that products and norms read, each once.
         kv_layers: bytes of a token's keys and values, and the window (-1: none), of each layer.
+        node_weights: bytes of the weights of each node that has any.
+        attentions: the nodes of the layers.
     """
 
     weights: int
     kv_layers: tuple[tuple[int, int], ...]
+    node_weights: dict[str, int]
+    attentions: tuple[str, ...]
 
     def bytes_at(self, tokens: int) -> int:
         """The bytes of a step with that many tokens in the KV cache."""
-        seen = (size * (tokens if window < 0 else min(tokens, window)) for size, window in self.kv_layers)
-        return self.weights + sum(seen)
+        return self.weights + sum(_seen(layer, tokens) for layer in self.kv_layers)
+
+    def node_bytes_at(self, node: str, tokens: int) -> int:
+        """The bytes that one node of the step reads; 0 for one that reads neither weights nor cache."""
+        seen = [_seen(self.kv_layers[self.attentions.index(node)], tokens)] if node in self.attentions else []
+        return self.node_weights.get(node, 0) + sum(seen)
+
+
+def _seen(layer: tuple[int, int], tokens: int) -> int:
+    size, window = layer
+    return size * (tokens if window < 0 else min(tokens, window))
 
 
 def decode_traffic(folder: Path) -> DecodeTraffic:
@@ -58,18 +72,30 @@ def decode_traffic(folder: Path) -> DecodeTraffic:
     ir = require("onnx_ir", extra="convert", purpose="The roof of flownpu bench")
     settings = read_genai_config(folder)
     head_size = int(settings["model"]["decoder"].get("head_size", 0))
-    graph = ir.load(onnx_path(folder, settings)).graph
+    return graph_traffic(ir.load(onnx_path(folder, settings)).graph, head_size)
+
+
+def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
+    """What decode steps of a graph (onnx_ir's) read.
+
+    Args:
+        graph: of FlowNPU's operators, or as GenAI's builder writes it.
+        head_size: of attentions that do not say it.
+    """
     weights: dict[str, int] = {}
-    layers = []
+    node_weights: dict[str, int] = {}
+    layers: dict[str, tuple[int, int]] = {}
     for node in graph:
         inputs = list(node.inputs)
         if node.op_type in _GATHERS:
             continue
-        if node.op_type in _ATTENTIONS:
-            layers.append(_layer(node, inputs, head_size))
+        if node.op_type in _ATTENTIONS and len(inputs) > _PAST_KEY and inputs[_PAST_KEY] is not None:
+            layers[node.name] = _layer(node, inputs, head_size)
             inputs[_CACHES] = []
-        weights |= {value.name: value.const_value.nbytes for value in inputs if value is not None and _constant(value)}
-    return DecodeTraffic(sum(weights.values()), tuple(layers))
+        own = {value.name: value.const_value.nbytes for value in inputs if value is not None and _constant(value)}
+        weights |= own
+        node_weights[node.name] = sum(own.values())
+    return DecodeTraffic(sum(weights.values()), tuple(layers.values()), node_weights, tuple(layers))
 
 
 def _constant(value: Any) -> bool:
@@ -81,7 +107,7 @@ def _layer(node: Any, inputs: list[Any], head_size: int) -> tuple[int, int]:
     size = node.attributes["head_size"].as_int() if "head_size" in node.attributes else head_size
     window = node.attributes.get("local_window_size")
     # Keys and values.
-    return 2 * heads * size * inputs[3].dtype.itemsize, -1 if window is None else window.as_int()
+    return 2 * heads * size * inputs[_PAST_KEY].dtype.itemsize, -1 if window is None else window.as_int()
 
 
 def read_bandwidth(threads: int | None = None) -> float:

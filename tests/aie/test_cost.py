@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flownpu.aie.cost.decode import DecodeDesign, attention_seconds, head_cost, layer_cost
 from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.memory import burst_efficiency, contiguous_bytes, read_rate
 from flownpu.aie.cost.parameters import TABLE, VALUES
@@ -21,7 +22,7 @@ from flownpu.aie.designs.decode_layer_shape import Projection
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.split_layer import SplitLayer
-from flownpu.aie.plan import Dimension, Tap
+from flownpu.aie.plan import Dimension, Tap, Tile
 from tests.aie.programs import chain
 from tests.aie.test_designs import ALL, plan_of
 from tests.aie.test_split_layer import split
@@ -47,6 +48,11 @@ def test_short_runs_are_as_slow_as_published():
     """B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON)."""
     # Both are whole GB/s: 10 is known to 5 %.
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
+
+
+def test_memory_is_the_tuners():
+    assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2").read.value, rel=0.02)
+    assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
 
 def test_streams_add_up_to_what_memory_gives():
@@ -132,6 +138,8 @@ def test_a_chain_by_hand():
     plan = chain()
     followed = simulate(plan, DEVICE, FREE)
     assert followed.seconds == pytest.approx(392 / DEVICE.clock, rel=0.2)
+    # Through the memory tile once in and once out; the results leave the core for the shim.
+    assert count(plan, DEVICE).l2_bytes == {Tile(0, 1): 2 * 4 * 256}
     slow = simulate(plan, DEVICE, {**FREE, "channel_read": 256 / (640 / DEVICE.clock)})
     # 640 cycles an object, and the last one's way: two streams more and the kernel.
     efficiency = burst_efficiency(1024, VALUES) / burst_efficiency(5120, VALUES)

@@ -59,7 +59,7 @@ MUTATIONS = {
     ),
     "a share's maximum that is forgotten": (
         ("flow_kv_split.cc", "if (rescale) sum", "if (false) sum"),
-        shares.test_large_scores,
+        shares.test_a_share_is_its_own_attention,
     ),
     "objects of a share that follow one another": (
         ("flow_kv_split.cc", "key + share.step", "key + keys"),

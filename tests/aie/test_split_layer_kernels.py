@@ -99,8 +99,9 @@ def test_a_window(kernels, rng, window, first_key):
 
 
 def test_large_scores(kernels, rng):
-    """Scores of hundreds: maxima of the shares differ by many powers of 2."""
-    check_shares(kernels, make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0), 24)
+    """Scores of hundreds: maxima of the shares, and of a share's objects, differ by many powers of 2."""
+    for tiles in (4, 24):  # several objects a tile, one
+        check_shares(kernels, make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0), tiles)
 
 
 def test_a_share_is_its_own_attention(kernels, rng):

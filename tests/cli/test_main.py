@@ -17,7 +17,10 @@ COMMANDS = sorted(CALLBACKS)
 
 
 def test_the_commands_are_those_of_the_documentation():
-    assert COMMANDS == ["bench", "build", "chat", "convert", "doctor", "inspect", "make-model", "run"]
+    assert COMMANDS == [
+        "bench", "build", "chat", "compile", "convert", "doctor", "export-q4nx", "inspect", "make-model", "predict",
+        "run", "tune",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

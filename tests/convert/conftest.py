@@ -54,6 +54,18 @@ def gemma3_config() -> transformers.PreTrainedConfig:
     )
 
 
+def gemma2_config() -> transformers.PreTrainedConfig:
+    # Caps that the tiny model's scores and logits reach.
+    return transformers.Gemma2Config(
+        **SIZES,
+        query_pre_attn_scalar=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        attn_logit_softcapping=0.5,
+        final_logit_softcapping=2.0,
+    )
+
+
 def llama_config() -> transformers.PreTrainedConfig:
     return transformers.LlamaConfig(**SIZES, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 5e5, **LLAMA3})
 
@@ -69,6 +81,8 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": llama_config,
     "qwen3": qwen3_config,
 }
+# Those that the peers' converters do not write are not among the others.
+ALL_CONFIGS = CONFIGS | {"gemma2": gemma2_config}
 
 
 def is_projection(name: str) -> bool:
@@ -88,15 +102,18 @@ class TinyModel:
         return logits.numpy()
 
 
-def write_tiny(family: str, folder: Path, **changes: Any) -> TinyModel:
-    """Writes a checkpoint of a family, with some settings of its configuration changed."""
+def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: Any) -> TinyModel:
+    """Writes a checkpoint of a family, with some settings of its configuration changed.
+
+    Projections are spread by so much more than transformers spreads them.
+    """
     torch.manual_seed(7)
-    config = CONFIGS[family]()
+    config = ALL_CONFIGS[family]()
     config.update(changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():  # norms too, which would otherwise all be alike
-            parameter.add_(torch.randn_like(parameter), alpha=0.15)
+            parameter.add_(torch.randn_like(parameter), alpha=0.15 if parameter.ndim == 1 else spread)
     model.bfloat16().save_pretrained(folder)
     vocabulary = {f"<{i}>": i for i in range(SIZES["vocab_size"])}
     Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))

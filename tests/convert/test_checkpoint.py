@@ -92,7 +92,7 @@ def test_neither_checkpoint_nor_model(tmp_path: Path) -> None:
     message = refused(tmp_path, tmp_path)
     assert "Hugging Face checkpoint" in message
     assert "genai_config.json" in message
-    assert "there is no such folder" in refused(tmp_path / "nowhere", tmp_path)
+    assert "there is no such file or folder" in refused(tmp_path / "nowhere", tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "tokenizer.json"])

@@ -156,7 +156,10 @@ def test_qwen3_layers_behind_max_window_layers_have_a_window() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "mamba"}, 'expected model_type to be one of gemma3_text, gemma3, llama, qwen3, got "mamba"'),
+        (
+            {"model_type": "mamba"},
+            'expected model_type to be one of gemma2, gemma3_text, gemma3, llama, qwen3, got "mamba"',
+        ),
         ({}, 'got "None"'),
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),
         (OLD_LLAMA | {"attention_bias": True}, "attention_bias is set"),

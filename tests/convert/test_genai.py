@@ -47,7 +47,7 @@ def generate(model: Any, prompts: list[list[int]] | None = None, tokens: int = 4
     return [generator.get_sequence(i)[longest:].tolist() for i in range(len(prompts))]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "llama", "qwen3"])
 def test_greedy_tokens_are_those_of_transformers(
     family: str, tiny_models: Callable[[str], Any], tmp_path: Path
 ) -> None:

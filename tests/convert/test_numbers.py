@@ -3,7 +3,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,21 @@ ONNX_TYPES = {"fp32": onnx.TensorProto.FLOAT, "fp16": onnx.TensorProto.FLOAT16, 
 
 
 class StockDecoder:
-    """Feeds a converted model in ONNX Runtime's CPU provider, with a cache that grows."""
+    """Feeds a converted model in ONNX Runtime's CPU provider, or on other devices, with a cache that grows."""
 
-    def __init__(self, folder: Path, kv_dtype: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kv_dtype: str,
+        devices: Sequence[onnxruntime.OrtEpDevice] = (),
+        provider_options: Mapping[str, str] | None = None,
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        if devices:
+            options.add_provider_for_devices(devices, dict(provider_options or {}))
+        providers = None if devices else ["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers)
         self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")]
         self.kv_dtype = kv_dtype
         self.cache: list[onnxruntime.OrtValue] = []

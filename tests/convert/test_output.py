@@ -187,7 +187,7 @@ def test_too_little_room_is_refused_before_anything_is_written(
 
 
 def test_announced_size_is_enough(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flownpu.convert import huggingface
+    from flownpu.convert import decoder_folder
 
     sizes = []
 
@@ -195,7 +195,7 @@ def test_announced_size_is_enough(checkpoint: Path, tmp_path: Path, monkeypatch:
         sizes.append(kwargs["size"])
         return output_folder(*args, **kwargs)
 
-    monkeypatch.setattr(huggingface, "output_folder", spy)
+    monkeypatch.setattr(decoder_folder, "output_folder", spy)
     convert(checkpoint, tmp_path / "model")
     assert sum(path.stat().st_size for path in (tmp_path / "model").iterdir()) <= sizes[0]
 

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from tests.npu.rounding import array_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.end_to_end.conftest import Tokens
 
@@ -33,14 +32,11 @@ def emulated(
     converted: Callable[..., Path], open_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
     """The small model on device=emulate, by options of its conversion; artifacts for CONTEXT tokens."""
-    folders: dict[str, str] = {}
+    folder = tmp_path_factory.mktemp("artifacts") / "emulate"
+    build_artifacts(converted(), context=CONTEXT, output=folder)
 
     def model(provider_options: dict[str, str] | None = None, **options: Any) -> Any:
-        key = json.dumps(options, sort_keys=True)
-        if key not in folders:
-            folders[key] = str(tmp_path_factory.mktemp("artifacts") / "emulate")
-            build_artifacts(converted(**options), context=CONTEXT, output=Path(folders[key]))
-        given = {"device": "emulate", "artifacts": folders[key], **(provider_options or {})}
+        given = {"device": "emulate", "artifacts": str(folder), **(provider_options or {})}
         return open_model(provider_options=given, **options)
 
     return model
@@ -136,13 +132,13 @@ def test_beyond_the_artifacts_context_the_cpu_goes_on(
     emulated: Callable[..., Any], open_model: Callable[..., Any], held_out: Tokens, reference: Any
 ) -> None:
     """With the keys and values that the array made."""
-    prompt, capacity = held_out[:250], 250 + NEW_TOKENS
+    prompt = held_out[: CONTEXT - 4]
 
     def run(model: Any) -> Reply:
-        return reply(generator_of(model, capacity), prompt, NEW_TOKENS)
+        return reply(generator_of(model, CONTEXT + 8), prompt, 12)
 
     with pytest.raises(RuntimeError, match=f"expected at most {CONTEXT} tokens, .* got {CONTEXT + 1}: build them for"):
-        run(emulated())
+        generator_of(emulated(), CONTEXT + 8).append_tokens(np.array([held_out[: CONTEXT + 1]], np.int32))
     ours = run(emulated({"on_unsupported": "cpu", "activations": "bf16"}))
     assert_same(ours, run(open_model(provider_options=CPU)), prompt, reference)
 

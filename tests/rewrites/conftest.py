@@ -12,7 +12,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from flownpu.convert import convert
+from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites.testing import Array, run_session
+from tests.rewrites import optimum_export
 from tests.rewrites.genai_export import Export, export, make_checkpoint
 
 TOPICS = Path(__file__).parent.parent / "fixtures" / "gemma3-topics"
@@ -40,6 +43,32 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         runs.append(Export(str(checkpoint), str(folder / name), options))
     export(*runs)
     return {name: folder / name for name in OPTIONS}
+
+
+@pytest.fixture(scope="session")
+def optimum_python() -> Path:
+    """The interpreter of optimum's environment; tests that need it are skipped where it cannot be installed."""
+    try:
+        return optimum_export.environment()
+    except FlowNPUError as error:
+        pytest.skip(f"optimum's environment cannot be made: {error}")
+
+
+@pytest.fixture(scope="session")
+def optimum_exports(optimum_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """optimum's exports of tiny random models, by name."""
+    folder = tmp_path_factory.mktemp("optimum")
+    optimum_export.call(optimum_python, "export", output=folder, names=list(optimum_export.TASKS))
+    return {name: folder / name for name in optimum_export.TASKS}
+
+
+@pytest.fixture(scope="session")
+def folded(optimum_exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same, converted."""
+    folder = tmp_path_factory.mktemp("folded")
+    for name, source in optimum_exports.items():
+        convert(source, folder / name)
+    return {name: folder / name for name in optimum_exports}
 
 
 class Decoder:

@@ -12,7 +12,23 @@ import typer
 from rich.logging import RichHandler
 
 from flownpu import __version__
-from flownpu.cli import bench, build, chat, convert, doctor, inspect, make_model, run
+from flownpu.cli import (
+    bench,
+    build,
+    chat,
+    compile_model,
+    convert,
+    doctor,
+    explain,
+    export_q4nx,
+    inspect,
+    make_model,
+    predict,
+    run,
+    trace,
+    tune,
+    verify,
+)
 from flownpu.cli.output import progress_console, status
 from flownpu.machine import module_versions
 
@@ -27,11 +43,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("convert")(convert.convert)
+app.command("export-q4nx")(export_q4nx.export_q4nx)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
+app.command("explain")(explain.explain)
+app.command("verify")(verify.verify)
 app.command("build")(build.build)
+app.command("compile")(compile_model.compile_model_folder)
+app.command("predict")(predict.predict)
+app.command("tune")(tune.tune)
+app.command("trace")(trace.trace)
 app.command("doctor")(doctor.doctor)
 app.command("make-model")(make_model.make_model)
 

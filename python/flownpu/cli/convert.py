@@ -48,7 +48,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a model that is th
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="A Hugging Face checkpoint folder, or an ORT GenAI model folder.")
+        Path,
+        typer.Argument(
+            metavar="SRC", help="A Hugging Face checkpoint folder, a GGUF file, or an ORT GenAI model folder."
+        ),
     ],
     output: Output,
     kv_dtype: KvDtypeOption = KvDtype.BF16,
@@ -57,9 +60,10 @@ def convert(
     context_length: ContextLength = None,
     force: Force = False,
 ) -> None:
-    """Convert a checkpoint or a GenAI model into a folder that ORT GenAI runs on FlowNPU.
+    """Convert a checkpoint, a GGUF file or a GenAI model into a folder that ORT GenAI runs on FlowNPU.
 
-    Weights become Q4NX (4 bits and a scale and a minimum for each 32). The folder appears when it is complete: an
+    Weights become Q4NX (4 bits and a scale and a minimum for each 32); those of AWQ, GPTQ, Q4_0 and Q4_1 keep their
+    codes, and a line says what was quantised again. The folder appears when it is complete: an
     error or Ctrl-C leaves nothing behind, and what was there before stays.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")

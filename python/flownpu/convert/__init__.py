@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Progress, silent
+from flownpu.errors import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,14 +29,14 @@ def convert(
     force: bool = False,
     progress: ProgressCallback = silent,
 ) -> None:
-    """Converts a model into a folder that ORT GenAI runs on FlowNPU.
+    """Converts a model into a folder that runs on FlowNPU: in ORT GenAI, or of an optimum export in optimum.
 
     Args:
-        source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), or an ORT GenAI model
-            folder (genai_config.json).
+        source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
+            model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
         output: the folder to make.
-        kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32".
-        logits: of the "last" token of each row, or of "all".
+        kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32"; of an optimum export it stays float32.
+        logits: of the "last" token of each row, or of "all"; of an optimum export always of all.
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.
         context_length: positions that the model is made for; None: as many as the source allows.
@@ -46,16 +47,25 @@ def convert(
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
         MissingDependencyError: a package of the extra "convert" is not installed.
     """
-    if not source.is_dir():
-        raise ConversionError(f"{source}: {'not a folder' if source.exists() else 'there is no such folder'}")
+    if not source.exists():
+        raise ConversionError(f"{source}: there is no such file or folder")
     # Imported late: they need the packages of the extra "convert".
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
 
     options = ModelOptions(kv_dtype, logits, sliding_window_cache)
-    if (source / "genai_config.json").is_file():
+    if source.is_file():
+        require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
+        from flownpu.convert.gguf import convert_gguf  # noqa: PLC0415
+
+        convert_gguf(source, output, options, context_length=context_length, force=force, progress=progress)
+    elif (source / "genai_config.json").is_file():
         from flownpu.convert.genai_folder import convert_genai_folder  # noqa: PLC0415
 
         convert_genai_folder(source, output, options, context_length=context_length, force=force, progress=progress)
+    elif (source / "config.json").is_file() and any(source.glob("*.onnx")):
+        from flownpu.convert.optimum_folder import convert_optimum_folder  # noqa: PLC0415
+
+        convert_optimum_folder(source, output, options, context_length=context_length, force=force, progress=progress)
     elif (source / "config.json").is_file():
         from flownpu.convert.huggingface import convert_checkpoint  # noqa: PLC0415
 
@@ -63,6 +73,7 @@ def convert(
     else:
         raise ConversionError(
             f"{source}: expected a Hugging Face checkpoint (a folder with config.json, safetensors files and "
-            "tokenizer.json; families gemma3_text, gemma3, llama and qwen3) or an ORT GenAI model (a folder with "
-            "genai_config.json), and it is neither"
+            "tokenizer.json; families gemma2, gemma3_text, gemma3, llama and qwen3), a GGUF file, an ORT GenAI model "
+            "(a folder with genai_config.json), or an optimum export (a folder with model.onnx and config.json), and "
+            "it is none of them"
         )

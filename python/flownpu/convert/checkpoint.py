@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face checkpoint folder, read tensor by tensor: config.json, safetensors files, tokenizer files.
 
-No torch and no transformers: the safetensors library maps the files, and rows are read when they are asked for.
+No torch and no transformers. The safetensors library checks the files; rows are read when they are asked for, through
+a mapping of their tensor that lasts no longer. (The library's own maps a file as a whole, and all that was ever read of
+it counts as memory in use.)
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -16,14 +19,31 @@ from safetensors import SafetensorError, safe_open
 from flownpu.convert.errors import ConversionError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 __all__ = ["Checkpoint", "read_json"]
 
-# numpy knows the type that safetensors calls BF16 only once ml_dtypes has told it.
-_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_FLOATS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
+# A safetensors file begins with the header's length in 8 bytes, little-endian.
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is: its offset is that in the file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -65,10 +85,10 @@ class Checkpoint:
         self.generation = read_json(generation) if generation.exists() else {}
         self._listed = self._index()
         self.files = sorted(set(self._listed.values())) if self._listed else self._unindexed_files()
-        self._handles: dict[str, Any] = {}
+        self._places: dict[str, _Place] = {}
         for path in self.files:
             try:
-                handle: Any = safe_open(path, framework="np")
+                self._places.update(_read_places(path))
             except FileNotFoundError:
                 raise ConversionError(
                     f"{path}: model.safetensors.index.json lists this file, and it is missing; download it"
@@ -78,12 +98,11 @@ class Checkpoint:
                     f"{path}: not a whole safetensors file ({error}); it is damaged or its download was cut short: "
                     "fetch it again"
                 ) from error
-            self._handles.update(dict.fromkeys(handle.keys(), handle))
         self._check_index()
 
     def names(self) -> list[str]:
         """All tensors' names."""
-        return list(self._handles)
+        return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape.
@@ -91,7 +110,7 @@ class Checkpoint:
         Raises:
             ConversionError: the checkpoint has no such tensor.
         """
-        return tuple(self._slice(name).get_shape())
+        return self._place(name).shape
 
     def rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows start..stop-1 of a tensor, in the type it is stored in (float32, float16 or bfloat16).
@@ -99,14 +118,24 @@ class Checkpoint:
         Raises:
             ConversionError: the checkpoint has no such tensor, or it has another type.
         """
-        part = self._slice(name)
-        if part.get_dtype() not in _DTYPES:
-            raise ConversionError(
-                f"{self.folder}: tensor {name} has type {part.get_dtype()}, expected one of {', '.join(_DTYPES)}; "
-                "convert from the original checkpoint rather than a quantised one"
-            )
-        rows: NDArray[Any] = part[start:stop]
-        return rows
+        hint = "convert from the original checkpoint rather than a quantised one"
+        return np.array(self._mapped(name, _FLOATS, hint)[start:stop])
+
+    def columns(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Columns start..stop-1 of a matrix, in the type it is stored in (as in `rows`, or int32).
+
+        Raises:
+            ConversionError: the checkpoint has no such tensor, or it has another type.
+        """
+        return np.array(self._mapped(name, _FLOATS | _INTEGERS)[:, start:stop])
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """A whole one-dimensional tensor of integers.
+
+        Raises:
+            ConversionError: the checkpoint has no such tensor, or it has another type.
+        """
+        return np.array(self._mapped(name, _INTEGERS), np.int64)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor in float32.
@@ -128,10 +157,20 @@ class Checkpoint:
                 f"{self.folder}: tensor {name} has shape {list(shape)}, expected {list(expected)} from config.json"
             )
 
-    def _slice(self, name: str) -> Any:
-        if name not in self._handles:
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
             raise ConversionError(f"{self.folder}: tensor {name} is missing from the weight files")
-        return self._handles[name].get_slice(name)
+        return self._places[name]
+
+    def _mapped(self, name: str, dtypes: Mapping[str, np.dtype[Any]], hint: str = "") -> NDArray[Any]:
+        """A tensor in the mapped file."""
+        place = self._place(name)
+        if place.dtype not in dtypes:
+            raise ConversionError(
+                f"{self.folder}: tensor {name} has type {place.dtype}, expected one of {', '.join(dtypes)}"
+                + (f"; {hint}" if hint else "")
+            )
+        return np.memmap(place.path, dtypes[place.dtype], "r", place.offset, place.shape)
 
     def _index(self) -> dict[str, Path]:
         """Tensor name to file, as model.safetensors.index.json has it; empty if there is no such file."""
@@ -157,9 +196,26 @@ class Checkpoint:
         )
 
     def _check_index(self) -> None:
-        missing = [name for name in self._listed if name not in self._handles]
+        missing = [name for name in self._listed if name not in self._places]
         if missing:
             raise ConversionError(
                 f"{self._listed[missing[0]]}: the index says that tensor {missing[0]} is in this file, and it is not"
                 + (f" (nor are {len(missing) - 1} others)" if len(missing) > 1 else "")
             )
+
+
+def _read_places(path: Path) -> dict[str, _Place]:
+    """The tensors of a file that the safetensors library finds whole.
+
+    Raises:
+        SafetensorError: it does not.
+        OSError: the file is missing or cannot be read.
+    """
+    with safe_open(path, framework="np"), path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+    return {
+        name: _Place(path, entry["dtype"], tuple(entry["shape"]), _LENGTH_BYTES + length + entry["data_offsets"][0])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

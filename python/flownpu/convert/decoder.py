@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float32]
 
-__all__ = ["Decoder", "Layer", "LinearScaling", "Llama3Scaling", "Rotary"]
+__all__ = ["Decoder", "FrequencyFactors", "Layer", "LinearScaling", "Llama3Scaling", "Rotary"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,23 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class FrequencyFactors:
+    """Each frequency divided by a factor of its own, as GGUF files have Llama 3.1's scaling."""
+
+    factors: tuple[float, ...]
+
+    def apply(self, frequencies: Floats) -> Floats:
+        """The scaled frequencies, float32 [d/2]."""
+        factors: Floats = np.array(self.factors, np.float32)
+        return frequencies / factors
+
+
+@dataclass(frozen=True)
 class Rotary:
     """Rotary position embedding (Su et al., "RoFormer", 2021), halves rotated against each other."""
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: LinearScaling | Llama3Scaling | FrequencyFactors | None = None
 
     def frequencies(self, head_size: int) -> Floats:
         """Radians a position for each pair of dimensions: theta^(-2i/d), scaled. float32 [d/2]."""

@@ -45,6 +45,41 @@ def read_decoder(config: Settings, generation: Settings | None = None) -> Decode
     return reader(config, tokens)
 
 
+def _read_gemma2(config: Settings, tokens: Settings) -> Decoder:
+    if config.get("use_bidirectional_attention"):
+        raise ConversionError("config.json: use_bidirectional_attention is set; only causal decoders can be converted")
+    count = int(config.get("num_hidden_layers", 26))
+    kinds = _layer_kinds(config, count, pattern=2)
+    rotary = _rotary(_flat_rope(config))
+    return _decoder(
+        config,
+        tokens,
+        family="gemma2",
+        defaults={
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        activation_key="hidden_activation",
+        layers=_layers(kinds, int(config.get("sliding_window") or 4096), rotary, rotary),
+        attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_softcap=_softcap(config, "attn_logit_softcapping", 50.0),
+        logit_softcap=_softcap(config, "final_logit_softcapping", 30.0),
+        norm_offset=1.0,
+        sandwich_norms=True,
+        embedding_scale=math.sqrt(int(config.get("hidden_size", 2304))),
+    )
+
+
 def _read_gemma3_text(config: Settings, tokens: Settings) -> Decoder:
     if config.get("use_bidirectional_attention"):
         raise ConversionError("config.json: use_bidirectional_attention is set; only causal decoders can be converted")
@@ -54,7 +89,6 @@ def _read_gemma3_text(config: Settings, tokens: Settings) -> Decoder:
     full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
     full |= rope.get("full_attention") or {}
     local = {"rope_theta": config.get("rope_local_base_freq", 1e4), **(rope.get("sliding_attention") or {})}
-    hidden_size = int(config.get("hidden_size", 2304))
     return _decoder(
         config,
         tokens,
@@ -76,10 +110,12 @@ def _read_gemma3_text(config: Settings, tokens: Settings) -> Decoder:
         activation_key="hidden_activation",
         layers=_layers(kinds, int(config.get("sliding_window") or 4096), _rotary(full), _rotary(local)),
         attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_softcap=_softcap(config, "attn_logit_softcapping"),
+        logit_softcap=_softcap(config, "final_logit_softcapping"),
         norm_offset=1.0,
         qk_norm=True,
         sandwich_norms=True,
-        embedding_scale=math.sqrt(hidden_size),
+        embedding_scale=math.sqrt(int(config.get("hidden_size", 2304))),
     )
 
 
@@ -125,6 +161,7 @@ def _read_qwen3(config: Settings, tokens: Settings) -> Decoder:
 
 
 FAMILIES: dict[str, Callable[[Settings, Settings], Decoder]] = {
+    "gemma2": _read_gemma2,
     "gemma3_text": _read_gemma3_text,
     "gemma3": _read_gemma3,
     "llama": _read_llama,
@@ -180,14 +217,17 @@ def _decoder(
         gating=gating,  # type: ignore[arg-type]  # one of the dictionary's values above
         norm_epsilon=float(settings.get("rms_norm_eps", 1e-6)),
         attention_scale=head_size**-0.5 if attention_scale is None else attention_scale,
-        attention_softcap=float(settings.get("attn_logit_softcapping") or 0.0),
-        logit_softcap=float(settings.get("final_logit_softcapping") or 0.0),
         tied_embeddings=bool(settings["tie_word_embeddings"]),
         bos_token_id=ids.get("bos_token_id"),
         eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
         pad_token_id=ids.get("pad_token_id"),
         **traits,
     )
+
+
+def _softcap(config: Settings, key: str, default: float = 0.0) -> float:
+    """A cap; null in the file is none, whatever a file without it means."""
+    return float(config.get(key, default) or 0.0)
 
 
 def _layer_kinds(config: Settings, count: int, pattern: int | None) -> list[str]:

@@ -6,25 +6,26 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
 from flownpu.convert.checkpoint import read_json
-from flownpu.convert.data_file import DataFile, aligned
+from flownpu.convert.data_file import aligned
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.graph_file import GRAPH_FILE, SMALL_FILES, check_data, load_graph, save_graph, tensors
 from flownpu.convert.huggingface import TOKENIZER_FILES
 from flownpu.convert.manifest import sha256, write_manifest
 from flownpu.convert.output import check_output, output_folder
 from flownpu.convert.progress import Stage, silent
 from flownpu.graph_rewrites import rewrite
-from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
 from flownpu.graph_rewrites.sliding_window_cache import windows
 from flownpu.ops.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnx_ir as ir
+
     from flownpu.convert.model_writer import ModelOptions
     from flownpu.convert.progress import ProgressCallback
     from flownpu.graph_rewrites import Report
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["convert_genai_folder"]
 
 _PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
-_GRAPH_FILE, _DATA_FILE = "model.onnx", "model.onnx.data"
-# Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
-_LARGEST_IN_GRAPH = 256
-# model.onnx, genai_config.json and the manifest of the deepest model come to less than half of this.
-_SMALL_FILES = 4 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +64,8 @@ def convert_genai_folder(
     check_output(output, force=force)
     config = read_json(source / "genai_config.json")
     path = _graph_path(source, config)
-    model = _load(path)
-    data_files = _check_data(model, path)
+    model = load_graph(path)
+    data_files = check_data(model, path)
     try:
         report = rewrite(
             model,
@@ -83,9 +79,9 @@ def convert_genai_folder(
     config = _edited(config, source, model, options, context_length)
     tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     read = [source / "genai_config.json", path, *data_files, *tokenizer]
-    size = sum(aligned(tensor.nbytes) for tensor in _tensors(model)) + _SMALL_FILES
+    size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
     with output_folder(output, force=force, size=size + sum(file.stat().st_size for file in tokenizer)) as folder:
-        errors = _save(model, folder, progress)
+        errors = save_graph(model, folder, progress)
         (folder / "genai_config.json").write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
         for file in tokenizer:
             shutil.copyfile(file, folder / file.name)
@@ -128,46 +124,12 @@ def _graph_path(source: Path, config: dict[str, Any]) -> Path:
         raise ConversionError(
             f"{source}: the model has parts that cannot be converted ({', '.join(parts)}); export its decoder alone"
         )
-    name = str(decoder.get("filename", _GRAPH_FILE))
+    name = str(decoder.get("filename", GRAPH_FILE))
     if "/" in name or "\\" in name:
         raise ConversionError(f"{source / 'genai_config.json'}: expected a file name in this folder, got {name!r}")
     if not (source / name).is_file():
         raise ConversionError(f"{source / name}: genai_config.json names this file, and it is missing")
     return source / name
-
-
-def _load(path: Path) -> ir.Model:
-    try:
-        return ir.load(path)
-    except Exception as error:  # whatever protobuf and the deserialiser make of damaged bytes
-        raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
-
-
-def _check_data(model: ir.Model, path: Path) -> list[Path]:
-    """The files that hold the model's external data.
-
-    Raises:
-        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it.
-    """
-    files: dict[str, Path] = {}
-    for tensor in _tensors(model):
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        location = str(tensor.location)
-        if location not in files:
-            where = PurePosixPath(location)
-            if where.is_absolute() or ".." in where.parts or "\\" in location:
-                raise ConversionError(f"{path}: tensor {tensor.name} is stored outside of the folder, in {location!r}")
-            if not (path.parent / location).is_file():
-                raise ConversionError(f"{path.parent / location}: the model's weights are in this file; it is missing")
-            files[location] = path.parent / location
-        size, offset, length = files[location].stat().st_size, tensor.offset or 0, tensor.length or tensor.nbytes
-        if length != tensor.nbytes or offset < 0 or offset + length > size:
-            raise ConversionError(
-                f"{files[location]}: expected {tensor.nbytes} bytes of tensor {tensor.name} at {offset}, and the file "
-                f"has {max(0, min(length, size - offset))} there; it is damaged or its copy was cut short"
-            )
-    return list(files.values())
 
 
 def _check_rewritten(path: Path, report: Report) -> None:
@@ -190,7 +152,7 @@ def _edited(
     config = json.loads(json.dumps(config))
     settings = config["model"]
     decoder = settings["decoder"]
-    decoder["filename"] = _GRAPH_FILE
+    decoder["filename"] = GRAPH_FILE
     decoder.setdefault("session_options", {})["provider_options"] = [{get_ep_name(): {}}]
     section = decoder.get("sliding_window") or {}
     windowed = windows(model)
@@ -213,46 +175,3 @@ def _edited(
         search = config.setdefault("search", {})
         search["max_length"] = min(search.get("max_length", context_length), context_length)
     return dict(config)
-
-
-def _save(model: ir.Model, folder: Path, progress: ProgressCallback) -> dict[str, float]:
-    """Writes graph and data; returns the relative error of each weight that was repacked.
-
-    Tensors are written in the order in which the graph reads them, so that running it reads the file from front to end.
-
-    Raises:
-        ConversionError: a weight has scales or zero points that are not finite, or names are no text.
-    """
-    counter = Stage(progress, "repack", sum(tensor.nbytes for tensor in _tensors(model)), "B")
-    errors: dict[str, float] = {}
-    with DataFile(folder / _DATA_FILE) as data:
-        for value in _initializers(model):
-            tensor, name = value.const_value, str(value.name)
-            if tensor is None:  # an input with a default, which has no bytes
-                continue
-            try:
-                array = tensor.numpy()
-            except ValueError as error:
-                raise ConversionError(f"weight {name}: {error}; the source is damaged") from error
-            if tensor.nbytes > _LARGEST_IN_GRAPH:
-                value.const_value = data.write(name, tensor.dtype, tuple(array.shape), [array])
-            else:
-                value.const_value = ir.Tensor(array.copy(), name=name)
-            if isinstance(tensor, Q4NXTensor):
-                errors[name] = round(tensor.relative_error, 6)
-            counter.advance(tensor.nbytes)
-    try:
-        ir.save(model, folder / _GRAPH_FILE)
-    except ir.serde.SerdeError as error:
-        raise ConversionError(f"the source's graph is damaged: {error.__cause__ or error}") from error
-    return errors
-
-
-def _initializers(model: ir.Model) -> list[ir.Value]:
-    """The graph's initializers in the order of their first use, then those that only subgraphs use."""
-    used = [value for node in model.graph for value in node.inputs if value is not None and value.is_initializer()]
-    return list(dict.fromkeys([*used, *model.graph.initializers.values()]))
-
-
-def _tensors(model: ir.Model) -> list[ir.TensorProtocol]:
-    return [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flownpu.convert.decoder_folder import PACKAGES, limit_context
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
-from flownpu.convert.huggingface import PACKAGES, limit_context
 from flownpu.convert.manifest import write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder

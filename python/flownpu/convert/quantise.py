@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises a checkpoint's weights to Q4NX, straight from its floats.
+"""Quantises weights to Q4NX, straight from where they are stored: from floats, or from 4-bit codes that are there.
 
 A projection is read, quantised and handed on a few hundred rows at a time: no weight is ever whole in memory.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import BlockPart, Projection
+from flownpu.convert.weights import BlockPart, NormWeight, Projection
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -22,48 +22,56 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.checkpoint import Checkpoint
-    from flownpu.convert.decoder import Decoder
-    from flownpu.convert.weights import NormWeight, TensorSource
+    from flownpu.convert.weights import TensorSource, Weight
 
-__all__ = ["CheckpointWeights"]
+__all__ = ["Carried", "QuantizedWeights", "Tensors"]
 
 # Weights that are quantised in one go: 2^20 take 4 MB in float32 and some tens of milliseconds, so that threads find
 # work, Ctrl-C is heard soon, and a row of 16384 columns still comes in blocks of 32.
 _WEIGHTS_AT_ONCE = 1 << 20
 
-# What comes before "embed_tokens.weight" in the checkpoints of the families: a text model, a model with a vision tower
-# as transformers 4 saved it, and as transformers 5 does.
-_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+
+class Carried(NamedTuple):
+    """Rows of a weight that was quantised before, with the codes it had.
+
+    Attributes:
+        quantized: the rows in Q4NX.
+        exact: float32 [rows, columns], what they were before their scales and minima were rounded to bf16.
+    """
+
+    quantized: q4nx.Quantized
+    exact: NDArray[np.float32]
 
 
-class CheckpointWeights:
-    """The weights of `decoder`, quantised from a checkpoint."""
+class Tensors(Protocol):
+    """A model's tensors by the names of `weight_plan`, wherever and however they are stored."""
 
-    def __init__(self, checkpoint: Checkpoint, decoder: Decoder) -> None:
-        """Finds the tensors' common prefix.
+    def check(self, tensor: str, shape: tuple[int, ...]) -> None:
+        """Raises ConversionError unless the tensor is there and has that shape."""
 
-        Raises:
-            ConversionError: there is no embedding under any of the names that are known.
-        """
-        self._checkpoint = checkpoint
-        self._offset = np.float32(decoder.norm_offset)
-        names = set(checkpoint.names())
-        found = [prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in names]
-        if not found:
-            raise ConversionError(
-                f"{checkpoint.folder}: tensor model.embed_tokens.weight is missing from the weight files"
-            )
-        self._prefix = found[0]
+    def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
+        """Rows first..stop-1 of a weight. Several threads call it; raises ValueError or ConversionError."""
 
-    def check(self, plan: Sequence[Projection | NormWeight]) -> None:
+    def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
+        """A whole one-dimensional tensor; raises ConversionError if a value is not finite."""
+
+
+class QuantizedWeights:
+    """The weights of a decoder, made of its tensors. Codes that are there stay as they are."""
+
+    def __init__(self, tensors: Tensors, norm_offset: float = 0.0) -> None:
+        """Takes tensors, and what is to be added to the norms' weights."""
+        self._tensors = tensors
+        self._offset = np.float32(norm_offset)
+
+    def check(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError unless every tensor that is needed is there and has its shape."""
         for weight in plan:
             if isinstance(weight, Projection):
                 for source in weight.sources:
-                    self._checkpoint.check_shape(self._locate(source.tensor), (source.rows, weight.columns))
+                    self._tensors.check(source.tensor, (source.rows, weight.columns))
             else:
-                self._checkpoint.check_shape(self._locate(weight.tensor), (weight.size,))
+                self._tensors.check(weight.tensor, (weight.size,))
 
     def norm(self, weight: NormWeight) -> NDArray[np.float32]:
         """The norm's weight with the family's offset added, float32 [size].
@@ -71,10 +79,10 @@ class CheckpointWeights:
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.
         """
-        return self._offset + self._checkpoint.vector(self._locate(weight.tensor), weight.size)
+        return self._offset + self._tensors.vector(weight.tensor, weight.size)
 
     def blocks(self, projection: Projection) -> Iterator[BlockPart]:
-        """Quantises a projection on all cores.
+        """Reads and quantises a projection on all cores.
 
         Raises:
             ConversionError: a tensor is missing, has another type, or a value that cannot be quantised.
@@ -83,8 +91,8 @@ class CheckpointWeights:
         with ThreadPoolExecutor(cores) as pool:
             pending: deque[Future[BlockPart]] = deque()
             try:
-                for rows in self._row_parts(projection):
-                    pending.append(pool.submit(_quantise, rows, projection.name))
+                for run, first, stop in _row_parts(projection):
+                    pending.append(pool.submit(self._part, projection.name, run, first, stop))
                     if len(pending) > cores:
                         yield pending.popleft().result()
                 while pending:
@@ -93,37 +101,33 @@ class CheckpointWeights:
                 for future in pending:
                     future.cancel()
 
-    def _row_parts(self, projection: Projection) -> Iterator[NDArray[np.float32]]:
-        """The rows of a projection, in parts that fill whole rows of blocks (but for the last of a run)."""
-        at_once = max(1, _WEIGHTS_AT_ONCE // (projection.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
-        for run in projection.runs:
-            total = sum(source.rows for source in run)
-            for first in range(0, total, at_once):
-                yield np.concatenate(list(self._pieces(run, first, first + at_once)))
-
-    def _pieces(self, run: Sequence[TensorSource], first: int, stop: int) -> Iterator[NDArray[np.float32]]:
+    def _part(self, name: str, run: Sequence[TensorSource], first: int, stop: int) -> BlockPart:
         """Rows first..stop-1 of the sources below one another."""
+        quantized, squared_error, squares = [], 0.0, 0.0
         start = 0
         for source in run:
             low, high = max(first - start, 0), min(stop - start, source.rows)
             if low < high:
-                yield self._checkpoint.rows(self._locate(source.tensor), low, high).astype(np.float32)
+                try:
+                    rows = self._tensors.rows(source.tensor, low, high)
+                    made, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
+                except ValueError as error:
+                    raise ConversionError(f"{name}: {error}") from error
+                quantized.append(made)
+                squared_error += _squares(q4nx.dequantize_codes(made) - exact)
+                squares += _squares(exact)
             start += source.rows
-
-    def _locate(self, tensor: str) -> str:
-        """A tensor's name in this checkpoint. The LM head is not a part of the inner model."""
-        if not tensor.startswith("lm_head"):
-            return self._prefix + tensor
-        return self._prefix.removesuffix("model.") + tensor if self._prefix.startswith("language_model") else tensor
+        stacked = q4nx.stack(*quantized)
+        return BlockPart(q4nx.pack(*stacked), stacked.codes.size, squared_error, squares)
 
 
-def _quantise(rows: NDArray[np.float32], name: str) -> BlockPart:
-    try:
-        quantized = q4nx.quantize(rows)
-    except ValueError as error:
-        raise ConversionError(f"{name}: {error}") from error
-    difference = q4nx.dequantize_codes(quantized) - rows
-    return BlockPart(q4nx.pack(*quantized), rows.size, _squares(difference), _squares(rows))
+def _row_parts(projection: Projection) -> Iterator[tuple[Sequence[TensorSource], int, int]]:
+    """The rows of a projection, in parts that fill whole rows of blocks (but for the last of a run)."""
+    at_once = max(1, _WEIGHTS_AT_ONCE // (projection.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
+    for run in projection.runs:
+        total = sum(source.rows for source in run)
+        for first in range(0, total, at_once):
+            yield run, first, min(first + at_once, total)
 
 
 def _squares(values: NDArray[np.float32]) -> float:

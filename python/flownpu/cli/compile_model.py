@@ -6,7 +6,7 @@ from flownpu.cli.convert import Force, Output, print_made
 from flownpu.compilation import compile_model
 
 
-def compile_command(
+def compile_model_folder(
     model: options.ModelFolder,
     output: Output,
     device: options.DeviceOption = None,

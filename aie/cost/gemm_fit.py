@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits the parameters of `gemm_parameters` that say so to the rows of `published_gemm`, and predicts rows left out.
+
+Two steps, each a least-squares fit of relative errors by Gauss-Newton, from the values that the table has:
+
+1. what a kernel call takes, of each generation, to the throughput of single cores;
+2. main memory, calls and synchronising, of both together, to TOPS, with the cores' throughput as it was measured: an
+   error of the first step does not become a bandwidth.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.cost.gemm_kernel import PRECISIONS, KernelSize, macs_per_cycle
+from flownpu.aie.cost.gemm_model import Order, predict_gemm
+from flownpu.aie.cost.gemm_parameters import GEMM
+from flownpu.aie.cost.published_gemm import CORES, GEMMS, SWEEPS, Core, Measured, Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flownpu.aie.cost.gemm_parameters import GemmParameters
+
+    Parameters = Mapping[str, GemmParameters]
+
+__all__ = ["Row", "fit", "fitted", "left_out", "rows"]
+
+_PASSES = 12  # of Gauss-Newton, at most
+_SMALL = 5e-4  # relative change of a parameter with which it ends
+_PROBE = 1e-4  # relative step of a derivative
+_LARGEST = 8192  # of the sweeps' sizes
+_SWEPT = 12  # of a sweep's sizes are looked at, evenly among them
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published number.
+
+    Attributes:
+        group: rows that are left out together: those of a table or section, generation and precision.
+        what: for people.
+        step: of the fit: 1, cores; 2, the array.
+        published: the number.
+        predict: what the model says, with which parameters, with the cores' throughput as measured or as modelled.
+        unit: of the number.
+    """
+
+    group: tuple[str, str, str]
+    what: str
+    step: int
+    published: float
+    predict: Callable[[Parameters, bool], float]
+    unit: str
+
+    def error(self, known: Parameters, *, measured: bool = False) -> float:
+        """(Predicted - published) / published."""
+        return self.predict(known, measured) / self.published - 1
+
+
+def rows() -> list[Row]:
+    """All rows."""
+    found = [
+        Row(
+            (core.source, core.target, core.precision),
+            f"{core.m} x {core.k} x {core.n}",
+            1,
+            core.macs_per_cycle,
+            partial(_throughput, core),
+            "MACs/cycle",
+        )
+        for core in CORES
+    ]
+    found += [
+        Row(
+            (gemm.source, gemm.target, gemm.precision),
+            f"{gemm.tiling.size}, k_mt {gemm.tiling.k_mt}: {' x '.join(map(str, gemm.sizes))}",
+            2,
+            gemm.tops,
+            partial(_tops, gemm),
+            "TOPS",
+        )
+        for gemm in GEMMS
+    ]
+    for sweep in SWEEPS:
+        group = ("section 5.2.3, sweeps", sweep.target, sweep.precision)
+        what = f"{sweep.tiling.size}, k_mt {sweep.tiling.k_mt}"
+        found.append(Row(group, f"{what}: best to 8K", 2, sweep.best_tops, partial(_best, sweep), "TOPS"))
+        if sweep.column_over_row:
+            ratio = partial(_column_over_row, sweep)
+            found.append(Row(group, f"{what}: B in columns over rows", 2, sweep.column_over_row, ratio, "factor"))
+    return found
+
+
+def _throughput(core: Core, known: Parameters, measured: bool) -> float:
+    del measured
+    return macs_per_cycle(known[core.target], PRECISIONS[core.precision], KernelSize(core.m, core.k, core.n))
+
+
+def _tops(gemm: Measured, known: Parameters, measured: bool) -> float:
+    rate = gemm.macs_per_cycle if measured else 0.0
+    target = gemm.target
+    return predict_gemm(target, gemm.precision, *gemm.sizes, gemm.tiling, measured=rate, known=known[target]).tops
+
+
+def _swept(sweep: Sweep, known: Parameters, measured: bool, order: Order) -> list[float]:
+    """TOPS of `_SWEPT` of a sweep's sizes, the largest among them."""
+    tiling = replace(sweep.tiling, b_order=order)
+    sizes = [range(unit, _LARGEST + 1, unit) for unit in tiling.native(sweep.target)]
+    rate = 0.0
+    if measured:
+        of_size = (core for core in CORES if (core.target, core.precision) == (sweep.target, sweep.precision))
+        rate = next(core.macs_per_cycle for core in of_size if KernelSize(core.m, core.k, core.n) == tiling.size)
+    grid = list(itertools.product(*sizes))
+    chosen = grid[:: -(len(grid) // _SWEPT)]
+    return [
+        predict_gemm(sweep.target, sweep.precision, m, k, n, tiling, measured=rate, known=known[sweep.target]).tops
+        for m, k, n in chosen
+    ]
+
+
+def _best(sweep: Sweep, known: Parameters, measured: bool) -> float:
+    return max(_swept(sweep, known, measured, Order.COLUMN))
+
+
+def _column_over_row(sweep: Sweep, known: Parameters, measured: bool) -> float:
+    columns, lines = (_swept(sweep, known, measured, order) for order in (Order.COLUMN, Order.ROW))
+    return float(np.mean(np.divide(columns, lines)))
+
+
+# --- The parameters that are fitted ---------------------------------------------------------------------------------
+
+_Name = tuple[str, ...]  # targets, then the field, and the entry of `macs`
+_CORE = [(target, field, "") for target in GEMM for field in ("element", "accumulator_byte")]
+_CORE += [("npu2", "macs", "bf16")]
+_ARRAY = [(target, field, "") for target in GEMM for field in ("read", "neighbour_run")]
+_ARRAY += [("", field, "") for field in ("run", "call", "synchronise")]  # of both generations
+_STEPS = ((1, _CORE), (2, _ARRAY))
+
+
+def fitted(known: Parameters) -> dict[tuple[str, str, str], float]:
+    """The fitted parameters' values by (generation or "", field, entry of `macs` or "")."""
+    return {name: _get(known, name) for name in (*_CORE, *_ARRAY)}
+
+
+def _get(known: Parameters, name: tuple[str, str, str]) -> float:
+    target, field, entry = name
+    held = getattr(known[target or "npu1"], field)
+    value: float = (held[entry] if entry else held).value
+    return value
+
+
+def _set(known: Parameters, names: Sequence[tuple[str, str, str]], values: Sequence[float]) -> Parameters:
+    changed = dict(known)
+    for (target, field, entry), value in zip(names, values, strict=True):
+        for one in [target] if target else list(known):
+            held = getattr(changed[one], field)
+            new = held | {entry: replace(held[entry], value=value)} if entry else replace(held, value=value)
+            changed[one] = replace(changed[one], **{field: new})
+    return changed
+
+
+def fit(chosen: Sequence[Row]) -> Parameters:
+    """The parameters that fit some rows best; one that no row tells anything of stays as it is in the table."""
+    known: Parameters = GEMM
+    for step, names in _STEPS:
+        known = _fit([row for row in chosen if row.step == step], names, known)
+    return known
+
+
+def left_out(found: Sequence[Row]) -> dict[tuple[str, str, str], Parameters]:
+    """For each group of rows, the parameters that fit all others; a step none of them belongs to stays as it is."""
+    start = fit(found)
+    fits: dict[tuple[str, str, str], Parameters] = {}
+    for group in dict.fromkeys(row.group for row in found):
+        known = start
+        for step, names in _STEPS:
+            kept = [row for row in found if row.step == step and row.group != group]
+            if len(kept) < sum(row.step == step for row in found):
+                known = _fit(kept, names, known)
+        fits[group] = known
+    return fits
+
+
+def _fit(chosen: Sequence[Row], names: Sequence[tuple[str, str, str]], known: Parameters) -> Parameters:
+    """Gauss-Newton on the logarithms of the parameters, which so stay positive."""
+
+    def errors(logarithms: np.ndarray) -> np.ndarray:
+        changed = _set(known, names, np.exp(logarithms).tolist())
+        return np.array([row.error(changed, measured=True) for row in chosen])
+
+    at = np.log([_get(known, name) for name in names])
+    for _ in range(_PASSES):
+        now = errors(at)
+        slopes = np.stack([(errors(at + _PROBE * unit) - now) / _PROBE for unit in np.eye(len(names))], axis=1)
+        step = np.linalg.lstsq(slopes, -now, rcond=1e-4)[0]
+        at = at + np.clip(step, -0.3, 0.3)
+        if np.abs(step).max() < _SMALL:
+            break
+    return _set(known, names, np.exp(at).tolist())

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GEMM of one compute tile: what a call of its kernel takes, and the size of it that suits a tile best.
+
+The integer programme of arXiv 2512.13282, section 4.5.1, solved by trying everything. Words: a call multiplies
+A[m, k] by B[k, n] and adds the product to C[m, n], which stays in L1; A and B are double-buffered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.gemm_parameters import gemm_parameters
+from flownpu.aie.npu_limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flownpu.aie.cost.gemm_parameters import GemmParameters
+
+
+__all__ = [
+    "L1_BYTES", "PRECISIONS", "KernelSize", "Precision", "call_cycles", "efficiency", "fits", "l1_bytes",
+    "largest_kernels", "macs_per_cycle", "peak_macs", "precision_of", "single_core_kernel",
+]  # fmt: skip
+
+# 1 KB of the 64 is the stack (equation 5). The paper's kernels stay below the limit: 48 x 288 x 48 of int8-int32 would
+# fill it to the byte, and table 1 has 48 x 280 x 48.
+L1_BYTES = 63 * 1024
+# All kernels of the paper's tables are multiples of 16 x 8 x 16: 8 x 8 x 8 (XDNA: 4 x 8 x 8, 4 x 8 x 4) of the matrix
+# unit, two (four) of them down and across in registers.
+SIDE, DEPTH = 16, 8
+_LARGEST = 512  # of m and n: L1 holds no 512 columns of C by 16 rows of the smallest type, with k of 8
+_ROUNDED = 2  # decimals of an efficiency: all throughputs of tables 1 to 3 are whole percents of the unit's rate
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a GEMM multiplies: bytes of an element of each matrix.
+
+    Attributes:
+        name: as the paper names it, input-output; `bf16` and `bfp16` are those of our own design.
+        unit: of `gemm_parameters.GemmParameters.macs`.
+        a: of A, in main memory and on the array.
+        b: of B. Block floating point holds 8 values in 9 bytes.
+        accumulator: of C while it is reduced.
+        output: of C in main memory.
+        staged: C leaves by a buffer of its own, in which the sums are rounded.
+    """
+
+    name: str
+    unit: str
+    a: float
+    b: float
+    accumulator: int
+    output: int
+    staged: bool = False
+
+
+_BFP16 = 9 / 8
+PRECISIONS: dict[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("int8-int8", "int8", 1, 1, 1, 1),
+        Precision("int8-int16", "int8", 1, 1, 2, 2),
+        Precision("int8-int32", "int8", 1, 1, 4, 4),
+        Precision("bf16-bf16", "bf16", 2, 2, 2, 2),
+        Precision("bfp16-bf16", "bfp16", 2, _BFP16, 2, 2),
+        Precision("bf16", "bf16", 2, 2, 4, 2, staged=True),
+        Precision("bfp16", "bfp16", 2, _BFP16, 4, 2, staged=True),
+    )
+}
+
+
+@dataclass(frozen=True)
+class KernelSize:
+    """m x k x n of a call."""
+
+    m: int
+    k: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.k} x {self.n}"
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds."""
+        return self.m * self.k * self.n
+
+
+def precision_of(target: str, name: str) -> Precision:
+    """A precision that a generation multiplies in.
+
+    Raises:
+        ValueError: there is no such precision, or the generation has no unit for it.
+    """
+    units = gemm_parameters(target).macs
+    known = [precision.name for precision in PRECISIONS.values() if precision.unit in units]
+    if name not in known:
+        raise ValueError(f"[gemm cost] expected a precision of {', '.join(known)} on {target}, got {name!r}")
+    return PRECISIONS[name]
+
+
+def call_cycles(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
+    """Cycles of a call (equation 1, with the efficiency resolved).
+
+    The inner loop over k does the unit's multiply-adds. For each element of C it is filled and drained once, and the
+    partial sum is loaded and stored: what a larger k makes less of.
+    """
+    c = known.element.value + known.accumulator_byte.value * precision.accumulator
+    return size.macs / known.macs[precision.unit].value + c * size.m * size.n
+
+
+def macs_per_cycle(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
+    """The throughput of a core while its kernel runs."""
+    return size.macs / call_cycles(known, precision, size)
+
+
+def peak_macs(known: GemmParameters, precision: Precision) -> int:
+    """What the matrix unit does at best; XDNA2 multiplies bf16 in block floating point."""
+    rates = LIMITS[known.target].macs_per_cycle
+    if precision.unit == "int8":
+        return rates["i8"]
+    return rates.get("bfp16ebs8", rates["bf16"])
+
+
+def efficiency(known: GemmParameters, precision: Precision, size: KernelSize) -> float:
+    """The throughput as a share of `peak_macs`: `eff` of equation 1."""
+    return macs_per_cycle(known, precision, size) / peak_macs(known, precision)
+
+
+def l1_bytes(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> float:
+    """Bytes of a compute tile's memory (equation 5): A and B twice, C once or, `output_buffers` of 2, twice.
+
+    Staged sums are there once, and the buffers they leave by besides.
+    """
+    inputs = 2 * size.k * (size.m * precision.a + size.n * precision.b)
+    outputs = precision.output * output_buffers + (precision.accumulator if precision.staged else 0)
+    return inputs + size.m * size.n * outputs
+
+
+def fits(precision: Precision, size: KernelSize, *, output_buffers: int = 1) -> bool:
+    """Whether a call's buffers fit in L1 beside the stack."""
+    return l1_bytes(precision, size, output_buffers=output_buffers) < L1_BYTES
+
+
+def is_compute_bound(
+    known: GemmParameters, precision: Precision, size: KernelSize, input_bytes: float, efficiency: float
+) -> bool:
+    """Equations 2 to 4: A and B come in, each at `input_bytes` a cycle, while the call before computes."""
+    rate = peak_macs(known, precision) * round(efficiency, _ROUNDED)
+    return rate * precision.a <= input_bytes * size.n and rate * precision.b <= input_bytes * size.m
+
+
+def single_core_kernel(known: GemmParameters, precision: Precision, *, measured: float | None = None) -> KernelSize:
+    """The kernel of highest throughput (table 1): the smallest tile of C that keeps the inputs up, the largest k.
+
+    The paper names two objectives, most multiply-adds and least m n. Taken in that order they yield the kernels of
+    tables 2 and 3 (144 x 72 x 144); table 1's are what least m n first, then most multiply-adds, yields.
+
+    Args:
+        known: the generation's parameters.
+        precision: what is multiplied.
+        measured: the efficiency in the place of the modelled one.
+    """
+    found = [
+        size
+        for m, n in _sides()
+        if (size := _deepest(precision, m, n)) is not None
+        and is_compute_bound(
+            known, precision, size, known.core_input.value, measured or efficiency(known, precision, size)
+        )
+    ]
+    return min(found, key=lambda size: (size.m * size.n, -size.macs))
+
+
+def largest_kernels(
+    known: GemmParameters, precision: Precision, k: int, *, output_buffers: int = 1, measured: float | None = None
+) -> list[KernelSize]:
+    """The kernels of this k with the largest C (section 4.5.2), one or, of equal product, several.
+
+    What the inputs carry is the streams' width here: on the array A and B come over them. The efficiency is that of
+    the step before, of k + 8, as the paper estimates it, or the one that was `measured` there.
+    """
+    best: list[KernelSize] = []
+    for m, n in _sides():
+        size = KernelSize(m, k, n)
+        before = measured or efficiency(known, precision, KernelSize(m, k + DEPTH, n))
+        if not fits(precision, size, output_buffers=output_buffers):
+            continue
+        if not is_compute_bound(known, precision, size, known.stream.value, before):
+            continue
+        product = best[0].m * best[0].n if best else 0
+        if m * n >= product:
+            best = [*best, size] if m * n == product else [size]
+    return best
+
+
+def _sides() -> Iterator[tuple[int, int]]:
+    for m in range(SIDE, _LARGEST, SIDE):
+        for n in range(SIDE, _LARGEST, SIDE):
+            yield m, n
+
+
+def _deepest(precision: Precision, m: int, n: int) -> KernelSize | None:
+    """The largest k with which m x n fits."""
+    each = 2 * (m * precision.a + n * precision.b)
+    most = int((L1_BYTES - l1_bytes(precision, KernelSize(m, 0, n))) / each) // DEPTH * DEPTH
+    while most > 0 and not fits(precision, KernelSize(m, most, n)):
+        most -= DEPTH
+    return KernelSize(m, most, n) if most > 0 else None

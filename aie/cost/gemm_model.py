@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a GEMM is predicted to take on the whole array, from its tiles.
+
+The scheme is that of arXiv 2512.13282 (figure 3) with the megatiles of arXiv 2602.06063 (equation 5), as
+`designs.gemm` has it: rows of A are broadcast to rows of compute tiles, columns of B to columns, C stays in L1 while K
+is reduced. A *megatile*, e_y x e_x tiles of C on every compute tile, is what the array reduces at a time; it takes as
+long as the slowest of these, which go on side by side:
+
+    compute   its kernel calls; one output buffer: and C's way out, in which the core waits
+    read      A and B from main memory, through streams of 32 bits a cycle
+    write     C to main memory
+
+and the GEMM takes all its megatiles, the first tiles' way in, the last one's way out, and a dispatch. The equations are
+in docs/model-gemm.md. **Nothing here was measured by us.**
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
+from flownpu.aie.cost.gemm_parameters import gemm_parameters
+from flownpu.aie.npu_limits import LIMITS
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.gemm_kernel import Precision
+    from flownpu.aie.cost.gemm_parameters import GemmParameters
+    from flownpu.aie.designs.gemm import Gemm
+
+__all__ = ["GemmPrediction", "Order", "Tiling", "predict_design", "predict_gemm", "tiling_of"]
+
+ROWS = 4  # of compute tiles in a column, on both generations
+_VECTOR = {"npu1": 32, "npu2": 64}  # bytes a core stores in a cycle (AMD AM020)
+_PANEL = 32  # columns of B that lie together in `panels` order (kernels/README.md)
+
+
+class Order(StrEnum):
+    """How B lies in main memory: as the paper's, in columns or rows, or prepacked as our design reads it."""
+
+    COLUMN = "column"
+    ROW = "row"
+    PANELS = "panels"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tiles of a GEMM: what an array is compiled for.
+
+    Attributes:
+        m: rows of a tile of C in L1.
+        k: columns of A and rows of B in L1.
+        n: columns of a tile of C.
+        k_mt: columns of A (rows of B) in L2, a multiple of k.
+        e_y: tiles of C that a compute tile reduces together, down.
+        e_x: across.
+        gates: 2: pairs of tiles, a gate and its up projection, become one when they are stored.
+        epilogue: what the stores make of the sums: none, or one of `GemmParameters.epilogue`.
+        b_order: how B lies in main memory.
+        output_buffers: 1 or 2 of C's tile.
+        overlapped: descriptors are written while transfers go on (section 4.4).
+    """
+
+    m: int
+    k: int
+    n: int
+    k_mt: int
+    e_y: int = 1
+    e_x: int = 1
+    gates: int = 1
+    epilogue: str = "none"
+    b_order: Order = Order.COLUMN
+    output_buffers: int = 1
+    overlapped: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.k, self.n, self.e_y, self.e_x) < 1 or self.k_mt < 1 or self.k_mt % self.k:
+            raise ValueError(f"[gemm cost] expected sizes of 1 or more and k_mt in multiples of k, got {self}")
+        if self.gates not in {1, 2} or self.output_buffers not in {1, 2}:
+            raise ValueError(f"[gemm cost] expected 1 or 2 gates and output buffers, got {self}")
+
+    @property
+    def size(self) -> KernelSize:
+        """Of a kernel call."""
+        return KernelSize(self.m, self.k, self.n)
+
+    @property
+    def accumulators(self) -> int:
+        """Tiles of C that a compute tile reduces together."""
+        return self.e_y * self.e_x * self.gates
+
+    def native(self, target: str) -> tuple[int, int, int]:
+        """M, K, N that sizes are padded to multiples of (section 4.2.2); of N, columns that are stored."""
+        return ROWS * self.e_y * self.m, self.k_mt, LIMITS[target].columns * self.e_x * self.n
+
+
+@dataclass(frozen=True)
+class GemmPrediction:
+    """A GEMM's predicted time, and what it is made of. Seconds; bytes of main memory; padding is part of all but TOPS.
+
+    Attributes:
+        seconds: from the call to its completion, dispatch included.
+        tops: 2 M K N (gated: twice that) over that time, in 10^12; padding does not count.
+        compute_seconds: of the cores: kernels, zeroing, storing, and waiting for C's way out.
+        read_seconds: A's and B's transfers.
+        write_seconds: C's.
+        dispatch_seconds: of the call, its first tiles' way in and its last ones' out.
+        synchronise_seconds: between megatiles, if descriptors are not written while transfers go on.
+        read_bytes: from main memory.
+        write_bytes: to main memory.
+        macs: multiply-adds done, padding included.
+        padded: M, K, N as the array computes them.
+        macs_per_cycle: of a core while its kernel runs.
+        bound: what takes longest: compute, read or write.
+    """
+
+    seconds: float
+    tops: float
+    compute_seconds: float
+    read_seconds: float
+    write_seconds: float
+    dispatch_seconds: float
+    synchronise_seconds: float
+    read_bytes: float
+    write_bytes: float
+    macs: float
+    padded: tuple[int, int, int]
+    macs_per_cycle: float
+    bound: str
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """What is read of main memory, on average."""
+        return self.read_bytes / self.seconds
+
+
+def predict_design(design: Gemm, m: int, k: int, n: int) -> GemmPrediction:
+    """What a call of our own GEMM is predicted to take: M rows of A, N columns of C (gated: of 2 N of B)."""
+    return predict_gemm(design.target, design.weights, m, k, n, tiling_of(design))
+
+
+def tiling_of(design: Gemm) -> Tiling:
+    """The tiles of our own GEMM.
+
+    A megatile has e_x transfers of C a column, and waits for the one before where two megatiles' do not fit in a queue.
+    """
+    overlapped = LIMITS[design.target].task_queue // design.e_x > 1
+    return Tiling(
+        design.m, design.k, design.n, design.k_mt, design.e_y, design.e_x, design.gates, design.epilogue,
+        Order.PANELS, overlapped=overlapped,
+    )  # fmt: skip
+
+
+def predict_gemm(
+    target: str,
+    precision: str,
+    m: int,
+    k: int,
+    n: int,
+    tiling: Tiling,
+    *,
+    measured: float = 0.0,
+    known: GemmParameters | None = None,
+) -> GemmPrediction:
+    """What C[m, n] = A[m, k] B[k, n] is predicted to take with these tiles.
+
+    Args:
+        target: npu1 or npu2.
+        precision: a name of `gemm_kernel.PRECISIONS`.
+        m: rows of A; any number, padded to the tiling's.
+        k: columns of A.
+        n: columns of C; with two gates B has twice as many.
+        tiling: the tiles.
+        measured: a core's multiply-adds a cycle, in the place of the modelled ones.
+        known: other parameters than the generation's own.
+
+    Raises:
+        ValueError: no such target, precision or epilogue, or a size is not positive.
+    """
+    if min(m, k, n) < 1:
+        raise ValueError(f"[gemm cost] expected M, K and N of 1 or more, got {m}, {k} and {n}")
+    kind, known = precision_of(target, precision), known or gemm_parameters(target)
+    if tiling.epilogue not in {"none", *known.epilogue}:
+        raise ValueError(
+            f"[gemm cost] expected an epilogue of none, {', '.join(known.epilogue)}, got {tiling.epilogue!r}"
+        )
+    native = tiling.native(target)
+    padded = (_up(m, native[0]), _up(k, native[1]), _up(n, native[2]))
+    megatile = _Megatile(known, kind, tiling, padded[1], measured)
+    count = (padded[0] // native[0]) * (padded[2] // native[2])
+    compute, read, write = (count * seconds for seconds in (megatile.compute, megatile.read, megatile.write))
+    slowest = max(("compute", compute), ("read", read), ("write", write), key=lambda pair: pair[1])
+    ends = megatile.fill + megatile.flush
+    apart = 0.0
+    if not tiling.overlapped:
+        apart = (count - 1) * (ends + known.synchronise.value / known.clock.value)
+    dispatch = known.dispatch.value + ends
+    seconds = slowest[1] + apart + dispatch
+    return GemmPrediction(
+        seconds=seconds,
+        tops=2.0 * m * k * n * tiling.gates / seconds / 1e12,
+        compute_seconds=compute,
+        read_seconds=read,
+        write_seconds=write,
+        dispatch_seconds=dispatch,
+        synchronise_seconds=apart,
+        read_bytes=count * megatile.read_bytes,
+        write_bytes=count * megatile.write_bytes,
+        macs=float(math.prod(padded)) * tiling.gates,
+        padded=padded,
+        macs_per_cycle=tiling.size.macs / megatile.call_cycles,
+        bound=slowest[0],
+    )
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+class _Megatile:
+    """The times of one megatile of K `depth`, in seconds, and its bytes."""
+
+    def __init__(
+        self, known: GemmParameters, precision: Precision, tiling: Tiling, depth: int, measured: float
+    ) -> None:
+        columns, vector = LIMITS[known.target].columns, _VECTOR[known.target]
+        clock, stream = known.clock.value, known.stream.value * known.clock.value
+        tile = tiling.m * tiling.n
+        # What a row of compute tiles has of A, a column of B and of C.
+        a, b = tiling.e_y * tiling.m * precision.a, tiling.gates * tiling.e_x * tiling.n * precision.b
+        c = ROWS * tiling.e_y * tiling.e_x * tile * precision.output
+
+        self.call_cycles = tiling.size.macs / measured if measured else call_cycles(known, precision, tiling.size)
+        steps = depth // tiling.k
+        each = steps * (self.call_cycles + known.call.value) + tile * precision.accumulator / vector
+        cycles = tiling.accumulators * each
+        if precision.staged:  # the stores: sums in, rounded values out
+            passed = tiling.gates * precision.accumulator + precision.output
+            made = known.epilogue[tiling.epilogue].value if tiling.epilogue != "none" else 0.0
+            cycles += tiling.e_y * tiling.e_x * tile * (passed / vector + made)
+        # A core waits while its tiles leave; with a buffer besides, for all but the last of them.
+        waiting = tiling.e_y * tiling.e_x - (1 if precision.staged or tiling.output_buffers > 1 else 0)
+        leaving = waiting * tile * precision.output / stream
+        self.compute = cycles / clock + leaving
+
+        self.read_bytes = (ROWS * a + columns * b) * depth
+        self.write_bytes = columns * c
+        self.read = max(self._main_memory(known, tiling, depth), max(a, b) * depth / stream)
+        self.write = c / stream
+        # The first tiles reach L2 whole, then L1; the last go the other way.
+        self.fill = (max(a, b) * (tiling.k_mt + tiling.k)) / stream
+        self.flush = self.write
+
+    def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
+        """Reading A and B: all bytes through main memory, each stream's runs in turn; both limits at once."""
+        lines = depth / tiling.k_mt
+        a_runs = tiling.e_y * tiling.m * lines * known.run.value
+        b_columns = tiling.gates * tiling.e_x * tiling.n
+        if tiling.b_order == Order.COLUMN:
+            b_runs = b_columns * lines * known.run.value
+        elif tiling.b_order == Order.ROW:
+            b_runs = depth * known.neighbour_run.value
+        else:
+            b_runs = b_columns / _PANEL * lines * known.run.value
+        return math.hypot(self.read_bytes / known.read.value, max(a_runs, b_runs) / known.clock.value)

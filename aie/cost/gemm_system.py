@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles of a GEMM for the whole array: where computing and reading main memory balance.
+
+The search of arXiv 2512.13282, section 4.5.2, with predictions in the place of its measurements: for every k, m and n
+are as large as L1 lets them (`gemm_kernel.largest_kernels`). The smaller k is, the less is read of main memory, and the
+lower is the cores' throughput; the best lies where neither waits for the other. The paper goes down from a k at which
+memory is the bound until its measurements get worse; a prediction takes no time, so all k are tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flownpu.aie.cost.gemm_kernel import (
+    DEPTH,
+    KernelSize,
+    largest_kernels,
+    peak_macs,
+    precision_of,
+    single_core_kernel,
+)
+from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Order, Tiling, predict_gemm
+from flownpu.aie.cost.gemm_parameters import gemm_parameters
+from flownpu.aie.npu_limits import LIMITS
+
+__all__ = ["Candidate", "GemmSearch", "l2_bytes"]
+
+_ABOUT = 4096  # M, K and N where none are given: the paper's "about 4K square"
+# The smallest k_mt within this of the best is taken: what a longer run of memory gains is little by then, and K is
+# padded to k_mt (section 5.2.2).
+_SATURATED = 0.02
+# Columns that are looked at: the longest of the paper's best kernels (section 5.2.2).
+_LONGEST_K_MT = 448
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tiles, and what is predicted of them."""
+
+    tiling: Tiling
+    prediction: GemmPrediction
+
+
+@dataclass(frozen=True)
+class GemmSearch:
+    """What tiles are looked for.
+
+    Attributes:
+        target: npu1 or npu2.
+        precision: a name of `gemm_kernel.PRECISIONS`.
+        size: M, K, N; by default, for each tiling, the multiple of its native size that is nearest to 4096.
+        b_order: how B lies in main memory.
+        output_buffers: of C's tile in L1.
+        overlapped: descriptors are written while transfers go on.
+    """
+
+    target: str
+    precision: str
+    size: tuple[int, int, int] | None = None
+    b_order: Order = Order.COLUMN
+    output_buffers: int = 1
+    overlapped: bool = True
+
+    def kernels(self, k: int, *, throughput: float = 0.0) -> list[KernelSize]:
+        """The largest tiles of C with this k; `throughput`: of a core at the k before, if it was measured."""
+        known, kind = gemm_parameters(self.target), precision_of(self.target, self.precision)
+        measured = throughput / peak_macs(known, kind) if throughput else None
+        return largest_kernels(known, kind, k, output_buffers=self.output_buffers, measured=measured)
+
+    def with_k_mt(self, size: KernelSize) -> Candidate | None:
+        """The smallest k_mt with which main memory's runs are long enough; None if not even k fits in L2."""
+        room = LIMITS[self.target].columns * LIMITS[self.target].memory.memory_bytes
+        tried: list[Candidate] = []
+        tiling = Tiling(
+            size.m, size.k, size.n, size.k,
+            b_order=self.b_order, output_buffers=self.output_buffers, overlapped=self.overlapped,
+        )  # fmt: skip
+        for k_mt in range(size.k, max(_LONGEST_K_MT, size.k) + 1, size.k):
+            tiling = replace(tiling, k_mt=k_mt)
+            if l2_bytes(self.target, self.precision, tiling) > room:
+                break
+            tried.append(Candidate(tiling, self.predict(tiling)))
+        best = max((one.prediction.tops for one in tried), default=0.0)
+        return next((one for one in tried if one.prediction.tops >= (1 - _SATURATED) * best), None)
+
+    def predict(self, tiling: Tiling) -> GemmPrediction:
+        """A tiling at the search's size."""
+        m, k, n = self.size or (round(_ABOUT / unit) * unit for unit in tiling.native(self.target))
+        return predict_gemm(self.target, self.precision, m, k, n, tiling)
+
+    def candidates(self) -> list[Candidate]:
+        """The best tiles of every k, the fastest first.
+
+        Raises:
+            ValueError: there is no such target or precision.
+        """
+        known, kind = gemm_parameters(self.target), precision_of(self.target, self.precision)
+        found: list[Candidate] = []
+        for k in range(single_core_kernel(known, kind).k, DEPTH, -DEPTH):
+            of_k = [one for size in self.kernels(k) if (one := self.with_k_mt(size)) is not None]
+            if of_k:
+                found.append(max(of_k, key=lambda one: (one.prediction.tops, -one.tiling.m)))
+        return sorted(found, key=lambda one: -one.prediction.tops)
+
+
+def l2_bytes(target: str, precision: str, tiling: Tiling) -> float:
+    """Bytes in all memory tiles: A and B twice, C once. B in rows comes and goes k at a time, not k_mt."""
+    kind, columns = precision_of(target, precision), LIMITS[target].columns
+    a = 2 * ROWS * tiling.e_y * tiling.m * tiling.k_mt * kind.a
+    depth = tiling.k if tiling.b_order == Order.ROW else tiling.k_mt
+    b = 2 * columns * tiling.gates * tiling.e_x * tiling.n * depth * kind.b
+    return a + b + columns * ROWS * tiling.m * tiling.n * kind.output

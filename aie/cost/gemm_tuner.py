@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiles for our own GEMM (`designs.gemm`): those that are predicted to be the fastest for a shape, or for several.
+
+What is tried: tiles that fit in L1 and L2 and that B, as the dequantisation engine lays it out, allows: K padded to
+256 columns of a Q4NX block, 64 columns of a gate beside as many of its up projection. The checker has the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from flownpu.aie.checker import check
+from flownpu.aie.cost.gemm_kernel import L1_BYTES, PRECISIONS
+from flownpu.aie.cost.gemm_model import GemmPrediction, predict_design
+from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS, ceil_div
+from flownpu.aie.designs.gemm import Gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["Choice", "best_gemm", "best_gemm_for_shapes", "designs", "fits", "rank", "rank_for_shapes"]
+
+# Tiles that are tried: of calls smaller than 16 rows the kernel's own costs are the most, larger ones leave L1 no room
+# for several.
+_ROWS = range(16, 129, 8)
+_COLUMNS = (32, 64, 96, 128)
+_DEPTHS = (32, 64, 128)
+_EXPANSIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
+_K_MT = (BLOCK_COLUMNS, 2 * BLOCK_COLUMNS)  # K is padded to a block's columns, and must be a multiple
+_WOVEN = 64  # columns of a gate that lie beside as many of its up projection
+_SUB_TILE = 32  # N is a multiple of it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A design, and what is predicted of a call of it."""
+
+    design: Gemm
+    prediction: GemmPrediction
+
+
+def l1_bytes(design: Gemm) -> float:
+    """Bytes of a compute tile's memory without its stack: tiles of A (held, and one more) and B, sums, a tile of C."""
+    a_tiles = 2 if design.accumulators == design.e_y else design.e_y + 1
+    precision, tile = PRECISIONS[design.weights], design.m * design.n
+    inputs = design.k * (a_tiles * design.m * precision.a + 2 * design.n * precision.b)
+    # A counter for each of the three fifos is beside the run-time parameters.
+    words = PARAMETERS + 3
+    return inputs + tile * (design.accumulators * precision.accumulator + precision.output) + 4 * words
+
+
+def fits(design: Gemm) -> bool:
+    """Whether a design passes the checker; what L1 cannot hold is not asked about."""
+    if l1_bytes(design) > L1_BYTES:
+        return False
+    call = design.program(design.height, design.k_mt, design.width)
+    return check(call.resolve_program("gemm")) == []
+
+
+def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS) -> Iterator[Gemm]:
+    """Everything that is tried with this k_mt.
+
+    Raises:
+        ValueError: there are no such weights on this target, or no such epilogue.
+    """
+    gated = Gemm(target, weights, epilogue).gates > 1
+    for n, m, k, (e_y, e_x) in itertools.product(_COLUMNS, _ROWS, _DEPTHS, _EXPANSIONS):
+        if gated and n != _WOVEN:
+            continue
+        design = Gemm(target, weights, epilogue, m, k, n, k_mt, e_y, e_x)
+        if l1_bytes(design) <= L1_BYTES:
+            yield design
+
+
+def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> list[Choice]:
+    """All designs that take M x K x N, fastest first; of equal ones that with fewer rows of padding, then larger calls.
+
+    Raises:
+        ValueError: as `designs`, or a size is not positive.
+    """
+    taken, depth = ceil_div(n, _SUB_TILE) * _SUB_TILE, ceil_div(k, BLOCK_COLUMNS) * BLOCK_COLUMNS
+    choices = [
+        Choice(design, predict_design(design, m, k, taken))
+        for k_mt in _K_MT
+        if depth % k_mt == 0
+        for design in designs(target, weights, epilogue, k_mt)
+        if taken >= design.width
+    ]
+    return sorted(
+        choices,
+        key=lambda one: (one.prediction.seconds, one.prediction.padded[0], -one.design.m * one.design.n),
+    )
+
+
+@cache
+def best_gemm(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> Gemm:
+    """The design that is predicted to be the fastest for M tokens, K features in and N out, and passes the checker.
+
+    Raises:
+        ValueError: as `rank`, or N is less than the narrowest megatile has.
+    """
+    for choice in rank(target, weights, epilogue, m, k, n):
+        if fits(choice.design):
+            return choice.design
+    raise ValueError(f"[gemm tuner] expected N of a megatile's columns or more, got {n}: no tiles fit")
+
+
+def best_gemm_for_shapes(target: str, weights: str, epilogue: str, shapes: Iterable[tuple[int, int, int]]) -> Gemm:
+    """The one design that is predicted to take the least time for all shapes (M, K, N), and passes the checker.
+
+    Raises:
+        ValueError: as `designs`, or an N is less than the narrowest megatile has.
+    """
+    group = list(shapes)
+    for design, _ in rank_for_shapes(target, weights, epilogue, [group]):
+        if fits(design):
+            return design
+    raise ValueError(f"[gemm tuner] expected N of a megatile's columns or more, got {min(n for _, _, n in group)}")
+
+
+def rank_for_shapes(
+    target: str, weights: str, epilogue: str, groups: Sequence[Iterable[tuple[int, int, int]]]
+) -> list[tuple[Gemm, float]]:
+    """Designs by the geometric mean, over groups of shapes (M, K, N), of a group's TOPS; the highest first.
+
+    One design serves all: every array of its own is configured in turn, which takes longer than tiles gain. A group is
+    a model's, say; so each counts as much as the others.
+    """
+    held = [list(group) for group in groups]
+    ranked: list[tuple[Gemm, float]] = []
+    for design in designs(target, weights, epilogue):
+        if any(n < design.width for group in held for _, _, n in group):
+            continue
+        logarithms = [math.log(_group_tops(design, group)) for group in held]
+        ranked.append((design, math.exp(sum(logarithms) / len(logarithms))))
+    return sorted(ranked, key=lambda pair: -pair[1])
+
+
+def _group_tops(design: Gemm, group: list[tuple[int, int, int]]) -> float:
+    seconds = sum(predict_design(design, m, k, n).seconds for m, k, n in group)
+    return sum(2.0 * m * k * n * design.gates for m, k, n in group) / seconds / 1e12

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Main memory as the array sees it: bursts, streams, and the rate that all streams share.
+
+Of a run of b contiguous bytes:
+
+    efficiency(b) = b / (64 ceil(b / 64) + 12)
+    rate          = min(streams x channel, memory) x efficiency
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.plan import Tap
+
+__all__ = ["STORED_WEIGHT_RUN", "burst_efficiency", "contiguous_bytes", "read_rate", "relative_efficiency"]
+
+STORED_WEIGHT_RUN = 5120  # bytes: a Q4NX block, the run that the streams' rate was fitted with
+
+
+def burst_efficiency(run: float, values: Values) -> float:
+    """The share of main memory's rate that runs of so many contiguous bytes reach."""
+    bursts = math.ceil(run / values["burst_bytes"]) * values["burst_bytes"]
+    return run / (bursts + values["run_overhead_bytes"])
+
+
+def relative_efficiency(run: float, values: Values) -> float:
+    """The same, relative to the runs of weights that the published rates were reached with."""
+    return burst_efficiency(run, values) / burst_efficiency(STORED_WEIGHT_RUN, values)
+
+
+def read_rate(channels: float, run: float, values: Values) -> float:
+    """Bytes a second of so many streams together, in runs of `run` contiguous bytes."""
+    return min(channels * values["channel_read"], values["memory_read"]) * relative_efficiency(run, values)
+
+
+def contiguous_bytes(tap: Tap, item_bytes: int) -> int:
+    """The length of a tap's runs of neighbours in main memory, in bytes."""
+    run = 1
+    for dimension in reversed(tap.walk):
+        if dimension.size == 1:
+            continue
+        if dimension.stride != run:
+            break
+        run *= dimension.size
+    return run * item_bytes

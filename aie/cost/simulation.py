@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan followed event by event, with main memory: the timed dataflow, its streams sharing memory's rate.
+
+To what `flownpu.aie.timed_dataflow` has (cores, streams and the sequence, which wait for one another) this adds
+
+- streams from main memory at the rate that was published of them, slower in short runs of contiguous bytes;
+- the rate that all streams share: memory serves their objects one after the other;
+- the time in which the sequence learns that something is over, once for awaits that follow one another;
+- cycles of kernels as published (`kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.kernels import published_cycles
+from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.timed_dataflow import Span, TimedDataflow
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.plan import Fifo, Plan, Tile, Transfer
+
+__all__ = ["Simulated", "simulate"]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a call is predicted to take.
+
+    Attributes:
+        seconds: of the call on the array, its dispatch not counted.
+        read_bytes: from main memory.
+        written_bytes: to main memory.
+        busy: seconds by tile and what of it ("core", "DMA MM2S 0", ...).
+        spans: all that happens, in cycles.
+    """
+
+    seconds: float
+    read_bytes: int
+    written_bytes: int
+    busy: dict[tuple[Tile, str], float]
+    spans: list[Span]
+
+    def busiest(self, kind: str) -> float:
+        """The most seconds that one core ("core") or one stream ("DMA") is busy."""
+        return max((time for (_, lane), time in self.busy.items() if lane.startswith(kind)), default=0.0)
+
+
+def simulate(plan: Plan, device: Device, values: Values = VALUES) -> Simulated:
+    """Follow a valid plan (`checker.require_valid`)."""
+    flow = _Memory(plan, device, values)
+    spans = flow.run()
+    end = max((span.start + span.cycles for span in spans), default=0.0)
+    busy: dict[tuple[Tile, str], float] = {}
+    for span in spans:
+        if span.tile is not None:
+            key = span.tile, span.lane
+            busy[key] = busy.get(key, 0.0) + span.cycles / device.clock
+    return Simulated(end / device.clock, flow.read_bytes, flow.written_bytes, busy, spans)
+
+
+class _Memory(TimedDataflow):
+    """The dataflow with main memory."""
+
+    def __init__(self, plan: Plan, device: Device, values: Values) -> None:
+        super().__init__(plan, device.limits, partial(published_cycles, device, values))
+        self._clock, self._values = device.clock, values
+        self._free_at = 0.0  # when memory has served what was asked of it
+        self._asked: dict[str, deque[list[float]]] = {}  # for each fifo of the host's, [bytes left, efficiency]
+        self._knows = False  # the sequence was told since it started its last transfer
+        self.read_bytes = self.written_bytes = 0
+
+    def _transfer_started(self, transfer: Transfer, size: int) -> None:
+        run = contiguous_bytes(transfer.tap, self.fifos[transfer.fifo].type.item_bytes)
+        asked = self._asked.setdefault(transfer.fifo, deque())
+        asked.append([size, relative_efficiency(run, self._values)])
+        self._knows = False
+
+    def _awaited(self) -> float:
+        told, self._knows = self._knows, True
+        return 0.0 if told else self._values["wait"] * self._clock
+
+    def _stream_cycles(self, fifo: Fifo, size: int) -> float:
+        on_the_array = super()._stream_cycles(fifo, size)
+        if fifo.name not in self._asked:
+            return on_the_array
+        reads = self.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
+        if reads:
+            self.read_bytes += size
+        else:
+            self.written_bytes += size
+        cost = size / self._efficiency(fifo.name, size)  # bytes, with what short runs cost more
+        served = cost / self._values["memory_read"] * self._clock
+        self._free_at = max(self._free_at, self.now) + served
+        own = cost / self._values["channel_read"] * self._clock if reads else on_the_array
+        return max(own, self._free_at - self.now)
+
+    def _efficiency(self, fifo: str, size: float) -> float:
+        """Of the runs that the next bytes of a fifo lie in; an object has those of the transfer it begins in."""
+        asked = self._asked[fifo]
+        efficiency = asked[0][1]
+        while size > 0 and asked:
+            taken = min(size, asked[0][0])
+            asked[0][0] -= taken
+            size -= taken
+            if asked[0][0] == 0:
+                asked.popleft()
+        return efficiency

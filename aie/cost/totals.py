@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan asks of each part of the array, counted without following it: no loop is run more than once.
+
+    bound = max(cycles of a core, bytes of a stream, bytes of main memory)
+
+is the least time that a call can take; where one part is busy all the time, it is close to it (`simulation.py` follows
+what waits for what). Long sequences take no longer to count than short ones.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.kernels import published_cycles
+from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.lowering import link_ranges, shared_memory
+from flownpu.aie.plan import (
+    Acquire,
+    BarrierWait,
+    BufferArgument,
+    Call,
+    Element,
+    Load,
+    Loop,
+    Operation,
+    Release,
+    SetBarrier,
+    Store,
+    Tile,
+    Transfer,
+    Variable,
+    WriteParameter,
+)
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.plan import Array, Core, Expression, Fifo, Plan, Statement
+
+__all__ = ["Totals", "count"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A call's work.
+
+    Attributes:
+        core_seconds: of each core's kernels.
+        stream_seconds: of each stream, by fifo.
+        memory_seconds: of main memory, with what short runs cost more.
+        read_bytes: from main memory.
+        written_bytes: to main memory.
+        l2_bytes: into and out of each memory tile.
+    """
+
+    core_seconds: dict[Tile, float]
+    stream_seconds: dict[str, float]
+    memory_seconds: float
+    read_bytes: int
+    written_bytes: int
+    l2_bytes: dict[Tile, int]
+
+    @property
+    def bound(self) -> float:
+        """The least that the call can take, in seconds."""
+        return max(*self.core_seconds.values(), *self.stream_seconds.values(), self.memory_seconds)
+
+    @property
+    def bound_by(self) -> str:
+        """What that is: "cores", "streams" or "memory"."""
+        parts = {
+            "cores": max(self.core_seconds.values()),
+            "streams": max(self.stream_seconds.values()),
+            "memory": self.memory_seconds,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+def count(plan: Plan, device: Device, values: Values = VALUES) -> Totals:
+    """Count a valid plan's work (`checker.require_valid`)."""
+    moved, cost = _transferred(plan, values)
+    memory = sum(cost.values()) / values["memory_read"]
+    through = _bytes_of_fifos(plan.array, moved)
+    streams, l2 = {}, defaultdict[Tile, int](int)
+    linked = {name for link in plan.array.links for name in (*link.inputs, *link.outputs)}
+    for fifo in plan.array.fifos:
+        if shared_memory(fifo, fifo.name in linked, device.limits) is not None:
+            continue
+        streams[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
+        producer = fifo.producer.tile
+        if device.limits.kind(producer.column, producer.row) == "shim":
+            streams[fifo.name] = max(streams[fifo.name], cost[fifo.name] / values["channel_read"])
+        for tile in (producer, *(end.tile for end in fifo.consumers)):
+            if device.limits.kind(tile.column, tile.row) == "memory":
+                l2[tile] += round(through[fifo.name])
+    shim = {fifo.name: _from_shim(fifo, device) for fifo in plan.array.fifos}
+    return Totals(
+        {core.tile: cycles / device.clock for core, cycles in _core_cycles(plan, through, device, values)},
+        streams,
+        memory,
+        sum(size for name, size in moved.items() if shim[name]),
+        sum(size for name, size in moved.items() if not shim[name]),
+        dict(l2),
+    )
+
+
+def _from_shim(fifo: Fifo, device: Device) -> bool:
+    return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
+
+
+def _transferred(plan: Plan, values: Values) -> tuple[dict[str, int], dict[str, float]]:
+    """Bytes of each fifo from or to main memory; and as many as they cost, in runs as short as they are."""
+    items = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
+    moved, cost = defaultdict[str, int](int), defaultdict[str, float](float)
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            size = step.tap.elements * items[step.fifo]
+            moved[step.fifo] += size
+            cost[step.fifo] += size / relative_efficiency(contiguous_bytes(step.tap, items[step.fifo]), values)
+    return moved, cost
+
+
+def _bytes_of_fifos(array: Array, moved: dict[str, int]) -> dict[str, float]:
+    """Bytes that pass each fifo; of those between cores, which no transfer tells, none."""
+    through = defaultdict[str, float](float, moved)
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+    # Towards the cores, link by link; then from main memory back to them.
+    for _ in array.links:
+        for link in array.links:
+            source, target = fifos[link.inputs[0]], fifos[link.outputs[0]]
+            if link.kind == "split":
+                _, ranges = link_ranges(link, fifos)
+                for name, (start, end) in zip(link.outputs, ranges, strict=True):
+                    share = (end - start) / source.type.elements
+                    through[name] = share * through[source.name] * fifos[name].repeat_count
+            elif link.kind == "join":
+                _, ranges = link_ranges(link, fifos)
+                for name, (start, end) in zip(link.inputs, ranges, strict=True):
+                    through[name] = (end - start) / target.type.elements * through[target.name]
+            elif source.name in moved:
+                padded = target.type.bytes / source.type.bytes if target.padding else 1.0
+                through[target.name] = through[source.name] * padded * target.repeat_count
+            else:
+                through[source.name] = through[target.name]
+    return through
+
+
+# --- Cores ------------------------------------------------------------------------------------------------------------
+
+
+def _core_cycles(plan: Plan, through: dict[str, float], device: Device, values: Values) -> list[tuple[Core, float]]:
+    """Each core's kernels, over all passes of a call."""
+    interpreters = [_Interpreter(plan, core, device, values) for core in plan.array.cores]
+    initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
+    words, cycles = dict(initial), defaultdict[Tile, float](float)
+    started = set[Tile]()
+    for step in plan.sequence.steps:
+        if isinstance(step, WriteParameter):
+            words[step.buffer, step.index] = step.value
+        elif isinstance(step, SetBarrier):
+            for interpreter in interpreters:
+                if step.barrier in interpreter.barriers:
+                    cycles[interpreter.core.tile] += interpreter.run(words).cycles
+                    started.add(interpreter.core.tile)
+    for interpreter in interpreters:
+        if interpreter.core.tile not in started:  # it runs as long as objects come
+            one = interpreter.run(words)
+            passes = max((through[name] / size for name, size in one.released.items() if through[name]), default=1.0)
+            cycles[interpreter.core.tile] = one.cycles * passes
+    return [(interpreter.core, cycles[interpreter.core.tile]) for interpreter in interpreters]
+
+
+@dataclass
+class _Pass:
+    """One pass of a core's program: cycles, and bytes that were given on or back by fifo."""
+
+    cycles: float
+    released: dict[str, float]
+
+
+class _Interpreter:
+    """Runs a core's program once, a loop's body once for all its turns: a kernel takes as long in every turn."""
+
+    def __init__(self, plan: Plan, core: Core, device: Device, values: Values) -> None:
+        self.core, self._device, self._values = core, device, values
+        self._fifos = {fifo.name: fifo for fifo in plan.array.fifos}
+        self._bytes = {buffer.name: buffer.type.bytes for buffer in plan.array.buffers}
+        self.barriers = {s.barrier for s in core.body if isinstance(s, BarrierWait)}
+
+    def run(self, words: dict[tuple[str, int], int]) -> _Pass:
+        """One pass with these run-time parameters."""
+        done = _Pass(0.0, defaultdict(float))
+        self._body(self.core.body, words, {}, {}, 1.0, done)
+        return done
+
+    def _body(
+        self, body: tuple[Statement, ...], words: dict[tuple[str, int], int], variables: dict[str, int],
+        views: dict[str, Fifo], turns: float, done: _Pass,
+    ) -> None:  # fmt: skip
+        for statement in body:
+            match statement:
+                case Loop():
+                    self._loop(statement, words, variables, views, turns, done)
+                case Acquire():
+                    views[statement.name] = self._fifos[statement.fifo]
+                case Release():
+                    size = statement.count * self._fifos[statement.fifo].type.bytes
+                    done.released[statement.fifo] += turns * size
+                case Call():
+                    done.cycles += turns * self._call(statement, variables, views)
+                case Load():
+                    key = statement.buffer, _value(statement.index, variables)
+                    variables[statement.variable] = words.get(key, 0)
+                case Store():
+                    words[statement.buffer, _value(statement.index, variables)] = _value(statement.value, variables)
+                case _:
+                    pass
+
+    def _loop(
+        self, loop: Loop, words: dict[tuple[str, int], int], variables: dict[str, int], views: dict[str, Fifo],
+        turns: float, done: _Pass,
+    ) -> None:  # fmt: skip
+        indices = range(*(_value(bound, variables) for bound in (loop.start, loop.stop, loop.step)))
+        # A loop that reads parameters by its index differs from turn to turn; every other one is run once.
+        each = indices if any(isinstance(inner, Load) for inner in loop.body) else indices[:1]
+        for index in each:
+            variables[loop.variable] = index
+            share = turns * (len(indices) / len(each))
+            self._body(loop.body, words, variables, views, share, done)
+
+    def _call(self, call: Call, variables: dict[str, int], views: dict[str, Fifo]) -> float:
+        integers, size = [], 0
+        for argument in call.arguments:
+            if isinstance(argument, Element):
+                size += views[argument.view].type.bytes
+            elif isinstance(argument, BufferArgument):
+                size += self._bytes[argument.buffer]
+            else:
+                integers.append(_value(argument, variables))
+        return published_cycles(self._device, self._values, call.kernel, integers, size)
+
+
+def _value(expression: Expression, variables: dict[str, int]) -> int:
+    if isinstance(expression, Variable):
+        return variables[expression.name]
+    if isinstance(expression, Operation):
+        left, right = _value(expression.left, variables), _value(expression.right, variables)
+        operators = {
+            "+": left + right, "-": left - right, "*": left * right,
+            "//": left // right if right else 0, "%": left % right if right else 0,
+        }  # fmt: skip
+        return operators[expression.operator]
+    return expression

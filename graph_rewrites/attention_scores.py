@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a softmax is of: the product of queries and keys, its scale and soft cap, and what is added or masked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.graph_rewrites.plain_graph import constant, dimensions, integers, made_by, scalar, with_constant
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# Below this, a masked score weighs nothing: exp of it is 0 in float32, whatever the other scores are.
+MASKED = -1e4
+
+
+@dataclass(frozen=True)
+class Addend:
+    """What is added to the scores.
+
+    Attributes:
+        value: float32, of the scores' shape or one that broadcasts to it; None with a condition.
+        condition: boolean; a score is masked where it is not true,
+        inverted: or where it is.
+    """
+
+    value: ir.Value | None = None
+    condition: ir.Value | None = None
+    inverted: bool = False
+
+
+@dataclass(frozen=True)
+class Scores:
+    """softcap(scale * query key) + addends.
+
+    Attributes:
+        query: [B, H, S, d].
+        key: [B, H, d, T].
+        scale: factor of the product.
+        softcap: cap of the scores, 0 for none.
+        addends: masks and biases.
+        product: the product's node.
+    """
+
+    query: ir.Value
+    key: ir.Value
+    product: ir.Node
+    scale: float = 1.0
+    softcap: float = 0.0
+    addends: tuple[Addend, ...] = field(default=())
+
+
+def read_scores(value: ir.Value | None) -> Scores | str:  # noqa: PLR0911 # each is a reason
+    """What a softmax is of, or why it is not an attention's."""
+    node = made_by(value, "MatMul", "Add", "Mul", "Div", "Where")
+    if value is None or node is None:
+        maker = None if value is None else value.producer()
+        return f"the softmax is of {'an input' if maker is None else maker.op_type}, expected scores of a MatMul"
+    if node.op_type == "MatMul":
+        query, key = node.inputs
+        assert query is not None
+        assert key is not None
+        if constant(query) is not None or constant(key) is not None:
+            return "the scores are the product with a constant: a projection, not an attention"
+        return Scores(query, key, node)
+    if node.op_type == "Where":
+        return _masked(node)
+    if (pair := with_constant(node)) is not None:
+        return _scaled(node, *pair)
+    if node.op_type == "Add":
+        return _added(node)
+    return f"the scores are changed by {node.op_type} with something computed"
+
+
+def _added(node: ir.Node) -> Scores | str:
+    reasons = []
+    for position in (0, 1):
+        scores = read_scores(node.inputs[position])
+        if not isinstance(scores, str):
+            return replace(scores, addends=(*scores.addends, Addend(value=node.inputs[1 - position])))
+        reasons.append(scores)
+    return reasons[0]
+
+
+def _masked(node: ir.Node) -> Scores | str:
+    """Where(condition, scores, very negative), or the other way around."""
+    condition, *sides = node.inputs
+    for position in (0, 1):
+        number = scalar(sides[1 - position])
+        if number is None:
+            continue
+        if not number <= MASKED:
+            return f"masked scores are {number}, expected what weighs nothing after the softmax ({MASKED:g} or less)"
+        scores = read_scores(sides[position])
+        if isinstance(scores, str):
+            return scores
+        return replace(scores, addends=(*scores.addends, Addend(condition=condition, inverted=position == 1)))
+    return "both sides of the scores' Where are computed"
+
+
+def _scaled(node: ir.Node, value: ir.Value, number: float) -> Scores | str:  # noqa: PLR0911 # each is a reason
+    if node.op_type == "Add":
+        return read_scores(value)  # the same number for all scores: softmax does not see it
+    if node.op_type == "Div":
+        number = 1 / number
+    capped = made_by(value, "Tanh")
+    scores = read_scores(capped.inputs[0] if capped is not None else value)
+    if isinstance(scores, str):
+        return scores
+    if scores.addends:
+        return "a mask or bias is added before the scores are scaled"
+    if scores.softcap:
+        return "the scores are scaled after their soft cap"
+    if capped is None:
+        return replace(scores, scale=scores.scale * number)
+    if number <= 0:
+        return f"the soft cap is {number}, expected a positive number"
+    # number * tanh(scale / number * product): the cap divides before it multiplies.
+    return replace(scores, scale=scores.scale * number, softcap=number)
+
+
+def read_probabilities(softmax: ir.Node) -> ir.Node | str:
+    """The product of a softmax's result with the values, or why there is none.
+
+    In between may be what exporters write against rows that are masked wholly: Where(IsNaN(p), 0, p).
+    """
+    value = softmax.outputs[0]
+    users = [use.node for use in value.uses()]
+    if {user.op_type for user in users} == {"IsNaN", "Where"} and len(users) == 2:
+        guard = next(user for user in users if user.op_type == "Where")
+        test = made_by(guard.inputs[0], "IsNaN")
+        if test is None or test.inputs[0] is not value or guard.inputs[2] is not value or scalar(guard.inputs[1]) != 0:
+            return "the probabilities go through a Where that is not Where(IsNaN(p), 0, p)"
+        value, users = guard.outputs[0], [use.node for use in guard.outputs[0].uses()]
+    if len(users) != 1 or value.is_graph_output():
+        return (
+            f"{len(users)} nodes read the probabilities, or they are an output; expected the product with values alone"
+        )
+    product = users[0]
+    if product.op_type != "MatMul" or product.domain != "" or product.inputs[0] is not value:
+        return f"the probabilities are read by {product.op_type}, expected MatMul(probabilities, values)"
+    sizes, axis = dimensions(value), softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
+    if axis != -1 and (sizes is None or axis != len(sizes) - 1):
+        return f"the softmax is over axis {axis}, expected the last one, the keys"
+    return product
+
+
+def finite(number: float) -> float:
+    """The number, or the lowest that float32 has instead of minus infinity.
+
+    A row that is masked wholly then gets equal weights, and no NaN; it belongs to padding, and nobody reads it.
+    """
+    return max(number, float(np.finfo(np.float32).min))
+
+
+def whole_slice(value: ir.Value | None) -> ir.Value | None:
+    """What a Slice of axis 3 from its begin is of: a mask that is made for more keys than there are."""
+    node = made_by(value, "Slice")
+    if node is None or len(node.inputs) < 4:
+        return None
+    steps = integers(node.inputs[4]) if len(node.inputs) > 4 else [1]
+    if integers(node.inputs[1]) != [0] or integers(node.inputs[3]) not in ([3], [-1]) or steps != [1]:
+        return None
+    return node.inputs[0]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rules for plain graphs, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer, version_converter
+
+from flownpu.graph_rewrites.embedding import quantise_embeddings
+from flownpu.graph_rewrites.gated_projection import GatedProjection
+from flownpu.graph_rewrites.gelu import fold_gelu
+from flownpu.graph_rewrites.known_sizes import fold_known_sizes
+from flownpu.graph_rewrites.layer_norm import LayerNorm
+from flownpu.graph_rewrites.packed_qkv import PackedQKV
+from flownpu.graph_rewrites.projection import quantise_projections
+from flownpu.graph_rewrites.report import Report, operators
+from flownpu.graph_rewrites.rewriter import apply
+from flownpu.graph_rewrites.rms_norm import fold_rms_norm
+from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
+from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
+from flownpu.ops.definitions import add_functions
+from flownpu.ops.onnx_function import OPSET
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from flownpu.graph_rewrites.report import Miss
+    from flownpu.graph_rewrites.rule import Rule
+    from flownpu.graph_rewrites.scaled_dot_product_attention import Tiler
+
+# Folding what sizes are computed from needs shapes, and tells shapes: of an exported decoder, twice is all.
+_ROUNDS = 2
+
+
+def prepare(model: ir.Model) -> None:
+    """Brings a plain graph to the operators' ONNX opset; gives its values shapes, and what is constant a value.
+
+    Raises:
+        ValueError: the graph's opset cannot be converted.
+    """
+    version = model.opset_imports.get("", 0)
+    if version < OPSET:
+        version_converter.convert_version(model, OPSET)
+        if (reached := model.opset_imports.get("", 0)) < OPSET:
+            raise ValueError(f"ONNX opset {version}: could be converted to {reached} only, expected {OPSET}")
+    for _ in range(_ROUNDS):
+        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+        fold_known_sizes(model)
+        optimizer.fold_constants(model, onnx_shape_inference=False)
+    passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+
+
+def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = None) -> Report:
+    """Turns a plain graph, a decoder with its KV cache or an encoder, into FlowNPU's operators.
+
+    Weights are quantised when the model is saved, one at a time; until then its external data must stay where it is.
+    Inputs and outputs stay what they are.
+
+    Args:
+        model: changed in place. It then carries the operators' definitions as model-local functions.
+        positions: the longest context, of which the tables of RoPE are made; of no account without RoPE.
+        tile: tells the folding level of an attention on the target, for the report.
+
+    Returns:
+        What was rewritten, what was left and why.
+
+    Raises:
+        ValueError: the graph's opset cannot be converted, or a node has attributes that it cannot have.
+    """
+    report = Report(before=operators(model))
+    prepare(model)
+    _apply(LayerNorm, model, report)
+    _note(report, "rms_norm", fold_rms_norm(model))
+    _note(report, "gelu", fold_gelu(model))
+    _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
+    count, misses, report.attentions = fold_attention(model, tile)
+    _note(report, "scaled_dot_product_attention", (count, misses))
+    passes.RemoveUnusedNodesPass()(model)
+    _note(report, "projection", quantise_projections(model))
+    _note(report, "embedding", quantise_embeddings(model))
+    passes.RemoveUnusedNodesPass()(model)
+    for rule in (PackedQKV, GatedProjection):
+        _apply(rule, model, report)
+    passes.RemoveUnusedNodesPass()(model)
+    report.after = operators(model)
+    add_functions(model)
+    return report
+
+
+def _note(report: Report, rule: str, outcome: tuple[int, list[Miss]]) -> None:
+    report.applied[rule], misses = outcome
+    report.misses += misses
+
+
+def _apply(rule: type[Rule], model: ir.Model, report: Report) -> None:
+    report.applied[rule.__module__.rpartition(".")[2]] = apply(rule, model, report.misses)

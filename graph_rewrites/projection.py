@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with constant weights -> Q4NXMatMul, their weights quantised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import onnx_ir as ir
+from onnx_ir import tape
+
+from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
+from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant, optional_input
+from flownpu.graph_rewrites.plain_graph import dimensions, insert_before, only_user, other_operand, replace
+from flownpu.graph_rewrites.report import Miss
+from flownpu.ops.onnx_function import DOMAIN, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RULE = "projection"
+
+
+class _Match(NamedTuple):
+    x: ir.Value
+    weight: FloatWeight
+    bias: ir.Value | None
+    last: ir.Node
+
+
+def quantise_projections(model: ir.Model) -> tuple[int, list[Miss]]:
+    """Weights of 4 bits, and the bias inside.
+
+    Add(MatMul(X [.., K], W [K, M]), bias [M]),  Gemm(X, W, bias)  -> Q4NXMatMul(X, quantised W, bias; M, K)
+
+    A product of two computed values is none of this rule's.
+
+    Args:
+        model: a plain graph; changed in place.
+
+    Returns:
+        How many were rewritten, and those whose weight cannot become Q4NX.
+    """
+    count, misses = 0, []
+    for node in list(model.graph):
+        if node.domain != "" or node.op_type not in {"MatMul", "Gemm"}:
+            continue
+        match = _match(node)
+        if match is None:
+            continue
+        if isinstance(match, str):
+            misses.append(Miss(_RULE, node.name or node.op_type, match))
+            continue
+        builder, weight = tape.Tape(), match.weight
+        inputs = [match.x, weight.initializer(model.graph), *([] if match.bias is None else [match.bias])]
+        value = builder.op(
+            "Q4NXMatMul",
+            inputs,
+            {"M": weight.rows, "K": weight.columns},
+            domain=DOMAIN,
+            version=VERSION,
+            name=node.name,
+        )
+        insert_before(match.last, builder.nodes)
+        replace(match.last.outputs[0], value)
+        count += 1
+    return count, misses
+
+
+def _match(node: ir.Node) -> _Match | str | None:
+    """The product, why it cannot be rewritten, or None if it has no constant weight."""
+    transposed = node.op_type == "MatMul" or not attribute_int(node, "transB", 0)
+    weight = float_weight(node.inputs[1], transposed=transposed)
+    if weight is None or node.inputs[0] is None or is_constant(node.inputs[0]):
+        return None
+    if (obstacle := weight.obstacle()) is not None:
+        return obstacle
+    if node.op_type == "Gemm":
+        factors = [attribute_float(node, name, 1.0) for name in ("alpha", "beta")]
+        if attribute_int(node, "transA", 0) or factors != [1.0, 1.0]:
+            return "a Gemm with transA, alpha or beta, which are no part of a projection"
+        bias = optional_input(node, 2)
+        if bias is not None and not _is_vector(bias, weight.rows):
+            return f"the bias of the Gemm is not a constant of {weight.rows} numbers"
+        return _Match(node.inputs[0], weight, bias, node)
+    return _with_bias(node, weight)
+
+
+def _with_bias(node: ir.Node, weight: FloatWeight) -> _Match:
+    assert node.inputs[0] is not None
+    added = only_user(node.outputs[0])
+    if added is not None and (added.domain, added.op_type) == ("", "Add"):
+        bias = other_operand(added, node.outputs[0])
+        if bias is not None and _is_vector(bias, weight.rows):
+            return _Match(node.inputs[0], weight, bias, added)
+    return _Match(node.inputs[0], weight, None, node)
+
+
+def _is_vector(value: ir.Value, size: int) -> bool:
+    sizes: Sequence[int | str | None] | None = dimensions(value)
+    return is_constant(value) and list(sizes or []) == [size] and value.dtype == ir.DataType.FLOAT

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu explain`: what runs where and why, what is folded, and how fast it may be."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from flownpu.cli import options
+from flownpu.cli.output import bytes_text, console, print_json, status
+from flownpu.errors import require
+
+if TYPE_CHECKING:
+    from flownpu.explanation import Attention, Explanation
+
+_SHOWN = 3  # names of nodes that share a reason
+
+
+def explain(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model folder, a folder that GenAI's builder or optimum wrote, or an .onnx file.",
+        ),
+    ],
+    device: options.DeviceOption = None,
+    option: options.Option = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth", metavar="GB/S", min=0.1, help="Rate at which the CPU reads memory. [default: measured]"
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw what runs where, by layer.")] = None,
+) -> None:
+    """Show what FlowNPU makes of a model: what runs where and why, without running it and without an NPU.
+
+    Which nodes run where; which attention blocks fold into one call on the NPU, how far and why; why the others did
+    not match; the bytes of weights and KV cache; what the NPU would take; tokens/s that memory allows on this CPU, and
+    that are predicted for an NPU. Of a model that is not converted, `flownpu convert`'s rules are tried in memory.
+    """
+    require("onnx_ir", extra="convert", purpose="flownpu explain")
+    from flownpu.explanation import explain as explain_model  # noqa: PLC0415 other commands need none of it
+
+    chosen = options.provider_options(device, None, option)
+    explanation = explain_model(model, chosen, None if bandwidth is None else 1e9 * bandwidth)
+    if svg is not None:
+        from flownpu.partition_drawing import draw  # noqa: PLC0415
+
+        svg.write_text(draw(explanation), encoding="utf-8")
+        status(f"wrote {svg}")
+    if as_json:
+        document = asdict(explanation)
+        document["placement"]["counts"] = explanation.placement.count()
+        print_json({**document, "predicted": True})
+        return
+    _print(explanation)
+
+
+def _print(explanation: "Explanation") -> None:
+    kinds = {
+        "converted": "a converted model",
+        "genai": "int4 of ORT GenAI's builder; repacked when a session is made, or by `flownpu convert`",
+        "plain": "a plain graph, for `flownpu convert`",
+    }
+    _line(f"{explanation.path}: {kinds[explanation.source]}")
+    _line(explanation.placement.summary)
+    _print_nodes(explanation)
+    for reason in dict.fromkeys(explanation.placement.whole_prompts):
+        _line(f"Long prompts are computed at once: {reason}")
+    _print_attentions(explanation)
+    _print_misses(explanation)
+    _print_bytes(explanation)
+    _print_speed(explanation)
+
+
+def _print_nodes(explanation: "Explanation") -> None:
+    """A row for each reason that keeps nodes from the device."""
+    reasons: dict[tuple[str, str], Counter[str]] = {}
+    for node in explanation.placement.nodes:
+        if node.place not in ("flownpu", "folded"):
+            reasons.setdefault((node.place, node.reason), Counter())[node.operator] += 1
+    if not reasons:
+        return
+    table = _table("not on the device", "where", "nodes", "why")
+    for (place, reason), operators in reasons.items():
+        listed = ", ".join(f"{name} ({count})" for name, count in operators.most_common())
+        table.add_row(place, listed, reason)
+    console.print(table)
+
+
+def _print_attentions(explanation: "Explanation") -> None:
+    """A row for blocks that are alike."""
+    alike: dict[tuple[str, ...], list[Attention]] = {}
+    for attention in explanation.attentions:
+        window = "all" if attention.window < 0 else str(attention.window)
+        heads = f"{attention.heads} heads, {attention.kv_heads} KV, d {attention.head_size}" if attention.kind else ""
+        key = (attention.kind or "not matched", heads, window, *_folding(attention))
+        alike.setdefault(key, []).append(attention)
+    if not alike:
+        return
+    table = _table("attention on the NPU (3: one call, 2: without the last product, 1: nothing folded)",
+                   "layers", "kind", "sizes", "window", "prompt", "token")  # fmt: skip
+    for key, attentions in alike.items():
+        table.add_row(_layers(attentions), *key)
+    console.print(table)
+
+
+def _folding(attention: "Attention") -> tuple[str, str]:
+    prompt = "" if attention.prompt_level is None else f"{attention.prompt_level}: {attention.prompt_reason}"
+    token = "" if attention.token_level is None else f"{attention.token_level}: {attention.token_reason}"
+    return prompt, token
+
+
+def _layers(attentions: "list[Attention]") -> str:
+    """ "0-4, 6", or the first nodes' names."""
+    numbers = [attention.layer for attention in attentions]
+    layers = [number for number in numbers if number is not None]
+    if len(layers) < len(numbers):
+        return _some([attention.node for attention in attentions])
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and layer == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [layer]
+        else:
+            ranges.append([layer])
+    return ", ".join("-".join(map(str, found)) for found in ranges)
+
+
+def _print_misses(explanation: "Explanation") -> None:
+    if explanation.source == "converted":
+        return
+    if not explanation.misses:
+        _line("`flownpu convert` leaves nothing: every rule that nearly matched matched.")
+        return
+    table = _table("left by `flownpu convert`", "rule", "nodes", "why")
+    for miss in explanation.misses:
+        table.add_row(miss.rule, _some(list(miss.nodes)), miss.reason)
+    console.print(table)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _print_bytes(explanation: "Explanation") -> None:
+    kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in explanation.weight_bytes.items())
+    text = f"Weights: {kinds}"
+    if explanation.source != "converted":
+        text += f"; converted: {bytes_text(explanation.converted_weight_bytes)}"
+    _line(text)
+    if explanation.kv_bytes_per_token:
+        _line(f"KV cache: {bytes_text(1000 * explanation.kv_bytes_per_token)} for 1000 tokens, in all layers together")
+
+
+def _print_speed(explanation: "Explanation") -> None:
+    speed = explanation.speed
+    after = "" if explanation.source == "converted" else " of the converted model"
+    _line(f"NPU ({speed.npu.chip}) would take{after}: {speed.npu.text if speed.npu.takes else 'nothing'}")
+    if not speed.npu.takes:
+        _line(f"  for {speed.npu.text}")
+    for left in speed.npu.left_out:
+        _line(f"  but not {left}")
+    if not speed.points or speed.read_bandwidth is None:
+        _line("No tokens/s: the graph has no KV cache, so it decodes nothing.")
+        return
+    table = _table(f"decoding, tokens/s: bounds and predictions, nothing was run{after and ','}{after}",
+                   "context", "CPU, at most", "NPU, predicted", "NPU, first token")  # fmt: skip
+    for point in speed.points:
+        npu = "" if point.npu_tokens_per_second is None else f"{point.npu_tokens_per_second:.1f}"
+        first = "" if point.npu_ttft_seconds is None else f"{point.npu_ttft_seconds:.2f} s"
+        cpu = "" if point.cpu_tokens_per_second is None else f"{point.cpu_tokens_per_second:.1f}"
+        table.add_row(str(point.context), cpu, npu, first)
+    console.print(table)
+    _line(
+        f"CPU: a step reads {bytes_text(speed.step_bytes)} of weights and its KV cache, at "
+        f"{speed.read_bandwidth / 1e9:.1f} GB/s. NPU: the cost model's (docs/model.md), for {speed.npu.chip}."
+    )
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading)
+    return table
+
+
+def _line(text: str) -> None:
+    console.print(text, markup=False)

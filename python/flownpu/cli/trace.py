@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu trace`: where the time of a generation goes, as a file for Perfetto and as a table."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from flownpu.cli import options
+from flownpu.cli.output import bytes_text, console, print_json, seconds_text, status
+from flownpu.machine import describe_machine
+from flownpu.roofline import read_bandwidth
+from flownpu.tracing import OperatorTime, Trace, make_trace, record, write_trace
+
+_PROMPT = "The quick brown fox jumps over the lazy dog."
+
+
+def trace(
+    model: options.ModelFolder,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")] = _PROMPT,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 8,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The trace to write; .gz compresses it.")
+    ] = Path("trace.json"),
+    tiles: Annotated[
+        int, typer.Option(min=0, help="Of each of the NPU's calls, draw the tiles' estimated lanes so often.")
+    ] = 1,
+    device: options.DeviceOption = None,
+    activations: options.ActivationsOption = None,
+    threads: options.Threads = None,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Record a generation: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles, on one clock.
+
+    Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
+    The table says what each operator of a decode step reads and how fast, beside the speed of main memory.
+    """
+    chosen = options.provider_options(device, activations, option)
+    profile = record(model, prompt, max_new_tokens, chosen, threads)
+    made = make_trace(model, profile, _artifacts(model, profile.placement, chosen), tiles)
+    write_trace(made, output)
+    roof = read_bandwidth(threads)
+    if as_json:
+        print_json({
+            "trace": str(output),
+            "placement": profile.placement,
+            "machine": asdict(describe_machine()),
+            "read_roof": roof,
+            "operators": [asdict(operator) | {"rate": operator.rate} for operator in made.operators],
+            "per_token": made.counts,
+        })  # fmt: skip
+        return
+    _print(made, roof)
+    status(f"{output}: {bytes_text(output.stat().st_size)}. Open it at https://ui.perfetto.dev")
+    status(profile.placement["summary"])
+
+
+def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]) -> Path | None:
+    """Where the device's compiled designs are; None for the cpu device."""
+    name = str(placement["device"]).split(" ", maxsplit=1)[0]
+    if name == "cpu":
+        return None
+    if chosen.get("artifacts"):
+        return Path(chosen["artifacts"])
+    return model / "artifacts" / ("emulate" if name == "emulate" else "npu2")
+
+
+def _print(made: Trace, roof: float) -> None:
+    table = Table(title="operators of decode steps, and the NPU's calls", title_justify="left")
+    for heading in ("operator", "where"):
+        table.add_column(heading)
+    for heading in ("count", "time", "bytes", "GB/s", "of the roof"):
+        table.add_column(heading, justify="right")
+    for operator in made.operators:
+        table.add_row(operator.operator, operator.place, str(operator.count), seconds_text(operator.seconds),
+                      *_traffic(operator, roof))  # fmt: skip
+    console.print(table)
+    console.print(f"Main memory of this machine: {roof / 1e9:.1f} GB/s.")
+    if made.counts:
+        each = made.counts
+        console.print(
+            f"A token: {each['dispatches']:g} dispatches, {bytes_text(each['bytes_to_device'])} to the device, "
+            f"{bytes_text(each['bytes_to_host'])} back, {bytes_text(each['word_bytes'])} of instructions."
+        )
+
+
+def _traffic(operator: OperatorTime, roof: float) -> tuple[str, str, str]:
+    if not operator.bytes:
+        return "", "", ""
+    # The array's times are estimates for another machine: its memory is not this one's.
+    share = "" if "estimate" in operator.place else f"{100 * operator.rate / roof:.0f} %"
+    return bytes_text(operator.bytes), f"{operator.rate / 1e9:.1f}", share

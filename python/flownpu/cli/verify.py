@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu verify`: whether a model computes what its source does, and which layer does not."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flownpu.cli import options
+from flownpu.cli.output import console, print_json, progress_bar
+from flownpu.errors import FlowNPUError, require
+
+if TYPE_CHECKING:
+    from flownpu.verification import Stage, Verification
+
+
+def verify(
+    model: options.ModelFolder,
+    against: Annotated[
+        Path,
+        typer.Option(
+            "--against", metavar="SRC", help="A Hugging Face checkpoint folder, or a model folder with 4-bit weights."
+        ),
+    ],
+    text: Annotated[str | None, typer.Option("--text", help="What to run both on. [default: a paragraph]")] = None,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same, out of a file.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text that are used, at most.")] = 256,
+    provider: options.ProviderOption = options.Provider.FLOWNPU,
+    device: options.DeviceOption = None,
+    activations: options.ActivationsOption = options.Activations.BF16,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare a model with its source on the same tokens; fails if a layer computes something else.
+
+    Shows the Kullback-Leibler divergence of the next tokens, how often both find the same likeliest, the perplexities,
+    and each layer's relative error: its own, starting from the source's hidden states, and that of the whole run. A
+    layer's tolerance is derived from the arithmetic and stands beside its error; the first layer beyond it is named.
+    """
+    if text is not None and file is not None:
+        raise typer.BadParameter("give the text with --text or with --file, not both", param_hint="--file")
+    require("onnx_ir", extra="convert", purpose="flownpu verify")
+    from flownpu.verification import PARAGRAPH  # noqa: PLC0415 other commands need none of it
+    from flownpu.verification import verify as verify_model  # noqa: PLC0415
+
+    chosen = options.provider_options(device, activations, option)
+    if provider is options.Provider.CPU and (device is not None or option):
+        raise FlowNPUError("--device and --option are for FlowNPU's provider, given with --provider cpu; leave one out")
+    words = file.read_text(encoding="utf-8") if file is not None else text if text is not None else PARAGRAPH
+    with progress_bar(TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
+        task = bar.add_task("reading")
+        found = verify_model(
+            model,
+            against,
+            words,
+            chosen if provider is options.Provider.FLOWNPU else None,
+            most_tokens=tokens,
+            report=lambda doing: bar.update(task, description=doing),
+        )
+    first = found.first_divergence
+    if as_json:
+        stages = [{**asdict(stage), "diverges": stage.diverges} for stage in found.stages]
+        print_json({**asdict(found), "stages": stages, "first_divergence": first.name if first else None})
+    else:
+        _print(found, first)
+    if first is not None:
+        raise typer.Exit(1)
+
+
+def _print(found: "Verification", first: "Stage | None") -> None:
+    _line(f"{found.model} against {found.source}: {found.tokens} tokens")
+    _line(
+        f"KL divergence {found.kl_mean:.2e} nats a token (largest {found.kl_largest:.2e}); same likeliest token after "
+        f"{100 * found.top1_agreement:.1f} %; perplexity {found.model_perplexity:.3f}, source's "
+        f"{found.source_perplexity:.3f}"
+    )
+    table = Table(title="relative errors, %", title_justify="left")
+    for heading in ("stage", "own", "tolerance", "= weights", "+ roundings", "", "Q4NX", "whole run"):
+        table.add_column(heading, justify="right" if heading != "stage" else "left")
+    for stage in found.stages:
+        numbers = (stage.error, stage.tolerance, stage.from_weights, stage.from_roundings)
+        table.add_row(
+            stage.name,
+            *(f"{100 * number:.2f}" for number in numbers),
+            "diverges" if stage.diverges else "ok",
+            "" if stage.quantisation is None else f"{100 * stage.quantisation:.2f}",
+            f"{100 * stage.accumulated:.2f}",
+        )
+    console.print(table)
+    _line(
+        "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
+        f"stage. Tolerance: {found.basis}."
+    )
+    if first is None:
+        _line("Every stage is within its tolerance.")
+    else:
+        _line(
+            f"{first.name} diverges first: its error is {100 * first.error:.2f} %, its tolerance "
+            f"{100 * first.tolerance:.2f} %"
+        )
+        if all(stage.diverges for stage in found.stages):
+            _line("Every stage diverges: the two are not one model, or were quantised apart; compare with their checkpoint")
+
+
+def _line(text: str) -> None:
+    console.print(text, markup=False)

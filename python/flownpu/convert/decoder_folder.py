@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the model folder of a decoder whose weights and tokenizer come from some source."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
+from flownpu.convert.output import output_folder
+from flownpu.convert.progress import Stage, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.weights import WeightSource
+
+__all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]
+
+PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "safetensors")
+
+
+def make_decoder_folder(
+    output: Path,
+    decoder: Decoder,
+    weights: WeightSource,
+    options: ModelOptions,
+    *,
+    tokenizer: Mapping[str, bytes],
+    source: Mapping[str, Any],
+    files: Sequence[Path],
+    generation: Mapping[str, Any] | None = None,
+    quantisation: Mapping[str, Any] | None = None,
+    packages: Sequence[str] = PACKAGES,
+    force: bool = False,
+    progress: ProgressCallback = silent,
+) -> None:
+    """Quantises and writes a model, its tokenizer and its manifest.
+
+    Args:
+        output: folder to make.
+        decoder: what to write.
+        weights: where the weights' values come from.
+        options: see ModelOptions.
+        tokenizer: the tokenizer's files, by name.
+        source: what the manifest says of the source, but for its files.
+        files: the source's files, whose sums the manifest has.
+        generation: defaults of sampling, as in generation_config.json.
+        quantisation: what the manifest says of the quantisation, but for its errors.
+        packages: distributions whose versions the manifest has.
+        force: replace a model that is at `output`.
+        progress: hears how far it is.
+
+    Raises:
+        ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.
+    """
+    size = output_bytes(decoder) + sum(map(len, tokenizer.values()))
+    with output_folder(output, force=force, size=size) as folder:
+        errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)
+        for name, contents in tokenizer.items():
+            (folder / name).write_bytes(contents)
+        written = sum(path.stat().st_size for path in folder.iterdir())
+        counter = Stage(progress, "sum", written + sum(path.stat().st_size for path in files), "B")
+        write_manifest(
+            folder,
+            source={**source, "files": {path.name: {"sha256": sha256(path, counter.advance)} for path in files}},
+            settings={**options.as_dict(), "context_length": decoder.context_length},
+            quantisation={
+                "format": "q4nx",
+                **(quantisation or {}),
+                "relative_error": {name: round(e, 6) for name, e in errors.items()},
+            },
+            packages=packages,
+            advance=counter.advance,
+        )
+
+
+def limit_context(decoder: Decoder, context_length: int | None) -> Decoder:
+    """The decoder made for at most that many positions, of which the rotary caches hold a row each.
+
+    Raises:
+        ConversionError: it is less than 1 or more than the model was trained for.
+    """
+    if context_length is None:
+        return decoder
+    if not 1 <= context_length <= decoder.context_length:
+        raise ConversionError(f"expected a context length of 1 to {decoder.context_length}, got {context_length}")
+    return dataclasses.replace(decoder, context_length=context_length)

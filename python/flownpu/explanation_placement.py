@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each node of a model runs: a session is made with `on_unsupported=cpu`, and asked; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.errors import require
+from flownpu.registration import get_ep_name, register
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CPU", "DEVICE", "FOLDED", "HOST", "Place", "Placement", "by_layer", "layer_of", "place_nodes"]
+
+# Places of nodes. Nodes of any other provider have its name.
+DEVICE, HOST, CPU, FOLDED = "flownpu", "host", "cpu", "folded"
+
+# Operators that are a whole attention.
+_ATTENTIONS = {"Attention", "FlowKVAttention", "FlowQKVAttention", "GroupQueryAttention", "MultiHeadAttention"}
+_CPU_PROVIDER = "CPUExecutionProvider"
+_FOLDED_REASON = "ONNX Runtime computes it when the session is made, or merged it with others"
+_INLINED_REASON = "replaced by its definition, whose nodes run on ONNX Runtime's CPU provider"
+# Exporters number layers in the names of nodes: "/model/layers.3/attn", "/encoder/layer.3/", "/vision/blocks.3/", "/h.3/".
+_LAYER = re.compile(r"(?:^|[/._])(?:layers?|blocks?|h)[./_](\d+)(?=$|[/._])")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one node runs.
+
+    Attributes:
+        node: its name.
+        operator: "domain:operator"; ONNX's own domain is left out.
+        layer: which layer its name puts it in; None: none.
+        place: "flownpu" (the device), "host" (FlowNPU, on the device's host), "cpu" (ONNX Runtime's CPU provider),
+            "folded" (nowhere: there is nothing left to run), or another provider's name.
+        reason: why not on the device; empty if it is there.
+    """
+
+    node: str
+    operator: str
+    layer: int | None
+    place: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where all nodes of a graph run.
+
+    Attributes:
+        summary: the provider's line: nodes, share of multiply-adds, device and why that one.
+        device: the device's description.
+        nodes: of the file, in its order; then those that ONNX Runtime made while it optimised the graph.
+        whole_prompts: why long prompts are computed at once, for each partition that is.
+    """
+
+    summary: str
+    device: str
+    nodes: tuple[Place, ...]
+    whole_prompts: tuple[str, ...]
+
+    def count(self) -> dict[str, int]:
+        """Nodes by place, the device's first."""
+        counts = {DEVICE: 0}
+        for node in self.nodes:
+            counts[node.place] = counts.get(node.place, 0) + 1
+        return counts
+
+
+def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement:
+    """Makes a session of an .onnx file on FlowNPU's provider, and reads from it what runs where.
+
+    Args:
+        path: the file.
+        graph: the same, as onnx_ir reads it.
+        options: of FlowNPU's provider, such as {"device": "cpu"}.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        RuntimeError: ONNX Runtime or the provider refuses the model or an option; the message is theirs.
+    """
+    onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu explain")
+    register()
+    session_options = onnxruntime.SessionOptions()
+    session_options.log_severity_level = 3  # the report says what the log would
+    session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
+        file = Path(scratch) / "placement.json"
+        session = onnxruntime.InferenceSession(
+            str(path),
+            session_options,
+            providers=[get_ep_name()],
+            provider_options=[{**options, "on_unsupported": "cpu", "placement": str(file)}],
+        )
+        report = json.loads(file.read_text(encoding="utf-8"))
+    assigned = {
+        node.name: (part.ep_name, _operator(node.domain, node.op_type))
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    }
+    return Placement(
+        report["summary"], report["device"], tuple(_places(graph, assigned, report)), tuple(report["whole_prompts"])
+    )
+
+
+def layer_of(node: str) -> int | None:
+    """The layer that a node's name puts it in: 3 of "/model/layers.3/mlp/Mul", None of "/model/norm"."""
+    found = _LAYER.search(node)
+    return int(found[1]) if found else None
+
+
+def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
+    """Nodes in groups, in order: "before", "layer 0" ..., "after". What is in no layer is before the last or after it."""
+    layered = [number for number, node in enumerate(nodes) if node.layer is not None]
+    last = layered[-1] if layered else len(nodes)
+    groups: dict[int | None, list[Place]] = {}
+    before = [node for number, node in enumerate(nodes) if node.layer is None and number < last]
+    after = [node for number, node in enumerate(nodes) if node.layer is None and number > last]
+    for number in layered:
+        groups.setdefault(nodes[number].layer, []).append(nodes[number])
+    layers = [(f"layer {layer}", groups[layer]) for layer in sorted(groups, key=lambda layer: layer or 0)]
+    return [(name, found) for name, found in [("before", before), *layers, ("after", after)] if found]
+
+
+def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, Any]) -> list[Place]:
+    reasons = {_name(item["node"]): item["reason"] for item in report["left"]}
+    on_host = {_name(item["node"]): item["reason"] for item in report["on_host"]}
+    inlined = {_name(item["node"]): item["reason"] for item in report["inlined"]}
+    places, seen = [], set()
+    for node in graph:
+        if node.op_type == "Constant":  # a value, which no one computes
+            continue
+        name = node.name or ""
+        seen.add(name)
+        operator = _operator(node.domain, node.op_type)
+        if name in inlined:
+            places.append(Place(name, operator, layer_of(name), CPU, f"{inlined[name]}; {_INLINED_REASON}"))
+        elif name in assigned:
+            places.append(_assigned(name, operator, assigned[name][0], on_host, reasons))
+        else:
+            places.append(Place(name, operator, layer_of(name), FOLDED, _FOLDED_REASON))
+    made = [
+        _assigned(name, operator, provider, on_host, reasons)
+        for name, (provider, operator) in assigned.items()
+        if name not in seen
+    ]
+    return [*_numbered(places), *made]
+
+
+def _numbered(places: list[Place]) -> list[Place]:
+    """The same, with layers where no name tells them: one begins at each attention."""
+    if any(place.layer is not None for place in places):
+        return places
+    seen, numbered = -1, []
+    for place in places:
+        seen += place.operator.rpartition(":")[2] in _ATTENTIONS
+        numbered.append(replace(place, layer=seen) if seen >= 0 else place)
+    return numbered
+
+
+def _assigned(name: str, operator: str, provider: str, on_host: dict[str, str], reasons: dict[str, str]) -> Place:
+    if name in on_host:
+        return Place(name, operator, layer_of(name), HOST, on_host[name])
+    if provider == get_ep_name():
+        return Place(name, operator, layer_of(name), DEVICE)
+    place = CPU if provider == _CPU_PROVIDER else provider
+    return Place(name, operator, layer_of(name), place, reasons.get(name, ""))
+
+
+def _name(node: str) -> str:
+    """A node's name out of the provider's "Sin 'rope/Sin'"."""
+    _, quote, rest = node.partition("'")
+    return rest.removesuffix("'") if quote else node
+
+
+def _operator(domain: str, op_type: str) -> str:
+    return f"{domain}:{op_type}".lstrip(":")

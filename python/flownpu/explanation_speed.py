@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the NPU would take of a decoder, and the tokens a second that the roofs of a CPU and of an NPU allow.
+
+CPU: a decode step cannot but read its weights and its KV cache, so memory's read rate bounds it:
+
+    tokens/s <= read rate / (bytes of the weights + bytes of the keys and values that are seen)
+
+NPU: predicted by the cost model (docs/model.md), not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.npu_calls import DEFAULT_CONTEXT, calls_of_decoder
+from flownpu.npu_decoder import decoder_of_graph
+from flownpu.npu_models import Model
+from flownpu.prediction import Decoder as PredictedDecoder
+from flownpu.prediction import decode
+from flownpu.prediction_designs import DESIGNS
+from flownpu.prediction_prefill import prefill
+from flownpu.roofline import graph_traffic, read_bandwidth
+
+if TYPE_CHECKING:
+    from flownpu.npu_decoder import Decoder
+
+__all__ = ["NPU", "Point", "Speed", "speed_of"]
+
+_CHIP, _DESIGN = "kraken-350", "flownpu"
+_TARGET, _WEIGHTS = "npu2", "bf16"
+_CONTEXTS = (1024, 4096, 32768)
+
+
+@dataclass(frozen=True)
+class NPU:
+    """What an NPU would take.
+
+    Attributes:
+        takes: the decoder's layers and head, if it does.
+        chip: for which the prediction is.
+        text: in words, how; or why not.
+        left_out: what it has no calls for, and why.
+    """
+
+    takes: bool
+    chip: str
+    text: str
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Point:
+    """Predictions for one length of the context; tokens a second are of decoding.
+
+    Attributes:
+        context: tokens.
+        cpu_tokens_per_second: the roof of this machine's memory; None: the graph is no decoder.
+        npu_tokens_per_second: of the cost model; None: the NPU does not take it.
+        npu_ttft_seconds: of a prompt of so many tokens.
+    """
+
+    context: int
+    cpu_tokens_per_second: float | None
+    npu_tokens_per_second: float | None
+    npu_ttft_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a converted graph.
+
+    Attributes:
+        npu: what the NPU would take.
+        read_bandwidth: bytes a second at which this machine reads memory, measured unless it was given.
+        step_bytes: that a decode step reads with an empty cache: its weights.
+        points: predictions; none of a graph without a KV cache, of which no step decodes a token.
+    """
+
+    npu: NPU
+    read_bandwidth: float | None
+    step_bytes: int
+    points: tuple[Point, ...]
+
+
+def speed_of(graph: Any, context_length: int | None, head_size: int, bandwidth: float | None = None) -> Speed:
+    """Reads a converted graph (onnx_ir's).
+
+    Args:
+        graph: of FlowNPU's operators.
+        context_length: positions that the model is for; None: not known.
+        head_size: of the attentions that do not say it, or 0.
+        bandwidth: bytes a second; None: this machine's is measured.
+    """
+    traffic = graph_traffic(graph, head_size)
+    positions = context_length or DEFAULT_CONTEXT
+    decoder, npu = _npu(graph, positions)
+    if not traffic.kv_layers:
+        return Speed(npu, None, traffic.weights, ())
+    rate = bandwidth or read_bandwidth()
+    contexts = [context for context in _CONTEXTS if context <= positions] or [positions]
+    points = tuple(_point(context, rate / traffic.bytes_at(context), decoder) for context in contexts)
+    return Speed(npu, rate, traffic.weights, points)
+
+
+def _npu(graph: Any, positions: int) -> tuple[Decoder | None, NPU]:
+    try:
+        decoder = decoder_of_graph(graph, positions)
+        calls, left_out = calls_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
+    except ValueError as error:
+        return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
+    tokens = [call for call in calls if call.operator == "decode_layer"]
+    chunks = sorted({call.attributes["rows"][0] for call in calls if call.operator == "gemm"}, reverse=True)
+    layers = len(decoder.windows)
+    words = [f"a token: {layers} layers and the LM head in {_counted(len(tokens), 'call')} of decode_layer"]
+    if chunks:
+        operators = len({call.array for call in calls if call.operator != "decode_layer"})
+        words.append(
+            f"a prompt: in chunks of {' and '.join(map(str, chunks))} tokens, operator by operator "
+            f"({_counted(operators, 'array')})"
+        )
+    else:
+        words.append("a prompt: token by token")
+    words.append("embeddings, token selection and sampling: on the host")
+    return decoder, NPU(True, _CHIP, "; ".join(words), tuple(left_out))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _point(context: int, cpu: float, decoder: Decoder | None) -> Point:
+    if decoder is None:
+        return Point(context, cpu, None, None)
+    of, design, device = _predicted(decoder), DESIGNS[_DESIGN], DEVICES[_CHIP]
+    token = decode(of, context, design.decode(of), device)
+    return Point(context, cpu, 1 / token.total, prefill(of, context, design, device, VALUES).total)
+
+
+def _predicted(decoder: Decoder) -> PredictedDecoder:
+    """The decoder as the cost model sees it."""
+    shape = decoder.shape
+    model = Model(
+        shape.hidden, shape.feed_forward, shape.heads, shape.kv_heads, shape.d, shape.activation,
+        vocabulary=decoder.vocabulary, head_norms=shape.qk_norm, post_norms=shape.post_norms,
+    )  # fmt: skip
+    return PredictedDecoder("model", model, tuple(window or None for window in decoder.windows))

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu trace`: one file with nodes, dispatches and tiles on one clock; what a token moves and dispatches."""
+
+import gzip
+import json
+
+import pytest
+
+from flownpu.npu_calls import build_artifacts
+
+TOKENS = 4
+# Long enough for a chunk.
+PROMPT = ("-p", "The with statement is used to wrap the execution of a block with methods", "--max-new-tokens", TOKENS)
+
+
+@pytest.fixture(scope="module")
+def artifacts(model, tmp_path_factory):
+    return build_artifacts(model, context=128, output=tmp_path_factory.mktemp("trace") / "artifacts").folder
+
+
+@pytest.fixture
+def emulated(flownpu, model, artifacts, tmp_path):
+    """The command's report and the trace's events."""
+    path = tmp_path / "trace.json"
+    done = flownpu("trace", model, *PROMPT, "--device", "emulate", "--option", f"artifacts={artifacts}",
+                   "-o", path, "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    return json.loads(done.out), json.loads(path.read_text())["traceEvents"]
+
+
+def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
+    report, _ = emulated
+    each = report["per_token"]
+    assert each["dispatches"] == 1
+    # The token's embedding and the update's zeros, D = 256 in bf16 each; the logits of 4096 words.
+    assert each["bytes_to_device"] == 2 * 256 * 2
+    assert each["bytes_to_host"] == 4096 * 2
+    # The words that depend on the position; all of the call's are some 80 KB.
+    assert 0 < each["word_bytes"] < 1000
+
+
+def test_every_operator_of_the_decoder_is_dispatched(emulated):
+    report, events = emulated
+    assert report["placement"]["on_host"] == report["placement"]["left"] == []
+    assert "6 layers and the LM head in 1 dispatch a token" in report["placement"]["summary"]
+    on_array = {operator["operator"] for operator in report["operators"] if operator["place"] == "array (estimate)"}
+    prefill = {"rms_norm", "dequant_engine", "gemm", "norm_rope", "flow_qkv", "rms_norm_add"}
+    assert on_array == prefill | {"decode_layer"}
+    names = [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
+    assert sum(name.startswith("decode_layer, layers 0-5, position ") for name in names) == TOKENS
+
+
+def test_dispatches_lie_inside_their_step_and_tiles_begin_with_them(emulated):
+    _, events = emulated
+    ours = [event for event in events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
+    dispatches = [event for event in ours if event["args"].get("op_name") == "dispatch"]
+    steps = [event for event in ours if event["args"].get("op_name") == "DecoderLayers"]
+    assert len(steps) == TOKENS
+    for dispatch in dispatches:
+        # All times are cut to whole microseconds.
+        assert any(
+            step["ts"] - 1 <= dispatch["ts"] and dispatch["ts"] + dispatch["dur"] <= step["ts"] + step["dur"] + 2
+            for step in steps
+        )
+    lanes = [event for event in events if event.get("cat") == "estimate"]
+    first = min(event["ts"] for event in lanes)
+    assert first == dispatches[0]["ts"]
+    named = {event["pid"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    assert {event["pid"] for event in lanes} <= named
+
+
+def test_on_the_cpu_weights_are_set_against_memory(flownpu, model, tmp_path):
+    path = tmp_path / "trace.json.gz"
+    done = flownpu("trace", model, *PROMPT, "--device", "cpu", "-o", path, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    (products,) = (each for each in report["operators"] if each["operator"] == "Q4NXMatMul")
+    # 25 products a token; Q4NX blocks of all projections, and the LM head's.
+    assert products["count"] == 25 * (TOKENS - 1)
+    assert products["bytes"] % 5120 == 0
+    assert report["read_roof"] > 0
+    assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu verify`: its numbers beside transformers' own, and errors that are planted."""
+
+import json
+import math
+import shutil
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from flownpu.ops.q4nx import BLOCK_BYTES
+from flownpu.verification import PARAGRAPH, Stage, tokens_of
+from flownpu.verification_runs import relative_error
+
+STAGES = ["embedding", *(f"layer {layer}" for layer in range(6)), "head"]
+SCALES = 512  # bytes of a block's scales, bfloat16; as many of minima follow
+
+
+@pytest.fixture
+def verified(flownpu):
+    """Verifies a model; returns the exit code and the document."""
+
+    def run(*arguments):
+        done = flownpu("verify", *arguments, "--json", "--device", "cpu")
+        assert done.out, done.err
+        return done.code, json.loads(done.out)
+
+    return run
+
+
+def plant(folder, name, damage):
+    """Changes a tensor of the data file in place."""
+    place = json.loads((folder / "flownpu_manifest.json").read_text())["tensors"][name]
+    data = np.memmap(folder / "model.onnx.data", np.uint8, "r+", place["offset"], (place["bytes"],))
+    damage(data)
+    data.flush()
+
+
+def scaled_block(data):
+    """Half a block's rows 1.5 times as large."""
+    fields = data.reshape(-1, BLOCK_BYTES)[:, : 2 * SCALES].view(ml_dtypes.bfloat16)
+    fields[: len(fields) // 2 + 1] *= np.asarray(1.5, ml_dtypes.bfloat16)
+
+
+def one_row(data):
+    """The first row of a projection with the wrong sign: one neuron of many."""
+    fields = data.reshape(-1, BLOCK_BYTES)[0, : 2 * SCALES].view(ml_dtypes.bfloat16)
+    fields[::32] *= -1
+
+
+def larger_norm(data):
+    data.view(np.float32)[:] *= 1.25
+
+
+@pytest.fixture(scope="module")
+def by_transformers(checkpoint, model):
+    """Logits [S, V] and perplexity of the paragraph, as transformers has them."""
+    torch = pytest.importorskip("torch", reason="needs the extra verify")
+    transformers = pytest.importorskip("transformers", reason="needs the extra verify")
+    tokens = torch.from_numpy(tokens_of(model, PARAGRAPH, 256)[None])
+    net = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    with torch.no_grad():
+        output = net(input_ids=tokens, labels=tokens)
+    return output.logits[0].numpy(), math.exp(float(output.loss))
+
+
+# --- Models that are right --------------------------------------------------------------------------------------------
+
+
+def test_a_converted_model_is_within_its_tolerances(verified, model, checkpoint, by_transformers):
+    code, document = verified(model, "--against", checkpoint)
+    assert code == 0
+    assert document["first_divergence"] is None
+    assert [stage["name"] for stage in document["stages"]] == STAGES
+    logits, perplexity = by_transformers
+    assert document["tokens"] == len(logits)
+    # Two evaluations in float32 of a mean of S logarithms.
+    assert document["source_perplexity"] == pytest.approx(perplexity, rel=1e-4)
+    assert 0 < document["kl_mean"] < document["kl_largest"]
+    for stage in document["stages"]:
+        assert 0 < stage["error"] <= stage["tolerance"]
+        assert stage["tolerance"] == pytest.approx(stage["from_weights"] + stage["from_roundings"])
+
+
+def test_the_layers_error_is_that_of_rounding_its_weights(verified, model, checkpoint):
+    """The model's weights are the checkpoint's in Q4NX, so the errors are what rounding the weights does.
+
+    from_weights is twice that. Activations are rounded too, which adds to or takes from it at most its error alone.
+    """
+    _, document = verified(model, "--against", checkpoint)
+    for stage in document["stages"]:
+        assert abs(stage["error"] - stage["from_weights"] / 2) <= stage["from_roundings"]
+
+
+def test_against_itself_only_roundings_are_left(verified, model):
+    code, document = verified(model, "--against", model)
+    assert code == 0
+    assert "both have 4-bit weights" in document["basis"]
+    assert document["stages"][0]["error"] == 0  # the same rows of the same table
+    assert document["kl_mean"] < 1e-3
+    assert {stage["from_weights"] for stage in document["stages"]} == {0}
+
+
+def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, model):
+    done = flownpu("verify", model, "--against", model, "--provider", "cpu", "--json")
+    document = json.loads(done.out)
+    assert done.code == 0
+    assert document["top1_agreement"] == 1
+    # The whole run is the same twice; from given states, a norm of a sum becomes a norm, in float32.
+    assert {stage["accumulated"] for stage in document["stages"]} == {0}
+    assert max(stage["error"] for stage in document["stages"]) < 1e-5
+
+
+# --- Errors that are planted ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "damage", "stage"),
+    [
+        ("layers.2.mlp.down_proj", scaled_block, "layer 2"),
+        ("layers.4.self_attn.o_proj", scaled_block, "layer 4"),
+        ("layers.0.post_attention_layernorm", larger_norm, "layer 0"),
+        ("layers.5.post_feedforward_layernorm", larger_norm, "layer 5"),
+        ("norm", larger_norm, "head"),
+    ],
+)
+def test_an_error_in_a_layer_is_found_against_the_checkpoint(verified, model_copy, checkpoint, tensor, damage, stage):
+    plant(model_copy, tensor, damage)
+    code, document = verified(model_copy, "--against", checkpoint)
+    assert code == 1
+    assert document["first_divergence"] == stage
+    # No error before a stage or after it is that stage's own.
+    assert [found["name"] for found in document["stages"] if found["diverges"]] == [stage]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "damage", "stage"),
+    [
+        ("layers.3.self_attn.qkv_proj", one_row, "layer 3"),
+        ("layers.1.mlp.gate_up_proj", scaled_block, "layer 1"),
+        ("layers.3.self_attn.k_norm", larger_norm, "layer 3"),
+        ("layers.4.input_layernorm", larger_norm, "layer 4"),
+    ],
+)
+def test_a_smaller_one_is_found_against_the_same_weights(verified, model, model_copy, tensor, damage, stage):
+    plant(model_copy, tensor, damage)
+    code, document = verified(model_copy, "--against", model)
+    assert code == 1
+    assert [found["name"] for found in document["stages"] if found["diverges"]] == [stage]
+    assert document["first_divergence"] == stage
+    assert document["kl_mean"] > 0
+
+
+def test_the_text_names_the_layer_and_both_numbers(flownpu, model, model_copy):
+    plant(model_copy, "layers.1.mlp.gate_up_proj", scaled_block)
+    done = flownpu("verify", model_copy, "--against", model, "--text", "The sea is calm and the boats are out.")
+    assert done.code == 1
+    last = done.out.splitlines()[-1]
+    assert last.startswith("layer 1 diverges first: its error is ")
+    assert "its tolerance" in last
+    for words in ("KL divergence", "same likeliest token", "perplexity", "whole run", "both have 4-bit weights"):
+        assert words in done.out
+
+
+def test_what_is_no_number_diverges():
+    assert Stage("layer 0", math.nan, 1.0, 0.5, 0.5, 0.0).diverges
+    assert not Stage("layer 0", 1.0, 1.0, 0.5, 0.5, 0.0).diverges
+
+
+# --- Texts and errors -------------------------------------------------------------------------------------------------
+
+
+def test_relative_error_weighs_tokens_alike():
+    reference = np.array([[3.0, 4.0], [300.0, 400.0]], np.float32)  # of norms 5 and 500
+    value = reference + np.array([[0.0, 1.0], [0.0, 0.0]], np.float32)
+    assert relative_error(value, reference) == pytest.approx(math.sqrt((1 / 5) ** 2 / 2))
+
+
+def test_a_text_of_a_file_is_cut_to_the_tokens_asked_for(verified, model, checkpoint):
+    code, document = verified(model, "--against", model, "--file", checkpoint / "held_out.txt", "--tokens", 32)
+    assert (code, document["tokens"]) == (0, 32)
+
+
+def test_a_source_of_another_shape_is_refused(flownpu, model, model_copy):
+    path = model_copy / "model.onnx"
+    graph = onnx.load(path, load_external_data=False)
+    # One layer less: the last attention's output becomes a sum, as if there were none.
+    attention = [node for node in graph.graph.node if node.op_type == "FlowQKVAttention"][-1]
+    attention.op_type, attention.domain = "NotAnAttention", "somewhere"
+    onnx.save(graph, path)
+    done = flownpu("verify", model, "--against", model_copy, "--device", "cpu")
+    assert done.code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--text", ""], "two tokens or more"),
+        (["--provider", "cpu", "--device", "cpu"], "leave one out"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(flownpu, model, arguments, words):
+    done = flownpu("verify", model, "--against", model, *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+
+
+def test_a_text_comes_from_one_place(flownpu, model, checkpoint):
+    done = flownpu("verify", model, "--against", model, "--text", "a", "--file", checkpoint / "held_out.txt")
+    assert done.code == 2
+
+
+def test_a_model_without_its_tokenizer_is_refused(flownpu, model, model_copy):
+    (model_copy / "tokenizer.json").unlink()
+    done = flownpu("verify", model_copy, "--against", model)
+    assert done.code == 1
+    assert "holds no tokenizer.json" in done.err
+
+
+def test_a_source_that_is_none_is_refused(flownpu, model, tmp_path):
+    shutil.copyfile(model / "tokenizer.json", tmp_path / "tokenizer.json")
+    done = flownpu("verify", model, "--against", tmp_path)
+    assert done.code == 1
+    assert "genai_config.json" in done.err

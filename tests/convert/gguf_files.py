@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes GGUF files of transformers' models with the gguf package, as llama.cpp's converter lays them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from flownpu.ops import q4nx
+from tests.convert.conftest import is_projection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import transformers
+    from numpy.typing import NDArray
+
+ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
+# Where a block has its float16 scales, and how many.
+K_QUANTS = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208, 1)}
+CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+
+
+def q4_0_everywhere(_name: str) -> GGMLQuantizationType:
+    return GGMLQuantizationType.Q4_0
+
+
+def write_gguf(
+    path: Path,
+    model: transformers.PreTrainedModel,
+    type_of: Callable[[str], GGMLQuantizationType] = q4_0_everywhere,
+    *,
+    scales_in_bf16: bool = True,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    edit: Callable[[gguf.GGUFWriter], None] = lambda _writer: None,
+) -> None:
+    """Writes a model, and gives its parameters the values that the file's make in Q4NX.
+
+    Args:
+        path: the file.
+        model: its projections are quantised; float32.
+        type_of: the type of a projection, by the checkpoint's name of it.
+        scales_in_bf16: round the scales of Q4_0 and Q4_1 so that bfloat16 holds them, and nothing is lost to it.
+        tokenizer: adds one; None: a tokenizer of bytes.
+        edit: adds settings or tensors, or changes them.
+    """
+    config = model.config
+    architecture = ARCHITECTURES[config.model_type]
+    writer = gguf.GGUFWriter(path, architecture)
+    write_settings(writer, config)
+    (tokenizer or byte_tokenizer)(writer)
+    names = gguf.get_tensor_name_map(
+        {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], config.num_hidden_layers
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            stored = names.get_name(name, try_suffixes=(".weight",))
+            values = parameter.numpy().copy()
+            if is_projection(name):
+                values = permuted(values, name, config)
+                data, made = quantized(values, type_of(name), scales_in_bf16=scales_in_bf16)
+                writer.add_tensor(stored, data, raw_dtype=type_of(name))
+                parameter.copy_(torch.from_numpy(unpermuted(made, name, config)))
+            else:
+                writer.add_tensor(stored, values + np.float32(architecture.startswith("gemma")))
+    edit(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
+    architecture = ARCHITECTURES[config.model_type]
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    if architecture == "gemma3":
+        full, local = rope["full_attention"], rope["sliding_attention"]
+        writer.add_rope_freq_base(full["rope_theta"])
+        writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    else:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture.startswith("gemma"):
+        writer.add_sliding_window(config.sliding_window)
+        local_layers = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_array(f"{architecture}.attention.sliding_window_pattern", local_layers)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if rope.get("rope_type") == "llama3":
+        plain = rope["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        scaled, _ = transformers_frequencies(config)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+
+
+def byte_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """A SentencePiece tokenizer of bytes and 32 letters; 1 and 3 end a turn."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<end_of_turn>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [chr(ord("A") + i) for i in range(32)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([3] * 4 + [6] * 256 + [1] * 32)
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(2)
+
+
+def transformers_frequencies(config: Any) -> tuple[NDArray[np.float64], float]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    frequencies, scale = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    return frequencies.numpy().astype(np.float64), scale
+
+
+def quantized(
+    values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """What the file holds, and the values that Q4NX makes of it."""
+    data = random_blocks(values, kind) if kind in K_QUANTS else gguf.quants.quantize(values, kind)
+    if kind in CARRIED:
+        if scales_in_bf16:
+            _, block_bytes = GGML_QUANT_SIZES[kind]
+            blocks = data.reshape(-1, block_bytes)
+            parameters = blocks[:, : block_bytes - 16].copy().view(np.float16)
+            # As many bits as both have: 8 of bfloat16, exponents of float16. Values are far from its subnormals.
+            blocks[:, : block_bytes - 16] = parameters.astype(ml_dtypes.bfloat16).astype(np.float16).view(np.uint8)
+        return data, gguf.quants.dequantize(data, kind)
+    exact = gguf.quants.dequantize(data, kind)
+    return data, q4nx.dequantize_codes(q4nx.quantize(exact))
+
+
+def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """Blocks of a type that the gguf package reads and does not write: random ones with the weight's spread."""
+    per_block, block_bytes = GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    blocks = np.random.default_rng(columns).integers(0, 256, (rows * columns // per_block, block_bytes), np.uint8)
+    start, count = K_QUANTS[kind]
+
+    def scaled(scale: float) -> NDArray[np.uint8]:
+        blocks[:, start : start + 2 * count] = np.full((len(blocks), count), scale, np.float16).view(np.uint8)
+        return blocks.reshape(rows, -1)
+
+    spread = gguf.quants.dequantize(scaled(2.0**-10), kind).std()
+    return scaled(2.0**-10 * float(values.std() / spread))
+
+
+def permuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
+    """Rows as llama.cpp wants them where it turns neighbours against each other: row 2i + j was row i of half j."""
+    heads = rotated_heads(name, config)
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape) if heads else values
+
+
+def unpermuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
+    heads = rotated_heads(name, config)
+    return values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape) if heads else values
+
+
+def rotated_heads(name: str, config: Any) -> int:
+    if config.model_type != "llama":
+        return 0
+    return {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}.get(
+        ".".join(name.split(".")[-2:]), 0
+    )

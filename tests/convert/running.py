@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares converted models, on stock ONNX Runtime and on FlowNPU's CPU device, with transformers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.convert.test_numbers import StockDecoder, random_ids, tolerance
+from tests.end_to_end.test_numbers import logit_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import onnxruntime
+    from numpy.typing import NDArray
+
+    from tests.convert.conftest import TinyModel
+
+IDS = random_ids(1, 40)
+# A prompt beyond the window of 8, a second part of several tokens, then single ones.
+CALLS = ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40)))
+LASTS = [stop - 1 for _, stop in CALLS]
+
+
+def logits_of(folder: Path, devices: Sequence[onnxruntime.OrtEpDevice] = ()) -> NDArray[np.float32]:
+    """Logits of the last token of each call, [calls, V]: of stock ONNX Runtime, or of FlowNPU on its devices."""
+    chosen = [device for device in devices if device.device.type.name == "CPU"]
+    decoder = StockDecoder(folder, "fp32", chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
+    return np.array([decoder(IDS[:, start:stop], np.ones((1, stop), np.int64))[0, 0] for start, stop in CALLS])
+
+
+def check_logits(folder: Path, tiny: TinyModel, devices: Sequence[onnxruntime.OrtEpDevice]) -> None:
+    """Asserts that a model with a float32 KV cache computes what transformers computes with the reference's weights."""
+    expected = tiny.logits(IDS)[0, LASTS]
+    config = tiny.reference.config
+    stock = logits_of(folder)
+    np.testing.assert_allclose(stock, expected, rtol=0, atol=tolerance(expected, config))
+    ours = logits_of(folder, devices)
+    error = np.sqrt(np.square(ours.astype(np.float64) - expected).mean())
+    # The factor 6 as in tests/end_to_end/test_families.py.
+    assert error < 6 * logit_error("bf16", config.num_hidden_layers, expected)

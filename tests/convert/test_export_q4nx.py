@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's weights as a .q4nx file: each by its name, with the codes it has in the model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+
+from flownpu.cli import main
+from flownpu.convert import ConversionError, convert
+from flownpu.convert.export_q4nx import export_q4nx
+from flownpu.convert.progress import Progress
+from flownpu.ops import q4nx, q4nx_file
+from tests.convert.conftest import TinyModel, is_projection, write_tiny
+from tests.convert.gguf_files import write_gguf
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])
+def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    tiny = tiny_models(family)
+    convert(tiny.folder, tmp_path / "model")
+    export_q4nx(tmp_path / "model", tmp_path / "model.q4nx")
+    file = q4nx_file.read(tmp_path / "model.q4nx")
+    expected = {name: parameter.detach().numpy() for name, parameter in tiny.reference.named_parameters()}
+    gemma = family == "gemma3_text"
+    embedding = expected.pop("model.embed_tokens.weight")
+    scaled = embedding * np.float32(np.sqrt(embedding.shape[1])) if gemma else embedding
+    np.testing.assert_array_equal(file.pop("model.embed_tokens.weight"), scaled.astype(q4nx.BFLOAT16))
+    expected.setdefault("lm_head.weight", embedding)
+    if family == "llama":
+        # bfloat16 of what the plain frequencies are divided by.
+        factors = file.pop("rope_freqs.weight").astype(np.float64)
+        plain = 5e5 ** (-np.arange(8) / 8)
+        np.testing.assert_allclose(plain / factors, tiny.reference.model.rotary_emb.inv_freq.numpy(), rtol=2.0**-8)
+    assert file.keys() == expected.keys()
+    for name, values in expected.items():
+        if is_projection(name):
+            blocks = q4nx_file.blocks(file[name], *values.shape)
+            np.testing.assert_array_equal(q4nx.dequantize(blocks, *values.shape), values, err_msg=name)
+            # As if the weight had been packed by itself: what is beyond its rows and columns is zero.
+            np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, *values.shape)), blocks)
+        else:
+            np.testing.assert_array_equal(file[name], (values + np.float32(gemma)).astype(q4nx.BFLOAT16), err_msg=name)
+
+
+def test_codes_of_a_gguf_file_reach_the_q4nx_file(tmp_path: Path) -> None:
+    tiny = write_tiny("llama", tmp_path / "checkpoint")
+    write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: Type.Q4_1, scales_in_bf16=False)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    assert main(["export-q4nx", str(tmp_path / "model"), str(tmp_path / "out" / "model.q4nx")]) == 0
+    file = q4nx_file.read(tmp_path / "out" / "model.q4nx")
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    for name, source in (
+        ("model.layers.1.self_attn.v_proj.weight", "blk.1.attn_v.weight"),
+        ("model.layers.2.mlp.down_proj.weight", "blk.2.ffn_down.weight"),
+        ("lm_head.weight", "output.weight"),
+    ):
+        data = stored[source].data
+        raw = data.reshape(len(data), -1, 20)
+        codes = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], axis=-1).reshape(len(data), -1)
+        scale, minimum = np.moveaxis(np.ascontiguousarray(raw[..., :4]).view(np.float16), -1, 0)
+        expected = q4nx.pack(codes, scale.astype(q4nx.BFLOAT16), minimum.astype(q4nx.BFLOAT16))
+        np.testing.assert_array_equal(file[name], expected.reshape(-1, 5120))
+
+
+def test_progress_and_force(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    convert(tiny_models("qwen3").folder, tmp_path / "model")
+    output, heard = tmp_path / "model.q4nx", list[Progress]()
+    export_q4nx(tmp_path / "model", output, progress=heard.append)
+    header = 8 + int.from_bytes(output.read_bytes()[:8], "little")
+    assert heard[-1].done == heard[-1].total == output.stat().st_size - header
+    whole = output.read_bytes()
+    with pytest.raises(ConversionError, match=r"model.q4nx exists; give another output, or --force to replace it"):
+        export_q4nx(tmp_path / "model", output)
+    output.write_bytes(b"something else")
+    export_q4nx(tmp_path / "model", output, force=True)
+    assert output.read_bytes() == whole
+
+
+def test_what_has_no_q4nx_form_is_refused(
+    tiny_models: Callable[[str], TinyModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    convert(tiny_models("gemma2").folder, tmp_path / "model")
+    arguments: list[Any] = ["export-q4nx", tmp_path / "model", tmp_path / "model.q4nx"]
+    assert main([str(argument) for argument in arguments]) == 1
+    assert "expected a model of gemma3_text, llama, qwen3, got gemma2" in capsys.readouterr().err
+    assert main(["export-q4nx", str(tmp_path), str(tmp_path / "model.q4nx")]) == 1
+    assert "genai_config.json" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

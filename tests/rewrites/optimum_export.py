@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports tiny random checkpoints with optimum, in an environment of its own.
+
+optimum-onnx 0.1.0, the newest, takes transformers below 4.58; the tests compare with transformers 5. This file is also
+the script that runs there: it makes the checkpoints (so that one transformers writes and reads them), exports them
+with `optimum-cli export onnx`, and generates with ORTModelForCausalLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+# What is not here, torch, onnx, onnxruntime, numpy and the like, is taken from the tests' own environment: installing
+# it again would be 1 GB and minutes. Pinned are the packages of which that has newer ones than optimum-onnx takes.
+REQUIREMENTS = (
+    "optimum-onnx==0.1.0",  # the newest
+    "optimum==2.0.0",  # what optimum-onnx 0.1.0 asks for (~=2.0.0)
+    "transformers==4.57.6",  # the newest below 4.58
+    "tokenizers==0.22.1",  # transformers 4.57 takes 0.22.0 to 0.23.0
+    "huggingface-hub==0.36.0",  # transformers 4.57 takes versions below 1.0
+)
+
+# Sizes that leave padding in blocks of 32 rows and 256 columns, and a window far below the context.
+DECODER = {
+    "hidden_size": 128,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,  # five times the usual one, so that logits differ by more than rounding
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "vocab_size": 260,
+}
+ENCODER = {
+    "hidden_size": 96,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "initializer_range": 0.1,
+}
+WINDOW = 8
+# 25 patches and a token for the class: no multiple of anything.
+IMAGE = {"image_size": 30, "patch_size": 6}
+TEXT = {"vocab_size": 260, "max_position_embeddings": 64}
+CLIP_TOKENS = {"eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}
+
+# Past the window, so that its layers forget something.
+NEW_TOKENS = 12
+
+DECODERS = ("llama", "qwen3", "gemma2", "gemma3")
+ENCODERS = ("bert", "bert-classification", "vit", "clip")
+TASKS = {
+    **dict.fromkeys(DECODERS, "text-generation-with-past"),
+    "bert": "feature-extraction",
+    "bert-classification": "text-classification",
+    "vit": "image-classification",
+    "clip": "feature-extraction",
+}
+
+
+class ExporterError(RuntimeError):
+    """The script failed in its environment."""
+
+
+def environment() -> Path:
+    """The Python interpreter of optimum's environment, which is made if there is none, and kept as the peers' are.
+
+    Raises:
+        FlowNPUError: pip failed; its last lines, and the file with all of them.
+    """
+    from flownpu.peers.environment import cache_folder, finished_folder, run
+
+    root, packages = cache_folder() / "optimum", sysconfig.get_paths()["purelib"]
+    with finished_folder(root / "environment", [sys.version, packages, *REQUIREMENTS]) as folder:
+        if folder is not None:
+            run([sys.executable, "-m", "venv", "--without-pip", folder], root / "venv.log")
+            pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--disable-pip-version-check"]
+            run([*pip, "--no-deps", *REQUIREMENTS], root / "pip.log")
+            # Last on its path: what was installed above goes before what is newer in the tests' environment.
+            site = next((folder / "lib").glob("python*")) / "site-packages"
+            (site / "tests_environment.pth").write_text(packages + "\n", encoding="utf-8")
+    return root / "environment" / "bin" / "python"
+
+
+def call(python: Path, task: str, **arguments: Any) -> None:
+    """Runs one of the script's tasks in optimum's environment.
+
+    Raises:
+        ExporterError: it failed; with the end of what it printed.
+    """
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
+    # -P: the tests' folders are no packages of that environment.
+    command = [python, "-P", __file__, task, json.dumps(arguments, default=str)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ExporterError(f"{task} failed in optimum's environment:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+# --- In optimum's environment -----------------------------------------------------------------------------------------
+
+
+def _make_model(name: str) -> Any:
+    import torch
+    import transformers as t
+
+    torch.manual_seed(0)
+    gemma = {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+    kinds = ["sliding_attention", "full_attention"]
+    clip = {**ENCODER, "projection_dim": 64}
+    model = {
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**DECODER, tie_word_embeddings=False)),
+        "qwen3": lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**DECODER, tie_word_embeddings=True)),
+        "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**DECODER, **gemma)),
+        "gemma3": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**DECODER, **gemma, layer_types=kinds)),
+        "bert": lambda: t.BertModel(t.BertConfig(**ENCODER, **TEXT)),
+        "bert-classification": lambda: t.BertForSequenceClassification(t.BertConfig(**ENCODER, **TEXT)),
+        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(**ENCODER, **IMAGE)),
+        "clip": lambda: t.CLIPModel(
+            t.CLIPConfig(
+                text_config={**clip, **TEXT, **CLIP_TOKENS}, vision_config={**clip, **IMAGE}, projection_dim=64
+            )
+        ),
+    }[name]()
+    for parameter_name, parameter in model.named_parameters():
+        # They start as constants, which a lost or swapped one would not show in.
+        is_norm = "norm" in parameter_name.lower()
+        if is_norm or parameter_name.endswith("bias"):
+            ones = is_norm and not parameter_name.endswith("bias") and not name.startswith("gemma")
+            torch.nn.init.normal_(parameter, mean=float(ones), std=0.2)
+    return model
+
+
+def _export(output: str, names: list[str]) -> None:
+    from optimum.commands.optimum_cli import main
+
+    for name in names:
+        checkpoint = Path(output) / f"{name}-checkpoint"
+        _make_model(name).save_pretrained(checkpoint)
+        # The command line itself, but in one process: importing torch and transformers takes seconds.
+        sys.argv = ["optimum-cli", "export", "onnx", "--task", TASKS[name], "--model"]
+        sys.argv += [str(checkpoint), str(Path(output) / name)]
+        main()
+
+
+def _generate(library: str, runs: list[dict[str, Any]]) -> None:
+    """Greedy generation of batches.
+
+    Args:
+        library: FlowNPU's.
+        runs: each with `model` (a folder), `provider`, `options` of it, `inputs` (an npz file of input_ids and
+            attention_mask) and `output` (the npz file to write: new tokens, and the logits that they were chosen by).
+    """
+    import onnxruntime
+
+    onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
+    for run in runs:
+        _generate_one(**run)
+
+
+def _generate_one(model: str, provider: str, options: dict[str, str], inputs: str, output: str) -> None:
+    import numpy as np
+    import torch
+    from optimum.onnxruntime import ORTModelForCausalLM
+
+    decoder = ORTModelForCausalLM.from_pretrained(model, provider=provider, provider_options=options)
+    # optimum-onnx 0.1.0 takes num_attention_heads for what it does not know (Gemma 2), in any export.
+    decoder.num_key_value_heads = decoder.config.num_key_value_heads
+    generated = decoder.generate(
+        **{name: torch.from_numpy(array) for name, array in np.load(inputs).items()},
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    logits = np.stack([step.float().numpy() for step in generated.logits], axis=1)
+    np.savez(output, tokens=generated.sequences.numpy()[:, -NEW_TOKENS:], logits=logits)
+
+
+if __name__ == "__main__":
+    {"export": _export, "generate": _generate}[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -9,46 +9,13 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/npu/decoder_operators.h"
 #include "ops/npu/graph_walk.h"
 #include "ops/npu/pack_weights.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
-
-// Inputs of attention (docs/operators.md).
-enum AttentionInput : std::uint8_t {
-  kQuery,
-  kKey,
-  kValue,
-  kPastKey,
-  kPastValue,
-  kLengths,
-  kTotal,
-  kCosine,
-  kSine,
-  kPositionIds,
-  kAttentionBias,
-  kQNorm,
-  kKNorm,
-};
-enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
-
-constexpr std::string_view kMicrosoft = "com.microsoft";
-
-bool is(const Node& node, std::string_view domain, std::string_view op_type) {
-  return node.domain == domain && node.op_type == op_type;
-}
-bool is_projection(const Node& node) {
-  return is(node, kDomain, "Q4NXMatMul") || is(node, kDomain, "FusedDQP");
-}
-bool is_attention(const Node& node) {
-  return is(node, kDomain, "FlowQKVAttention") || is(node, kDomain, "FlowKVAttention");
-}
-bool is_norm(const Node& node) { return is(node, "", "SimplifiedLayerNormalization"); }
-bool is_residual_norm(const Node& node) {
-  return is(node, kMicrosoft, "SkipSimplifiedLayerNormalization");
-}
 
 // A pass over the residual stream: what comes in is added (normalised first, with post-norms), and
 // the sum is normalised.

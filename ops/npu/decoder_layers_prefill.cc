@@ -228,6 +228,7 @@ void PrefillCalls::bind(const DecoderBuffers& buffers) {
 
 std::vector<std::int64_t> PrefillCalls::sizes() const {
   std::vector<std::int64_t> sizes;
+  sizes.reserve(chunks_.size());
   for (const Chunk& chunk : chunks_) sizes.push_back(chunk.tokens);
   return sizes;
 }

@@ -2,8 +2,8 @@
 """`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
 
 ONNX Runtime writes the profile; the provider adds its steps and its dispatches (ep/profiling.cc). This module adds, on
-the same clock, the lanes of the tiles: an estimate from the call's plan (`flownpu.aie.timeline`), which begins where the
-dispatch began. The lanes say what waits for what; an emulated dispatch takes as long as this machine takes to emulate it.
+the same clock, the lanes of the tiles: an estimate from the call's plan (`flownpu.aie.timeline`), which begins where
+the dispatch began. The lanes say what waits for what; an emulated dispatch takes as long as this machine takes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of the small model with device=npu, over the double of XRT: one process, several sessions one after the other.
+"""Sessions of the small model with device=npu, over the double of XRT, one after the other in one process.
 
     python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS
 

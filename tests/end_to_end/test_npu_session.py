@@ -39,9 +39,7 @@ def sessions(
     artifacts = build_for_double(converted(), folder / "artifacts", CONTEXT)
     ids = json.dumps(held_out[:CONTEXT])
     command = [sys.executable, "-m", "tests.end_to_end.npu_session", folder / library.name, converted(), artifacts, ids]
-    done = subprocess.run(
-        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
-    )
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return document
@@ -96,9 +94,7 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
     assert "on_unsupported=cpu" in found["errors"][0]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("no device", "NPU"), ("permission", "render"), ("memory", "buffer")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("no device", "NPU"), ("permission", "render"), ("memory", "buffer")])
 def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:
     assert "FlowNPU" in sessions[name]["refused"]
     assert reason in sessions[name]["refused"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts of a model as an NPU's, for the double of XRT: what aiecc would make is the emulator's words in disguise."""
+"""Artifacts of a model as an NPU's, for the double of XRT: the emulator's words in place of what aiecc would make."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Program::Planner {
 
 // The error's message, with the node if it does not name it.
 inline std::string named(const Node& node, const std::exception& error) {
-  const std::string message = error.what();
+  std::string message = error.what();
   if (message.find(to_string(node)) != std::string::npos) return message;
   return "[FlowNPU] " + to_string(node) + ": " + message;
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
 
+from flownpu.graph_rewrites.attention_scores import whole_slice
 from flownpu.graph_rewrites.plain_graph import dimensions, made_by, same_size, scalar, with_constant
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
         return
     if node.op_type == "Cast" and (node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.BOOL):
         return
+    if node.op_type == "Slice" and whole_slice(value) is None:
+        return
     for part in node.inputs if node.op_type == "And" else node.inputs[:1]:
         yield from _conjuncts(part)
 
@@ -65,7 +68,10 @@ def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
 def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
     """Whether a value counts keys along the last axis from 0, or queries along the one before it from P."""
     sizes = None if value is None else dimensions(value)
-    if sizes is None or len(sizes) < 2 or sizes[-2 if of == "key" else -1] != 1:
+    if sizes is None or len(sizes) < 2:
+        return False
+    counted = -1 if of == "key" else -2
+    if any(size != 1 for axis, size in enumerate(sizes, -len(sizes)) if axis != counted):
         return False
     node = made_by(value, "Unsqueeze", "Range")
     while node is not None and node.op_type == "Unsqueeze":

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 # Of a Q4NX initializer: the FloatWeight that it was made of.
 _SOURCE = "flownpu.float_source"
-# Weights that are quantised at a time, whole rows of blocks: 2^22 take 16 MB, and some copies of that.
-_WEIGHTS_AT_ONCE = 1 << 22
+# Weights that a thread quantises at a time, whole rows of blocks: 2^20 take 4 MB, and some copies of that.
+_WEIGHTS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,33 @@ class FloatWeight:
         return value
 
     def pack(self) -> Packed:
-        """The weight's Q4NX bytes, and what they cost.
+        """The weight's Q4NX bytes, and what they cost; made on all cores.
 
         Raises:
             ValueError: a weight that is not finite.
         """
         blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns), np.uint8)
         squared_error = squares = 0.0
-        for part in self._parts():
-            weights = self._rows(part)
-            quantized = q4nx.quantize(weights)
-            blocks[part.start // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = q4nx.pack(*quantized)
-            squares += _sum_of_squares(weights)
-            squared_error += _sum_of_squares(weights - q4nx.dequantize_codes(quantized))
+        parts = self._parts()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ThreadPoolExecutor(cores) as pool:
+            for part, packed in zip(parts, pool.map(self._pack_rows, parts), strict=True):
+                blocks[part.start // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = packed.blocks
+                squared_error += packed.squared_error
+                squares += packed.squares
+        self._release()
         return Packed(blocks, squared_error, squares)
+
+    def _pack_rows(self, part: slice) -> Packed:
+        weights = self._rows(part)
+        quantized = q4nx.quantize(weights)
+        error = _sum_of_squares(weights - q4nx.dequantize_codes(quantized))
+        return Packed(q4nx.pack(*quantized), error, _sum_of_squares(weights))
+
+    def _release(self) -> None:
+        """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
+        if isinstance(self.value.const_value, ir.ExternalTensor):
+            self.value.const_value.release()
 
     def _equals(self, other: FloatWeight) -> bool:
         if (self.rows, self.columns) != (other.rows, other.columns):

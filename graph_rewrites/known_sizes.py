@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Sizes: TypeAlias = list[int | None]
 
 # More elements than a tensor has axes are no sizes.
-_MOST = 16
+MOST_SIZES = 16
 _INTEGERS = {ir.DataType.INT64, ir.DataType.INT32}
 
 
@@ -37,7 +37,7 @@ def fold_known_sizes(model: ir.Model) -> int:
             continue
         output = node.outputs[0]
         sizes = _sizes(node, known)
-        if sizes is None or len(sizes) > _MOST:
+        if sizes is None or len(sizes) > MOST_SIZES:
             continue
         known[output] = sizes
         elements = [size for size in sizes if size is not None]
@@ -86,10 +86,10 @@ def _known(value: ir.Value | None, known: dict[ir.Value, Sizes]) -> Sizes | None
         return None
     if value in known:
         return known[value]
-    if value.dtype not in _INTEGERS or (value.const_value is not None and value.const_value.size > _MOST):
+    if value.dtype not in _INTEGERS or (value.const_value is not None and value.const_value.size > MOST_SIZES):
         return None
     array = constant(value)
-    return None if array is None or array.size > _MOST else [int(element) for element in array.reshape(-1)]
+    return None if array is None or array.size > MOST_SIZES else [int(element) for element in array.reshape(-1)]
 
 
 def _shape(node: ir.Node) -> Sizes | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer, version_converter
 
 from flownpu.graph_rewrites.embedding import quantise_embeddings
 from flownpu.graph_rewrites.gated_projection import GatedProjection
 from flownpu.graph_rewrites.gelu import fold_gelu
-from flownpu.graph_rewrites.known_sizes import fold_known_sizes
+from flownpu.graph_rewrites.known_sizes import MOST_SIZES, fold_known_sizes
 from flownpu.graph_rewrites.layer_norm import LayerNorm
 from flownpu.graph_rewrites.packed_qkv import PackedQKV
 from flownpu.graph_rewrites.projection import quantise_projections
@@ -24,14 +25,13 @@ from flownpu.ops.definitions import add_functions
 from flownpu.ops.onnx_function import OPSET
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from flownpu.graph_rewrites.report import Miss
     from flownpu.graph_rewrites.rule import Rule
     from flownpu.graph_rewrites.scaled_dot_product_attention import Tiler
 
 # Folding what sizes are computed from needs shapes, and tells shapes: of an exported decoder, twice is all.
 _ROUNDS = 2
+_OLDEST_OF_ONNXSCRIPT = 18
 
 
 def prepare(model: ir.Model) -> None:
@@ -42,9 +42,15 @@ def prepare(model: ir.Model) -> None:
     """
     version = model.opset_imports.get("", 0)
     if version < OPSET:
-        version_converter.convert_version(model, OPSET)
+        # onnxscript's own converter knows no older ones, and leaves their nodes as they are; ONNX's does.
+        version_converter.convert_version(model, OPSET, fallback=version < _OLDEST_OF_ONNXSCRIPT)
         if (reached := model.opset_imports.get("", 0)) < OPSET:
             raise ValueError(f"ONNX opset {version}: could be converted to {reached} only, expected {OPSET}")
+    _keep_small_integers_in_nodes(model)
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None  # names of sizes that a converter made up hide those that the inputs have
     for _ in range(_ROUNDS):
         passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
         fold_known_sizes(model)
@@ -52,6 +58,18 @@ def prepare(model: ir.Model) -> None:
     passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
+
+
+def _keep_small_integers_in_nodes(model: ir.Model) -> None:
+    """Makes Constant nodes of initializers that hold axes and sizes: shape inference looks into no initializer."""
+    for value in list(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != ir.DataType.INT64 or tensor.size > MOST_SIZES or value.is_graph_input():
+            continue
+        node = ir.node("Constant", [], {"value": ir.tensor(tensor.numpy())})
+        model.graph.insert_before(model.graph[0], node)
+        ir.convenience.replace_all_uses_with(value, node.outputs[0])
+        del model.graph.initializers[value.name or ""]
 
 
 def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = None) -> Report:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flownpu.graph_rewrites.attention_emitter import Emitter
 from flownpu.graph_rewrites.attention_mask import Visible, visible
 from flownpu.graph_rewrites.attention_operand import BY_HEAD, TRANSPOSED, Operand, read_operand
-from flownpu.graph_rewrites.attention_scores import Scores, read_probabilities, read_scores
+from flownpu.graph_rewrites.attention_scores import MASKED, Scores, read_probabilities, read_scores
 from flownpu.graph_rewrites.plain_graph import dimensions, made_by, replace, same_size, scalar
 from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention, Miss
 
@@ -116,7 +116,7 @@ def read_attention(softmax: ir.Node) -> Match | str:
     for addend in scores.addends:
         condition = None if addend.inverted else addend.condition
         masked = made_by(addend.value, "Where")
-        if masked is not None and scalar(masked.inputs[1]) == 0 and (scalar(masked.inputs[2]) or 0) <= -1e4:
+        if masked is not None and scalar(masked.inputs[1]) == 0 and (scalar(masked.inputs[2]) or 0) <= MASKED:
             condition = masked.inputs[0]
         found = visible(condition, key.past)
         seen = Visible(seen.causal or found.causal, max(seen.window, found.window))

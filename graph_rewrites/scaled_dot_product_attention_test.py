@@ -215,7 +215,7 @@ def test_masks_and_biases(scores: str, guarded: bool) -> None:
     assert folded.geometry.biased
     feeds = _feeds(original)
     expected, found = (testing.run(m, feeds)[0] for m in (original, model))
-    sees = np.broadcast_to(feeds["seen"][:, 0].any(axis=-1)[:, :, None], found.shape)
+    sees = np.broadcast_to(np.asarray(feeds["seen"][:, 0].any(axis=-1, keepdims=True)), found.shape)
     rows = sees if "seen" in scores else np.ones_like(sees)
     largest = testing.largest(*(feeds[name] for name in ("q", "k", "v"))) + testing.largest(feeds["bias"])
     bound = testing.attention_bound(largest, largest, head_size=16, scale=0.25, total=5)
@@ -383,6 +383,17 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
         ),
         ("causal = Less (key_index, query_index) seen = Or (causal, padding)", 0, -1),
         ("seen = And (padding, padding)", 0, -1),
+        # What counts is not the queries but the keys again; and keys that a Slice has moved by one.
+        ("causal = LessOrEqual (key_index, key_index) seen = And (causal, padding)", 0, -1),
+        (
+            "longer = Add (total, step) long_range = Range (first, longer, step) "
+            "long_index = Unsqueeze (long_range, key_axes) causal = LessOrEqual (long_index, query_index) "
+            "one = Constant <value_ints = [1]> () ends = Constant <value_ints = [9223372036854775807]> () "
+            "axis = Constant <value_ints = [3]> () moved = Slice (causal, one, ends, axis) "
+            "seen = And (moved, padding)",
+            0,
+            -1,
+        ),
     ],
 )
 @pytest.mark.parametrize("past", [0, 4])

@@ -68,6 +68,7 @@ void flow_qkv_attention(Graph& graph) {
     if (!flow_qkv_attention_obstacle(node).empty()) return;
     const std::int64_t d = head_size(node);
     std::vector<Value> inputs;
+    inputs.reserve(kSharedInputs + kNormWeights.size());
     for (std::size_t i = 0; i < kSharedInputs; ++i)
       inputs.push_back(node.input(i) == nullptr ? Value{} : *node.input(i));
     for (const std::size_t i : kNormWeights)

@@ -27,10 +27,12 @@ int nibble(const void* packed, std::int64_t index) {
   return index % 2 == 0 ? byte & 15 : byte >> 4;
 }
 
+std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
+
 bool same_bytes(const Value& a, const Value& b) {
   if (a.name.empty() || b.name.empty()) return a.name.empty() && b.name.empty();
-  const std::int64_t elements = a.shape->elements();
-  return a.type == b.type && elements == b.shape->elements() &&
+  const std::int64_t elements = elements_of(a);
+  return a.type == b.type && elements == elements_of(b) &&
          (a.constant == b.constant ||
           std::memcmp(a.constant, b.constant,
                       static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
@@ -87,10 +89,9 @@ std::string QuantizedWeight::obstacle() const {
     return text.str();
   }
   const auto wrong = [&](const Value& value, std::int64_t expected) {
-    if (value.name.empty() || value.shape->elements() == rows * expected) return false;
-    text << value.name << " has " << value.shape->elements() << " elements, expected "
-         << rows * expected << " for " << rows << " rows of " << columns << " columns in blocks of "
-         << block_size;
+    if (value.name.empty() || elements_of(value) == rows * expected) return false;
+    text << value.name << " has " << elements_of(value) << " elements, expected " << rows * expected
+         << " for " << rows << " rows of " << columns << " columns in blocks of " << block_size;
     return true;
   };
   if (wrong(codes, blocks() * block_size / 2) || wrong(scales, blocks()) ||
@@ -167,15 +168,16 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
 
 Value RepackedWeights::join(const std::vector<const Value*>& parts) {
   Value value = *parts.front();
-  std::int64_t rows = 0;
+  std::int64_t row_blocks = 0;
   std::vector<QuantizedWeight> weights;
   for (const Value* part : parts) {
-    const std::vector<QuantizedWeight>& of_part = weights_.at(part->name);
-    weights.insert(weights.end(), of_part.begin(), of_part.end());
-    rows += (*part->shape)[0];
+    for (const QuantizedWeight& weight : weights_.at(part->name)) {
+      row_blocks += q4nx::row_blocks(weight.rows);
+      weights.push_back(weight);
+    }
     if (part != parts.front()) value.name += "+" + part->name;
   }
-  (*value.shape)[0] = rows;
+  value.shape = q4nx::blocks_shape(row_blocks * q4nx::kBlockRows, weights.front().columns);
   weights_.emplace(value.name, std::move(weights));
   return value;
 }
@@ -198,7 +200,7 @@ void RepackedWeights::make(std::vector<Node>& nodes) const {
       if (is_new) {
         // Not initialised: pack() writes all of it.
         entry->second.bytes = std::make_shared_for_overwrite<std::byte[]>(
-            static_cast<std::size_t>(value.shape->elements()));
+            static_cast<std::size_t>(elements_of(value)));
         std::byte* bytes = entry->second.bytes.get();
         for (const QuantizedWeight& weight : found->second) {
           pieces.push_back({&weight, bytes});

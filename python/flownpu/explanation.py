@@ -205,11 +205,13 @@ def _of_node(node: Any) -> Attention:
         return default if attribute is None else int(attribute.as_int())
 
     heads = integer("num_heads", 1)
+    shape = node.inputs[0].shape
+    tokens = shape[1] if shape is not None and len(shape) == 3 else None
     geometry = AttentionGeometry(
         heads=heads,
         kv_heads=integer("kv_num_heads", heads),
         head_size=integer("head_size", 0) or _head_size(node),
-        tokens=None,
+        tokens=tokens if isinstance(tokens, int) else None,
         cached=len(node.inputs) > _PAST_KEY and node.inputs[_PAST_KEY] is not None,
         causal=bool(integer("causal", 1)),
         window=integer("local_window_size", -1),
@@ -219,7 +221,7 @@ def _of_node(node: Any) -> Attention:
 
 
 def _head_size(node: Any) -> int:
-    """d of an attention that does not say it: of its cache [B, G, P, d]."""
+    """The head size of an attention that does not say it: d of its cache [B, G, P, d]."""
     cache = node.inputs[_PAST_KEY] if len(node.inputs) > _PAST_KEY else None
     last = cache.shape[3] if cache is not None and cache.shape is not None else None
     if not isinstance(last, int):

@@ -26,7 +26,7 @@ _ATTENTIONS = {"Attention", "FlowKVAttention", "FlowQKVAttention", "GroupQueryAt
 _CPU_PROVIDER = "CPUExecutionProvider"
 _FOLDED_REASON = "ONNX Runtime computes it when the session is made, or merged it with others"
 _INLINED_REASON = "replaced by its definition, whose nodes run on ONNX Runtime's CPU provider"
-# Exporters number layers in the names of nodes: "/model/layers.3/attn", "/encoder/layer.3/", "/vision/blocks.3/", "/h.3/".
+# Exporters number layers in the names of nodes: "/model/layers.3/attn", "/encoder/layer.3/", "/blocks.3/", "/h.3/".
 _LAYER = re.compile(r"(?:^|[/._])(?:layers?|blocks?|h)[./_](\d+)(?=$|[/._])")
 
 
@@ -117,7 +117,7 @@ def layer_of(node: str) -> int | None:
 
 
 def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
-    """Nodes in groups, in order: "before", "layer 0" ..., "after". What is in no layer is before the last or after it."""
+    """Nodes in groups, in order: "before", "layer 0" .., "after". What is in no layer is before the last, or after."""
     layered = [number for number, node in enumerate(nodes) if node.layer is not None]
     last = layered[-1] if layered else len(nodes)
     groups: dict[int | None, list[Place]] = {}

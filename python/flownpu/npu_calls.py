@@ -44,7 +44,15 @@ if TYPE_CHECKING:
     from flownpu.aie.iron_compat import Program
     from flownpu.npu_decoder import Decoder
 
-__all__ = ["CHUNKS", "DEFAULT_CONTEXT", "Built", "DecoderCalls", "build_artifacts", "calls_of_decoder", "calls_of_model"]
+__all__ = [
+    "CHUNKS",
+    "DEFAULT_CONTEXT",
+    "Built",
+    "DecoderCalls",
+    "build_artifacts",
+    "calls_of_decoder",
+    "calls_of_model",
+]
 
 # Tokens of a chunk. GEMM's tiles have a fourth of them as rows, 64 at most (designs/gemm.py: what fills L1).
 CHUNKS = (64, 256)
@@ -288,9 +296,7 @@ def calls_of_model(model: Path, target: str, context: int, weights: str = "bf16"
     return calls_of_decoder(read_decoder(model), target, context, weights)[0]
 
 
-def calls_of_decoder(
-    decoder: Decoder, target: str, context: int, weights: str
-) -> tuple[list[ArtifactCall], list[str]]:
+def calls_of_decoder(decoder: Decoder, target: str, context: int, weights: str) -> tuple[list[ArtifactCall], list[str]]:
     """A decoder's calls, those of one token first, and what was left out: the sizes of chunks, and why.
 
     Raises:

@@ -10,10 +10,10 @@ A stage's tolerance comes from the arithmetic, measured on these tokens:
     tolerance = weights + roundings
 
 *weights*, if the source is a checkpoint that is not quantised, comes from what rounding a stage's weights to Q4NX does
-to the source's own output, from the same hidden states (the stage's *quantisation*). A model that `flownpu convert` made
-of this checkpoint, as its manifest says, has just these weights: its stages are compared with the source's rounded so,
-and nothing is allowed. Any other may have another format of 4 bits: 2 x the quantisation. One without a minimum has a
-step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times as long.
+to the source's own output, from the same hidden states (the stage's *quantisation*). A model that `flownpu convert`
+made of this checkpoint, as its manifest says, has just these weights: its stages are compared with the source's rounded
+so, and nothing is allowed. Any other may have another format of 4 bits: 2 x the quantisation. One without a minimum has
+a step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times as long.
 
 If the source has 4-bit weights, the model must have the same codes, and only scales were rounded, to bf16: the largest
 relative error r of a weight that rewriting the source's graph gives counts as r / u roundings for each of the 4
@@ -51,9 +51,9 @@ __all__ = ["PARAGRAPH", "Stage", "Verification", "tokens_of", "verify"]
 PARAGRAPH = (
     "The harbour was quiet before sunrise. A fisherman mended his nets by the light of a lamp, while gulls waited on "
     "the wall for what he would throw them. Later the market opened: bread, apples, cheese from the hills, and more "
-    "noise than anyone needed. A child asked why ships of iron float. Because they are mostly air, said her mother, and "
-    "air is lighter than water. The child thought about it, looked at the anchor, and asked why that one did not. By "
-    "noon the wind had turned to the west, as the forecast had said, and the first boats came home."
+    "noise than anyone needed. A child asked why ships of iron float. Because they are mostly air, said her mother, "
+    "and air is lighter than water. The child thought about it, looked at the anchor, and asked why that one did not. "
+    "By noon the wind had turned to the west, as the forecast had said, and the first boats came home."
 )
 _SAME_STEP = 2.0  # see the module
 _LAYER_ROUNDINGS, _LAYER_PRODUCTS = 6, 4
@@ -158,8 +158,7 @@ def verify(
     whole = GraphRun(file, head_size, options).run(tokens)
     if [state.shape for state in whole.hidden] != [state.shape for state in of_source.run.hidden]:
         raise FlowNPUError(
-            f"{source} has {len(of_source.run.hidden) - 1} layers of {of_source.run.hidden[0].shape[1]} numbers a token, "
-            f"{model} {len(whole.hidden) - 1} of {whole.hidden[0].shape[1]}: they are not the same model"
+            f"{source} has {_sizes(of_source.run)}, {model} {_sizes(whole)}: they are not the same model"
         )
     report("running each layer by itself")
     forced = GraphRun(file, head_size, options, forced=True)
@@ -197,7 +196,9 @@ def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    return not (folder / "genai_config.json").is_file() and (folder / "config.json").is_file()
+    # An optimum export has its config.json too.
+    graph = any((folder / name).is_file() for name in ("genai_config.json", "model.onnx"))
+    return not graph and (folder / "config.json").is_file()
 
 
 @dataclass(frozen=True)
@@ -226,14 +227,16 @@ def _is_made_of(folder: Path, checkpoint: Path) -> bool:
     manifest = folder / MANIFEST
     source = read_json(manifest)["source"] if manifest.is_file() else {}
     files = {name: file["sha256"] for name, file in source.get("files", {}).items() if name.endswith(".safetensors")}
-    if source.get("kind") != "huggingface" or not files or "quantization_config" in read_json(checkpoint / "config.json"):
+    if (
+        source.get("kind") != "huggingface"
+        or not files
+        or "quantization_config" in read_json(checkpoint / "config.json")
+    ):
         return False
     return all((checkpoint / name).is_file() and sha256(checkpoint / name) == found for name, found in files.items())
 
 
-def _of_checkpoint(
-    folder: Path, tokens: NDArray[np.int64], report: Callable[[str], None], *, made_of: bool
-) -> _Source:
+def _of_checkpoint(folder: Path, tokens: NDArray[np.int64], report: Callable[[str], None], *, made_of: bool) -> _Source:
     checkpoint = Checkpoint(folder)
     run = checkpoint.run(tokens)
     report("quantising the source's weights")
@@ -242,7 +245,9 @@ def _of_checkpoint(
     if made_of:
         basis = "the model was made of this checkpoint: compared with it after its weights are rounded to Q4NX alike"
         return _Source(run, rounded, errors, [0.0] * len(errors), 0.0, f"{basis}; roundings of activations are allowed")
-    basis = "the source is not quantised: 2 x what rounding its weights to Q4NX does to it, and roundings of activations"
+    basis = (
+        "the source is not quantised: 2 x what rounding its weights to Q4NX does to it, and roundings of activations"
+    )
     return _Source(run, _outputs(run), errors, [_SAME_STEP * error for error in errors], 0.0, basis)
 
 
@@ -251,8 +256,8 @@ def _of_graph(folder: Path, tokens: NDArray[np.int64]) -> _Source:
     graph = GraphRun(file, int(settings.get("decoder", {}).get("head_size", 0)), None)
     if not graph.quantised:
         raise FlowNPUError(
-            f"{folder}: its weights are floats, and what they may become has no bound without them: give the checkpoint "
-            "that it was exported from"
+            f"{folder}: its weights are floats, and how far others may be from them is told of a checkpoint only: "
+            "give the one that it was exported from"
         )
     outputs = _outputs(run := graph.run(tokens))
     largest = _scale_rounding(file)
@@ -260,6 +265,10 @@ def _of_graph(folder: Path, tokens: NDArray[np.int64]) -> _Source:
     if largest:
         basis += f", and of scales to bf16, which move its weights by {100 * largest:.2f} % at most"
     return _Source(run, outputs, [None] * len(outputs), [0.0] * len(outputs), largest, basis)
+
+
+def _sizes(run: Run) -> str:
+    return f"{len(run.hidden) - 1} layers of {run.hidden[0].shape[1]} numbers a token"
 
 
 def _outputs(run: Run) -> list[Floats]:

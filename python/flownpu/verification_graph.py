@@ -77,6 +77,10 @@ class DecoderGraph:
                 node.attributes["accuracy_level"] = self._ir.AttrInt64("accuracy_level", 1)
             elif node in attentions:  # a cache that begins empty grows
                 node.attributes["sliding_window_cache"] = self._ir.AttrInt64("sliding_window_cache", 0)
+        # ONNX Runtime takes equal names of capacities for equal sizes, and would write a grown cache over an empty one.
+        for value in (*graph.inputs, *graph.outputs):
+            if value.shape is not None and len(value.shape) == 4:
+                value.shape = self._ir.Shape([*value.shape[:2], None, value.shape[3]])
         self._keep_all_tokens(last)
         self.hidden = [self._expose(norm, size) for norm in self._norms]
 

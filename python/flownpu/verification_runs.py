@@ -27,7 +27,12 @@ __all__ = ["Checkpoint", "GraphRun", "Run", "relative_error"]
 
 # ONNX's number of bfloat16, and how numpy holds its bits.
 _BFLOAT16 = 16
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 # Rows of the LM head that are quantised at once: 64 MB of 2048 columns.
 _ROWS = 8192
 
@@ -69,9 +74,7 @@ class GraphRun:
         RuntimeError: ONNX Runtime or the provider refuses the model or an option.
     """
 
-    def __init__(
-        self, path: Path, head_size: int, options: Mapping[str, str] | None, *, forced: bool = False
-    ) -> None:
+    def __init__(self, path: Path, head_size: int, options: Mapping[str, str] | None, *, forced: bool = False) -> None:
         self._onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu verify")
         graph = DecoderGraph(path)
         self.quantised, self._hidden, self._head_size = graph.quantised, graph.hidden, head_size
@@ -93,7 +96,12 @@ class GraphRun:
         self._session = self._onnxruntime.InferenceSession(graph.proto(), session_options, providers=providers)
 
     def run(self, tokens: Tokens, hidden: Sequence[Floats] = ()) -> Run:
-        """Runs the decoder on a prompt int64 [S], each layer from its `hidden` if it is forced."""
+        """Runs the decoder on a prompt int64 [S], each layer from its `hidden` if it is forced.
+
+        Raises:
+            FlowNPUError: the model has no such tokens.
+        """
+        _check_tokens(tokens, next(value for value in self._session.get_outputs() if value.name == "logits").shape[-1])
         given = {hidden_input(layer): state[None] for layer, state in enumerate(hidden)}
         feeds = {value.name: self._feed(value, tokens, given) for value in self._session.get_inputs()}
         outputs = self._session.run_with_ort_values([*self._hidden, "logits"], feeds)
@@ -133,6 +141,7 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self._torch = require("torch", extra="verify", purpose="flownpu verify against a checkpoint")
         transformers = require("transformers", extra="verify", purpose="flownpu verify against a checkpoint")
+        transformers.utils.logging.disable_progress_bar()  # stderr is the command's
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=self._torch.float32, attn_implementation="eager"
         ).eval()
@@ -140,16 +149,19 @@ class Checkpoint:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def run(self, tokens: Tokens) -> Run:
-        """Runs the decoder on a prompt int64 [S]."""
+        """Runs the decoder on a prompt int64 [S].
+
+        Raises:
+            FlowNPUError: the checkpoint has no such tokens.
+        """
+        _check_tokens(tokens, self._model.get_input_embeddings().num_embeddings)
         torch, decoder = self._torch, self._decoder
         self._calls = []
 
         def note(_module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             self._calls.append((arguments, keywords))
 
-        hooks = [
-            module.register_forward_pre_hook(note, with_kwargs=True) for module in (*decoder.layers, decoder.norm)
-        ]
+        hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in (*decoder.layers, decoder.norm)]
         try:
             with torch.no_grad():
                 logits = self._model(input_ids=torch.from_numpy(tokens[None]), use_cache=False).logits
@@ -162,7 +174,7 @@ class Checkpoint:
     def rounded_outputs(self, tokens: Tokens, run: Run) -> Run:
         """What the embedding, each layer and the head yield with their weights rounded to Q4NX.
 
-        Each starts from what it started from in `run`, which must be the last that was made; so the states are no run's.
+        Each starts from what it started from in `run`, the last that was made; so the states are no run's.
         """
         torch = self._torch
         rows = self._model.get_input_embeddings().weight.detach().numpy()[tokens]
@@ -187,6 +199,15 @@ class Checkpoint:
         logits: Floats = np.concatenate(parts, axis=-1)
         cap = getattr(self._model.config.get_text_config(), "final_logit_softcapping", None)
         return logits if cap is None else (cap * np.tanh(logits / cap)).astype(np.float32)
+
+
+def _check_tokens(tokens: Tokens, vocabulary: int | str | None) -> None:
+    """Raises FlowNPUError unless all tokens are in a vocabulary of that size; a graph may not say it."""
+    if isinstance(vocabulary, int) and tokens.max() >= vocabulary:
+        raise FlowNPUError(
+            f"the tokenizer.json beside the model gives token {tokens.max()}, and there are {vocabulary}: it is that of "
+            "another model"
+        )
 
 
 def _first(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from flownpu.convert import ConversionError, convert
 from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING, FLOAT32_ROUNDING, Array
 from flownpu.ops import q4nx
-from tests.rewrites.optimum_export import DECODER, DECODERS, ENCODER, NEW_TOKENS, TASKS, WINDOW, call
+from tests.rewrites.optimum_export import DECODER, DECODERS, ENCODER, NEW_TOKENS, TASKS, WINDOW, call, family
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ BFLOAT16_TOLERANCE = PRODUCTS * BFLOAT16_ROUNDING
 
 # What stays with ONNX Runtime, and why: the CPU device has no kernels for these.
 MASKS = {"And", "Cast", "Concat", "Equal", "Expand", "Flatten", "Greater", "LessOrEqual", "Range", "Transpose", "Where"}
-LEFT = {
+LEFT: dict[str, set[str]] = {
     **dict.fromkeys(DECODERS, MASKS),  # masks and positions, computed from sizes and attention_mask
     "bert": {"Cast", "Concat", "Equal", "Expand", "Where", "LayerNormalization"},  # the mask; norms with a mean
     # and the classifier of 2 rows, less than a block of Q4NX
@@ -162,7 +162,7 @@ def test_every_attention_is_folded(name: str, folded: dict[str, Path]) -> None:
     assert windows == ([WINDOW, -1] if name.startswith("gemma") else [-1] * layers)
     # All that a rule saw and left; token_type_ids have 2 rows, and so has a classifier.
     small = {"bert": {"embedding"}, "bert-classification": {"embedding", "projection"}, "vit": {"projection"}}
-    assert {miss["rule"] for miss in rewrites["misses"]} == small.get(name, set())
+    assert {miss["rule"] for miss in rewrites["misses"]} == small.get(family(name), set())
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -187,7 +187,7 @@ def test_same_outputs_on_the_cpu_device(
         outputs = [_valid(expected, session.run(None, feeds), feeds) for session in (expected, found)]
         _check_close(*outputs, tolerance=BFLOAT16_TOLERANCE)
     left = {node["op_type"] for node in json.loads(placement.read_text())["left"]}
-    assert left <= LEFT[name]
+    assert left <= LEFT[family(name)]
 
 
 @pytest.fixture(scope="module")

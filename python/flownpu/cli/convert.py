@@ -50,7 +50,8 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SRC", help="A Hugging Face checkpoint folder, a GGUF file, or an ORT GenAI model folder."
+            metavar="SRC",
+            help="A Hugging Face checkpoint folder, a GGUF file, an ORT GenAI model folder, or an optimum export.",
         ),
     ],
     output: Output,
@@ -60,7 +61,7 @@ def convert(
     context_length: ContextLength = None,
     force: Force = False,
 ) -> None:
-    """Convert a checkpoint, a GGUF file or a GenAI model into a folder that ORT GenAI runs on FlowNPU.
+    """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
     Weights become Q4NX (4 bits and a scale and a minimum for each 32); those of AWQ, GPTQ, Q4_0 and Q4_1 keep their
     codes, and a line says what was quantised again. The folder appears when it is complete: an
@@ -78,7 +79,9 @@ def convert(
             force=force,
             progress=report,
         )
-    print_made(output, f'flownpu run {output} -p "some text"')
+    runs = (output / "genai_config.json").is_file()
+    # optimum runs what it exported.
+    print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
 
 
 def print_made(output: Path, command: str) -> None:

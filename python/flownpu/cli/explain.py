@@ -96,7 +96,7 @@ def _print_nodes(explanation: "Explanation") -> None:
 
 def _print_attentions(explanation: "Explanation") -> None:
     """A row for blocks that are alike."""
-    alike: dict[tuple[str, ...], list[Attention]] = {}
+    alike: dict[tuple[str, str, str, str, str], list[Attention]] = {}
     for attention in explanation.attentions:
         window = "all" if attention.window < 0 else str(attention.window)
         heads = f"{attention.heads} heads, {attention.kv_heads} KV, d {attention.head_size}" if attention.kind else ""
@@ -118,7 +118,7 @@ def _folding(attention: "Attention") -> tuple[str, str]:
 
 
 def _layers(attentions: "list[Attention]") -> str:
-    """ "0-4, 6", or the first nodes' names."""
+    """Layers such as "0-4, 6", or the first nodes' names."""
     numbers = [attention.layer for attention in attentions]
     layers = [number for number in numbers if number is not None]
     if len(layers) < len(numbers):

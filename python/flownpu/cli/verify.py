@@ -102,7 +102,7 @@ def _print(found: "Verification", first: "Stage | None") -> None:
             f"{100 * first.tolerance:.2f} %"
         )
         if all(stage.diverges for stage in found.stages):
-            _line("Every stage diverges: the two are not one model, or were quantised apart; compare with their checkpoint")
+            _line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
 
 
 def _line(text: str) -> None:

@@ -152,7 +152,7 @@ class run_impl {
   std::int64_t watchdog_ = 0;
   bool hung_ = false;
   bool lost_ = false;
-  bool told_ = false;  // the buffers, that it hangs
+  bool told_ = false;   // the buffers, that it hangs
   int hung_since_ = 0;  // watchdog_rounds()
   // While it is under way.
   std::vector<Pointer> used_;

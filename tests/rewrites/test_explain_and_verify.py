@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu explain` and `flownpu verify` of what real exporters write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.cli import main
+from flownpu.convert import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra verify")
+
+NAMES = ["gemma3", "llama", "qwen3", "topics"]
+
+
+def document(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
+    capfd.readouterr()
+    code = main([*map(str, arguments), "--json"])
+    captured = capfd.readouterr()
+    assert captured.out, captured.err
+    return code, json.loads(captured.out)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_genais_builder_writes_runs_whole_and_converts_whole(
+    exports: dict[str, Path], capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    code, found = document(capfd, "explain", exports[name], "--device", "cpu", "--bandwidth", 10)
+    assert (code, found["source"]) == (0, "genai")
+    assert set(found["placement"]["counts"]) <= {"flownpu", "folded"}
+    assert found["misses"] == []
+    layers = json.loads((exports[name] / "genai_config.json").read_text())["model"]["decoder"]["num_hidden_layers"]
+    assert [attention["layer"] for attention in found["attentions"]] == list(range(layers))
+    assert {attention["prompt_level"] for attention in found["attentions"]} == {3}
+
+
+def test_an_optimum_export_says_what_is_left_where(
+    optimum_exports: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
+    assert (code, found["source"]) == (0, "plain")
+    left = [node for node in found["placement"]["nodes"] if node["place"] == "cpu"]
+    assert all(node["reason"] for node in left)
+    assert {"MatMul", "Softmax"} <= {node["operator"] for node in left}
+    assert {attention["kind"] for attention in found["attentions"]} == {"MHA"}
+    assert any("less than 32" in miss["reason"] for miss in found["misses"])  # token types are two
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_export_is_its_source(
+    exports: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    convert(exports[name], tmp_path / "model")
+    code, found = document(capfd, "verify", tmp_path / "model", "--against", exports[name], "--device", "cpu")
+    assert code == 0
+    assert found["first_divergence"] is None
+    assert all(np.isfinite(stage["tolerance"]) and stage["tolerance"] < 0.2 for stage in found["stages"])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3"])
+def test_a_folded_export_computes_what_its_definitions_do(
+    folded: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = shutil.copytree(folded[name], tmp_path / "model")
+    letters = tokenizers.models.WordLevel({chr(97 + i): 5 + i for i in range(26)} | {"?": 3}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(letters)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    # The masks that the export makes are the CPU provider's.
+    arguments = ("--device", "cpu", "--option", "on_unsupported=cpu")
+    code, found = document(capfd, "verify", folder, "--against", folder, *arguments)
+    assert code == 0
+    assert found["tokens"] == 256
+    assert len(found["stages"]) == 2 + 3
+
+
+def test_an_export_of_another_model_diverges_everywhere(
+    exports: dict[str, Path], model_of_other_codes: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, found = document(capfd, "verify", model_of_other_codes, "--against", exports["topics"], "--device", "cpu")
+    assert code == 1
+    assert all(stage["diverges"] for stage in found["stages"])
+
+
+@pytest.fixture
+def model_of_other_codes(exports: dict[str, Path], tmp_path: Path) -> Path:
+    """The checkpoint that `topics` was exported from, quantised by FlowNPU: with minima, where the builder has none."""
+    from tests.rewrites.conftest import TOPICS
+
+    assert exports["topics"].is_dir()
+    convert(TOPICS, tmp_path / "other")
+    return tmp_path / "other"

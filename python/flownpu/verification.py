@@ -16,14 +16,15 @@ so, and nothing is allowed. Any other may have another format of 4 bits: 2 x the
 a step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times as long.
 
 If the source has 4-bit weights, the model must have the same codes, and only scales were rounded, to bf16: the largest
-relative error r of a weight that rewriting the source's graph gives counts as r / u roundings for each of the 4
-products in turn (query, key and value; output; gate and up; down), for W (x + dx) and (W + dW) x are wrong alike.
+relative error r of a weight that rewriting the source's graph gives counts as r / m roundings for each of the 4
+products in turn (query, key and value; output; gate and up; down), for W (x + dx) and (W + dW) x are wrong
+alike; m is by how much the inputs below are moved.
 
 *roundings*: the products' operands are rounded, each at most by u (bf16: 2^-8 of itself; int8: 1/254 of the largest of
 a group of 32). How much one rounding moves a stage is measured: its input is moved by random amounts of up to u, and
-the change of its output taken. A layer has 6 in turn: of the input of each of its 4 products, of keys and values, and
-of probabilities or queries; their errors are added up as if they had one direction. The head has 1. The embedding has
-none; u of it is allowed for the scale.
+the change of its output taken. A product has 2: of its input, and of its weights after they were dequantised. A layer
+has 4 products in turn, and 2 more roundings: of keys and values, and of queries or probabilities. Their errors are
+added up as if they had one direction. The head has 1 product. The embedding has none; u of it is allowed for its scale.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ PARAGRAPH = (
     "By noon the wind had turned to the west, as the forecast had said, and the first boats came home."
 )
 _SAME_STEP = 2.0  # see the module
-_LAYER_ROUNDINGS, _LAYER_PRODUCTS = 6, 4
+_PRODUCT_ROUNDINGS, _ATTENTION_ROUNDINGS, _LAYER_PRODUCTS = 2, 2, 4
 _BFLOAT16, _INT8, _INT8_GROUP = 2.0**-8, 1 / 254, 32
 
 
@@ -164,14 +165,15 @@ def verify(
     forced = GraphRun(file, head_size, options, forced=True)
     alone = forced.run(tokens, of_source.run.hidden)
     rounding = _INT8 if (options or {}).get("activations") == "int8" else _BFLOAT16
-    moved = forced.run(tokens, [_moved(state, rounding) for state in of_source.run.hidden])
+    states = [_moved(state, rounding) for state in of_source.run.hidden]
+    moved = _Moved(forced.run(tokens, states), relative_error(states[0], of_source.run.hidden[0]), rounding)
     return Verification(
         model=str(model),
         source=str(source),
         basis=of_source.basis,
         tokens=len(tokens),
         **_distributions(whole.logits, of_source.run.logits, tokens),
-        stages=tuple(_stages(of_source, whole, alone, moved, rounding)),
+        stages=tuple(_stages(of_source, whole, alone, moved)),
     )
 
 
@@ -296,6 +298,15 @@ def _scale_rounding(file: Path) -> float:
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Moved:
+    """A forced run from hidden states that were moved: what it yields, by how much they were, and u."""
+
+    run: Run
+    amount: float
+    rounding: float
+
+
 def _moved(state: Floats, rounding: float) -> Floats:
     """Hidden states [S, D], each number moved by a random part of what rounding it may."""
     amounts = np.random.default_rng(0).uniform(-rounding, rounding, state.shape).astype(np.float32)
@@ -306,21 +317,22 @@ def _moved(state: Floats, rounding: float) -> Floats:
     return state + amounts * largest
 
 
-def _stages(source: _Source, whole: Run, alone: Run, moved: Run, rounding: float) -> list[Stage]:
+def _stages(source: _Source, whole: Run, alone: Run, moved: _Moved) -> list[Stage]:
     layers = len(source.run.hidden) - 1
     names = ["embedding", *(f"layer {layer}" for layer in range(layers)), "head"]
-    runs = [_outputs(run) for run in (whole, source.run, alone, moved)]
+    runs = [_outputs(run) for run in (whole, source.run, alone, moved.run)]
     stages = []
     for name, expected, quantisation, of_weights, *outputs in zip(
         names, source.outputs, source.quantisation, source.from_weights, *runs, strict=True
     ):
         in_whole, exact, own, shifted = outputs
         if name == "embedding":
-            from_roundings, weights_at_once = rounding, source.weight_rounding
+            from_roundings, weights_at_once = moved.rounding, source.weight_rounding
         else:
             one = relative_error(shifted, own)  # what one rounding does
-            roundings, products = (1, 1) if name == "head" else (_LAYER_ROUNDINGS, _LAYER_PRODUCTS)
-            from_roundings, weights_at_once = roundings * one, products * one * source.weight_rounding / _BFLOAT16
+            products, others = (1, 0) if name == "head" else (_LAYER_PRODUCTS, _ATTENTION_ROUNDINGS)
+            from_roundings = (_PRODUCT_ROUNDINGS * products + others) * one
+            weights_at_once = products * one * source.weight_rounding / moved.amount
         from_weights = of_weights + weights_at_once
         error, accumulated = relative_error(own, expected), relative_error(in_whole, exact)
         tolerance = from_weights + from_roundings

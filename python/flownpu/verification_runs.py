@@ -205,7 +205,7 @@ def _check_tokens(tokens: Tokens, vocabulary: int | str | None) -> None:
     """Raises FlowNPUError unless all tokens are in a vocabulary of that size; a graph may not say it."""
     if isinstance(vocabulary, int) and tokens.max() >= vocabulary:
         raise FlowNPUError(
-            f"the tokenizer.json beside the model gives token {tokens.max()}, and there are {vocabulary}: it is that of "
+            f"the tokenizer.json beside the model gives token {tokens.max()}, and there are {vocabulary}: it is of "
             "another model"
         )
 

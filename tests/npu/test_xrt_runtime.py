@@ -7,6 +7,7 @@ Every test ends with no object of XRT alive, and with nothing done that XRT or t
 import errno
 import faulthandler
 import gc
+import os
 import re
 import shutil
 import subprocess
@@ -411,7 +412,10 @@ def open_elsewhere(plugin, **environment):
     """What a process says that has no double."""
     done = subprocess.run(
         [sys.executable, "-c", OPEN.format(str(plugin))],
-        env=environment | {"PYTHONPATH": ".", "FLOWNPU_TESTING_DIR": str(BUILT.resolve())},
+        # What a sanitizer needs (Makefile) stays; the rest is bare.
+        env={name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
+        | environment
+        | {"PYTHONPATH": ".", "FLOWNPU_TESTING_DIR": str(BUILT.resolve())},
         capture_output=True,
         text=True,
         check=False,

@@ -69,10 +69,8 @@ void flow_qkv_attention(Graph& graph) {
     const std::int64_t d = head_size(node);
     std::vector<Value> inputs;
     inputs.reserve(kSharedInputs + kNormWeights.size());
-    for (std::size_t i = 0; i < kSharedInputs; ++i)
-      inputs.push_back(node.input(i) == nullptr ? Value{} : *node.input(i));
-    for (const std::size_t i : kNormWeights)
-      inputs.push_back(node.input(i) == nullptr ? Value{} : *node.input(i));
+    for (std::size_t i = 0; i < kSharedInputs; ++i) inputs.push_back(input_or_none(node, i));
+    for (const std::size_t i : kNormWeights) inputs.push_back(input_or_none(node, i));
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);

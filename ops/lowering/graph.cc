@@ -71,6 +71,11 @@ std::vector<Node> Graph::take() {
   return kept;
 }
 
+Value input_or_none(const Node& node, std::size_t index) {
+  const Value* value = node.input(index);
+  return value == nullptr ? Value{} : *value;
+}
+
 std::vector<std::int64_t> constant_integers(const Value* value) {
   if (value == nullptr || value->constant == nullptr || !value->shape) return {};
   const auto count = static_cast<std::size_t>(value->shape->elements());

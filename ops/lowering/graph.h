@@ -46,6 +46,9 @@ class Graph {
   std::unordered_map<std::string_view, std::size_t> readers_;
 };
 
+// The input, or a value without a name where it is absent.
+Value input_or_none(const Node& node, std::size_t index);
+
 // The constant's integers (int64 or int32), or none if it is no such constant.
 std::vector<std::int64_t> constant_integers(const Value* value);
 

@@ -13,11 +13,6 @@ namespace {
 
 enum Input : std::uint8_t { kCodes, kIndices, kScales, kZeroPoints };
 
-Value input_or_none(const Node& node, std::size_t index) {
-  const Value* value = node.input(index);
-  return value == nullptr ? Value{} : *value;
-}
-
 // The table whose scales are [M, K / block_size].
 QuantizedWeight weight_of(const Node& node, const Value& codes) {
   QuantizedWeight weight{.codes = codes,

@@ -12,11 +12,6 @@ namespace {
 
 enum Input : std::uint8_t { kX, kCodes, kScales, kZeroPoints, kGroupIndex, kBias };
 
-Value input_or_none(const Node& node, std::size_t index) {
-  const Value* value = node.input(index);
-  return value == nullptr ? Value{} : *value;
-}
-
 QuantizedWeight weight_of(const Node& node) {
   return {.codes = input_or_none(node, kCodes),
           .scales = input_or_none(node, kScales),

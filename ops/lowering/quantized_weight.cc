@@ -183,14 +183,11 @@ Value RepackedWeights::join(const std::vector<const Value*>& parts) {
 }
 
 void RepackedWeights::make(std::vector<Node>& nodes) const {
-  struct Made {
-    std::shared_ptr<std::byte[]> bytes;
-  };
   struct Piece {
     const QuantizedWeight* weight;
     std::byte* bytes;
   };
-  std::unordered_map<std::string, Made> made;
+  std::unordered_map<std::string, std::shared_ptr<std::byte[]>> made;
   std::vector<Piece> pieces;
   for (Node& node : nodes) {
     for (Value& value : node.inputs) {
@@ -199,16 +196,16 @@ void RepackedWeights::make(std::vector<Node>& nodes) const {
       const auto [entry, is_new] = made.try_emplace(value.name);
       if (is_new) {
         // Not initialised: pack() writes all of it.
-        entry->second.bytes = std::make_shared_for_overwrite<std::byte[]>(
+        entry->second = std::make_shared_for_overwrite<std::byte[]>(
             static_cast<std::size_t>(elements_of(value)));
-        std::byte* bytes = entry->second.bytes.get();
+        std::byte* bytes = entry->second.get();
         for (const QuantizedWeight& weight : found->second) {
           pieces.push_back({&weight, bytes});
           bytes += packed_bytes(weight);
         }
       }
-      value.constant = entry->second.bytes.get();
-      value.owner = entry->second.bytes;
+      value.constant = entry->second.get();
+      value.owner = entry->second;
     }
   }
   // The largest first, so that the cores end together.

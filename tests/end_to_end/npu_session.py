@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from errno import EACCES, EINVAL, ENODEV, ENOMEM
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from tests.convert.test_numbers import StockDecoder
 from tests.npu.xrt import Double
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
-ECANCELED, ENODEV, EACCES, ENOMEM, EINVAL = 125, 19, 13, 12, 22
 ERROR = 5  # a state of a command (ert.h)
 
 

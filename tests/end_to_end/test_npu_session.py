@@ -94,7 +94,14 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
     assert "on_unsupported=cpu" in found["errors"][0]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("no device", "NPU"), ("permission", "render"), ("memory", "buffer")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no device", "XRT finds no NPU"),
+        ("permission", "sudo usermod -aG render"),
+        ("memory", "Cannot allocate memory"),
+    ],
+)
 def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:
     assert "FlowNPU" in sessions[name]["refused"]
     assert reason in sessions[name]["refused"]

@@ -130,6 +130,7 @@ std::size_t Program::Planner::add(PlannedValue value) {
     value.sliced = true;
     if (value.home == Home::kInput || value.home == Home::kOutput) program_.cut_.push_back(index);
   }
+  if (schedule_.blocks.contains(value.name)) program_.blocks_.push_back(index);
   program_.values_.push_back(std::move(value));
   return index;
 }

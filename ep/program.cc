@@ -103,7 +103,7 @@ void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* obse
   const Shape* prompt = prompt_shape(workspace);
   const std::int64_t tokens = prompt == nullptr ? 0 : (*prompt)[1];
   const std::int64_t at_once = tokens > 1 ? device_->tokens_at_once((*prompt)[0]) : 0;
-  if (next_slice(tokens, at_once) == tokens) {
+  if (slice_end(workspace, 0, tokens, at_once) == tokens) {
     run_steps(slices_begin_, slices_end_, workspace, io, observer);
     return;
   }
@@ -111,13 +111,25 @@ void Program::run_slices(Workspace& workspace, ProgramIo& io, StepObserver* obse
   workspace.slice.tokens = tokens;
   for (std::int64_t first = 0; first < tokens; first += workspace.slice_tokens) {
     workspace.slice.first = first;
-    workspace.slice_tokens = next_slice(tokens - first, at_once);
+    workspace.slice_tokens = slice_end(workspace, first, tokens, at_once) - first;
     cut_inputs(workspace);
     run_steps(slices_begin_, slices_end_, workspace, io, observer);
     join_outputs(workspace);
   }
   workspace.slice = {};
   for (std::size_t i = 0; i < cut_.size(); ++i) workspace.tensors[cut_[i]] = workspace.wholes[i];
+}
+
+// Where the slice from `first` on ends: as many tokens as the device likes best, and those that the
+// last block needs.
+std::int64_t Program::slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
+                                std::int64_t at_once) const {
+  std::int64_t end = first + next_slice(tokens - first, at_once);
+  for (std::int64_t before = 0; before != end;) {
+    before = end;
+    for (const std::size_t value : blocks_) end = after_blocks(workspace.tensors[value], end);
+  }
+  return tokens - end < at_once / 4 ? tokens : end;
 }
 
 // [batch, tokens, ..] of the sliced inputs. Null if there are none, or if they do not agree: then

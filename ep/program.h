@@ -99,6 +99,8 @@ class Program {
   Workspace make_workspace(ProgramIo& io) const;
   void run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const;
   const Shape* prompt_shape(const Workspace& workspace) const;
+  std::int64_t slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
+                         std::int64_t at_once) const;
   void cut_inputs(Workspace& workspace) const;
   void join_outputs(const Workspace& workspace) const;
   void run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
@@ -116,10 +118,12 @@ class Program {
   std::vector<PlannedValue> values_;
   std::vector<PlannedStep> steps_;
   std::size_t slots_ = 0;
-  // The steps that are run slice by slice, and the sliced inputs and outputs of the program.
+  // The steps that are run slice by slice, the sliced inputs and outputs of the program, and the
+  // values that tell where slices may be cut.
   std::size_t slices_begin_ = 0;
   std::size_t slices_end_ = 0;
   std::vector<std::size_t> cut_;
+  std::vector<std::size_t> blocks_;
   std::string why_whole_;
   mutable std::mutex mutex_;
   // Has room for all workspaces there are, so that giving one back cannot fail.

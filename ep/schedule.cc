@@ -132,6 +132,12 @@ class Slicer {
     schedule.order.insert(schedule.order.end(), slices.begin(), slices.end());
     schedule.order.insert(schedule.order.end(), after.begin(), after.end());
     schedule.sliced = std::move(sliced_);
+    for (const std::size_t i : slices) {
+      for (const std::size_t input : slicings_[i].blocks) {
+        const Value* value = nodes_[i].input(input);
+        if (value != nullptr) schedule.blocks.insert(value->name);
+      }
+    }
     return schedule;
   }
 

@@ -26,6 +26,8 @@ struct Schedule {
   std::size_t end = 0;
   // Names of the values that are sliced; the inputs of the program among them are cut.
   std::unordered_set<std::string> sliced;
+  // Names of the values that tell where slices may be cut (Slicing::blocks).
+  std::unordered_set<std::string> blocks;
   // Why no step is run in slices; empty if some are.
   std::string reason;
 };

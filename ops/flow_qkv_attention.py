@@ -7,10 +7,15 @@ For a query head h, with keys and values k, v of its group floor(h G / H), posit
     o_p = sum_j exp(s(p, j) - max_j s(p, j)) v_j / sum_j exp(s(p, j) - max_j s(p, j))
                                                                            (Gemma3 on NPU, equations 6 to 12)
 
-over the keys j <= p (causal) with j > p - local_window_size (SWA; -1: all), or all keys (causal = 0: NCA). Before that,
-with norm weights, every head of q and k is RMS-normalised; with do_rotary, rotated by its position. New keys and values
-are rounded to the cache's type before anything reads them, so that the result does not depend on how a prompt was split
-into calls.
+over the keys j <= p or in p's block (causal), with j > p - local_window_size (SWA; -1: all), or all keys (causal = 0:
+NCA). Before that, with norm weights, every head of q and k is RMS-normalised; with do_rotary, rotated by its position.
+New keys and values are rounded to the cache's type before anything reads them, so that the result does not depend on
+how a prompt was split into calls.
+
+A block is a run of this call's tokens that see one another in both directions, as those of a picture do. A window hides
+what lies behind it from them as from all others: window and (causal or same block), which is what transformers gives
+Gemma3's sliding layers. Tokens of earlier calls and padding are in no block: where a block is cut into calls, its first
+part does not see the second.
 
 Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
     query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
@@ -20,6 +25,8 @@ Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads
     cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional
     attention_bias float32 [B or 1, H or 1, S, T], optional
     q_norm_weight, k_norm_weight float32 [d], optional, only together
+    bidirectional_blocks int32 [B, S], optional: the number of each token's block, above 0 and growing from one block to
+        the next in a row; others are in none. Changes nothing where S = 1 or causal = 0.
 Outputs:
     output float32 [B, S, H d]
     present_key, present_value [B, G, max(P, T), d], in past's type, float32 without past. With sliding_window_cache
@@ -41,6 +48,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from flownpu.ops.flow_qkv_attention_body import body
 from flownpu.ops.onnx_function import build, has_input, integer, positive, require_inputs
 
 if TYPE_CHECKING:
@@ -64,6 +72,7 @@ INPUTS = (
     "attention_bias",
     "q_norm_weight",
     "k_norm_weight",
+    "bidirectional_blocks",
 )
 OUTPUTS = ("output", "present_key", "present_value")
 ATTRIBUTES = (
@@ -90,107 +99,6 @@ PAIRS = (
 )
 # Attributes that choose a variant, and their defaults.
 MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0}
-
-# The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
-_SHAPES = """
-    minus_one = Constant <value_ints = [-1]> ()
-    zero = Constant <value_ints = [0]> ()
-    num_heads_scalar = Constant <value_int: int = @num_heads> ()
-    kv_num_heads_scalar = Constant <value_int: int = @kv_num_heads> ()
-    head_size_scalar = Constant <value_int: int = @head_size> ()
-    query_heads = Reshape (num_heads_scalar, minus_one)
-    kv_heads = Reshape (kv_num_heads_scalar, minus_one)
-    channels = Reshape (head_size_scalar, minus_one)
-    tokens = Constant <value_ints = [{tokens}]> ()
-    by_head = Concat <axis = 0> (zero, tokens, minus_one, channels)
-    by_token = Concat <axis = 0> (zero, tokens, minus_one)
-"""
-_PACKED = """
-    all_heads = Reshape (query, by_head)
-    split = Concat <axis = 0> (query_heads, kv_heads, kv_heads)
-    q0, k0, v0 = Split <axis = 2> (all_heads, split)
-"""
-_SEPARATE = """
-    q0 = Reshape (query, by_head)
-    k0 = Reshape (key, by_head)
-    v0 = Reshape (value, by_head)
-"""
-# ONNX Runtime 1.31.1 crashes on a SimplifiedLayerNormalization in a function if stash_type is left to its default.
-_NORM = """
-    q1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (q0, q_norm_weight)
-    k1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (k0, k_norm_weight)
-"""
-_NO_NORM = """
-    q1 = Identity (q0)
-    k1 = Identity (k0)
-"""
-_FLAT = """
-    q2 = Reshape (q1, by_token)
-    k2 = Reshape (k1, by_token)
-    v2 = Reshape (v0, by_token)
-    new64 = Shape <start = 1, end = 2> (q2)
-    new = Cast <to = 6> (new64)
-"""
-_LENGTHS = """
-    lengths = Reshape (seqlens_k, minus_one)
-    total = Reshape (total_sequence_length, minus_one)
-"""
-_NO_LENGTHS = """
-    batch = Shape <start = 0, end = 1> (q2)
-    one = Constant <value = int32 {1}> ()
-    last = Sub (new, one)
-    lengths = Expand (last, batch)
-    total = Identity (new)
-"""
-_POSITIONS = """
-    one32 = Constant <value = int32[1] {1}> ()
-    is_first_prompt = Equal (new, total)
-    so_far = Add (lengths, one32)
-    before = Sub (so_far, new)
-    nothing = Sub (new, new)
-    past_tokens = Where (is_first_prompt, nothing, before)
-    past_tokens64 = Cast <to = 7> (past_tokens)
-    column_shape = Constant <value_ints = [-1, 1]> ()
-    past_column = Reshape (past_tokens64, column_shape)
-    start = Constant <value = int64 {0}> ()
-    step = Constant <value = int64 {1}> ()
-    empty_shape = Constant <value = int64[0] {}> ()
-    new_scalar = Reshape (new64, empty_shape)
-    offsets = Range (start, new_scalar, step)
-    positions = Add (past_column, offsets)
-"""
-_ROTARY = """
-    q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, {positions}, cos_cache, sin_cache)
-    k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, {positions}, cos_cache, sin_cache)
-"""
-_NO_ROTARY = """
-    q3 = Identity (q2)
-    k3 = Identity (k2)
-"""
-# Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
-_PAST = """
-    k_stored = CastLike (k3, past_key)
-    v_stored = CastLike (v2, past_value)
-    k4 = Cast <to = 1> (k_stored)
-    v4 = Cast <to = 1> (v_stored)
-    past_k = Cast <to = 1> (past_key)
-    past_v = Cast <to = 1> (past_value)
-"""
-# GroupQueryAttention's CPU kernel continues a prompt (S > 1 after a past) in one batch row only; the operator in any.
-_ATTENTION = """
-    output, present_k, present_v = com.microsoft.GroupQueryAttention <
-        num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
-        softcap: float = @softcap, local_window_size: int = @local_window_size{more}
-    > ({inputs})
-"""
-_PRESENT = """
-    present_key = CastLike (present_k, past_key)
-    present_value = CastLike (present_v, past_value)
-"""
-_NO_PRESENT = """
-    present_key = Identity (present_k)
-    present_value = Identity (present_v)
-"""
 
 
 def features(node: ir.Node) -> list[str]:
@@ -233,6 +141,8 @@ def features(node: ir.Node) -> list[str]:
         "bias": has["attention_bias"],
         "windowed": modes["sliding_window_cache"],
         "noncausal": not modes["causal"],
+        # All see one another anyway where nothing is causal.
+        "blocks": modes["causal"] and has["bidirectional_blocks"],
     }
     return [name for name, is_there in found.items() if is_there]
 
@@ -240,41 +150,6 @@ def features(node: ir.Node) -> list[str]:
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
     return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload))
-
-
-def body(overload: str, tokens: int = 0) -> str:
-    """The statements of one variant.
-
-    Args:
-        overload: Its features.
-        tokens: The only S that it takes; 0 for any.
-    """
-    found = set(overload.split("_"))
-    past = "past" in found
-    inputs = ["q3", "k4" if past else "k3", "v4" if past else "v2", *(("past_k", "past_v") if past else ("", ""))]
-    inputs += ["lengths", "total"]
-    if "bias" in found:
-        inputs += ["", "", "", "attention_bias"]
-    # Attributes that older releases of ONNX Runtime do not know are there only where they are needed.
-    more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
-        ", causal = 0" if "noncausal" in found else ""
-    )
-    return "\n".join(
-        [
-            _SHAPES.format(tokens=tokens),
-            _PACKED if "packed" in found else _SEPARATE,
-            _NORM if "norm" in found else _NO_NORM,
-            _FLAT,
-            _LENGTHS if "lengths" in found else _NO_LENGTHS,
-            _POSITIONS if "rotary" in found and "positions" not in found else "",
-            _ROTARY.format(positions="position_ids" if "positions" in found else "positions")
-            if "rotary" in found
-            else _NO_ROTARY,
-            _PAST if past else "",
-            _ATTENTION.format(inputs=", ".join(inputs), more=more),
-            _PRESENT if past else _NO_PRESENT,
-        ]
-    )
 
 
 def helpers() -> list[ir.Function]:
@@ -296,6 +171,7 @@ def reference(
     attention_bias: Array | None = None,
     q_norm_weight: Array | None = None,
     k_norm_weight: Array | None = None,
+    bidirectional_blocks: Array | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -353,7 +229,10 @@ def reference(
         )
         query_positions = past + np.arange(new)[:, None]
         key_positions = first + np.arange(total - first)
-        visible = key_positions <= (query_positions if causal else total)
+        visible = key_positions <= (query_positions if causal else total + 0 * query_positions)
+        if bidirectional_blocks is not None:
+            blocks = np.concatenate([np.zeros(past - first, int), bidirectional_blocks[b, : total - past]])
+            visible |= (blocks == bidirectional_blocks[b][:, None]) & (blocks > 0)
         if local_window_size > 0:
             visible &= key_positions > query_positions - local_window_size
         addend = np.zeros((num_heads, new, total - first))

@@ -51,4 +51,19 @@ std::int64_t next_slice(std::int64_t left, std::int64_t at_once) {
   return at_once <= 0 || left < at_once + at_once / 4 ? left : at_once;
 }
 
+std::int64_t after_blocks(const Tensor& blocks, std::int64_t end) {
+  if (blocks.shape.rank() != 2 || blocks.type != DataType::kInt32) return end;
+  const std::int64_t tokens = blocks.shape[1];
+  const auto* numbers = blocks.as<const std::int32_t>();
+  const auto is_cut = [&] {
+    for (std::int64_t row = 0; row < blocks.shape[0]; ++row) {
+      const std::int32_t* last = numbers + row * tokens + end - 1;
+      if (last[0] > 0 && last[0] == last[1]) return true;
+    }
+    return false;
+  };
+  while (end > 0 && end < tokens && is_cut()) ++end;
+  return end;
+}
+
 }  // namespace flownpu

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ops/node.h"
+#include "ops/tensor.h"
 
 namespace flownpu {
 
@@ -25,6 +26,9 @@ struct Slicing {
   // Whether axis 1 is known to hold tokens: to a step that treats all rows alike it may be
   // anything.
   bool holds_tokens = false;
+  // Positions of inputs int32 [batch, tokens], which it gets whole, and which tell where slices may
+  // be cut: not between two tokens of a row that have the same number above 0.
+  std::vector<std::size_t> blocks = {};
 };
 
 // A row of `inputs` (and of nothing else) makes a row of every output; a row is the last `row_axes`
@@ -39,5 +43,9 @@ std::optional<Slicing> slice_elements(const Node& node);
 // all there are). A rest of less than a quarter of that goes with the slice before it: a slice of a
 // few tokens would read all weights for them.
 std::int64_t next_slice(std::int64_t left, std::int64_t at_once);
+
+// The first token from `end` on that may begin a slice, as `blocks` (int32 [batch, tokens]) has it.
+// `end`, if that is no such tensor: the step that takes it says so.
+std::int64_t after_blocks(const Tensor& blocks, std::int64_t end);
 
 }  // namespace flownpu

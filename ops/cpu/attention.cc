@@ -75,8 +75,10 @@ std::int64_t FlowQKVAttention::multiply_adds() const {
 
 std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
   if (!attributes_.causal || !keeps_present_) return std::nullopt;
-  return Slicing{
-      .inputs = {kQuery, kKey, kValue, kPositionIds}, .outputs = {kOutput}, .holds_tokens = true};
+  return Slicing{.inputs = {kQuery, kKey, kValue, kPositionIds},
+                 .outputs = {kOutput},
+                 .holds_tokens = true,
+                 .blocks = {kBidirectionalBlocks}};
 }
 
 AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
@@ -115,6 +117,7 @@ AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
                                                  : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
   call.row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(cache_type_));
+  check_blocks(call);
   plan(call);
   return call;
 }
@@ -169,6 +172,7 @@ void FlowQKVAttention::check(const AttentionCall& call) const {
     const bool given = call.input(kPositionIds).present();
     if (attributes_.rotary) check_positions(call, b, given ? row_of(call, b) : prompt);
   }
+  check_block_numbers(call);
   if (const Tensor& bias = call.input(kAttentionBias); bias.present()) {
     const Shape& shape = bias.shape;
     if (shape.rank() != 4 || (shape[0] != 1 && shape[0] != call.batch) ||
@@ -204,6 +208,7 @@ void FlowQKVAttention::take(Scratch& scratch, AttentionCall& call) const {
   take_tiles(scratch, call);
   take_states(scratch, call);
   take_staged(scratch, call);
+  take_seen_tokens(scratch, call);
 }
 
 std::size_t FlowQKVAttention::scratch_bytes(std::span<const Tensor> inputs) const {
@@ -219,6 +224,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
   check(call);
   Scratch scratch(memory.data());
   take(scratch, call);
+  find_seen_tokens(call);
 
   context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
     keep_past(call, task / attributes_.kv_heads, task % attributes_.kv_heads);

@@ -5,7 +5,8 @@
 // by tile (flow_qkv_attention.cc) and merge the parts of the keys if there are several
 // (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
 // the surviving rows to the front (attention_cache.cc). Attributes, shapes and checks are in
-// attention.cc; how the work is cut into tasks, in attention_plan.h.
+// attention.cc; how the work is cut into tasks, in attention_plan.h; tokens that see one another in
+// both directions, in attention_blocks.cc.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ enum AttentionInput : std::uint8_t {
   kAttentionBias,
   kQNormWeight,
   kKNormWeight,
+  kBidirectionalBlocks,
   kAttentionInputs,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
@@ -65,6 +67,8 @@ struct AttentionRow {
   // window-sized cache.
   std::int64_t base_before;
   std::int64_t base_after;
+  // For each token, the one of this call after the last that it sees; null if that is the next.
+  const std::int32_t* seen_tokens;
 };
 
 // Where the state (m, l, Y) of a part of the keys lies for one query: the numerator is [d].
@@ -120,6 +124,8 @@ struct AttentionCall {
   std::byte* staged_key = nullptr;
   std::byte* staged_value = nullptr;
   std::int64_t staged_rows = 0;
+  // AttentionRow::seen_tokens of all rows, [batch][tokens], where there are bidirectional blocks.
+  std::int32_t* seen_tokens = nullptr;
 
   // An input that the node does not list is absent.
   const Tensor& input(AttentionInput index) const;
@@ -154,6 +160,12 @@ class FlowQKVAttention : public Step {
   void check_positions(const AttentionCall& call, std::int64_t batch,
                        const AttentionRow& row) const;
   void take(Scratch& scratch, AttentionCall& call) const;
+
+  // attention_blocks.cc: tokens that see one another in both directions.
+  void check_blocks(const AttentionCall& call) const;
+  void check_block_numbers(const AttentionCall& call) const;
+  void take_seen_tokens(Scratch& scratch, AttentionCall& call) const;
+  void find_seen_tokens(AttentionCall& call) const;
 
   // attention_cache.cc: the KV cache, and what queries and keys go through before they meet.
   void take_staged(Scratch& scratch, AttentionCall& call) const;

@@ -58,6 +58,7 @@ AttentionRow FlowQKVAttention::row_of(const AttentionCall& call, std::int64_t ba
   const std::int64_t earlier = std::min(call.first_token, row.tokens);
   row.past += earlier;
   row.tokens = std::min(row.tokens - earlier, call.tokens);
+  if (call.seen_tokens != nullptr) row.seen_tokens = call.seen_tokens + batch * call.tokens;
   if (attributes_.window_sized_cache) {
     const std::int64_t total = row.past + row.tokens;
     row.base_before = row.past - resident(row.past, call.capacity);

@@ -119,8 +119,10 @@ FlowQKVAttention::Tile FlowQKVAttention::tile_of(const AttentionCall& call,
 KeyRange FlowQKVAttention::seen_by(const AttentionRow& row, std::int64_t token) const {
   if (token >= row.tokens) return {0, 0};
   const std::int64_t position = row.past + token;
+  std::int64_t seen_tokens = attributes_.causal ? token + 1 : row.tokens;
+  if (row.seen_tokens != nullptr) seen_tokens = row.seen_tokens[token];
   return {attributes_.window > 0 ? std::max<std::int64_t>(0, position + 1 - attributes_.window) : 0,
-          attributes_.causal ? position + 1 : row.past + row.tokens};
+          row.past + seen_tokens};
 }
 
 float* FlowQKVAttention::output_row(const AttentionCall& call, std::int64_t batch,

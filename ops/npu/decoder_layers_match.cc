@@ -173,6 +173,8 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
   expect(attention.input(kPositionIds) == nullptr, "no position_ids");
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
+  expect(attention.input(kBidirectionalBlocks) == nullptr,
+         "no bidirectional_blocks: the array masks by position alone");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
   expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");

@@ -24,6 +24,7 @@ enum AttentionInput : std::uint8_t {
   kAttentionBias,
   kQNorm,
   kKNorm,
+  kBidirectionalBlocks,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 

@@ -228,6 +228,7 @@ CASES = {
     "scale": (attribute(ATTENTION, scale=0.5), "expected 4 heads, 2 KV heads of 32, scale 0.2.*, got 4, 2, 32, 0.5"),
     "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),
     "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected no attention_bias"),
+    "blocks": (input_of(ATTENTION, 13, VALUE), "expected no bidirectional_blocks: the array masks by position alone"),
     "separate keys": (input_of(ATTENTION, 1, VALUE), "expected a packed QKV projection"),
     "another length": (input_of(ATTENTION, 5, VALUE), "total_sequence_length of all layers to be the same values"),
     "no QK-norm": (without_input(ATTENTION, 11, 12), "and a QK-norm as in the layers before, .* and no QK-norm"),

@@ -36,6 +36,7 @@ class Turn:
         lengths: seqlens_k and total_sequence_length are given.
         position_ids: are given, and differ from the tokens' positions.
         dtype: the cache's type.
+        blocks: of each row of the batch, the block of each new token; none if empty.
     """
 
     totals: tuple[int, ...]
@@ -49,6 +50,7 @@ class Turn:
     lengths: bool = True
     position_ids: bool = False
     dtype: Any = np.float32
+    blocks: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(4)
@@ -124,6 +126,8 @@ class Turn:
             given["attention_bias"] = self.addend
         if self.norm:
             given |= {"q_norm_weight": self.weights[0], "k_norm_weight": self.weights[1]}
+        if self.blocks:
+            given["bidirectional_blocks"] = np.array(self.blocks, np.int32)
         return given
 
     def scores(self, b: int, h: int, p: int, visible: list[int]) -> np.ndarray:
@@ -135,15 +139,21 @@ class Turn:
             s += self.addend[b % self.bias[0], h % self.bias[1], p - self.pasts[b], visible]
         return s
 
+    def sees(self, b: int, p: int, j: int) -> bool:
+        """Whether the query at position p of row b sees the key at j: transformers' window and (causal or block)."""
+        ahead = self.attributes.get("causal") == 0
+        if self.blocks and min(p, j) >= self.pasts[b]:
+            block, other = (self.blocks[b][position - self.pasts[b]] for position in (p, j))
+            ahead |= block == other and block > 0
+        return (j <= p or ahead) and (self.window <= 0 or j > p - self.window)
+
     def expected(self) -> dict[tuple[int, int], np.ndarray]:
         """Softmax over all keys at once: the output [H, d] of each new token (row, index)."""
         *_, v = self.prepared()
         outputs = {}
         for b, (total, past) in enumerate(zip(self.totals, self.pasts, strict=True)):
             for p in range(past, total):
-                visible = list(range(total)) if self.attributes.get("causal") == 0 else list(range(p + 1))
-                if self.window > 0:
-                    visible = visible[max(0, p + 1 - self.window) :]
+                visible = [j for j in range(total) if self.sees(b, p, j)]
                 heads = []
                 for h in range(H):
                     weights = np.exp(self.scores(b, h, p, visible))
@@ -232,6 +242,28 @@ TURNS = {
     "bfloat16, one token": Turn((11, 5), 1, 16, {"do_rotary": 1}, norm=True, dtype=BFLOAT16),
     "float16": Turn((11,), 5, 6, dtype=np.float16),
     "float16, one token": Turn((11, 5), 1, 16, {"do_rotary": 1}, dtype=np.float16),
+    "blocks": Turn((9,), 9, 12, blocks=((0, 1, 1, 1, 0, 2, 2, 3, 3),)),
+    "blocks, ragged": Turn(
+        (9, 5), 9, 12, {"do_rotary": 1}, blocks=((1, 1, 1, 1, 1, 4, 4, 4, 4), (0, 0, 7, 7, 7, 7, 7, 7, 0))
+    ),
+    "blocks, growing": Turn((16,), 7, 9, norm=True, blocks=((-1, -1, 5, 5, 5, 5, 0),)),
+    "blocks, past, shared buffer": Turn((16,), 7, 30, dtype=BFLOAT16, blocks=((3, 3, 3, 3, 0, 5, 5),)),
+    "blocks, window": Turn((16,), 7, 20, {"local_window_size": 3}, blocks=((0, 2, 2, 2, 2, 2, 0),)),
+    "blocks, softcap and bias": Turn(
+        (16,), 7, 20, {"softcap": 2.0, "scale": 0.7}, bias=(1, H), blocks=((0, 2, 2, 2, 2, 2, 0),)
+    ),
+    "blocks, bias of a first prompt": Turn(
+        (7, 6), 7, bias=(2, 1), blocks=((0, 2, 2, 2, 2, 2, 0), (1, 1, 1, 1, 1, 1, 1))
+    ),
+    "blocks, no cache": Turn(
+        (7, 7), 7, past=False, lengths=False, packed=False, blocks=((1,) * 7, (0, 1, 1, 1, 1, 2, 2))
+    ),
+    "blocks, non-causal": Turn((7,), 7, attributes={"causal": 0}, past=False, blocks=((1, 1, 1, 0, 0, 2, 2),)),
+    "blocks, one token": Turn((11, 6), 1, 20, blocks=((1,), (0,))),
+    "window-sized cache, blocks": Turn((24,), 9, 6, WINDOW, blocks=((1, 1, 1, 1, 1, 0, 2, 2, 2),)),
+    "window-sized cache, blocks of a first prompt": Turn(
+        (9, 9), 9, 6, WINDOW, blocks=((1, 1, 1, 1, 1, 0, 2, 2, 2), (1,) * 9)
+    ),
     "window-sized cache, ragged": Turn((9, 21, 4), 1, 6, WINDOW),
     "window-sized cache, bfloat16": Turn(
         (9,), 3, 6, {"local_window_size": 4, "sliding_window_cache": 1}, dtype=BFLOAT16

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of FlowQKVAttention's definition, in ONNX's textual syntax: what stock ONNX Runtime runs."""
+
+from __future__ import annotations
+
+__all__ = ["body"]
+
+# The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
+_SHAPES = """
+    minus_one = Constant <value_ints = [-1]> ()
+    zero = Constant <value_ints = [0]> ()
+    num_heads_scalar = Constant <value_int: int = @num_heads> ()
+    kv_num_heads_scalar = Constant <value_int: int = @kv_num_heads> ()
+    head_size_scalar = Constant <value_int: int = @head_size> ()
+    query_heads = Reshape (num_heads_scalar, minus_one)
+    kv_heads = Reshape (kv_num_heads_scalar, minus_one)
+    channels = Reshape (head_size_scalar, minus_one)
+    tokens = Constant <value_ints = [{tokens}]> ()
+    by_head = Concat <axis = 0> (zero, tokens, minus_one, channels)
+    by_token = Concat <axis = 0> (zero, tokens, minus_one)
+"""
+_PACKED = """
+    all_heads = Reshape (query, by_head)
+    split = Concat <axis = 0> (query_heads, kv_heads, kv_heads)
+    q0, k0, v0 = Split <axis = 2> (all_heads, split)
+"""
+_SEPARATE = """
+    q0 = Reshape (query, by_head)
+    k0 = Reshape (key, by_head)
+    v0 = Reshape (value, by_head)
+"""
+# ONNX Runtime 1.31.1 crashes on a SimplifiedLayerNormalization in a function if stash_type is left to its default.
+_NORM = """
+    q1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (q0, q_norm_weight)
+    k1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (k0, k_norm_weight)
+"""
+_NO_NORM = """
+    q1 = Identity (q0)
+    k1 = Identity (k0)
+"""
+_FLAT = """
+    q2 = Reshape (q1, by_token)
+    k2 = Reshape (k1, by_token)
+    v2 = Reshape (v0, by_token)
+    new64 = Shape <start = 1, end = 2> (q2)
+    new = Cast <to = 6> (new64)
+"""
+_LENGTHS = """
+    lengths = Reshape (seqlens_k, minus_one)
+    total = Reshape (total_sequence_length, minus_one)
+"""
+_NO_LENGTHS = """
+    batch = Shape <start = 0, end = 1> (q2)
+    one = Constant <value = int32 {1}> ()
+    last = Sub (new, one)
+    lengths = Expand (last, batch)
+    total = Identity (new)
+"""
+# How many tokens each row of the batch had before, [batch, 1], and the new ones' places behind them, [tokens].
+_PAST_TOKENS = """
+    one32 = Constant <value = int32[1] {1}> ()
+    is_first_prompt = Equal (new, total)
+    so_far = Add (lengths, one32)
+    before = Sub (so_far, new)
+    nothing = Sub (new, new)
+    past_tokens = Where (is_first_prompt, nothing, before)
+    past_tokens64 = Cast <to = 7> (past_tokens)
+    column_shape = Constant <value_ints = [-1, 1]> ()
+    past_column = Reshape (past_tokens64, column_shape)
+    start = Constant <value = int64 {0}> ()
+    step = Constant <value = int64 {1}> ()
+    empty_shape = Constant <value = int64[0] {}> ()
+    new_scalar = Reshape (new64, empty_shape)
+    offsets = Range (start, new_scalar, step)
+"""
+_POSITIONS = """
+    positions = Add (past_column, offsets)
+"""
+_ROTARY = """
+    q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, {positions}, cos_cache, sin_cache)
+    k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, {positions}, cos_cache, sin_cache)
+"""
+_NO_ROTARY = """
+    q3 = Identity (q2)
+    k3 = Identity (k2)
+"""
+# Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
+_PAST = """
+    k_stored = CastLike (k3, past_key)
+    v_stored = CastLike (v2, past_value)
+    k4 = Cast <to = 1> (k_stored)
+    v4 = Cast <to = 1> (v_stored)
+    past_k = Cast <to = 1> (past_key)
+    past_v = Cast <to = 1> (past_value)
+"""
+# GroupQueryAttention's CPU kernel continues a prompt (S > 1 after a past) in one batch row only; the operator in any.
+_ATTENTION = """
+    {output}, present_k, present_v = com.microsoft.GroupQueryAttention <
+        num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
+        softcap: float = @softcap, local_window_size: int = @local_window_size{more}
+    > ({inputs})
+"""
+_PRESENT = """
+    present_key = CastLike (present_k, past_key)
+    present_value = CastLike (present_v, past_value)
+"""
+_NO_PRESENT = """
+    present_key = Identity (present_k)
+    present_value = Identity (present_v)
+"""
+
+# GroupQueryAttention keeps the cache, but cannot look ahead in blocks: this computes the output beside it, over the P
+# rows of the past, of which L are there, and the new keys behind them. A key's place is its position, counted from the
+# first new token on: -L .. -1 in the past.
+_BLOCK_HEADS = """
+    by_group = Concat <axis = 0> (zero, zero, kv_heads, minus_one, channels)
+    q_split = Reshape (q3, by_group)
+    k_split = Reshape (new_k, by_group)
+    v_split = Reshape (new_v, by_group)
+    q_group = Transpose <perm = [0, 2, 3, 1, 4]> (q_split)
+    k_group = Transpose <perm = [0, 2, 3, 1, 4]> (k_split)
+    v_group = Transpose <perm = [0, 2, 3, 1, 4]> (v_split)
+    axis_1 = Constant <value_ints = [1]> ()
+    axis_2 = Constant <value_ints = [2]> ()
+    axes_1_2 = Constant <value_ints = [1, 2]> ()
+    zero64 = Constant <value = int64 {0}> ()
+    zero32 = Constant <value = int32 {0}> ()
+    zero_float = Constant <value = float {0}> ()
+    window = Constant <value_int: int = @local_window_size> ()
+    no_places = Sub (past_column, past_column)
+    new_places = Add (no_places, offsets)
+    past_row_tokens = Sub (so_far, past_tokens)
+    row_tokens64 = Cast <to = 7> (past_row_tokens)
+    row_tokens = Reshape (row_tokens64, column_shape)
+    is_in_row = Less (new_places, row_tokens)
+    new_blocks = Where (is_in_row, bidirectional_blocks, zero32)
+"""
+# L tokens of the past are there: all, or what a window-sized cache holds.
+_ALL_HELD = """
+    held = Identity (past_column)
+"""
+_WINDOW_HELD = """
+    slack = Sub (capacity, window)
+    dropped_at_once = Add (slack, step)
+    beyond = Sub (past_column, capacity)
+    beyond_and_more = Add (beyond, slack)
+    at_least_0 = Max (beyond_and_more, zero64)
+    times = Div (at_least_0, dropped_at_once)
+    dropped = Mul (times, dropped_at_once)
+    held = Sub (past_column, dropped)
+"""
+_BLOCK_CAPACITY = """
+    capacity_1 = Shape <start = 2, end = 3> (past_key)
+    capacity = Reshape (capacity_1, empty_shape)
+"""
+# What lies behind the L rows is unspecified: no query sees it, and its values count as 0.
+_BLOCK_PAST = """
+    past_rows = Range (start, capacity, step)
+    past_places = Sub (past_rows, held)
+    is_held = Less (past_places, zero64)
+    never = Constant <value = int64 {4611686018427387904}> ()
+    held_places = Where (is_held, past_places, never)
+    places = Concat <axis = 1> (held_places, new_places)
+    no_places32 = Cast <to = 6> (past_places)
+    no_blocks = Mul (no_places32, zero32)
+    key_blocks = Concat <axis = 1> (no_blocks, new_blocks)
+    past_k_group = Unsqueeze (past_k, axis_2)
+    keys = Concat <axis = 3> (past_k_group, k_group)
+    past_v_group = Unsqueeze (past_v, axis_2)
+    held_column_shape = Constant <value_ints = [0, 1, 1, -1, 1]> ()
+    held_0 = Unsqueeze (is_held, axes_1_2)
+    held_column = Reshape (held_0, held_column_shape)
+    past_v_held = Where (held_column, past_v_group, zero_float)
+    values = Concat <axis = 3> (past_v_held, v_group)
+"""
+_BLOCK_NO_PAST = """
+    places = Identity (new_places)
+    key_blocks = Identity (new_blocks)
+    keys = Identity (k_group)
+    values = Identity (v_group)
+"""
+_BLOCK_MASK = """
+    query_places = Unsqueeze (offsets, axis_1)
+    key_places = Unsqueeze (places, axis_1)
+    is_before = LessOrEqual (key_places, query_places)
+    query_block = Unsqueeze (bidirectional_blocks, axis_2)
+    key_block = Unsqueeze (key_blocks, axis_1)
+    is_same = Equal (query_block, key_block)
+    is_block = Greater (query_block, zero32)
+    is_in_block = And (is_same, is_block)
+    is_ahead_or_before = Or (is_before, is_in_block)
+    out_of_window = Sub (query_places, window)
+    is_near = Greater (key_places, out_of_window)
+    has_no_window = Less (window, step)
+    is_in_window = Or (is_near, has_no_window)
+    is_visible = And (is_ahead_or_before, is_in_window)
+    visible = Unsqueeze (is_visible, axes_1_2)
+"""
+_BLOCK_SCORES = """
+    given_scale = Constant <value_float: float = @scale> ()
+    head_size_float = Cast <to = 1> (head_size_scalar)
+    root = Sqrt (head_size_float)
+    default_scale = Reciprocal (root)
+    is_default = Equal (given_scale, zero_float)
+    used_scale = Where (is_default, default_scale, given_scale)
+    keys_across = Transpose <perm = [0, 1, 2, 4, 3]> (keys)
+    products = MatMul (q_group, keys_across)
+    scaled = Mul (products, used_scale)
+    cap = Constant <value_float: float = @softcap> ()
+    is_capped = Greater (cap, zero_float)
+    one_float = Constant <value = float {1}> ()
+    divisor = Where (is_capped, cap, one_float)
+    quotient = Div (scaled, divisor)
+    bent = Tanh (quotient)
+    capped = Mul (bent, divisor)
+    s0 = Where (is_capped, capped, scaled)
+"""
+# attention_bias by key: its columns are positions.
+_BLOCK_BIAS = """
+    at = Add (places, past_column)
+    last_total = Sub (total, one32)
+    last_total64 = Cast <to = 7> (last_total)
+    at_most = Min (at, last_total64)
+    columns_1 = Unsqueeze (at_most, axes_1_2)
+    rows_shape = Shape <start = 0, end = 1> (q2)
+    key_count = Shape <start = 1, end = 2> (places)
+    bias_shape = Concat <axis = 0> (rows_shape, query_heads, new64, axis_1)
+    wide_bias = Expand (attention_bias, bias_shape)
+    columns_shape = Concat <axis = 0> (rows_shape, query_heads, new64, key_count)
+    columns = Expand (columns_1, columns_shape)
+    bias_by_key = GatherElements <axis = 3> (wide_bias, columns)
+    bias_group_shape = Concat <axis = 0> (rows_shape, kv_heads, minus_one, new64, key_count)
+    bias_by_group = Reshape (bias_by_key, bias_group_shape)
+    s1 = Add (s0, bias_by_group)
+"""
+_BLOCK_NO_BIAS = """
+    s1 = Identity (s0)
+"""
+_BLOCK_OUTPUT = """
+    lowest = Constant <value = float {-3.4028235e38}> ()
+    s2 = Where (visible, s1, lowest)
+    weights = Softmax <axis = -1> (s2)
+    o_group = MatMul (weights, values)
+    o_split = Transpose <perm = [0, 3, 1, 2, 4]> (o_group)
+    output = Reshape (o_split, by_token)
+"""
+
+
+def body(overload: str, tokens: int = 0) -> str:
+    """The statements of one variant.
+
+    Args:
+        overload: Its features.
+        tokens: The only S that it takes; 0 for any.
+    """
+    found = set(overload.split("_"))
+    past = "past" in found
+    needs_positions = "rotary" in found and "positions" not in found
+    # One token is a block of its own.
+    has_blocks = "blocks" in found and tokens != 1
+    k, v = ("k4", "v4") if past else ("k3", "v2")
+    inputs = ["q3", k, v, *(("past_k", "past_v") if past else ("", ""))]
+    inputs += ["lengths", "total"]
+    if "bias" in found:
+        inputs += ["", "", "", "attention_bias"]
+    # Attributes that older releases of ONNX Runtime do not know are there only where they are needed.
+    more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
+        ", causal = 0" if "noncausal" in found else ""
+    )
+    return "\n".join(
+        [
+            _SHAPES.format(tokens=tokens),
+            _PACKED if "packed" in found else _SEPARATE,
+            _NORM if "norm" in found else _NO_NORM,
+            _FLAT,
+            _LENGTHS if "lengths" in found else _NO_LENGTHS,
+            _PAST_TOKENS if has_blocks or needs_positions else "",
+            _POSITIONS if needs_positions else "",
+            _ROTARY.format(positions="position_ids" if "positions" in found else "positions")
+            if "rotary" in found
+            else _NO_ROTARY,
+            _PAST if past else "",
+            _ATTENTION.format(output="causal_output" if has_blocks else "output", inputs=", ".join(inputs), more=more),
+            _block_attention(found, k, v) if has_blocks else "",
+            _PRESENT if past else _NO_PRESENT,
+        ]
+    )
+
+
+def _block_attention(found: set[str], keys: str, values: str) -> str:
+    past = "past" in found
+    return "".join(
+        [
+            f"new_k = Identity ({keys})  new_v = Identity ({values})",
+            _BLOCK_HEADS,
+            _BLOCK_CAPACITY if past else "",
+            _WINDOW_HELD if "windowed" in found else _ALL_HELD if past else "",
+            _BLOCK_PAST if past else _BLOCK_NO_PAST,
+            _BLOCK_MASK,
+            _BLOCK_SCORES,
+            _BLOCK_BIAS if "bias" in found else _BLOCK_NO_BIAS,
+            _BLOCK_OUTPUT,
+        ]
+    )

@@ -48,6 +48,10 @@ class Case:
     positions: bool = False
     bias: bool = False
     causal: bool = True
+    blocks: tuple[tuple[int, int], ...] = ()
+    """bidirectional_blocks of every row, as runs of (number, tokens)."""
+    slices: tuple[int, ...] = ()
+    """How the prompt is cut; if empty, somehow."""
 
     @property
     def total(self) -> int:
@@ -57,7 +61,7 @@ class Case:
 WINDOW_SIZED = ", local_window_size = 100, sliding_window_cache = 1"
 CASES = {
     "one row": Case([TOKENS]),
-    "as long as a slice and a little": Case([800]),
+    "as long as a slice and a little": Case([800], slices=(800,)),
     "rest of one token": Case([2 * 768 + 1]),
     "batch": Case([TOKENS, TOKENS]),
     "ragged batch": Case([1500, TOKENS, 10, 768]),
@@ -71,6 +75,18 @@ CASES = {
     "positions": Case([TOKENS, TOKENS], positions=True, attributes=", do_rotary = 1"),
     "rotary": Case([TOKENS], past=3, attributes=", do_rotary = 1"),
     "bias": Case([1100], bias=True),
+    # 768 tokens, or as many as the block there needs; what is left at the end, 148 tokens, is no slice of its own.
+    "blocks": Case([2000], blocks=((0, 600), (1, 256), (0, 300), (2, 256), (3, 440), (0, 148)), slices=(856, 1144)),
+    "blocks of a ragged batch": Case([1500, 2000, 10], blocks=((0, 250), (1, 256), (0, 1494))),
+    "blocks of a batch with a past": Case(
+        [700, 700], past=30, blocks=((0, 350), (1, 100), (2, 250)), slices=(450, 250)
+    ),
+    "blocks in a window": Case(
+        [1000], attributes=", local_window_size = 100", blocks=((1, 700), (2, 256), (0, 44)), slices=(1000,)
+    ),
+    "blocks in a window-sized cache": Case(
+        [TOKENS], capacity=128, attributes=WINDOW_SIZED, blocks=((0, 700), (1, 256), (0, 1044)), slices=(956, 768, 276)
+    ),
 }
 
 
@@ -83,6 +99,7 @@ def decoder(case: Case, first: str = IN_SLICES, last: str = "y = Mul(h, two)") -
             *(["cos", "sin"] if "rotary" in case.attributes else ["", ""]),
             "positions" if case.positions else "",
             "bias" if case.bias else "",
+            *(["", "", "blocks"] if case.blocks else []),
         ]
     ).rstrip(", ")
     layers = "  ".join(
@@ -103,6 +120,7 @@ def decoder(case: Case, first: str = IN_SLICES, last: str = "y = Mul(h, two)") -
         *([f"float[4096,{SIZE // 2}] cos", f"float[4096,{SIZE // 2}] sin"] if "rotary" in case.attributes else []),
         *([f"int64[{batch},S] positions"] if case.positions else []),
         *(["float[1,1,S,T] bias"] if case.bias else []),
+        *([f"int32[{batch},S] numbers"] if case.blocks else []),
     ]
     outputs = [
         f"float[{batch},S,{WIDTH}] y",
@@ -115,6 +133,7 @@ def decoder(case: Case, first: str = IN_SLICES, last: str = "y = Mul(h, two)") -
         decoder ({", ".join(inputs)}) => ({", ".join(outputs)})
         <int64[3] same = {{0, 0, {WIDTH}}}, int32 one = {{1}}, float two = {{2}}, float[{WIDTH}] ones = {{{ones}}}> {{
             seqlens = Sub(counts, one)  total = Mul(longest, one)
+            {"blocks = Mul(numbers, one)" if case.blocks else ""}
             {first}  {layers}  h = com.microsoft.SkipSimplifiedLayerNormalization(x{LAYERS}, a0, ones)  {last}
             n = GatherND <batch_dims = 1> (y, newest)  z = Add(n, n)
         }}"""
@@ -147,16 +166,22 @@ def feed(case: Case) -> dict[str, Any]:
         inputs["positions"] = np.stack([random.permutation(tokens) for _ in range(batch)])
     if case.bias:
         inputs["bias"] = normal(1, 1, tokens, case.total)
+    if case.blocks:
+        row = np.concatenate([np.full(count, number, np.int32) for number, count in case.blocks])
+        inputs["numbers"] = np.tile(row, (batch, 1))
     return inputs
 
 
-def profiled(make_session: MakeSession, folder: Path, model: Any, inputs: dict[str, Any]) -> tuple[list[Any], int]:
-    """The outputs, and how often the first layer's attention was run."""
+def profiled(
+    make_session: MakeSession, folder: Path, model: Any, inputs: dict[str, Any]
+) -> tuple[list[Any], tuple[int, ...]]:
+    """The outputs, and the tokens of each slice that the first layer's attention was run for."""
     configure = {"enable_profiling": True, "profile_file_prefix": str(folder / "profile")}
     session = make_session(model, strict=True, configure=configure)
     outputs = session.run(None, inputs)
     events = json.loads(Path(session.end_profiling()).read_text())
-    return outputs, sum(event["name"] == "attend_0" for event in events)
+    slices = [event["args"]["output_shapes"][0][1] for event in events if event["name"] == "attend_0"]
+    return outputs, tuple(slices)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -165,8 +190,9 @@ def test_slices_give_what_the_whole_prompt_does(make_session: MakeSession, tmp_p
     inputs = feed(case)
     sliced, slices = profiled(make_session, tmp_path, decoder(case), inputs)
     whole, once = profiled(make_session, tmp_path, decoder(case, first=AT_ONCE), inputs)
-    assert once == 1
-    assert slices == 1 if name == "as long as a slice and a little" else slices > 1
+    assert once == (max(case.lengths),)
+    assert sum(slices) == max(case.lengths)
+    assert slices == case.slices if case.slices else len(slices) > 1
     largest = np.abs(inputs["value"]).max()
     held = case.capacity - 100 if "sliding" in case.attributes else None
     for row, length in enumerate(case.lengths):

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
+from transformers import Gemma3TextConfig
+from transformers.models.gemma3 import modeling_gemma3
 
 from flownpu.ops import flow_kv_attention, flow_qkv_attention
 from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, with_functions
@@ -303,6 +306,34 @@ def test_attention_function_of_one_token(turn: Turn) -> None:
 def test_attention_reference(turn: Turn, chunk: int) -> None:
     outputs = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes, chunk=chunk)
     turn.check(list(outputs), is_exact=True)
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_blocks_are_masked_as_transformers_masks_pictures(layer_type: str) -> None:
+    """Two pictures of 9 tokens, longer than the window of 5; transformers' masks, its softmax here in float64."""
+    types = torch.tensor([[0, 0, *[1] * 9, 0, *[1] * 9, 0]])
+    tokens = types.shape[1]
+    config = Gemma3TextConfig(
+        sliding_window=5, layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2
+    )
+    config._attn_implementation = "eager"
+    blocks = modeling_gemma3.get_block_sequence_ids_for_mask(types, torch.device("cpu"))
+    masks = modeling_gemma3.create_masks_for_vision_model(
+        config, torch.zeros(1, tokens, 8), None, None, torch.arange(tokens)[None], blocks
+    )
+    turn = Turn(
+        (tokens,),
+        tokens,
+        attributes={"local_window_size": 5 if layer_type == "sliding_attention" else -1},
+        past=False,
+        blocks=tuple(tuple(row) for row in (blocks + 1).tolist()),
+    )
+    mask = masks[layer_type].double().numpy()[0, 0]
+    q, k, v = (torch.from_numpy(x)[0].transpose(0, 1) for x in turn.prepared())
+    k, v = (x.repeat_interleave(H // G, dim=0) for x in (k, v))
+    expected = (torch.softmax(q @ k.mT * D**-0.5 + torch.from_numpy(mask), dim=-1) @ v).transpose(0, 1)
+    output, *_ = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes)
+    np.testing.assert_allclose(output[0], expected.reshape(tokens, -1).numpy(), rtol=0, atol=1e-12)
 
 
 def test_one_token_operator_refuses_two() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, MatchResult
 
 from flownpu.graph_rewrites.node import attribute_int, attribute_text, last_dimension, optional_input
+from flownpu.graph_rewrites.quantized_weight import unique_name
 from flownpu.graph_rewrites.rule import Builder, Rule
 from flownpu.ops.onnx_function import DOMAIN
 
@@ -29,9 +31,10 @@ _SHARED_ATTRIBUTES = (
     "qk_norm_epsilon",
     "sliding_window_cache",
 )
-# Inputs 0..10 are the same in both; GroupQueryAttention then has three that FlowQKVAttention lacks, and the norms.
+# Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that FlowQKVAttention lacks, and norms.
 _SHARED_INPUTS = 11
-_REFUSED_INPUTS = {11: "head_sink", 12: "k_scale", 13: "v_scale"}
+_SINK = 11
+_REFUSED_INPUTS = {12: "k_scale", 13: "v_scale"}
 _NORM_WEIGHTS = (14, 15)
 
 
@@ -42,7 +45,8 @@ class FlowQKVAttention(Rule):
         -> FlowQKVAttention(query, key, value, past_key, past_value, seqlens_k, total_sequence_length, ...; head_size)
 
     Both compute softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and cache
-    inside. The rules qk_norm, split_qkv and packed_qkv then draw the nodes before it in.
+    inside. smooth_softmax = 1, which adds e^0 to the denominator, is a head_sink of zeros. The rules qk_norm, split_qkv
+    and packed_qkv then draw the nodes before it in.
     """
 
     def pattern(self, op: Builder, query: Any) -> Any:
@@ -71,6 +75,7 @@ class FlowQKVAttention(Rule):
         node = output.producer()
         assert node is not None
         inputs = [optional_input(node, i) for i in (*range(_SHARED_INPUTS), *_NORM_WEIGHTS)]
+        inputs += [None, _head_sink(op, node)]  # no bidirectional_blocks
         while inputs[-1] is None:
             inputs.pop()
         attributes = {name: node.attributes[name] for name in _SHARED_ATTRIBUTES if name in node.attributes}
@@ -91,14 +96,24 @@ def _obstacle(node: ir.Node) -> str | None:
     for position, name in _REFUSED_INPUTS.items():
         if optional_input(node, position) is not None:
             return f"{name} is given: FlowQKVAttention has no such input"
-    if attribute_int(node, "smooth_softmax", 0) > 0:
-        return "smooth_softmax: FlowQKVAttention has the plain softmax only"
     for name in ("k_quant_type", "v_quant_type"):
         if (quantization := attribute_text(node, name, "NONE")) != "NONE":
             return f"{name}={quantization}: FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these"
     if len(node.outputs) < 3 or any(value.name == "" for value in node.outputs[:3]):
         return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache"
     return None
+
+
+def _head_sink(op: Builder, node: ir.Node) -> ir.Value | None:
+    """What is given, or zeros for smooth_softmax."""
+    given = optional_input(node, _SINK)
+    if given is not None or attribute_int(node, "smooth_softmax", 0) <= 0:
+        return given
+    zeros = np.zeros(attribute_int(node, "num_heads"), np.float32)
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    sink: ir.Value = op.initializer(ir.Tensor(zeros, name=unique_name(graph, f"{node.outputs[0].name}.head_sink")))
+    return sink
 
 
 def _head_size(node: ir.Node) -> int | None:

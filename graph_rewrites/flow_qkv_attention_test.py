@@ -76,6 +76,21 @@ def test_is_the_same_attention(packed: bool, new: int, past: int, capacity: int,
     _check_same(_model(packed=packed, **attributes), _feeds(packed=packed, new=new, past=past, capacity=capacity))
 
 
+@pytest.mark.parametrize(("new", "past"), [(9, 0), (1, 9)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        _model(inputs="sink", constants={"sink": np.array([0.5, -2, 3, 9], np.float32)}),
+        _model(smooth_softmax="1"),
+        # The sink that is given counts, and once.
+        _model(smooth_softmax="1", inputs="sink", constants={"sink": np.array([0.5, -2, 3, 9], np.float32)}),
+    ],
+    ids=["sink", "smooth softmax", "both"],
+)
+def test_sink(model: Any, new: int, past: int) -> None:
+    _check_same(model, _feeds(packed=False, new=new, past=past, capacity=24))
+
+
 @pytest.mark.parametrize(("new", "past"), [(11, 0), (1, 3), (1, 7)])
 def test_window_sized_cache(new: int, past: int) -> None:
     # Capacity 6 for a window of 4: a cache is compacted when it is full, and a prompt of 11 does not fit into it.
@@ -99,9 +114,7 @@ def test_norm_weights_of_the_attention_are_kept() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (_model(inputs="sink", constants={"sink": np.zeros(4, np.float32)}), "head_sink is given"),
         (_model(inputs=", k_scale", constants={"k_scale": np.ones(1, np.float32)}), "k_scale is given"),
-        (_model(smooth_softmax="1"), "smooth_softmax: FlowQKVAttention has the plain softmax only"),
         (_model(k_quant_type='"PER_TENSOR"'), "k_quant_type=PER_TENSOR: FlowQKVAttention's KV cache is"),
         (_model(width=66), "head size unknown: the last axis of query is 66"),
     ],

@@ -4,7 +4,7 @@
 For a query head h, with keys and values k, v of its group floor(h G / H), positions p of queries and j of keys:
 
     s(p, j) = softcap(scale q_p . k_j) + attention_bias(p, j)          softcap(x) = c tanh(x / c), or x where c = 0
-    o_p = sum_j exp(s(p, j) - max_j s(p, j)) v_j / sum_j exp(s(p, j) - max_j s(p, j))
+    o_p = sum_j exp(s(p, j) - m_p) v_j / (sum_j exp(s(p, j) - m_p) + exp(head_sink_h - m_p)),   m_p = max_j s(p, j)
                                                                            (Gemma3 on NPU, equations 6 to 12)
 
 over the keys j <= p or in p's block (causal), with j > p - local_window_size (SWA; -1: all), or all keys (causal = 0:
@@ -27,6 +27,8 @@ Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads
     q_norm_weight, k_norm_weight float32 [d], optional, only together
     bidirectional_blocks int32 [B, S], optional: the number of each token's block, above 0 and growing from one block to
         the next in a row; others are in none. Changes nothing where S = 1 or causal = 0.
+    head_sink float32 [H], optional: the score of a key whose value is 0, which every query of the head sees; without
+        it, its term in the denominator is 0.
 Outputs:
     output float32 [B, S, H d]
     present_key, present_value [B, G, max(P, T), d], in past's type, float32 without past. With sliding_window_cache
@@ -73,6 +75,7 @@ INPUTS = (
     "q_norm_weight",
     "k_norm_weight",
     "bidirectional_blocks",
+    "head_sink",
 )
 OUTPUTS = ("output", "present_key", "present_value")
 ATTRIBUTES = (
@@ -141,6 +144,7 @@ def features(node: ir.Node) -> list[str]:
         "bias": has["attention_bias"],
         "windowed": modes["sliding_window_cache"],
         "noncausal": not modes["causal"],
+        "sink": has["head_sink"],
         # All see one another anyway where nothing is causal.
         "blocks": modes["causal"] and has["bidirectional_blocks"],
     }
@@ -172,6 +176,7 @@ def reference(
     q_norm_weight: Array | None = None,
     k_norm_weight: Array | None = None,
     bidirectional_blocks: Array | None = None,
+    head_sink: Array | None = None,
     *,
     num_heads: int,
     kv_num_heads: int,
@@ -245,6 +250,7 @@ def reference(
             np.where(visible, addend, -np.inf),
             scale or head_size**-0.5,
             softcap,
+            head_sink,
             chunk,
         ).swapaxes(0, 1)
         kept = resident_tokens(total, capacity, local_window_size) if sliding_window_cache else total
@@ -275,13 +281,21 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 
 
 def _online_softmax(
-    q: Array, keys: Array, values: Array, addend: Array, scale: float, softcap: float, chunk: int
+    q: Array,
+    keys: Array,
+    values: Array,
+    addend: Array,
+    scale: float,
+    softcap: float,
+    sink: Array | None,
+    chunk: int,
 ) -> Array:
     """Of one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf where masked -> [H, S, d]."""
     heads, new, _ = q.shape
     keys, values = (np.repeat(a.astype(np.float64), heads // len(a), axis=0) for a in (keys, values))
-    m_left = np.full((heads, new, 1), -np.inf)
-    l_left = np.zeros((heads, new, 1))
+    # A sink is a key whose value is 0, seen before all others.
+    m_left = np.full((heads, new, 1), -np.inf if sink is None else sink.astype(np.float64)[:, None, None])
+    l_left = np.full((heads, new, 1), float(sink is not None))
     y_left = np.zeros(q.shape)
     for first in range(0, keys.shape[1], chunk):
         part = slice(first, first + chunk)

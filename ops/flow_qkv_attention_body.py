@@ -236,11 +236,27 @@ _BLOCK_BIAS = """
 _BLOCK_NO_BIAS = """
     s1 = Identity (s0)
 """
-_BLOCK_OUTPUT = """
+_BLOCK_WEIGHTS = """
     lowest = Constant <value = float {-3.4028235e38}> ()
     s2 = Where (visible, s1, lowest)
     weights = Softmax <axis = -1> (s2)
-    o_group = MatMul (weights, values)
+    o_alone = MatMul (weights, values)
+"""
+# What the sink leaves to the keys: l / (l + e^sink) is the sigmoid of log l - sink.
+_BLOCK_SINK = """
+    last_axis = Constant <value_ints = [-1]> ()
+    log_sum = ReduceLogSumExp <keepdims = 1> (s2, last_axis)
+    one_each = Constant <value_ints = [1, 1]> ()
+    sink_shape = Concat <axis = 0> (kv_heads, minus_one, one_each)
+    sink_by_group = Reshape (head_sink, sink_shape)
+    beyond_sink = Sub (log_sum, sink_by_group)
+    share = Sigmoid (beyond_sink)
+    o_group = Mul (o_alone, share)
+"""
+_BLOCK_NO_SINK = """
+    o_group = Identity (o_alone)
+"""
+_BLOCK_OUTPUT = """
     o_split = Transpose <perm = [0, 3, 1, 2, 4]> (o_group)
     output = Reshape (o_split, by_token)
 """
@@ -261,8 +277,9 @@ def body(overload: str, tokens: int = 0) -> str:
     k, v = ("k4", "v4") if past else ("k3", "v2")
     inputs = ["q3", k, v, *(("past_k", "past_v") if past else ("", ""))]
     inputs += ["lengths", "total"]
-    if "bias" in found:
-        inputs += ["", "", "", "attention_bias"]
+    inputs += ["", "", "", "attention_bias" if "bias" in found else "", "head_sink" if "sink" in found else ""]
+    while not inputs[-1]:
+        inputs.pop()
     # Attributes that older releases of ONNX Runtime do not know are there only where they are needed.
     more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
         ", causal = 0" if "noncausal" in found else ""
@@ -299,6 +316,8 @@ def _block_attention(found: set[str], keys: str, values: str) -> str:
             _BLOCK_MASK,
             _BLOCK_SCORES,
             _BLOCK_BIAS if "bias" in found else _BLOCK_NO_BIAS,
+            _BLOCK_WEIGHTS,
+            _BLOCK_SINK if "sink" in found else _BLOCK_NO_SINK,
             _BLOCK_OUTPUT,
         ]
     )

@@ -118,6 +118,12 @@ AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
   call.cache_type = cache_type_;
   call.row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(cache_type_));
   check_blocks(call);
+  if (const Tensor& sink = call.input(kHeadSink);
+      sink.present() &&
+      (sink.type != DataType::kFloat32 || !(sink.shape == Shape{attributes_.heads}))) {
+    fail("[", attributes_.name, "] expected head_sink float of shape [", attributes_.heads,
+         "], got ", name_of(sink.type), " ", to_string(sink.shape));
+  }
   plan(call);
   return call;
 }

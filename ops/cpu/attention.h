@@ -33,6 +33,7 @@ enum AttentionInput : std::uint8_t {
   kQNormWeight,
   kKNormWeight,
   kBidirectionalBlocks,
+  kHeadSink,
   kAttentionInputs,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
@@ -194,6 +195,8 @@ class FlowQKVAttention : public Step {
   KeyRange seen_by(const AttentionRow& row, std::int64_t token) const;
   void fill(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
   void sweep(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  float denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
+                       float denominator) const;
   float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
                     std::int64_t head) const;
 

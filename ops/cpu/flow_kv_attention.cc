@@ -66,7 +66,7 @@ void FlowQKVAttention::merge_token(const AttentionCall& call, std::int64_t batch
       denominator += correction * *state.denominator;
       for (std::int64_t i = 0; i < d; ++i) out[i] += correction * state.numerator[i];
     }
-    divide(out, denominator, d);
+    divide(out, denominator_of(call, head, maximum, denominator), d);
   }
 }
 

@@ -4,6 +4,7 @@
 // (NCA) differ in the sweep only.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "ops/cpu/attention.h"
 
@@ -189,15 +190,27 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
     context_.kernels.attend_many(sweep);
   }
   for (std::int64_t r = 0; r < sweep.rows; ++r) {
+    const std::int64_t head = tile.group * per_group + r % per_group;
     if (call.plan.parts == 1) {
-      divide(memory.numerator[r], memory.denominator[r], attributes_.head_size);
+      divide(memory.numerator[r],
+             denominator_of(call, head, memory.maximum[r], memory.denominator[r]),
+             attributes_.head_size);
       continue;
     }
-    const PartState state = part_state(call, tile.batch, tile.first_token + r / per_group,
-                                       tile.group * per_group + r % per_group, tile.part);
+    const PartState state =
+        part_state(call, tile.batch, tile.first_token + r / per_group, head, tile.part);
     *state.maximum = memory.maximum[r];
     *state.denominator = memory.denominator[r];
   }
+}
+
+// With the head's sink, a key whose value is 0. A query that saw nothing stays at nothing; to a
+// sink far above all scores e^(sink - m) is infinity, and the output 0.
+float FlowQKVAttention::denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
+                                       float denominator) const {
+  const Tensor& sink = call.input(kHeadSink);
+  if (!sink.present() || denominator == 0) return denominator;
+  return denominator + std::exp(sink.as<const float>()[head] - maximum);
 }
 
 void divide(float* numerator, float denominator, std::int64_t d) {

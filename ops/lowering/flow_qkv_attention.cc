@@ -3,6 +3,7 @@
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
 #include <array>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -11,15 +12,15 @@
 namespace flownpu::lowering {
 namespace {
 
-// Inputs 0..10 are the same in both; GroupQueryAttention then has three that FlowQKVAttention
-// lacks, and the weights of the norms of query and key.
+// Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that
+// FlowQKVAttention lacks, and the weights of the norms of query and key.
 constexpr std::size_t kSharedInputs = 11;
+constexpr std::size_t kSink = 11;
 struct RefusedInput {
   std::size_t position;
   std::string_view name;
 };
-constexpr std::array<RefusedInput, 3> kRefused{
-    {{11, "head_sink"}, {12, "k_scale"}, {13, "v_scale"}}};
+constexpr std::array<RefusedInput, 2> kRefused{{{12, "k_scale"}, {13, "v_scale"}}};
 constexpr std::array<std::size_t, 2> kNormWeights{14, 15};
 
 // Those that mean the same in both.
@@ -39,6 +40,20 @@ std::int64_t head_size(const Node& node) {
   return width > 0 && width % heads == 0 ? width / heads : 0;
 }
 
+// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given.
+Value head_sink(const Node& node) {
+  Value sink = input_or_none(node, kSink);
+  if (!sink.name.empty() || node.integer("smooth_softmax", 0) <= 0) return sink;
+  const std::int64_t heads = node.required_integer("num_heads");
+  auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
+  sink.name = node.outputs[0].name + ".head_sink";
+  sink.type = DataType::kFloat32;
+  sink.shape = Shape{heads};
+  sink.constant = zeros.get();
+  sink.owner = std::move(zeros);
+  return sink;
+}
+
 }  // namespace
 
 std::string flow_qkv_attention_obstacle(const Node& node) {
@@ -46,8 +61,6 @@ std::string flow_qkv_attention_obstacle(const Node& node) {
     if (node.input(refused.position) != nullptr)
       return std::string(refused.name) + " is given: FlowQKVAttention has no such input";
   }
-  if (node.integer("smooth_softmax", 0) > 0)
-    return "smooth_softmax: FlowQKVAttention has the plain softmax only";
   for (const std::string_view name : {"k_quant_type", "v_quant_type"}) {
     if (const std::string type = node.text(name, "NONE"); type != "NONE") {
       return std::string(name) + "=" + type +
@@ -68,9 +81,11 @@ void flow_qkv_attention(Graph& graph) {
     if (!flow_qkv_attention_obstacle(node).empty()) return;
     const std::int64_t d = head_size(node);
     std::vector<Value> inputs;
-    inputs.reserve(kSharedInputs + kNormWeights.size());
+    inputs.reserve(kSharedInputs + kNormWeights.size() + 2);
     for (std::size_t i = 0; i < kSharedInputs; ++i) inputs.push_back(input_or_none(node, i));
     for (const std::size_t i : kNormWeights) inputs.push_back(input_or_none(node, i));
+    inputs.emplace_back();  // bidirectional_blocks
+    inputs.push_back(head_sink(node));
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);

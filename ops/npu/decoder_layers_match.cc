@@ -175,6 +175,7 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
   expect(attention.input(kBidirectionalBlocks) == nullptr,
          "no bidirectional_blocks: the array masks by position alone");
+  expect(attention.input(kHeadSink) == nullptr, "no head_sink: the array has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
   expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");

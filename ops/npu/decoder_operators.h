@@ -25,6 +25,7 @@ enum AttentionInput : std::uint8_t {
   kQNorm,
   kKNorm,
   kBidirectionalBlocks,
+  kHeadSink,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 

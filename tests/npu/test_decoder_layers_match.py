@@ -229,6 +229,7 @@ CASES = {
     "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),
     "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected no attention_bias"),
     "blocks": (input_of(ATTENTION, 13, VALUE), "expected no bidirectional_blocks: the array masks by position alone"),
+    "sink": (input_of(ATTENTION, 14, VALUE), "expected no head_sink: the array has none"),
     "separate keys": (input_of(ATTENTION, 1, VALUE), "expected a packed QKV projection"),
     "another length": (input_of(ATTENTION, 5, VALUE), "total_sequence_length of all layers to be the same values"),
     "no QK-norm": (without_input(ATTENTION, 11, 12), "and a QK-norm as in the layers before, .* and no QK-norm"),

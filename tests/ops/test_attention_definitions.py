@@ -39,6 +39,7 @@ class Turn:
         lengths: seqlens_k and total_sequence_length are given.
         position_ids: are given, and differ from the tokens' positions.
         dtype: the cache's type.
+        sink: a score of a key without a value is given for each head, one above and one below all others.
         blocks: of each row of the batch, the block of each new token; none if empty.
     """
 
@@ -54,6 +55,7 @@ class Turn:
     position_ids: bool = False
     dtype: Any = np.float32
     blocks: tuple[tuple[int, ...], ...] = ()
+    sink: bool = False
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(4)
@@ -67,6 +69,7 @@ class Turn:
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         self.positions = np.tile(np.arange(length), (rows, 1)) + 7 * self.position_ids
         self.addend = rng.standard_normal((*self.bias, self.new, self.longest)).astype(np.float32)
+        self.sinks = np.array([0.5, 30, -30, 2], np.float32)
         self.window = self.attributes.get("local_window_size", -1)
 
     def prepared(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -129,6 +132,8 @@ class Turn:
             given["attention_bias"] = self.addend
         if self.norm:
             given |= {"q_norm_weight": self.weights[0], "k_norm_weight": self.weights[1]}
+        if self.sink:
+            given["head_sink"] = self.sinks
         if self.blocks:
             given["bidirectional_blocks"] = np.array(self.blocks, np.int32)
         return given
@@ -160,7 +165,8 @@ class Turn:
                 heads = []
                 for h in range(H):
                     weights = np.exp(self.scores(b, h, p, visible))
-                    heads.append(weights / weights.sum() @ v[b, visible, h * G // H])
+                    whole = weights.sum() + (np.exp(np.float64(self.sinks[h])) if self.sink else 0)
+                    heads.append(weights / whole @ v[b, visible, h * G // H])
                 outputs[b, p - past] = np.stack(heads)
         return outputs
 
@@ -245,6 +251,14 @@ TURNS = {
     "bfloat16, one token": Turn((11, 5), 1, 16, {"do_rotary": 1}, norm=True, dtype=BFLOAT16),
     "float16": Turn((11,), 5, 6, dtype=np.float16),
     "float16, one token": Turn((11, 5), 1, 16, {"do_rotary": 1}, dtype=np.float16),
+    "sink": Turn((9,), 4, 12, {"do_rotary": 1}, sink=True),
+    "sink, ragged": Turn((7, 3), 7, sink=True, norm=True),
+    "sink, one token": Turn((11, 6), 1, 20, sink=True),
+    "sink, window and bias": Turn((11,), 5, 20, {"local_window_size": 4}, bias=(1, H), sink=True),
+    "sink, softcap": Turn((11,), 5, 20, {"softcap": 2.0}, sink=True),
+    "sink, non-causal": Turn((7,), 7, attributes={"causal": 0}, past=False, sink=True),
+    "sink, window-sized cache": Turn((24,), 9, 6, WINDOW, sink=True),
+    "sink and blocks": Turn((16,), 7, 20, blocks=((0, 2, 2, 2, 2, 2, 0),), sink=True),
     "blocks": Turn((9,), 9, 12, blocks=((0, 1, 1, 1, 0, 2, 2, 3, 3),)),
     "blocks, ragged": Turn(
         (9, 5), 9, 12, {"do_rotary": 1}, blocks=((1, 1, 1, 1, 1, 4, 4, 4, 4), (0, 0, 7, 7, 7, 7, 7, 7, 0))

@@ -49,6 +49,7 @@ class Conversation:
         batch: int = 1,
         rotary: bool = True,
         norm: bool = False,
+        sink: bool = False,
         heads: tuple[int, int, int] = (H, G, D),
         seed: int = 0,
         **attributes: Any,
@@ -66,6 +67,8 @@ class Conversation:
         self.tables = rope_tables(head_size=d) if rotary else (None, None)
         weights = self.rng.uniform(0.5, 1.5, (2, d)).astype(np.float32)
         self.norms = (weights[0], weights[1]) if norm else (None, None)
+        # Of the size of scores, far above and far below them.
+        self.sinks = np.resize(np.array([0.5, 200, -200, 3], np.float32), h) if sink else None
         shape = (batch, g, capacity, d)
         self.past = [np.zeros(shape, CACHE_TYPES[cache]) for _ in range(2)]
         self.lengths = np.zeros(batch, np.int64)
@@ -92,6 +95,7 @@ class Conversation:
             None,
             *self.norms,
             blocks,
+            self.sinks,
         ]
 
     def turn(self, tokens: int, lengths: list[int] | None = None, blocks: np.ndarray | None = None) -> np.ndarray:
@@ -256,6 +260,29 @@ def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     talk = Conversation(capacity=0, isa=isa, cache=cache, **attributes)
     for tokens in (19, 1):
         talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("attributes", [{}, {"local_window_size": 16}, {"softcap": 2.0}])
+def test_a_sink_takes_its_share(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+    talk = Conversation(capacity=96, cache=cache, isa=isa, norm=True, sink=True, **attributes)
+    for tokens in (37, 1, 3):
+        talk.turn(tokens)
+    talk.turn(20, blocks=blocks_of([(1, 12), (2, 8)]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_sink_is_added_once_to_parts(isa: str) -> None:
+    talk = Conversation(capacity=0, isa=isa, cache="bfloat16", rotary=False, heads=(2, 1, 256), sink=True)
+    for tokens in (1200, 1, 3):
+        talk.turn(tokens)
+
+
+def test_a_sink_of_another_shape_is_refused() -> None:
+    query = np.zeros((1, 4, (H + 2 * G) * D), np.float32)
+    with pytest.raises(RuntimeError, match=r"expected head_sink float of shape \[4\], got float \[3\]"):
+        run("FlowQKVAttention", [query, *[None] * 13, np.zeros(3, np.float32)], **SIZES)
 
 
 def blocks_of(*rows: list[tuple[int, int]]) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flownpu.ops import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul
+from flownpu.ops import dense_matmul, flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul
 from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 OPERATORS = {
-    operator.NAME: operator for operator in (q4nx_matmul, fused_dqp, q4nx_gather, flow_qkv_attention, flow_kv_attention)
+    operator.NAME: operator
+    for operator in (q4nx_matmul, fused_dqp, q4nx_gather, dense_matmul, flow_qkv_attention, flow_kv_attention)
 }
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DenseMatMul: a projection whose weight is stored unquantised or in 8 bits, any number of rows.
+
+    Y = activation(X . (W * scale) + bias) + residual               with transposed = 1: W^T, where W is [M, K]
+
+An encoder's projections are these. ONNX Runtime replaces a Cast of a constant by what it makes of it, so a graph that
+casts bfloat16 weights holds them in float32 before any execution provider sees it; this operator holds them as they are.
+
+Inputs:
+    X float32 [..., K]
+    W float32, bfloat16, float16 or int8 [K, M], or [M, K] with transposed = 1; a constant
+    scale float32 [M], optional: of an int8 weight, one for each column of the result
+    bias float32 [M], optional
+    residual float32 that broadcasts with the product, optional
+Output: Y float32 [..., M]
+Attributes: activation = "none" (default), "gelu" or "gelu_tanh"; transposed = 0 (default) or 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.ops.onnx_function import build, has_input, require_inputs
+from flownpu.ops.q4nx_matmul import gelu as gelu_tanh
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+NAME = "DenseMatMul"
+INPUTS = ("X", "W", "scale", "bias", "residual")
+OUTPUTS = ("Y",)
+ATTRIBUTES = ('activation: string = "none"', "transposed: int = 0")
+# Each activation's words among the features, and its statement.
+ACTIVATIONS = {"none": "", "gelu": '<approximate = "none">', "gelu_tanh": '<approximate = "tanh">'}
+
+
+def features(node: ir.Node) -> list[str]:
+    """What this node has of "transposed", "scale", "bias", "gelu" or "tanh", "residual": its variant.
+
+    Raises:
+        ValueError: X or W is missing, or an attribute has a value that it cannot have.
+    """
+    require_inputs(node, INPUTS[:2])
+    activation = node.attributes["activation"].value if "activation" in node.attributes else "none"
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"[{NAME}] expected activation to be one of {', '.join(ACTIVATIONS)}, got {activation!r} at node "
+            f"{node.name!r}"
+        )
+    transposed = node.attributes["transposed"].value if "transposed" in node.attributes else 0
+    if transposed not in (0, 1):
+        raise ValueError(f"[{NAME}] expected transposed to be 0 or 1, got {transposed!r} at node {node.name!r}")
+    found = ["transposed"] if transposed else []
+    found += [name for i, name in ((2, "scale"), (3, "bias")) if has_input(node, i)]
+    found += {"none": [], "gelu": ["gelu"], "gelu_tanh": ["tanh"]}[activation]
+    return found + (["residual"] if has_input(node, 4) else [])
+
+
+def function(overload: str) -> ir.Function:
+    """The definition of one variant; `overload` is its features, joined by "_"."""
+    found = overload.split("_")
+    steps = ["weight0 = Cast <to = 1> (W)"]
+    weight, product = "weight0", "product"
+    if "transposed" in found:
+        steps.append(f"weight1 = Transpose <perm = [1, 0]> ({weight})")
+        weight = "weight1"
+    if "scale" in found:
+        steps.append(f"weight2 = Mul ({weight}, scale)")
+        weight = "weight2"
+    steps.append(f"{product} = MatMul (X, {weight})")
+    if "bias" in found:
+        steps.append(f"biased = Add ({product}, bias)")
+        product = "biased"
+    for feature, activation in (("gelu", "gelu"), ("tanh", "gelu_tanh")):
+        if feature in found:
+            steps.append(f"activated = Gelu {ACTIVATIONS[activation]} ({product})")
+            product = "activated"
+    steps.append(f"Y = Add ({product}, residual)" if "residual" in found else f"Y = Identity ({product})")
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, "\n".join(steps))
+
+
+def helpers() -> list[ir.Function]:
+    """Functions that the body calls: none."""
+    return []
+
+
+def gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """GELU: x/2 (1 + erf(x / sqrt(2)))."""
+    return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / np.sqrt(2))))
+
+
+def reference(
+    x: NDArray[Any],
+    weight: NDArray[Any],
+    scale: NDArray[Any] | None = None,
+    bias: NDArray[Any] | None = None,
+    residual: NDArray[Any] | None = None,
+    *,
+    activation: str = "none",
+    transposed: int = 0,
+) -> NDArray[np.float64]:
+    """The equation in float64."""
+    w = weight.astype(np.float64)
+    if transposed:
+        w = w.T
+    if scale is not None:
+        w = w * scale.astype(np.float64)
+    y = x.astype(np.float64) @ w
+    if bias is not None:
+        y = y + bias.astype(np.float64)
+    y = {"none": lambda value: value, "gelu": gelu, "gelu_tanh": gelu_tanh}[activation](y)
+    return np.asarray(y if residual is None else y + residual.astype(np.float64))

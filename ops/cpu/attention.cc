@@ -61,6 +61,11 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
   }
   if (node.has_output(kPresentKey)) cache_type_ = node.outputs[kPresentKey].type;
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
+  // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied faster.
+  const bool cached = node.has_output(kPresentKey) || node.input(kPastKey) != nullptr;
+  constexpr auto kPairs = DataType::kBFloat16;
+  if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)
+    cache_type_ = kPairs;
   if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 &&
       cache_type_ != DataType::kFloat32) {
     fail("[", attributes_.name, "] expected a KV cache of type bfloat16, float16 or float, got ",

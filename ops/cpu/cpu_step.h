@@ -37,6 +37,9 @@ std::span<const Operator> normalization_operators();
 std::span<const Operator> elementwise_operators();
 std::span<const Operator> shape_operators();
 std::span<const Operator> part_operators();
+std::span<const Operator> dense_operators();
+std::span<const Operator> patch_operators();
+std::span<const Operator> dequantize_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
 class Scratch {

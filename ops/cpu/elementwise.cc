@@ -195,6 +195,40 @@ class Unary final : public Step {
   Function function_;
 };
 
+// GELU, with the instruction set's own exp.
+class Gelu final : public Step {
+ public:
+  Gelu(const Node& node, const Context& context, Activation activation)
+      : context_(context), activation_(activation) {
+    const Value* x = node.input(0);
+    if (x == nullptr || x->type != DataType::kFloat32) {
+      fail("[", to_string(node), "] expected an input of type float, got ",
+           x == nullptr ? "none" : name_of(x->type));
+    }
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t n = inputs[0].shape.elements();
+    context_.pool->run((n + kElementsEach - 1) / kElementsEach, [&](std::int64_t task) {
+      const std::int64_t begin = task * kElementsEach;
+      context_.kernels.activate(inputs[0].as<const float>() + begin, activation_,
+                                outputs[0].as<float>() + begin,
+                                std::min(kElementsEach, n - begin));
+    });
+  }
+
+ private:
+  Context context_;
+  Activation activation_;
+};
+
 class Cast final : public Step {
  public:
   Cast(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {
@@ -291,16 +325,15 @@ std::unique_ptr<Step> make_unary(const Node& node, const Context& context) {
   return std::make_unique<Unary>(node, context, FUNCTION);
 }
 
-float gelu_erf(float x) { return 0.5F * x * (1.0F + std::erf(x * 0.70710678F)); }
-float gelu_tanh(float x) {
-  return 0.5F * x * (1.0F + std::tanh(0.79788456F * (x + 0.044715F * x * x * x)));
-}
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 float hyperbolic_tangent(float x) { return std::tanh(x); }
 
 std::unique_ptr<Step> make_gelu(const Node& node, const Context& context) {
-  const bool approximate = node.text("approximate", "none") == "tanh";
-  return std::make_unique<Unary>(node, context, approximate ? gelu_tanh : gelu_erf);
+  const std::string approximate = node.text("approximate", "none");
+  if (approximate != "none" && approximate != "tanh")
+    fail("[", to_string(node), "] expected approximate to be none or tanh, got '", approximate, "'");
+  return std::make_unique<Gelu>(
+      node, context, approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
 }
 
 constexpr Operator kOperators[] = {

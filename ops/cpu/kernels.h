@@ -80,6 +80,36 @@ using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t row_block
 // scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
+// What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,
+// and f32, unrounded.
+enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8 };
+
+// A weight W[k, m] (transposed: [m, k]) as it lies in a model's file: f32, bf16, f16 or int8, dense,
+// row after row; `scales`, f32 [m] or null, multiply its columns.
+struct DenseWeight {
+  const void* data = nullptr;
+  DataType type = DataType::kFloat32;
+  std::int64_t k = 0;
+  std::int64_t m = 0;
+  bool transposed = false;
+  const float* scales = nullptr;
+};
+
+// Columns of a dense weight that are packed together, and the columns of a product that a kernel
+// makes at once.
+inline constexpr std::int64_t kDenseColumns = 32;
+
+enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh };
+
+// What becomes of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
+struct DenseEpilogue {
+  const float* bias = nullptr;
+  Activation activation = Activation::kNone;
+  const float* residual = nullptr;
+  float* y = nullptr;
+  std::int64_t m = 0;
+};
+
 struct Kernels {
   // "avx512", "avx2", "generic".
   const char* isa;
@@ -94,6 +124,22 @@ struct Kernels {
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
 
+  // What products of many rows may round to: kFloat where there are no dot products.
+  DenseRounding (*dense_rounding)(bool int8);
+  // 32 columns of a dense weight, from column 32 * block on, in the order in which matmul_dense
+  // reads them: dense_block_bytes(k) bytes, 64-byte aligned. Columns past the last are zero.
+  std::int64_t (*dense_block_bytes)(std::int64_t k, DenseRounding rounding);
+  void (*pack_dense)(const DenseWeight& weight, std::int64_t block, DenseRounding rounding,
+                     std::byte* packed);
+  // `count` rows of activations from row `first` on times 32 packed columns: out[count][32]. For
+  // kFloat `values` are the activations, f32 [rows][padded_k = k].
+  void (*matmul_dense)(const std::byte* packed, DenseRounding rounding,
+                       const RoundedActivations& activations, std::int64_t first,
+                       std::int64_t count, float* out);
+  // The epilogue of product[count][32], which is rows `first` .. and columns `column` .. of y.
+  void (*finish_dense)(const float* product, std::int64_t first, std::int64_t count,
+                       std::int64_t column, const DenseEpilogue& epilogue);
+
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
   void (*dequantize_row)(const std::uint8_t* blocks, std::int64_t row, std::int64_t k, float* out);
 
@@ -104,6 +150,13 @@ struct Kernels {
   // y = x / sqrt(mean(x^2) + epsilon) * weight, over n elements; weight may be null (ones). In
   // place is allowed.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, float* y, std::int64_t n);
+  // y = (x - mean) / sqrt(variance + epsilon) * weight + bias, over n elements; bias may be null.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
+                     float* y, std::int64_t n);
+  // y = activation(x), n elements.
+  void (*activate)(const float* x, Activation activation, float* y, std::int64_t n);
+  // y = exp(x - max x) / sum exp(x - max x), n elements. In place is allowed.
+  void (*softmax)(const float* x, float* y, std::int64_t n);
   // sum = x + skip, n elements.
   void (*add)(const float* x, const float* skip, float* sum, std::int64_t n);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS norms over the last axis: SimplifiedLayerNormalization and RMSNormalization (one operator
-// under two names), and SkipSimplifiedLayerNormalization, which adds a residual first and hands out
-// the sum as well.
+// Norms over the last axis: LayerNormalization; the RMS norms SimplifiedLayerNormalization and
+// RMSNormalization (one operator under two names), and SkipSimplifiedLayerNormalization, which adds a
+// residual first and hands out the sum as well; and Softmax.
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
 
@@ -59,6 +59,69 @@ class RmsNorm final : public Step {
   float epsilon_;
 };
 
+class LayerNorm final : public Step {
+ public:
+  LayerNorm(const Node& node, const Context& context)
+      : context_(context), name_(to_string(node)), epsilon_(node.number("epsilon", 1e-5F)) {
+    check_rank(node, 0);
+    if (node.has_output(1) || node.has_output(2))
+      fail("[", name_, "] expected one output, got Mean or InvStdDev as well");
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0}, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    check_weight(name_, inputs[0], inputs[1]);
+    if (inputs.size() > 2 && inputs[2].present()) check_weight(name_, inputs[0], inputs[2]);
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t n = inputs[0].shape[-1];
+    const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
+    const float* bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
+    context_.pool->run(rows, [&](std::int64_t row) {
+      context_.kernels.layer_norm(inputs[0].as<const float>() + row * n,
+                                  inputs[1].as<const float>(), bias, epsilon_,
+                                  outputs[0].as<float>() + row * n, n);
+    });
+  }
+
+ private:
+  Context context_;
+  std::string name_;
+  float epsilon_;
+};
+
+class Softmax final : public Step {
+ public:
+  Softmax(const Node& node, const Context& context) : context_(context) { check_rank(node, 0); }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0}, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t n = inputs[0].shape[-1];
+    const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
+    context_.pool->run(rows, [&](std::int64_t row) {
+      context_.kernels.softmax(inputs[0].as<const float>() + row * n,
+                               outputs[0].as<float>() + row * n, n);
+    });
+  }
+
+ private:
+  Context context_;
+};
+
 class SkipRmsNorm final : public Step {
  public:
   SkipRmsNorm(const Node& node, const Context& context)
@@ -110,6 +173,8 @@ std::unique_ptr<Step> make(const Node& node, const Context& context) {
 }
 
 constexpr Operator kOperators[] = {
+    {"", "LayerNormalization", make<LayerNorm>},
+    {"", "Softmax", make<Softmax>},
     {"", "SimplifiedLayerNormalization", make<RmsNorm>},
     {"", "RMSNormalization", make<RmsNorm>},
     {"com.microsoft", "SkipSimplifiedLayerNormalization", make<SkipRmsNorm>},

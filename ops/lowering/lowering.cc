@@ -40,8 +40,6 @@ std::string obstacle(const Node& node) {
 }
 
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
-  if (std::ranges::none_of(nodes, is_lowered))
-    return {.nodes = std::move(nodes), .on_host = {}, .summary = ""};
   const auto begin = std::chrono::steady_clock::now();
   Graph graph(std::move(nodes), outputs);
   RepackedWeights weights;
@@ -53,6 +51,8 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
   packed_qkv(graph, weights);
   gated_projection(graph, weights);
   fast_gelu(graph);
+  dense_matmul(graph);
+  unread_present(graph);
   Lowered lowered{.nodes = graph.take(), .on_host = {}, .summary = ""};
   weights.make(lowered.nodes);
   if (weights.made() > 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lowering of exported graphs: operators of `com.microsoft` that hold 4-bit weights or attend
-// become those of `ai.flownpu`, and the nodes around them are drawn in. What graph_rewrites/ does
+// Lowering of exported graphs: operators that hold weights or attend become those of `ai.flownpu`,
+// and the nodes around them are drawn in. What graph_rewrites/ does
 // to a file this does when a session is built, so that a model runs as it was exported.
 //
 // One rule a file, with the stem of its rule in graph_rewrites/ where there is one:
@@ -12,6 +12,8 @@
 //   qk_norm             norms of query and key -> inside the attention
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
+//   dense_matmul        MatMul and Gemm with a constant weight, and what follows them -> DenseMatMul
+//   unread_present      presents of an encoder's attention that nobody reads -> none
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 #pragma once
 
@@ -45,6 +47,8 @@ void split_qkv(Graph& graph);
 void qk_norm(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
+void dense_matmul(Graph& graph);
+void unread_present(Graph& graph);
 std::string fast_gelu_obstacle(const Node& node);
 void fast_gelu(Graph& graph);
 

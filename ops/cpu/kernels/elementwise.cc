@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row-wise kernels between the matrix products: gated activations, RMS norm, sums, rotary
+// Row-wise kernels between the matrix products: activations, norms, softmax, sums, rotary
 // embedding.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "ops/cpu/kernels/activations.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -21,12 +24,6 @@ void map(const float* a, const float* b, float* y, std::int64_t n, const Functio
   std::memcpy(rest[1], b + i, static_cast<std::size_t>(n - i) * sizeof(float));
   store(rest[2], function(load(rest[0]), load(rest[1])));
   std::memcpy(y + i, rest[2], static_cast<std::size_t>(n - i) * sizeof(float));
-}
-
-// GELU with the tanh of Hendrycks and Gimpel: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
-Vector gelu_tanh(Vector x) {
-  constexpr float kSqrtTwoOverPi = 0.797884561F;
-  return 0.5F * x * (1.0F + tanh(kSqrtTwoOverPi * (x + 0.044715F * x * x * x)));
 }
 
 void geglu(const float* gate, const float* up, float* y, std::int64_t n) {
@@ -54,6 +51,43 @@ void rms_norm(const float* x, const float* weight, float epsilon, float* y, std:
   }
   for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
   for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
+}
+
+void activate(const float* x, Activation activation, float* y, std::int64_t n) {
+  with_activation(activation, [&]<Activation ACTIVATION>() {
+    map(x, x, y, n, [](Vector v, Vector /*same*/) { return activate<ACTIVATION>(v); });
+  });
+}
+
+// term(vector) of each full vector, and term(float) of each element after them, summed.
+template <typename Term>
+float sum_of(const float* x, std::int64_t n, const Term& term) {
+  Vector sums{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) sums += term(load(x + i));
+  float sum = reduce_add(sums);
+  for (; i < n; ++i) sum += term(x[i]);
+  return sum;
+}
+
+// The variance is the mean of squared differences: of a large mean, the difference of two means of
+// squares would leave nothing.
+void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, float* y,
+                std::int64_t n) {
+  const auto count = static_cast<float>(n);
+  const float mean = sum_of(x, n, [](auto v) { return v; }) / count;
+  const float squares = sum_of(x, n, [mean](auto v) { return (v - mean) * (v - mean); });
+  const float scale = 1.0F / std::sqrt(squares / count + epsilon);
+  map(x, weight, y, n, [=](Vector v, Vector w) { return (v - mean) * scale * w; });
+  if (bias != nullptr) add(y, bias, y, n);
+}
+
+void softmax(const float* x, float* y, std::int64_t n) {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);
+  map(x, x, y, n, [largest](Vector v, Vector /*same*/) { return exp(v - largest); });
+  const float inverse = 1.0F / sum_of(y, n, [](auto v) { return v; });
+  map(y, y, y, n, [inverse](Vector v, Vector /*same*/) { return v * inverse; });
 }
 
 void rope(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved) {
@@ -90,6 +124,9 @@ void fill_elementwise(Kernels& kernels) {
   kernels.geglu = geglu;
   kernels.swiglu = swiglu;
   kernels.rms_norm = rms_norm;
+  kernels.layer_norm = layer_norm;
+  kernels.activate = activate;
+  kernels.softmax = softmax;
   kernels.add = add;
   kernels.rope = rope;
   kernels.store_cache = store_cache;

@@ -92,6 +92,18 @@ struct ByteRange {
   Rows inverse;
 };
 
+inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
+  const auto inverse = [](__m512 range) {
+    const __mmask16 some = _mm512_cmp_ps_mask(range, _mm512_setzero_ps(), _CMP_GT_OQ);
+    return _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F * 256.0F), range);
+  };
+  const __m512 step = _mm512_set1_ps(1.0F / 255.0F);
+  const Rows range{_mm512_sub_ps(highest.even, lowest.even),
+                   _mm512_sub_ps(highest.odd, lowest.odd)};
+  return {{{_mm512_mul_ps(range.even, step), _mm512_mul_ps(range.odd, step)}, lowest},
+          {inverse(range.even), inverse(range.odd)}};
+}
+
 inline ByteRange byte_range(const std::uint8_t* block, std::int64_t groups) {
   const __m512 largest_code = _mm512_set1_ps(15.0F);
   Rows lowest = load_group_rows(block + q4nx::kMinimumOffset);
@@ -107,15 +119,7 @@ inline ByteRange byte_range(const std::uint8_t* block, std::int64_t groups) {
     highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, even)),
                _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, odd))};
   }
-  const auto inverse = [](__m512 range) {
-    const __mmask16 some = _mm512_cmp_ps_mask(range, _mm512_setzero_ps(), _CMP_GT_OQ);
-    return _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F * 256.0F), range);
-  };
-  const __m512 step = _mm512_set1_ps(1.0F / 255.0F);
-  const Rows range{_mm512_sub_ps(highest.even, lowest.even),
-                   _mm512_sub_ps(highest.odd, lowest.odd)};
-  return {{{_mm512_mul_ps(range.even, step), _mm512_mul_ps(range.odd, step)}, lowest},
-          {inverse(range.even), inverse(range.odd)}};
+  return range_of(lowest, highest);
 }
 
 // One block of 32 rows to 8-bit codes: `groups` groups of columns.

@@ -11,6 +11,7 @@ const Kernels& kernels() {
     Kernels filled{};
     filled.isa = FLOWNPU_TEXT(FLOWNPU_ISA);
     fill_q4nx_matmul(filled);
+    fill_dense_matmul(filled);
     fill_elementwise(filled);
     fill_attention(filled);
     return filled;

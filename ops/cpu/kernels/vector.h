@@ -123,7 +123,7 @@ inline std::uint16_t half_from_float(float x) {
   return bits;
 }
 
-// Elements of a KV cache, by type.
+// Elements of a KV cache or of a weight, by type.
 struct Float {
   using Element = float;
   static Vector load_vector(const Element* x) { return load(x); }
@@ -169,6 +169,16 @@ struct Half {
   }
   static float load_one(const Element* x) { return float_from_half(*x); }
   static Element round(float x) { return half_from_float(x); }
+};
+
+struct Int8 {
+  using Element = std::int8_t;
+  static Vector load_vector(const Element* x) {
+    Bytes bytes;
+    std::memcpy(&bytes, x, sizeof(bytes));
+    return __builtin_convertvector(__builtin_convertvector(bytes, Integers), Vector);
+  }
+  static float load_one(const Element* x) { return static_cast<float>(*x); }
 };
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// DenseMatMul on the CPU, and MatMul and Gemm, which are the same without an epilogue or with a bias.
+#include "ops/cpu/dense_matmul.h"
+
+#include <algorithm>
+#include <string>
+
+#include "ops/cpu/broadcast.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+void check_float(const Node& node, std::size_t input, std::string_view what) {
+  const Value* value = node.input(input);
+  if (value == nullptr || value->type != DataType::kFloat32) {
+    fail("[", to_string(node), "] expected ", what, " to be float, got ",
+         value == nullptr ? "none" : name_of(value->type));
+  }
+}
+
+// Where the operands of a product stand among a node's inputs; kAbsent: it has none.
+constexpr std::size_t kAbsent = 99;
+struct Operands {
+  std::size_t scale = kAbsent;
+  std::size_t bias = kAbsent;
+  std::size_t residual = kAbsent;
+  bool transposed = false;
+  Activation activation = Activation::kNone;
+};
+
+class DenseMatMul final : public Step {
+ public:
+  DenseMatMul(const Node& node, const Context& context, const Operands& operands)
+      : context_(context),
+        name_(to_string(node)),
+        operands_(operands),
+        product_(DenseProduct::rounded(context)) {
+    check_float(node, 0, "X");
+    const Value* weight = node.input(1);
+    if (weight == nullptr || weight->constant == nullptr || !weight->shape ||
+        weight->shape->rank() != 2) {
+      fail("[", name_, "] expected W to be a constant of two axes");
+    }
+    type_ = weight->type;
+    if (type_ != DataType::kFloat32 && type_ != DataType::kBFloat16 &&
+        type_ != DataType::kFloat16 && type_ != DataType::kInt8) {
+      fail("[", name_, "] expected W to be float, bfloat16, float16 or int8, got ", name_of(type_));
+    }
+    k_ = (*weight->shape)[operands.transposed ? 1 : 0];
+    m_ = (*weight->shape)[operands.transposed ? 0 : 1];
+    check_columns(node, operands.scale, "scale");
+    check_columns(node, operands.bias, "bias");
+    if (node.input(operands.residual) != nullptr) check_float(node, operands.residual, "residual");
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = product_shape(inputs[0].shape);
+    if (const Tensor* residual = find(inputs, operands_.residual); residual != nullptr)
+      outputs[0] = broadcast_shapes(name_, outputs[0], residual->shape);
+  }
+
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    Scratch scratch;
+    take_product(scratch, inputs);
+    return scratch.bytes() + product_.scratch_bytes(rows_of(inputs[0]), k_, m_);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> memory) const override {
+    Scratch scratch(memory.data());
+    float* product = take_product(scratch, inputs);
+    const DenseWeight weight{inputs[1].data,        type_, k_, m_,
+                             operands_.transposed, data(inputs, operands_.scale)};
+    DenseEpilogue epilogue{data(inputs, operands_.bias), operands_.activation, nullptr,
+                           outputs[0].as<float>(), m_};
+    if (product == nullptr) {
+      epilogue.residual = data(inputs, operands_.residual);
+    } else {
+      epilogue.y = product;
+    }
+    product_.run(inputs[0].as<const float>(), rows_of(inputs[0]), weight, epilogue,
+                 memory.data() + scratch.bytes());
+    if (product == nullptr) return;
+    add(product, product_shape(inputs[0].shape), inputs[operands_.residual], outputs[0]);
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    const Value* residual = node.input(operands_.residual);
+    if (residual == nullptr) return slice_rows(node, {0}, 1);
+    if (residual->constant != nullptr) return std::nullopt;
+    return slice_rows(node, {0, operands_.residual}, 1);
+  }
+
+  std::int64_t multiply_adds() const override { return m_ * k_; }
+
+ private:
+  static const Tensor* find(std::span<const Tensor> inputs, std::size_t index) {
+    return index < inputs.size() && inputs[index].present() ? &inputs[index] : nullptr;
+  }
+  static const float* data(std::span<const Tensor> inputs, std::size_t index) {
+    const Tensor* tensor = find(inputs, index);
+    return tensor == nullptr ? nullptr : tensor->as<const float>();
+  }
+
+  void check_columns(const Node& node, std::size_t input, std::string_view what) const {
+    const Value* value = node.input(input);
+    if (value == nullptr) return;
+    check_float(node, input, what);
+    if (!value->shape || value->shape->elements() != m_ || (*value->shape)[-1] != m_) {
+      fail("[", name_, "] expected ", what, " of ", m_, " elements, got ",
+           value->shape ? to_string(*value->shape) : "an unknown shape");
+    }
+  }
+
+  std::int64_t rows_of(const Tensor& x) const { return k_ == 0 ? 0 : x.shape.elements() / k_; }
+
+  Shape product_shape(const Shape& x) const {
+    if (x.rank() == 0 || x[-1] != k_)
+      fail("[", name_, "] expected X of shape [.., ", k_, "], got ", to_string(x));
+    Shape shape = x;
+    shape[-1] = m_;
+    return shape;
+  }
+
+  // The product's memory, where a residual of another shape is added afterwards; null if the
+  // epilogue adds it.
+  float* take_product(Scratch& scratch, std::span<const Tensor> inputs) const {
+    const Tensor* residual = find(inputs, operands_.residual);
+    const Shape shape = product_shape(inputs[0].shape);
+    if (residual == nullptr || residual->shape == shape) return nullptr;
+    return scratch.take<float>(shape.elements());
+  }
+
+  // y = product + residual, where one of them is broadcast.
+  void add(const float* product, const Shape& shape, const Tensor& residual,
+           const Tensor& y) const {
+    const Broadcast<2> broadcast(y.shape, {&shape, &residual.shape});
+    const int steps[] = {broadcast.step(0), broadcast.step(1)};
+    in_parallel(*context_.pool, y.shape.elements(), [&](std::int64_t begin, std::int64_t end) {
+      broadcast.walk(begin, end, [&](std::int64_t first, std::int64_t count, const auto& offsets) {
+        const float* a = product + offsets[0];
+        const float* b = residual.as<const float>() + offsets[1];
+        for (std::int64_t i = 0; i < count; ++i)
+          y.as<float>()[first + i] = a[i * steps[0]] + b[i * steps[1]];
+      });
+    });
+  }
+
+  Context context_;
+  std::string name_;
+  Operands operands_;
+  DenseProduct product_;
+  DataType type_ = DataType::kFloat32;
+  std::int64_t k_ = 0;
+  std::int64_t m_ = 0;
+};
+
+Activation activation_of(const Node& node) {
+  const std::string text = node.text("activation", "none");
+  if (text == "none") return Activation::kNone;
+  if (text == "gelu") return Activation::kGelu;
+  if (text == "gelu_tanh") return Activation::kGeluTanh;
+  fail("[", to_string(node), "] expected activation to be none, gelu or gelu_tanh, got '", text,
+       "'");
+}
+
+// Gemm: alpha A B + beta C, without alpha and beta, for an A that is not transposed.
+std::unique_ptr<Step> make_gemm(const Node& node, const Context& context) {
+  if (node.integer("transA", 0) != 0 || node.number("alpha", 1) != 1 || node.number("beta", 1) != 1)
+    fail("[", to_string(node), "] expected transA = 0, alpha = 1 and beta = 1");
+  return std::make_unique<DenseMatMul>(
+      node, context, Operands{.bias = 2, .transposed = node.integer("transB", 0) != 0});
+}
+
+std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {
+  const Value* b = node.input(1);
+  if (b == nullptr || b->constant == nullptr || !b->shape || b->shape->rank() != 2)
+    return make_activations_matmul(node, context);
+  return std::make_unique<DenseMatMul>(node, context, Operands{});
+}
+
+constexpr Operator kOperators[] = {
+    {kDomain, "DenseMatMul", make_dense_matmul},
+    {"", "MatMul", make_matmul},
+    {"", "Gemm", make_gemm},
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context) {
+  return std::make_unique<DenseMatMul>(node, context,
+                                       Operands{.scale = 2,
+                                                .bias = 3,
+                                                .residual = 4,
+                                                .transposed = node.integer("transposed", 0) != 0,
+                                                .activation = activation_of(node)});
+}
+
+std::span<const Operator> dense_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// DenseMatMul in f32, with any instruction set: what there is without dot products of bf16 or int8,
+// and what products of a few rows use, which are not worth rounding a weight for.
+//
+// Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data cache:
+// tiles of kFloatRows rows of activations by two vectors of columns, accumulated in registers, which
+// go to `out` between stretches.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+#include "ops/cpu/kernels/with_count.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+inline Vector load_some(const float* x, std::int64_t count) {
+  if (count == kLanes) return load(x);
+  float padded[kLanes] = {};
+  std::memcpy(padded, x, static_cast<std::size_t>(count) * sizeof(float));
+  return load(padded);
+}
+
+inline void store_some(float* y, Vector v, std::int64_t count) {
+  if (count == kLanes) return store(y, v);
+  std::memcpy(y, &v, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+// Calls function.template operator()<Type>() with the weight's type.
+template <typename Function>
+void with_weight_type(DataType type, const Function& function) {
+  switch (type) {
+    case DataType::kBFloat16:
+      return function.template operator()<BFloat16>();
+    case DataType::kFloat16:
+      return function.template operator()<Half>();
+    case DataType::kInt8:
+      return function.template operator()<Int8>();
+    default:
+      return function.template operator()<Float>();
+  }
+}
+
+// Rows k .. k + count of columns 32 * block .. as out[count][32], without the scales; zero past the
+// weight's last column.
+inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_t count,
+                          std::int64_t block, float* out) {
+  const std::int64_t column = block * kDenseColumns;
+  const std::int64_t columns = std::min(kDenseColumns, weight.m - column);
+  if (columns < kDenseColumns)
+    std::memset(out, 0, static_cast<std::size_t>(count * kDenseColumns) * sizeof(float));
+  with_weight_type(weight.type, [&]<typename Type>() {
+    const auto* data = static_cast<const typename Type::Element*>(weight.data);
+    if (weight.transposed) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const auto* from = data + (column + c) * weight.k + k;
+        for (std::int64_t i = 0; i < count; ++i)
+          out[i * kDenseColumns + c] = Type::load_one(from + i);
+      }
+      return;
+    }
+    for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
+      const auto* from = data + (k + i) * weight.m + column;
+      std::int64_t c = 0;
+      for (; c + kLanes <= columns; c += kLanes) store(out + c, Type::load_vector(from + c));
+      for (; c < columns; ++c) out[c] = Type::load_one(from + c);
+    }
+  });
+}
+
+// Multiplies `count` rows of 32 columns by the weight's scales, if it has any.
+inline void scale_columns(const DenseWeight& weight, std::int64_t count, std::int64_t block,
+                          float* out) {
+  if (weight.scales == nullptr) return;
+  const std::int64_t column = block * kDenseColumns;
+  float scales[kDenseColumns] = {};
+  std::copy_n(weight.scales + column, std::min(kDenseColumns, weight.m - column), scales);
+  for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
+    for (int c = 0; c < kDenseColumns; c += kLanes) store(out + c, load(out + c) * load(scales + c));
+  }
+}
+
+// Accumulators: AVX-512 has 32 registers, 24 of them for these; others 16, for 12.
+constexpr int kFloatRows = kLanes == 16 ? 12 : 6;
+constexpr int kColumnVectors = 2;
+constexpr std::int64_t kTileColumns = static_cast<std::int64_t>(kColumnVectors) * kLanes;
+// 32 KB of packed columns.
+constexpr std::int64_t kFloatStretch = 256;
+
+// COUNT rows of activations times rows k .. end of two vectors of packed columns; out += product.
+template <int COUNT>
+void tile_dense(const float* packed, std::int64_t k, std::int64_t end, const float* x,
+                std::int64_t x_stride, float* out) {
+  Vector sum[COUNT][kColumnVectors];
+  for (int r = 0; r < COUNT; ++r) {
+    for (int v = 0; v < kColumnVectors; ++v)
+      sum[r][v] = k == 0 ? Vector{} : load(out + r * kDenseColumns + v * kLanes);
+  }
+  for (; k < end; ++k) {
+    Vector columns[kColumnVectors];
+    for (int v = 0; v < kColumnVectors; ++v)
+      columns[v] = load(packed + k * kDenseColumns + v * kLanes);
+    for (int r = 0; r < COUNT; ++r) {
+      const Vector activation = broadcast(x[r * x_stride + k]);
+      for (int v = 0; v < kColumnVectors; ++v) sum[r][v] += activation * columns[v];
+    }
+  }
+  for (int r = 0; r < COUNT; ++r) {
+    for (int v = 0; v < kColumnVectors; ++v)
+      store(out + r * kDenseColumns + v * kLanes, sum[r][v]);
+  }
+}
+
+inline void dense_float(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
+                        std::int64_t count, float* out) {
+  const auto* columns = reinterpret_cast<const float*>(packed);
+  const auto* x = static_cast<const float*>(a.values) + first * a.padded_k;
+  for (std::int64_t k = 0; k < a.padded_k; k += kFloatStretch) {
+    const std::int64_t end = std::min(k + kFloatStretch, a.padded_k);
+    for (std::int64_t row = 0; row < count; row += kFloatRows) {
+      with_count<kFloatRows>(std::min<std::int64_t>(kFloatRows, count - row), [&]<int COUNT>() {
+        for (std::int64_t c = 0; c < kDenseColumns; c += kTileColumns) {
+          tile_dense<COUNT>(columns + c, k, end, x + row * a.padded_k, a.padded_k,
+                            out + row * kDenseColumns + c);
+        }
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

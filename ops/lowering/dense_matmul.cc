@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with a constant weight, and what follows them, -> DenseMatMul:
+//
+//   MatMul(X, W), Gemm(X, W, C)                          -> DenseMatMul(X, W, -, C)
+//   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant where it lies, and s
+//   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
+//   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
+//                                                        -> DenseMatMul with bias, activation, residual
+#include <algorithm>
+#include <string>
+
+#include "ops/lowering/lowering.h"
+
+namespace flownpu::lowering {
+namespace {
+
+enum Input : std::uint8_t { kX, kWeight, kScale, kBias, kResidual, kInputs };
+
+bool is_constant(const Value* value) {
+  return value != nullptr && value->constant != nullptr && value->shape.has_value();
+}
+
+bool is_vector(const Value& value, std::int64_t elements) {
+  return is_constant(&value) && value.type == DataType::kFloat32 && value.shape->rank() > 0 &&
+         value.shape->elements() == elements && (*value.shape)[-1] == elements;
+}
+
+// A weight as it lies in the file; no name if it is none that DenseMatMul takes.
+struct Weight {
+  Value value;
+  Value scale;
+  std::int64_t k = 0;
+  std::int64_t m = 0;
+};
+
+// Of DequantizeLinear(x, scale[M]) along `axis`, without a zero point but 0.
+bool is_symmetric(const Node& node, int axis) {
+  const Value* x = node.input(0);
+  const Value* scale = node.input(1);
+  const Value* zero = node.input(2);
+  if (!is_constant(x) || x->type != DataType::kInt8 || x->shape->rank() != 2 ||
+      !is_constant(scale) || !is_vector(*scale, (*x->shape)[axis]) ||
+      node.integer("block_size", 0) != 0) {
+    return false;
+  }
+  const std::int64_t given = node.integer("axis", 1);
+  if ((given < 0 ? given + 2 : given) != axis) return false;
+  if (zero == nullptr) return true;
+  if (!is_constant(zero)) return false;
+  const auto* points = static_cast<const std::int8_t*>(zero->constant);
+  return std::all_of(points, points + zero->shape->elements(), [](int point) { return point == 0; });
+}
+
+Weight weight_of(Graph& graph, const Value& value, bool transposed) {
+  Weight weight;
+  const Node* maker = value.constant == nullptr ? graph.producer(value.name) : nullptr;
+  const Value* source = maker == nullptr ? &value : maker->input(0);
+  if (maker != nullptr) {
+    const bool cast = maker->op_type == "Cast" && maker->domain.empty() &&
+                      maker->outputs[0].type == DataType::kFloat32 && is_constant(source) &&
+                      (source->type == DataType::kBFloat16 || source->type == DataType::kFloat16);
+    const bool scaled = maker->op_type == "DequantizeLinear" && maker->domain.empty() &&
+                        is_symmetric(*maker, transposed ? 0 : 1);
+    if (!cast && !scaled) return weight;
+    if (scaled) weight.scale = maker->inputs[1];
+  } else if (value.type != DataType::kFloat32) {
+    return weight;
+  }
+  if (!is_constant(source) || source->shape->rank() != 2) return weight;
+  weight.value = *source;
+  weight.k = (*source->shape)[transposed ? 1 : 0];
+  weight.m = (*source->shape)[transposed ? 0 : 1];
+  return weight;
+}
+
+void become_product(Node& node, const Weight& weight, bool transposed, Value bias) {
+  std::vector<Value> inputs{node.inputs[0], weight.value, weight.scale, std::move(bias), {}};
+  node.op_type = "DenseMatMul";
+  node.domain = kDomain;
+  node.since_version = 1;
+  node.attributes = {{"transposed", std::int64_t{transposed}}};
+  node.inputs = std::move(inputs);
+}
+
+void matmul(Graph& graph, Node& node) {
+  const Weight weight = weight_of(graph, node.inputs[1], false);
+  if (!weight.value.name.empty()) become_product(node, weight, false, {});
+}
+
+void gemm(Graph& graph, Node& node) {
+  if (node.integer("transA", 0) != 0 || node.number("alpha", 1) != 1 || node.number("beta", 1) != 1)
+    return;
+  const bool transposed = node.integer("transB", 0) != 0;
+  const Weight weight = weight_of(graph, node.inputs[1], transposed);
+  const Value bias = input_or_none(node, 2);
+  if (weight.value.name.empty() || (!bias.name.empty() && !is_vector(bias, weight.m))) return;
+  become_product(node, weight, transposed, bias);
+}
+
+// The product that makes `value` for one reader alone.
+Node* product_of(Graph& graph, const Value& value) {
+  return graph.only_producer(value.name, "DenseMatMul", kDomain);
+}
+
+bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
+bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
+
+// `node` stands after all that `product` reads: it takes its place, and keeps its own output.
+void take_over(Graph& graph, Node& node, const Node& product) {
+  node.name = product.name;
+  node.op_type = product.op_type;
+  node.domain = product.domain;
+  node.since_version = product.since_version;
+  node.attributes = product.attributes;
+  node.inputs = product.inputs;
+  node.inputs.resize(kInputs);
+  graph.changed();
+}
+
+// Whether [.., K] with its last axis replaced by M is `to`, as far as is known: of axes of unknown
+// length there may be one, whose length follows from the others'.
+bool is_product_shape(const std::optional<Shape>& from, const std::optional<Shape>& to) {
+  if (!from || !to || from->rank() != to->rank()) return false;
+  int unknown = 0;
+  for (int axis = 0; axis + 1 < from->rank(); ++axis) {
+    if ((*from)[axis] != (*to)[axis]) return false;
+    unknown += (*from)[axis] < 0 ? 1 : 0;
+  }
+  return unknown <= 1;
+}
+
+// ORT's MatMulAddFusion makes two axes of more, for Gemm, and more of two.
+void flattened(Graph& graph, Node& node) {
+  Node* product = product_of(graph, node.inputs[0]);
+  if (product == nullptr || has(*product, kResidual)) return;
+  const Node* before = graph.producer(product->inputs[kX].name);
+  if (before == nullptr || before->op_type != "Reshape" || !before->domain.empty()) return;
+  const Value x = before->inputs[0];
+  const std::int64_t k =
+      (*product->inputs[kWeight].shape)[product->integer("transposed", 0) != 0 ? 1 : 0];
+  if (!x.shape || x.shape->rank() < 2 || (*x.shape)[-1] != k ||
+      !is_product_shape(x.shape, node.outputs[0].shape)) {
+    return;
+  }
+  take_over(graph, node, *product);
+  node.inputs[kX] = x;
+}
+
+// The other operand of an Add whose one operand is a product; null if none is.
+struct Sum {
+  Node* product = nullptr;
+  const Value* addend = nullptr;
+};
+Sum sum_of(Graph& graph, const Node& node, bool (*fits)(const Node& product, const Value& addend)) {
+  for (const int side : {0, 1}) {
+    Node* product = product_of(graph, node.inputs[side]);
+    const Value& addend = node.inputs[1 - side];
+    if (product != nullptr && !has(*product, kResidual) && fits(*product, addend))
+      return {product, &addend};
+  }
+  return {};
+}
+
+void bias(Graph& graph, Node& node) {
+  const Sum sum = sum_of(graph, node, [](const Node& product, const Value& addend) {
+    const Shape& weight = *product.inputs[kWeight].shape;
+    return !has(product, kBias) && !is_activated(product) &&
+           is_vector(addend, weight[product.integer("transposed", 0) != 0 ? 0 : 1]);
+  });
+  if (sum.product == nullptr) return;
+  const Value value = *sum.addend;
+  take_over(graph, node, *sum.product);
+  node.inputs[kBias] = value;
+}
+
+void residual(Graph& graph, Node& node) {
+  const Sum sum = sum_of(graph, node, [](const Node& /*product*/, const Value& addend) {
+    return addend.type == DataType::kFloat32;
+  });
+  if (sum.product == nullptr) return;
+  const Value value = *sum.addend;
+  take_over(graph, node, *sum.product);
+  node.inputs[kResidual] = value;
+}
+
+void activation(Graph& graph, Node& node) {
+  Node* product = product_of(graph, node.inputs[0]);
+  if (product == nullptr || has(*product, kResidual) || is_activated(*product)) return;
+  const bool approximate = node.text("approximate", "none") == "tanh";
+  take_over(graph, node, *product);
+  node.attributes.insert_or_assign("activation", std::string(approximate ? "gelu_tanh" : "gelu"));
+}
+
+}  // namespace
+
+void dense_matmul(Graph& graph) {
+  const auto apply = [&graph](std::string_view op_type, std::string_view domain, const auto& rule) {
+    graph.each(op_type, domain, [&](Node& node) { rule(graph, node); });
+  };
+  apply("MatMul", "", matmul);
+  apply("Gemm", "", gemm);
+  graph.changed();
+  apply("Reshape", "", flattened);
+  apply("Add", "", bias);
+  apply("Gelu", "", activation);
+  apply("Gelu", "com.microsoft", activation);
+  apply("Add", "", residual);
+}
+
+}  // namespace flownpu::lowering

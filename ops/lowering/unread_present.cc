@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlowQKVAttention(causal = 0) -> output, present_key, present_value; where nobody reads the presents,
+// as in an encoder, which has no cache -> output, -, -
+#include "ops/lowering/lowering.h"
+
+namespace flownpu::lowering {
+
+void unread_present(Graph& graph) {
+  graph.each("FlowQKVAttention", kDomain, [&](Node& node) {
+    if (node.integer("causal", 1) != 0) return;
+    for (std::size_t i = 1; i < node.outputs.size(); ++i) {
+      if (graph.readers(node.outputs[i].name) == 0) node.outputs[i].name.clear();
+    }
+    graph.changed();
+  });
+}
+
+}  // namespace flownpu::lowering

@@ -22,6 +22,33 @@ std::string reason_against(const Device& device, const GraphNode& node) {
   }
 }
 
+constexpr int kNotTaken = -1;
+
+// Moves nodes that read constants alone, such as those that widen a weight, to the partition that
+// reads them first: the device may take them together. They stay where a node reads them that was
+// not taken. A path from such a node goes up from there as any other does.
+void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels) {
+  std::unordered_map<std::string_view, std::size_t> sources;
+  std::unordered_map<std::size_t, int> lowest;
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const auto read = [&](std::string_view value, int level) {
+      const auto source = sources.find(value);
+      if (source == sources.end()) return;
+      const auto [entry, is_first] = lowest.try_emplace(source->second, level);
+      if (!is_first) entry->second = std::min(entry->second, level);
+    };
+    const GraphNode& node = nodes[index];
+    for (const Value& input : node.node.inputs) read(input.name, std::max(levels[index], 0));
+    for (const std::string& input : node.implicit_inputs) read(input, 0);
+    const auto is_constant = [](const Value& v) { return v.name.empty() || v.constant != nullptr; };
+    if (levels[index] != 0 || !std::ranges::all_of(node.node.inputs, is_constant)) continue;
+    for (const Value& output : node.node.outputs) {
+      if (!output.name.empty()) sources.emplace(output.name, index);
+    }
+  }
+  for (const auto& [source, level] : lowest) levels[source] = level;
+}
+
 }  // namespace
 
 // A node's level is the number of times a path to it changes from taken to rejected and back, at
@@ -34,13 +61,14 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
   };
   std::unordered_map<std::string_view, Producer> producers;
   Partitions result;
+  std::vector<int> levels(nodes.size(), kNotTaken);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     const GraphNode& node = nodes[index];
     const std::string reason = node.is_elsewhere ? "" : reason_against(device, node);
     const bool taken = reason.empty() && !node.is_elsewhere;
 
-    // -1: nothing that was taken comes before.
-    int level = taken ? 0 : -1;
+    // kNotTaken: nothing that was taken comes before.
+    int level = taken ? 0 : kNotTaken;
     const auto follow = [&](std::string_view value) {
       const auto producer = producers.find(value);
       if (producer == producers.end()) return;
@@ -54,15 +82,21 @@ Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) 
     }
 
     if (taken) {
-      const auto slot = static_cast<std::size_t>(level);
-      if (result.taken.size() <= slot) result.taken.resize(slot + 1);
-      result.taken[slot].push_back(index);
+      levels[index] = level;
     } else if (node.is_elsewhere) {
       ++result.elsewhere;
     } else {
       result.rejected.push_back({index, reason});
     }
   }
+  join_readers(nodes, levels);
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    if (levels[index] == kNotTaken) continue;
+    const auto slot = static_cast<std::size_t>(levels[index]);
+    if (result.taken.size() <= slot) result.taken.resize(slot + 1);
+    result.taken[slot].push_back(index);
+  }
+  std::erase_if(result.taken, [](const auto& partition) { return partition.empty(); });
   return result;
 }
 

@@ -38,9 +38,10 @@ class DenseMatMul final : public Step {
         product_(DenseProduct::rounded(context)) {
     check_float(node, 0, "X");
     const Value* weight = node.input(1);
-    if (weight == nullptr || weight->constant == nullptr || !weight->shape ||
-        weight->shape->rank() != 2) {
-      fail("[", name_, "] expected W to be a constant of two axes");
+    if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
+        weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
+      fail("[", name_, "] expected W of two axes whose lengths are known, got ",
+           weight != nullptr && weight->shape ? to_string(*weight->shape) : "an unknown shape");
     }
     type_ = weight->type;
     if (type_ != DataType::kFloat32 && type_ != DataType::kBFloat16 &&

@@ -31,8 +31,6 @@ _DOMAIN = "ai.flownpu"
 _FOLDED = {"FlowQKVAttention", "FlowKVAttention"}
 _UNFOLDED = {"GroupQueryAttention", "MultiHeadAttention", "Attention", "DecoderMaskedMultiHeadAttention"}
 _PAST_KEY, _BIAS = 3, 10  # inputs of FlowQKVAttention
-# Positions that one new token is folded for; a longer cache is swept in more chunks of the same tiles.
-_NOMINAL_KEYS = 4096
 
 
 @dataclass(frozen=True)
@@ -155,15 +153,15 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
     if source == "converted":
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
-    from flownpu.convert.optimum_folder import folding_level  # noqa: PLC0415 needs the extra "convert"
-    from flownpu.graph_rewrites import rewrite  # noqa: PLC0415
+    from flownpu.attention_folding import prompt_folding  # noqa: PLC0415 slow to import
+    from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
     from flownpu.graph_rewrites.plain_rewriter import rewrite_plain  # noqa: PLC0415
 
     try:
         if source == "genai":
             return rewrite(model)
         # Tables of RoPE are made when they are written: any number of positions shows what is folded.
-        return rewrite_plain(model, positions=int(settings.get("context_length", _NOMINAL_KEYS)), tile=folding_level)
+        return rewrite_plain(model, positions=int(settings.get("context_length", 1)), tile=prompt_folding)
     except ValueError as error:
         raise FlowNPUError(f"the graph is damaged, or of a form that is not known: {error}") from error
 
@@ -232,19 +230,10 @@ def _head_size(node: Any) -> int:
 def _attention(
     name: str, geometry: AttentionGeometry, prompt: tuple[int, str] | None, *, single: bool = False
 ) -> Attention:
-    from flownpu.aie.cost.attention_tiler import AttentionShape, tile_attention  # noqa: PLC0415 slow to import
-    from flownpu.aie.cost.device import DEVICES  # noqa: PLC0415
-    from flownpu.convert.optimum_folder import folding_level  # noqa: PLC0415 needs the extra "convert"
+    from flownpu.attention_folding import prompt_folding, token_folding  # noqa: PLC0415 slow to import
 
-    level, reason = (None, "") if single else prompt or folding_level(geometry)
-    token_level, token_reason = None, ""
-    if geometry.cached:
-        shape = AttentionShape(
-            geometry.heads, geometry.kv_heads, geometry.head_size, 1, _NOMINAL_KEYS,
-            geometry.window if geometry.window > 0 else None, causal=True, bias=geometry.biased,
-        )  # fmt: skip
-        tiling = tile_attention(shape, DEVICES["kraken-350"])
-        token_level, token_reason = tiling.level, f"1 token of {_NOMINAL_KEYS}: {tiling.reason}"
+    level, reason = (None, "") if single else prompt or prompt_folding(geometry)
+    token_level, token_reason = token_folding(geometry) if geometry.cached else (None, "")
     return Attention(
         name, layer_of(name), geometry.kind, geometry.heads, geometry.kv_heads, geometry.head_size, geometry.window,
         level, reason, token_level, token_reason,

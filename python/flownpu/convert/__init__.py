@@ -51,25 +51,27 @@ def convert(
         raise ConversionError(f"{source}: there is no such file or folder")
     # Imported late: they need the packages of the extra "convert".
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
+    from flownpu.convert.request import Request  # noqa: PLC0415
 
     options = ModelOptions(kv_dtype, logits, sliding_window_cache)
+    request = Request(source, output, options, context_length, force, progress)
     if source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.gguf import convert_gguf  # noqa: PLC0415
 
-        convert_gguf(source, output, options, context_length=context_length, force=force, progress=progress)
+        convert_gguf(request)
     elif (source / "genai_config.json").is_file():
         from flownpu.convert.genai_folder import convert_genai_folder  # noqa: PLC0415
 
-        convert_genai_folder(source, output, options, context_length=context_length, force=force, progress=progress)
+        convert_genai_folder(request)
     elif (source / "config.json").is_file() and any(source.glob("*.onnx")):
         from flownpu.convert.optimum_folder import convert_optimum_folder  # noqa: PLC0415
 
-        convert_optimum_folder(source, output, options, context_length=context_length, force=force, progress=progress)
+        convert_optimum_folder(request)
     elif (source / "config.json").is_file():
         from flownpu.convert.huggingface import convert_checkpoint  # noqa: PLC0415
 
-        convert_checkpoint(source, output, options, context_length=context_length, force=force, progress=progress)
+        convert_checkpoint(request)
     else:
         raise ConversionError(
             f"{source}: expected a Hugging Face checkpoint (a folder with config.json, safetensors files and "

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.checkpoint import read_json
-from flownpu.convert.data_file import aligned
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.graph_file import GRAPH_FILE, SMALL_FILES, check_data, load_graph, save_graph, tensors
+from flownpu.convert.graph_file import GRAPH_FILE, check_data, load_graph
 from flownpu.convert.huggingface import TOKENIZER_FILES
-from flownpu.convert.manifest import sha256, write_manifest
-from flownpu.convert.output import check_output, output_folder
-from flownpu.convert.progress import Stage, silent
+from flownpu.convert.output import check_output
+from flownpu.convert.rewritten_folder import make_rewritten_folder
 from flownpu.graph_rewrites import rewrite
 from flownpu.graph_rewrites.sliding_window_cache import windows
 from flownpu.ops.onnx_function import DOMAIN
@@ -27,84 +24,48 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from flownpu.convert.model_writer import ModelOptions
-    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
 
 __all__ = ["convert_genai_folder"]
 
-_PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
-
 _log = logging.getLogger(__name__)
 
 
-def convert_genai_folder(
-    source: Path,
-    output: Path,
-    options: ModelOptions,
-    *,
-    context_length: int | None = None,
-    force: bool = False,
-    progress: ProgressCallback = silent,
-) -> None:
+def convert_genai_folder(request: Request) -> None:
     """Rewrites a GenAI model for FlowNPU. Weights keep their 4-bit codes; their scales become bf16.
 
     What no rule could rewrite stays as it is, and is logged as a warning with the reason.
 
-    Args:
-        source: folder with genai_config.json, the ONNX model it names, and a tokenizer.
-        output: folder to make.
-        options: see ModelOptions.
-        context_length: positions that the model is made for; None: as many as the source allows.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+    The source is a folder with genai_config.json, the ONNX model it names, and a tokenizer.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
     """
-    check_output(output, force=force)
+    check_output(request.output, force=request.force)
+    source, options = request.source, request.options
     config = read_json(source / "genai_config.json")
     path = _graph_path(source, config)
     model = load_graph(path)
     data_files = check_data(model, path)
     try:
-        report = rewrite(
-            model,
-            kv_dtype=options.kv_dtype,
-            logits=options.logits,
-            sliding_window_cache=options.sliding_window_cache,
-        )
+        report = rewrite(model, **options.as_dict())
     except ValueError as error:
         raise ConversionError(f"{path}: the graph is damaged, or not one of ORT GenAI's: {error}") from error
     _check_rewritten(path, report)
-    config = _edited(config, source, model, options, context_length)
-    tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
-    read = [source / "genai_config.json", path, *data_files, *tokenizer]
-    size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
-    with output_folder(output, force=force, size=size + sum(file.stat().st_size for file in tokenizer)) as folder:
-        errors = save_graph(model, folder, progress)
-        (folder / "genai_config.json").write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
-        for file in tokenizer:
-            shutil.copyfile(file, folder / file.name)
-        written = sum(file.stat().st_size for file in folder.iterdir())
-        counter = Stage(progress, "sum", written + sum(file.stat().st_size for file in read), "B")
-        write_manifest(
-            folder,
-            source={
-                "kind": "genai",
-                "model_type": config["model"].get("type"),
-                "name": source.resolve().name,
-                "files": {file.name: {"sha256": sha256(file, counter.advance)} for file in read},
-            },
-            settings={**options.as_dict(), "context_length": config["model"].get("context_length")},
-            quantisation={
-                "format": "q4nx",
-                "relative_to": "the source's 4-bit weights",
-                "relative_error": errors,
-                "rewrites": report.to_json(),
-            },
-            packages=_PACKAGES,
-            advance=counter.advance,
-        )
+    config = _edited(config, source, model, options, request.context_length)
+    make_rewritten_folder(
+        request,
+        model,
+        report,
+        stage="repack",
+        copied=[source / name for name in TOKENIZER_FILES if (source / name).is_file()],
+        read=[source / "genai_config.json", path, *data_files],
+        texts={"genai_config.json": json.dumps(config, indent=4) + "\n"},
+        source={"kind": "genai", "model_type": config["model"].get("type")},
+        settings={**options.as_dict(), "context_length": config["model"].get("context_length")},
+        relative_to="the source's 4-bit weights",
+    )
 
 
 def _graph_path(source: Path, config: dict[str, Any]) -> Path:

@@ -18,17 +18,14 @@ from flownpu.convert.gguf_file import GgufFile
 from flownpu.convert.gguf_tokenizer import tokenizer_files
 from flownpu.convert.gguf_weights import ROPE_FACTORS, GgufWeights
 from flownpu.convert.output import check_output
-from flownpu.convert.progress import silent
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import Projection, weight_plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from flownpu.convert.decoder import Decoder
-    from flownpu.convert.model_writer import ModelOptions
-    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.request import Request
     from flownpu.convert.weights import Weight
 
 __all__ = ["convert_gguf"]
@@ -39,29 +36,14 @@ _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationT
 _log = logging.getLogger(__name__)
 
 
-def convert_gguf(
-    source: Path,
-    output: Path,
-    options: ModelOptions,
-    *,
-    context_length: int | None = None,
-    force: bool = False,
-    progress: ProgressCallback = silent,
-) -> None:
+def convert_gguf(request: Request) -> None:
     """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; what else is quantised again is logged.
-
-    Args:
-        source: the file.
-        output: folder to make.
-        options: see ModelOptions.
-        context_length: positions that the model is made for; None: as many as the file says.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
     """
-    check_output(output, force=force)
+    check_output(request.output, force=request.force)
+    source = request.source
     file = GgufFile(source)
     try:
         decoder = read_decoder(read_configuration(file))
@@ -70,22 +52,22 @@ def convert_gguf(
         # A value of another type than it should have.
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder)
-    decoder = limit_context(_with_rope_factors(decoder, file, tensors), context_length)
+    decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length)
     weights = QuantizedWeights(tensors)  # Gemma's norms have their offset in the file already
     plan = weight_plan(decoder)
     weights.check(plan)
     make_decoder_folder(
-        output,
+        request.output,
         decoder,
         weights,
-        options,
+        request.options,
         tokenizer=tokenizer,
         source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
         files=[source],
         quantisation={"weights": _say_types(tensors, plan)},
         packages=[*PACKAGES, "gguf"],
-        force=force,
-        progress=progress,
+        force=request.force,
+        progress=request.progress,
     )
 
 

@@ -12,15 +12,11 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.output import check_output
 from flownpu.convert.prequantised import PrequantisedWeights, read_packing
-from flownpu.convert.progress import silent
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.convert.model_writer import ModelOptions
-    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.request import Request
 
 __all__ = ["TOKENIZER_FILES", "convert_checkpoint"]
 
@@ -37,31 +33,18 @@ TOKENIZER_FILES = (
 )
 
 
-def convert_checkpoint(
-    source: Path,
-    output: Path,
-    options: ModelOptions,
-    *,
-    context_length: int | None = None,
-    force: bool = False,
-    progress: ProgressCallback = silent,
-) -> None:
+def convert_checkpoint(request: Request) -> None:
     """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
 
-    Args:
-        source: folder with config.json, safetensors files and a tokenizer.
-        output: folder to make.
-        options: see ModelOptions.
-        context_length: positions that the model is made for; None: as many as the checkpoint allows.
-        force: replace a model that is at `output`.
-        progress: hears how far it is.
+    Its folder has config.json, safetensors files and a tokenizer.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
     """
-    check_output(output, force=force)
+    check_output(request.output, force=request.force)
+    source = request.source
     checkpoint = Checkpoint(source)
-    decoder = limit_context(read_decoder(checkpoint.config, checkpoint.generation), context_length)
+    decoder = limit_context(read_decoder(checkpoint.config, checkpoint.generation), request.context_length)
     packing = read_packing(checkpoint)
     tensors = CheckpointWeights(checkpoint) if packing is None else PrequantisedWeights(checkpoint, packing)
     weights = QuantizedWeights(tensors, decoder.norm_offset)
@@ -74,10 +57,10 @@ def convert_checkpoint(
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     make_decoder_folder(
-        output,
+        request.output,
         decoder,
         weights,
-        options,
+        request.options,
         tokenizer={path.name: path.read_bytes() for path in tokenizer},
         source={
             "kind": "huggingface",
@@ -87,6 +70,6 @@ def convert_checkpoint(
         files=[source / "config.json", *checkpoint.files, *tokenizer],
         generation=checkpoint.generation,
         quantisation={"weights": tensors.describe(plan)} if isinstance(tensors, PrequantisedWeights) else None,
-        force=force,
-        progress=progress,
+        force=request.force,
+        progress=request.progress,
     )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the folder of a model whose graph was rewritten."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert.data_file import aligned
+from flownpu.convert.graph_file import SMALL_FILES, save_graph, tensors
+from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.output import output_folder
+from flownpu.convert.progress import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx_ir as ir
+
+    from flownpu.convert.request import Request
+    from flownpu.graph_rewrites import Report
+
+__all__ = ["make_rewritten_folder"]
+
+_PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
+
+
+def make_rewritten_folder(
+    request: Request,
+    model: ir.Model,
+    report: Report,
+    *,
+    stage: str,
+    copied: Sequence[Path],
+    read: Sequence[Path],
+    texts: Mapping[str, str],
+    source: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    relative_to: str,
+) -> None:
+    """Packs the weights, writes the graph, the files beside it and the manifest.
+
+    Args:
+        request: where to, and who hears how far it is.
+        model: as `graph_rewrites` left it.
+        report: what that did.
+        stage: what is done to the weights: "repack" or "quantise".
+        copied: files of the source that the output has too.
+        read: the other files of the source; the manifest has the sums of both.
+        texts: further files of the output, by name.
+        source: what the manifest says of the source, but for its files.
+        settings: what the manifest says of the options.
+        relative_to: what the weights' errors are relative to.
+
+    Raises:
+        ConversionError: a weight is damaged, or the output cannot be written; nothing is left behind.
+    """
+    files = [*read, *copied]
+    size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
+    size += sum(file.stat().st_size for file in copied)
+    with output_folder(request.output, force=request.force, size=size) as folder:
+        errors = save_graph(model, folder, request.progress, stage=stage)
+        for file in copied:
+            shutil.copyfile(file, folder / file.name)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        written = sum(file.stat().st_size for file in folder.iterdir())
+        counter = Stage(request.progress, "sum", written + sum(file.stat().st_size for file in files), "B")
+        write_manifest(
+            folder,
+            source={
+                **source,
+                "name": request.source.resolve().name,
+                "files": {file.name: {"sha256": sha256(file, counter.advance)} for file in files},
+            },
+            settings=settings,
+            quantisation={
+                "format": "q4nx",
+                "relative_to": relative_to,
+                "relative_error": errors,
+                "rewrites": report.to_json(),
+            },
+            packages=_PACKAGES,
+            advance=counter.advance,
+        )

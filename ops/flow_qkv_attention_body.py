@@ -49,12 +49,14 @@ _LENGTHS = """
     lengths = Reshape (seqlens_k, minus_one)
     total = Reshape (total_sequence_length, minus_one)
 """
+# Max of one value, not Identity: where S is known, ONNX carries its value on from Shape as int64, whatever it is cast to,
+# and the inference of GroupQueryAttention fails on that type. It carries none through Max.
 _NO_LENGTHS = """
     batch = Shape <start = 0, end = 1> (q2)
     one = Constant <value = int32 {1}> ()
     last = Sub (new, one)
     lengths = Expand (last, batch)
-    total = Identity (new)
+    total = Max (new)
 """
 # How many tokens each row of the batch had before, [batch, 1], and the new ones' places behind them, [tokens].
 _PAST_TOKENS = """

@@ -34,10 +34,11 @@ def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
     import onnx_ir as ir  # noqa: PLC0415 an optional dependency, needed here only
 
     sums = {}
-    graph = ir.load(folder / "model.onnx").graph
-    for name, value in graph.initializers.items():
+    graphs = [ir.load(path).graph for path in sorted(folder.glob("*.onnx"))]
+    for name, value in (item for graph in graphs for item in graph.initializers.items()):
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
+        # Two graphs may share a tensor: words are looked up in the table that the LM head multiplies by.
+        if isinstance(tensor, ir.ExternalTensor) and name not in sums:
             offset, length = tensor.offset or 0, tensor.length or tensor.nbytes
             file = str(tensor.location)
             crc32 = _crc32(folder / file, offset, length)

@@ -33,6 +33,15 @@ class Logits(StrEnum):
     ALL = "all"
 
 
+class VisionWeights(StrEnum):
+    """How a vision tower's matrices are stored."""
+
+    BF16 = "bf16"
+    INT8 = "int8"
+    Q4NX = "q4nx"
+    NONE = "none"
+
+
 KvDtypeOption = Annotated[KvDtype, typer.Option("--kv-dtype", help="Type of the KV cache.")]
 LogitsOption = Annotated[Logits, typer.Option("--logits", help="Logits of the last token only, or of all tokens.")]
 WindowCache = Annotated[
@@ -59,6 +68,13 @@ def convert(
     logits: LogitsOption = Logits.LAST,
     sliding_window_cache: WindowCache = False,
     context_length: ContextLength = None,
+    vision_weights: Annotated[
+        VisionWeights | None,
+        typer.Option(
+            "--vision-weights",
+            help="Type of the vision tower's matrices; none: the text decoder alone. [default: bf16, if there is one]",
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
@@ -76,6 +92,7 @@ def convert(
             logits="last" if logits is Logits.LAST else "all",
             sliding_window_cache=sliding_window_cache,
             context_length=context_length,
+            vision_weights=vision_weights.value if vision_weights is not None else None,
             force=force,
             progress=report,
         )

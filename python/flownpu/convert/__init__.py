@@ -26,6 +26,7 @@ def convert(
     logits: Logits = "last",
     sliding_window_cache: bool = False,
     context_length: int | None = None,
+    vision_weights: str | None = None,
     force: bool = False,
     progress: ProgressCallback = silent,
 ) -> None:
@@ -40,6 +41,8 @@ def convert(
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.
         context_length: positions that the model is made for; None: as many as the source allows.
+        vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
+            leaves the tower away; None: bf16 where there is one.
         force: replace a model that is at `output`.
         progress: hears how far it is.
 
@@ -55,6 +58,9 @@ def convert(
 
     options = ModelOptions(kv_dtype, logits, sliding_window_cache)
     request = Request(source, output, options, context_length, force, progress)
+    is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not any(source.glob("*.onnx"))
+    if vision_weights is not None and not is_checkpoint:
+        raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.gguf import convert_gguf  # noqa: PLC0415
@@ -71,7 +77,7 @@ def convert(
     elif (source / "config.json").is_file():
         from flownpu.convert.huggingface import convert_checkpoint  # noqa: PLC0415
 
-        convert_checkpoint(request)
+        convert_checkpoint(request, vision_weights)
     else:
         raise ConversionError(
             f"{source}: expected a Hugging Face checkpoint (a folder with config.json, safetensors files and "

@@ -126,6 +126,9 @@ class Decoder:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    image_token_id: int | None = None
+    """The token that stands for a part of a picture. The decoder's graph then takes `inputs_embeds`, and the tokens of
+    a picture see one another in both directions."""
 
     @property
     def window(self) -> int | None:

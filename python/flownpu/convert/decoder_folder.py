@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.convert.decoder import Decoder
+    from flownpu.convert.pictures import Pictures
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
 
@@ -34,6 +35,7 @@ def make_decoder_folder(
     tokenizer: Mapping[str, bytes],
     source: Mapping[str, Any],
     files: Sequence[Path],
+    pictures: Pictures | None = None,
     generation: Mapping[str, Any] | None = None,
     quantisation: Mapping[str, Any] | None = None,
     packages: Sequence[str] = PACKAGES,
@@ -50,6 +52,7 @@ def make_decoder_folder(
         tokenizer: the tokenizer's files, by name.
         source: what the manifest says of the source, but for its files.
         files: the source's files, whose sums the manifest has.
+        pictures: the vision part, of a decoder with an image token.
         generation: defaults of sampling, as in generation_config.json.
         quantisation: what the manifest says of the quantisation, but for its errors.
         packages: distributions whose versions the manifest has.
@@ -59,9 +62,11 @@ def make_decoder_folder(
     Raises:
         ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.
     """
-    size = output_bytes(decoder) + sum(map(len, tokenizer.values()))
+    size = output_bytes(decoder) + sum(map(len, tokenizer.values())) + (pictures.bytes if pictures else 0)
     with output_folder(output, force=force, size=size) as folder:
         errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)
+        if pictures:
+            errors |= pictures.write(folder, progress)
         for name, contents in tokenizer.items():
             (folder / name).write_bytes(contents)
         written = sum(path.stat().st_size for path in folder.iterdir())
@@ -69,7 +74,11 @@ def make_decoder_folder(
         write_manifest(
             folder,
             source={**source, "files": {path.name: {"sha256": sha256(path, counter.advance)} for path in files}},
-            settings={**options.as_dict(), "context_length": decoder.context_length},
+            settings={
+                **options.as_dict(),
+                "context_length": decoder.context_length,
+                **({"vision_weights": pictures.dense_format} if pictures else {}),
+            },
             quantisation={
                 "format": "q4nx",
                 **(quantisation or {}),

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
 
-__all__ = ["DEFAULT_MAX_LENGTH", "genai_config"]
+__all__ = ["DEFAULT_MAX_LENGTH", "EMBEDDING_FILE", "PROCESSOR_FILE", "VISION_FILE", "genai_config"]
+
+VISION_FILE, EMBEDDING_FILE = "vision.onnx", "embedding.onnx"
+# Not GenAI's default, processor_config.json: transformers has a file of that name, of another form.
+PROCESSOR_FILE = "image_processor.json"
 
 # GenAI allocates and zeroes the KV cache for search.max_length tokens as soon as a generator is made. Its own builder
 # writes the context's length there, 131072 tokens for many models: 18 GB of cache for Gemma3-4B. A generator that needs
@@ -66,6 +70,9 @@ def genai_config(
             },
         },
     }
+    if decoder.image_token_id is not None:
+        model |= _picture_sections(decoder.image_token_id)
+        model["decoder"]["inputs"]["inputs_embeds"] = "inputs_embeds"
     if sliding_window_cache and decoder.window is not None:
         model["decoder"]["sliding_window"] = {
             "window_size": decoder.window,
@@ -85,3 +92,21 @@ def genai_config(
         "top_p": float(settings.get("top_p", 1.0)),
     }
     return {"model": {key: value for key, value in model.items() if value is not None}, "search": search}
+
+
+def _picture_sections(image_token: int) -> dict[str, Any]:
+    """What GenAI must know of the models before the decoder. Their session options are the decoder's."""
+    return {
+        "image_token_id": image_token,
+        "vision": {
+            "filename": VISION_FILE,
+            "config_filename": PROCESSOR_FILE,
+            "inputs": {"pixel_values": "pixel_values"},
+            "outputs": {"image_features": "image_features"},
+        },
+        "embedding": {
+            "filename": EMBEDDING_FILE,
+            "inputs": {"input_ids": "input_ids", "image_features": "image_features"},
+            "outputs": {"inputs_embeds": "inputs_embeds"},
+        },
+    }

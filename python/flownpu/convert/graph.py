@@ -4,6 +4,7 @@
 Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, other letters as in `Decoder`):
 
     input_ids int64 [B, S];  attention_mask int64 [B, T]
+    inputs_embeds float32 [B, S, D], where the decoder takes pictures: input_ids then only tell which tokens are theirs
     past_key_values.{i}.key, past_key_values.{i}.value [B, G, P, d], of the KV cache's type
     logits float32 [B, 1, V] of each row's last token, or [B, S, V];  present.{i}.key, present.{i}.value
 
@@ -17,14 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
-from onnx_ir.tape import Tape
 
+from flownpu.convert.embedding_graph import EmbeddingWriter
 from flownpu.convert.weights import Projection, weight_plan
-from flownpu.ops.definitions import add_functions
-from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
+from flownpu.ops.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from flownpu.convert.decoder import Decoder
 
@@ -60,7 +60,7 @@ def build_model(
     return _Builder(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
 
 
-class _Builder:
+class _Builder(EmbeddingWriter):
     def __init__(
         self,
         decoder: Decoder,
@@ -69,36 +69,30 @@ class _Builder:
         logits: Logits,
         sliding_window_cache: bool,
     ) -> None:
+        super().__init__(tensors)
         self.decoder = decoder
         self.kv_dtype = kv_dtype
         self.all_logits = logits == "all"
         self.sliding_window_cache = sliding_window_cache
-        self.tape = Tape()
-        self.tensors = tensors
         self.projections = {weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, Projection)}
-        self.initializers: dict[str, ir.Value] = {}
-        self.inputs: list[ir.Value] = []
+        self.image_blocks: ir.Value | None = None
         self.present: list[ir.Value] = []
 
     def model(self) -> ir.Model:
         input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
         attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
         lengths, total = self._lengths(attention_mask)
-        hidden = self._layers(self._embed(input_ids), lengths, total)
+        if self.decoder.image_token_id is None:
+            embeddings = self._embed(input_ids, self.decoder)
+        else:
+            shape = ["batch_size", "sequence_length", self.decoder.hidden_size]
+            embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
+            self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
+        hidden = self._layers(embeddings, lengths, total)
         if not self.all_logits:
             hidden = self._last_token(hidden, lengths, input_ids)
         logits = self._logits(hidden)
-        graph = ir.Graph(
-            self.inputs,
-            [logits, *self.present],
-            nodes=self.tape.nodes,
-            initializers=list(self.initializers.values()),
-            opset_imports={"": OPSET, "com.microsoft": 1, DOMAIN: VERSION},
-            name=self.decoder.family,
-        )
-        model = ir.Model(graph, ir_version=IR_VERSION, producer_name="flownpu")
-        add_functions(model)
-        return model
+        return self._model(self.decoder.family, [logits, *self.present])
 
     def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar."""
@@ -109,13 +103,17 @@ class _Builder:
         total = self._op("Gather", [shape, self._integers("index_1", 1)], "total_tokens", axis=0)
         return lengths, self._op("Cast", [total], "total_sequence_length", to=ir.DataType.INT32.value)
 
-    def _embed(self, input_ids: ir.Value) -> ir.Value:
-        table = self.projections["embed_tokens"]
-        inputs = [self._weight(table.name), input_ids]
-        rows = self._op("Q4NXGather", inputs, "embed_tokens/rows", domain=DOMAIN, M=table.rows, K=table.columns)
-        if self.decoder.embedding_scale == 1.0:
-            return rows
-        return self._op("Mul", [rows, self._float("embedding_scale", self.decoder.embedding_scale)], "embeddings")
+    def _blocks(self, input_ids: ir.Value, image_token: int) -> ir.Value:
+        """The block of image tokens that each token is in, int32 [B, S]: 0 of none, else 1 + the texts' tokens before.
+
+        A run of image tokens thus has one number, and the next run a higher one, however many pictures there are.
+        """
+        is_image = self._op("Equal", [input_ids, self._integers("image_token", image_token)], "image_blocks/is_image")
+        image = self._op("Cast", [is_image], "image_blocks/image", to=ir.DataType.INT32.value)
+        one = self._initializer("one_int32", ir.tensor(1, dtype=ir.DataType.INT32, name="one_int32"))
+        text = self._op("Sub", [one, image], "image_blocks/text")
+        texts = self._op("CumSum", [text, self._integers("index_1", 1)], "image_blocks/texts")
+        return self._op("Mul", [image, self._op("Add", [texts, one], "image_blocks/number")], "image_blocks")
 
     def _layers(self, embeddings: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
         """The normalised hidden states [B, S, D] that the LM head takes."""
@@ -161,7 +159,7 @@ class _Builder:
         }
         output, *present = self.tape.op_multi_out(
             "FlowQKVAttention",
-            [qkv, None, None, *past, lengths, total, *caches, None, None, *norms],
+            [qkv, None, None, *past, lengths, total, *caches, None, None, *norms, self.image_blocks],
             attributes=attributes,
             num_outputs=3,
             domain=DOMAIN,
@@ -190,11 +188,8 @@ class _Builder:
             softcap = self._float("logit_softcap", cap)
             scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
             logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
-        logits.name = "logits"
-        logits.dtype = ir.DataType.FLOAT
         tokens = "sequence_length" if self.all_logits else 1
-        logits.shape = ir.Shape(["batch_size", tokens, self.decoder.vocabulary_size])
-        return logits
+        return self._output(logits, "logits", ["batch_size", tokens, self.decoder.vocabulary_size])
 
     def _project(self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None) -> ir.Value:
         projection = self.projections[weight]
@@ -229,39 +224,3 @@ class _Builder:
         mean.name = inverse_deviation.name = ""  # optional outputs, which nothing asks for
         normalised.name, total.name = f"/{weight}/output", f"/{weight}/sum"
         return normalised, total
-
-    def _op(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        name: str,
-        *,
-        domain: str = "",
-        **attributes: float | str,
-    ) -> ir.Value:
-        value = self.tape.op(
-            op_type, inputs, attributes, domain=domain, version=VERSION if domain else OPSET, name=f"/{name}"
-        )
-        value.name = f"/{name}/output"
-        return value
-
-    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.inputs.append(value)
-        return value
-
-    def _weight(self, name: str) -> ir.Value:
-        return self._initializer(name, self.tensors[name])
-
-    def _integers(self, name: str, values: int | list[int]) -> ir.Value:
-        return self._initializer(name, ir.tensor(values, dtype=ir.DataType.INT64, name=name))
-
-    def _float(self, name: str, value: float) -> ir.Value:
-        return self._initializer(name, ir.tensor(value, dtype=ir.DataType.FLOAT, name=name))
-
-    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        if name not in self.initializers:
-            self.initializers[name] = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-            )
-        return self.initializers[name]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from flownpu.convert.checkpoint import Checkpoint
@@ -10,7 +11,9 @@ from flownpu.convert.checkpoint_weights import CheckpointWeights
 from flownpu.convert.decoder_folder import limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
+from flownpu.convert.image_processor import settings_files
 from flownpu.convert.output import check_output
+from flownpu.convert.pictures import read_pictures
 from flownpu.convert.prequantised import PrequantisedWeights, read_packing
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import weight_plan
@@ -33,10 +36,14 @@ TOKENIZER_FILES = (
 )
 
 
-def convert_checkpoint(request: Request) -> None:
+def convert_checkpoint(request: Request, vision_weights: str | None = None) -> None:
     """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
 
     Its folder has config.json, safetensors files and a tokenizer.
+
+    Args:
+        request: what to convert, and where to.
+        vision_weights: see `read_pictures`.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
@@ -45,6 +52,11 @@ def convert_checkpoint(request: Request) -> None:
     source = request.source
     checkpoint = Checkpoint(source)
     decoder = limit_context(read_decoder(checkpoint.config, checkpoint.generation), request.context_length)
+    pictures = read_pictures(checkpoint, decoder, vision_weights)
+    if pictures is not None:
+        decoder = dataclasses.replace(
+            decoder, family=checkpoint.config["model_type"], image_token_id=pictures.image_token_id
+        )
     packing = read_packing(checkpoint)
     tensors = CheckpointWeights(checkpoint) if packing is None else PrequantisedWeights(checkpoint, packing)
     weights = QuantizedWeights(tensors, decoder.norm_offset)
@@ -67,7 +79,8 @@ def convert_checkpoint(request: Request) -> None:
             "model_type": checkpoint.config["model_type"],
             "name": source.resolve().name,
         },
-        files=[source / "config.json", *checkpoint.files, *tokenizer],
+        files=[source / "config.json", *checkpoint.files, *tokenizer, *(settings_files(source) if pictures else [])],
+        pictures=pictures,
         generation=checkpoint.generation,
         quantisation={"weights": tensors.describe(plan)} if isinstance(tensors, PrequantisedWeights) else None,
         force=request.force,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json."""
+"""Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json.
+
+One that takes pictures has embedding.onnx too, whose table is in the decoder's data file.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from flownpu.convert.data_file import DataFile, aligned
+from flownpu.convert.embedding_graph import build_embedding_model
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.genai_config import genai_config
+from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph import KV_DTYPES, Logits, build_model, rotary_cache_names
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.weights import Projection, weight_plan
+from flownpu.convert.weights import Projection, embedding_table, weight_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -121,6 +125,9 @@ def write_model(
         sliding_window_cache=options.sliding_window_cache,
     )
     ir.save(model, folder / _GRAPH_FILE)
+    if decoder.image_token_id is not None:
+        table = tensors[embedding_table(decoder).name]
+        ir.save(build_embedding_model(decoder, table), folder / EMBEDDING_FILE)
     settings = genai_config(
         decoder,
         filename=_GRAPH_FILE,

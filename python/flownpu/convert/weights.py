@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
 
-__all__ = ["BlockPart", "NormWeight", "Projection", "TensorSource", "Weight", "WeightSource", "weight_plan"]
+__all__ = ["BlockPart", "NormWeight", "Projection", "TensorSource", "Weight", "WeightSource", "embedding_table", "weight_plan"]
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,18 @@ class WeightSource(Protocol):
         """The norm's weight as the operator multiplies by it, [size]."""
 
 
+def embedding_table(decoder: Decoder) -> Projection:
+    """The table of the tokens' embeddings, which is the LM head too where the two are tied."""
+    return Projection(
+        "embed_tokens", (TensorSource("embed_tokens.weight", decoder.vocabulary_size),), decoder.hidden_size
+    )
+
+
 def weight_plan(decoder: Decoder) -> list[Weight]:
     """The weights of a decoder's graph, in order of use. Initializers have these names."""
     hidden, heads = decoder.hidden_size, decoder.heads * decoder.head_size
     kv_heads, feed_forward = decoder.kv_heads * decoder.head_size, decoder.feed_forward_size
-    plan: list[Weight] = [
-        Projection("embed_tokens", (TensorSource("embed_tokens.weight", decoder.vocabulary_size),), hidden)
-    ]
+    plan: list[Weight] = [embedding_table(decoder)]
     for i in range(len(decoder.layers)):
         layer, attention, mlp = f"layers.{i}", f"layers.{i}.self_attn", f"layers.{i}.mlp"
         before_mlp = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What writing any ONNX graph takes: named nodes, inputs, and initializers that are there once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from flownpu.ops.definitions import add_functions
+from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["GraphWriter"]
+
+
+class GraphWriter:
+    """A graph in the making. Values are float32 unless a method says otherwise."""
+
+    def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
+        """Takes the weights, by name; only those that a node reads get into the graph."""
+        self.tape = Tape()
+        self.tensors = tensors
+        self.initializers: dict[str, ir.Value] = {}
+        self.inputs: list[ir.Value] = []
+
+    def _model(self, name: str, outputs: Sequence[ir.Value]) -> ir.Model:
+        """The model of all that was written, with the functions that define its operators."""
+        graph = ir.Graph(
+            self.inputs,
+            outputs,
+            nodes=self.tape.nodes,
+            initializers=list(self.initializers.values()),
+            opset_imports={"": OPSET, "com.microsoft": 1, DOMAIN: VERSION},
+            name=name,
+        )
+        model = ir.Model(graph, ir_version=IR_VERSION, producer_name="flownpu")
+        add_functions(model)
+        return model
+
+    def _op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        *,
+        domain: str = "",
+        **attributes: float | str | Sequence[int],
+    ) -> ir.Value:
+        """A node of one output."""
+        value = self.tape.op(
+            op_type, inputs, attributes, domain=domain, version=VERSION if domain else OPSET, name=f"/{name}"
+        )
+        value.name = f"/{name}/output"
+        return value
+
+    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None] | None) -> ir.Value:
+        """An input of the graph; without a shape it takes tensors of any rank."""
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
+        self.inputs.append(value)
+        return value
+
+    def _output(self, value: ir.Value, name: str, shape: Sequence[int | str | None]) -> ir.Value:
+        """Makes a value an output of the graph."""
+        value.name, value.dtype, value.shape = name, ir.DataType.FLOAT, ir.Shape(shape)
+        return value
+
+    def _weight(self, name: str) -> ir.Value:
+        return self._initializer(name, self.tensors[name])
+
+    def _integers(self, name: str, values: int | list[int]) -> ir.Value:
+        return self._initializer(name, ir.tensor(values, dtype=ir.DataType.INT64, name=name))
+
+    def _float(self, name: str, value: float) -> ir.Value:
+        return self._initializer(name, ir.tensor(value, dtype=ir.DataType.FLOAT, name=name))
+
+    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        if name not in self.initializers:
+            self.initializers[name] = ir.Value(
+                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+            )
+        return self.initializers[name]

@@ -6,6 +6,8 @@ strides of a chunk do not grow with the context (a shim's stride reaches 2^20 wo
 layout may be longer), and a new position is one contiguous line. The capacity is a multiple of a chunk; what lies
 beyond the last key must be finite numbers, which the kernels mask.
 
+An encoder has no cache: its keys and values are read where the packed projection left them (`PackedQKV`).
+
 A **sweep** takes the chunks of `keys` positions from the one with the first visible key to the one with the last.
 """
 
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from flownpu.aie.designs.common import bits, ceil_div
 from flownpu.aie.iron_compat import TensorAccessPattern
 
-__all__ = ["ALL_KEYS", "MOVING", "Cache", "Sweep", "sweep"]
+__all__ = ["ALL_KEYS", "MOVING", "Cache", "PackedQKV", "Sweep", "sweep"]
 
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
 MOVING = 4  # words of `Sweep.words` that change with the position: chunks, first query, first key, key end
@@ -81,7 +83,7 @@ class Cache:
     def chunks(self, part: Sweep, first: int, count: int, step: int, most: int) -> list[TensorAccessPattern]:
         """A sweep's chunks of `count` vectors of a position, as many a tap as a task may repeat (`most`).
 
-        Each chunk is vector x position x d. `first`, `step`: which vectors, of the 2 x KV heads of a position.
+        Each chunk is vector x position x d. `first`, `step`: which vectors, of those of a position.
         """
         return [
             TensorAccessPattern(
@@ -92,3 +94,29 @@ class Cache:
             )
             for start in range(0, part.chunks, most)
         ]
+
+    def of_head(self, part: Sweep, head: int, most: int) -> list[TensorAccessPattern]:
+        """A sweep's chunks of one KV head: its keys, then its values."""
+        return self.chunks(part, 2 * head, 2, 1, most)
+
+
+@dataclass(frozen=True)
+class PackedQKV(Cache):
+    """Queries, keys and values [capacity, H + 2 G, d] as the packed projection makes them, read as a cache is.
+
+    Attributes:
+        heads: query heads H, before the keys.
+        pitch: elements from one position to the next, of which the last may be padding.
+    """
+
+    heads: int
+    pitch: int
+
+    @property
+    def line(self) -> int:
+        """Elements of a position."""
+        return self.pitch
+
+    def of_head(self, part: Sweep, head: int, most: int) -> list[TensorAccessPattern]:
+        """A sweep's chunks of one KV head: its keys, then its values."""
+        return self.chunks(part, self.heads + head, 2, self.kv_heads, most)

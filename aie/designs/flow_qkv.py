@@ -11,7 +11,8 @@ One *round* gives every column an item (KV head, block of tokens); its run-time 
 so they may only change when the round's outputs are there.
 
 FlowQKV-SWA (a sliding window) and FlowQKV-NCA (not causal) are the same array: the chunks of the sequence and the words
-of the run-time parameters differ.
+of the run-time parameters differ. An encoder's NCA (`packed_program`) reads queries, keys and values where the packed
+projection left them.
 
 Run-time parameters of a tile: those of attention (kernels/README.md).
 """
@@ -22,7 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import MOVING, Cache, sweep
+from flownpu.aie.designs.attention import MOVING, Cache, PackedQKV, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
@@ -123,18 +124,48 @@ class FlowQKV:
             raise ValueError(
                 f"[flow_qkv] expected keys up to a capacity in multiples of {self.keys}, got {total} of {capacity}"
             )
+        cache = Cache(capacity, self.kv_heads, self.d, self.keys)
+        line, rows = self.heads * self.d, self.padded(tokens)
+        return self._program(tokens, past, cache, rows, line, line, window=window, causal=causal, scale=scale)
+
+    def packed_program(
+        self, tokens: int, rows: int, *, line: int = 0, o_line: int = 0, scale: float | None = None
+    ) -> Program:
+        """FlowQKV-NCA over packed queries, keys and values.
+
+        Host buffers q and kv, which are one and the same: [rows, line] of [H + 2 G, d] for each token; o [rows, o_line]
+        of [H, d]; bf16. `line`, `o_line`: elements from one token to the next, where they are more than a token's.
+
+        Raises:
+            ValueError: the rows are fewer than the tokens' as padded, or no multiple of a chunk; or a line is too short.
+        """
+        packed, attended = (self.heads + 2 * self.kv_heads) * self.d, self.heads * self.d
+        line, o_line = line or packed, o_line or attended
+        if not 0 < tokens <= self.padded(tokens) <= rows or rows % self.keys or line < packed or o_line < attended:
+            raise ValueError(
+                f"[flow_qkv] expected {self.padded(tokens)} rows or more in multiples of {self.keys}, of lines of "
+                f"{packed} and {attended} or more, got {rows}, {line} and {o_line}"
+            )
+        keys = PackedQKV(rows, self.kv_heads, self.d, self.keys, self.heads, line)
+        return self._program(tokens, 0, keys, rows, line, o_line, window=None, causal=False, scale=scale)
+
+    def _program(
+        self, tokens: int, past: int, cache: Cache, rows: int, q_line: int, o_line: int, *, window: int | None,
+        causal: bool, scale: float | None,
+    ) -> Program:  # fmt: skip
+        """A call whose queries and outputs are [rows, q_line] and [rows, o_line]."""
+        total = past + tokens
         parameters = [
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]
         queries, chunks, outputs, workers = self._array(parameters)
-        cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         block = TILES * self.queries
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
-            for start in range(0, len(items), self.columns):
+            for place in range(0, len(items), self.columns):
                 tasks, windows, waiting = [], [], []
-                for column, (head, top) in enumerate(items[start : start + self.columns]):
+                for column, (head, top) in enumerate(items[place : place + self.columns]):
                     part = sweep(
                         past + top, block, total, self.keys, window=window, causal=causal, scale=scale or self.d**-0.5
                     )
@@ -142,11 +173,10 @@ class FlowQKV:
                         words = part.words(past + top + row * self.queries, self.queries)
                         parameters[column].write(row, words, moving=MOVING)
                     parameters[column].start()
-                    tap = self._tokens(head, top, self.padded(tokens))
-                    tasks.append(q_ends[column].fill(q, tap=tap, wait=True, managed=False))
-                    tasks.append(o_ends[column].drain(o, tap=tap, wait=True, managed=False))
+                    for start, buffer, line in ((q_ends[column].fill, q, q_line), (o_ends[column].drain, o, o_line)):
+                        tasks.append(start(buffer, tap=self._tokens(head, top, rows, line), wait=True, managed=False))
                     windows.append(Window())
-                    waiting.append(cache.chunks(part, 2 * head, 2, 1, limits_of(self.target).iteration_maximum))
+                    waiting.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 for turn in range(max(map(len, waiting))):
                     for column, taps in enumerate(waiting):
                         if turn < len(taps):
@@ -156,20 +186,18 @@ class FlowQKV:
                 for task in tasks:
                     task.await_()
 
-        size = self.padded(tokens) * self.heads * self.d
-        buffers = [tensor(size), tensor(cache.size), tensor(size)]
+        buffers = [tensor(rows * q_line), tensor(cache.size), tensor(rows * o_line)]
         ends = [
             *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (queries, chunks)],
             [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
         ]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
-    def _tokens(self, head: int, top: int, tokens: int) -> TensorAccessPattern:
+    def _tokens(self, head: int, top: int, rows: int, line: int) -> TensorAccessPattern:
         """An item's queries or outputs: tile x query head of the group x token x d."""
-        line = self.heads * self.d
         sizes = [TILES, self.group, self.queries, self.d]
         strides = [self.queries * line, self.d, line, 1]
-        return TensorAccessPattern([tokens * line], top * line + head * self.group * self.d, sizes, strides)
+        return TensorAccessPattern([rows * line], top * line + head * self.group * self.d, sizes, strides)
 
     # --- The array ----------------------------------------------------------------------------------------------------
 

@@ -160,11 +160,12 @@ class Gemm:
         """M and K as the buffers of a call hold them."""
         return ceil_div(m, self.height) * self.height, ceil_div(k, self.k_mt) * self.k_mt
 
-    def program(self, m: int, k: int, n: int, *, line: int = 0) -> Program:
+    def program(self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0) -> Program:
         """Host buffers a [M, K] bf16, b [N (gating: 2 N) / 32 panels][K][32] (bfp16: its bytes), c [M, N] bf16; padded.
 
         `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b is 0 from row
         K on, what a row of a has behind its K must be finite, and a ends as much behind its last row.
+        `c_line`: elements from one row of c to the next, where they are more than N; what lies between is not touched.
 
         Raises:
             ValueError: N is less than a megatile has, or no multiple of 32 (gating: n); K is too long for a task
@@ -176,12 +177,13 @@ class Gemm:
         if k > limits.iteration_maximum * self.k_mt:
             raise ValueError(f"[gemm] expected K of {limits.iteration_maximum * self.k_mt} or less, got {k}")
         widest = (limits.granule_bytes // 2 << limits.shim.stride_bits) // (self.e_y * self.m)
-        if self.e_y > 1 and n > widest:
-            raise ValueError(f"[gemm] expected N of {widest} or less with e_y of {self.e_y}, got {n}")
-        if line and line < k:
-            raise ValueError(f"[gemm] expected lines of K, {k}, or more, got {line}")
+        if self.e_y > 1 and max(n, c_line) > widest:
+            raise ValueError(f"[gemm] expected N of {widest} or less with e_y of {self.e_y}, got {max(n, c_line)}")
+        for lines, given, least in (("lines of K", line, k), ("lines of N", c_line, n)):
+            if given and given < least:
+                raise ValueError(f"[gemm] expected {lines}, {least}, or more, got {given}")
         m, k = self.padded(m, k)
-        line = line or k
+        line, c_line = line or k, c_line or n
         starts = [min(place * self.width, n - self.width) for place in range(ceil_div(n, self.width))]
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
@@ -208,7 +210,7 @@ class Gemm:
                     drains = [
                         end.drain(c, tap=tap, wait=True, managed=False)
                         for column, end in enumerate(c_ends)
-                        for tap in self._c_taps(top, start, column, m, n)
+                        for tap in self._c_taps(top, start, column, m, c_line)
                     ]
                     under_way.append((fills, drains))
             for fills, drains in under_way:
@@ -218,7 +220,7 @@ class Gemm:
         b_ends = [b.prod(tile=Tile(column, 0)) for column, (b, _) in enumerate(fifos[1])]
         c_ends = [c.cons(tile=Tile(column, 0)) for column, (c, _) in enumerate(fifos[2])]
         b_type = tensor(self._b_size(self.gates * n * k), self._b_dtype)
-        buffers = [tensor((m - 1) * line + k), b_type, tensor(m * n)]
+        buffers = [tensor((m - 1) * line + k), b_type, tensor(m * c_line)]
         return Program(device(self.target), Runtime(sequence, [*buffers, a_ends, b_ends, c_ends]), workers)
 
     # --- The array ----------------------------------------------------------------------------------------------------
@@ -355,12 +357,12 @@ class Gemm:
         first = self.gates * (start + column * width) // _PANEL
         return TensorAccessPattern([self._b_size(self.gates * n * k)], first * line, sizes, strides)
 
-    def _c_taps(self, top: int, start: int, column: int, m: int, n: int) -> list[TensorAccessPattern]:
+    def _c_taps(self, top: int, start: int, column: int, m: int, line: int) -> list[TensorAccessPattern]:
         """For each tile across of a column's: tile down x compute tile x row x columns."""
         rows, left = self.e_y * self.m, start + column * self.e_x * self.n
-        sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * n, rows * n, n, 1]
+        sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
         return [
-            TensorAccessPattern([m * n], top * n + left + x * self.n, sizes, strides).coalesce()
+            TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides).coalesce()
             for x in range(self.e_x)
         ]
 

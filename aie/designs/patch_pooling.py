@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Average pooling of image patches: SigLIP's 64 x 64 grid of 4096 tokens to 16 x 16 = 256, each the mean of 4 x 4.
 
+Gemma3 normalises the means before it projects them (`normalised`): the sums are in L1, so that costs no transfer but
+the norm's weight, which every core gets once.
+
 A core takes a line of a square of patches at a time, which are neighbours in main memory, and adds it to f32 sums; the
 last line's sums are divided and stored. Lines of squares are dealt to the cores in turn (`stream`'s items).
 
-Run-time parameters of a core: word 0, its lines of squares; word 1, squares in a line.
+Run-time parameters of a core: word 0, its lines of squares; word 1, squares in a line; normalised: word 2, epsilon's
+bits.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import BF16, F32, I32, kernel, limits_of, pieces, tensor
-from flownpu.aie.designs.stream import Operand, each, stream
+from flownpu.aie.designs.common import BF16, F32, I32, bits, kernel, limits_of, pieces, tensor
+from flownpu.aie.designs.stream import Operand, each, once, stream
 from flownpu.aie.iron_compat import Buffer, TensorAccessPattern, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Program
+    from flownpu.aie.iron_compat import ObjectFifoHandle, Program
 
 __all__ = ["PatchPooling"]
 
@@ -31,15 +35,19 @@ class PatchPooling:
         n: elements of a patch, bf16.
         side: patches of a square's side.
         cores: compute tiles, at most the target's columns.
+        normalised: y = the RMS norm of the mean, times a weight.
     """
 
     target: str
     n: int
     side: int = 4
     cores: int = 4
+    normalised: bool = False
 
-    def program(self, grid: int) -> Program:
-        """Host buffers x [grid, grid, n], y [grid / side, grid / side, n], bf16.
+    def program(self, grid: int, *, epsilon: float = 1e-6) -> Program:
+        """Host buffers x [grid, grid, n], with `normalised` weight [n], y [grid / side, grid / side, n], bf16.
+
+        `epsilon`: of the norm.
 
         Raises:
             ValueError: the grid is no multiple of a square, or has more squares in a line than a task repeats (64).
@@ -51,30 +59,30 @@ class PatchPooling:
             )
         n, side = self.n, self.side
         line, sums, pooled = tensor(side * n), tensor(n, F32), tensor(n)
+        finish = kernel("patch_pooling", "patch_pooling_finish", sums, pooled, I32, I32)
+        if self.normalised:
+            finish = kernel("patch_pooling", "patch_pooling_norm", sums, pooled, pooled, *[I32] * 3)
         kernels = [
             kernel("epilogue", "zero_f32", sums, I32),
             kernel("patch_pooling", "patch_pooling", line, sums, I32, I32),
-            kernel("patch_pooling", "patch_pooling_finish", sums, pooled, I32, I32),
+            finish,
         ]
 
-        def body(
-            x: ObjectFifoHandle,
-            y: ObjectFifoHandle,
-            zero: Kernel,
-            pool: Kernel,
-            finish: Kernel,
-            total: Buffer,
-            rtp: Any,
-        ) -> None:
+        def body(x: ObjectFifoHandle, *rest: Any) -> None:
+            *weights, y, zero, pool, finish, total, rtp = rest
             lines, count = rtp[0], rtp[1]
+            held = [weight.acquire(1) for weight in weights]
+            words = [rtp[2]] if weights else []
             for _ in range_(lines):
                 for _ in range_(count):
                     zero(total, n)
                     for _ in range_(side):
                         pool(x.acquire(1), total, side, n)
                         x.release(1)
-                    finish(total, y.acquire(1), n, side * side)
+                    finish(total, *held, y.acquire(1), n, side * side, *words)
                     y.release(1)
+            for weight in weights:
+                weight.release(1)
 
         cuts, piece = pieces(side * n, 2)
 
@@ -86,7 +94,8 @@ class PatchPooling:
         x = Operand("x", side * n, BF16, grid * grid * n, taps)
         y = each("y", squares, squares * n)
         y = Operand("y", n, BF16, y.host, y.taps)
+        inputs, words = ([x, once("weight", n)], [squares, bits(epsilon)]) if self.normalised else ([x], [squares])
         return stream(
-            self.target, self.cores, squares, [x], [y], body, kernels, [squares],
+            self.target, self.cores, squares, inputs, [y], body, kernels, words,
             state=lambda core: [Buffer(sums, name=f"sums_{core}")],
         )  # fmt: skip

@@ -75,18 +75,28 @@ def each(
     dtype: Any = BF16,
     objects: int = 1,
     depth: int = 2,
+    line: int = 0,
 ) -> Operand:
-    """`count` items of `objects` objects of `size` elements."""
+    """`count` items of `objects` objects of `size` elements.
+
+    `line`: elements from one item to the next in the host buffer, if they are more than an item's.
+
+    Raises:
+        ValueError: a line is shorter than an item.
+    """
     item, item_bytes = objects * size, np.dtype(dtype).itemsize
+    line = line or item
+    if line < item:
+        raise ValueError(f"[design] expected lines of an item of {name}, {item}, or more, got {line}")
     # Two pieces or more: the third dimension has no wrap register that would bound the number of items.
     shim, granule = LIMITS["npu2"].shim, LIMITS["npu2"].granule_bytes
     cuts, piece = pieces(item, item_bytes, most=min((1 << shim.wrap_bits) - 1, item * item_bytes // granule // 2))
 
     def taps(items: range) -> list[TensorAccessPattern]:
-        sizes, strides = [len(items), cuts, piece], [items.step * item, piece, 1]
-        return [TensorAccessPattern([count * item], items.start * item, sizes, strides)]
+        sizes, strides = [len(items), cuts, piece], [items.step * line, piece, 1]
+        return [TensorAccessPattern([count * line], items.start * line, sizes, strides)]
 
-    return Operand(name, size, dtype, count * item, taps, depth)
+    return Operand(name, size, dtype, count * line, taps, depth)
 
 
 def once(name: str, size: int, *, objects: int = 1) -> Operand:
@@ -94,9 +104,9 @@ def once(name: str, size: int, *, objects: int = 1) -> Operand:
     return Operand(name, size, BF16, objects * size, None, depth=objects)
 
 
-def ahead(name: str, size: int, operand: str) -> Operand:
-    """An object of `size` elements that comes to every core before the items of an operand, on their stream."""
-    return Operand(name, size, BF16, size, None, ahead_of=operand)
+def ahead(name: str, size: int, operand: str, *, objects: int = 1) -> Operand:
+    """`objects` objects of `size` elements that come to every core before the items of an operand, on their stream."""
+    return Operand(name, size, BF16, objects * size, None, ahead_of=operand)
 
 
 def stream(

@@ -2,7 +2,7 @@
 """The operators on rows: norms, softmax, RoPE, GeGLU and SwiGLU, each a `stream` of rows.
 
 A core has two streams in, so what takes three operands gets two of them on one: LayerNorm its weight and its bias, a
-norm with a residual the weight, ahead of the residual's rows, which the core copies.
+norm with a residual its weight (and bias), ahead of the residual's rows, which the core copies.
 
 Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits (norms) or the columns that count
 (softmax).
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Program
 
-__all__ = ["LayerNorm", "RMSNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation"]
+__all__ = [
+    "LayerNorm", "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,51 @@ class LayerNorm:
 
         operands = [each("x", rows, n), once("weight_and_bias", n, objects=2)], [each("y", rows, n)]
         return stream(self.target, self.cores, rows, *operands, body, [norm], [bits(epsilon)])
+
+
+@dataclass(frozen=True)
+class ResidualLayerNorm:
+    """A norm that takes the residual of the projection before it: s = x + residual, y = layer norm(s).
+
+    Attributes:
+        target: npu1 or npu2.
+        n: elements of a row, a multiple of 32.
+        cores: compute tiles, at most the target's columns.
+    """
+
+    target: str
+    n: int
+    cores: int = 1
+
+    def program(self, rows: int, epsilon: float, *, x_line: int = 0, y_line: int = 0) -> Program:
+        """Host buffers x, residual [rows, n], weight and bias [2, n], s and y [rows, n], bf16.
+
+        `x_line`, `y_line`: elements from one row of x and of y to the next, where they are more than n; what lies
+        between is not touched.
+        """
+        n, row = self.n, tensor(self.n)
+        kernels = [
+            kernel("copy_part", "copy_part", row, row, I32, I32),
+            kernel("layer_norm", "add_layer_norm", *[row] * 6, I32, I32, I32),
+        ]
+
+        def body(x: ObjectFifoHandle, residual: ObjectFifoHandle, *rest: Any) -> None:
+            *outputs, copy, norm, weight, bias, rtp = rest
+            count, epsilon_bits = rtp[0], rtp[1]
+            for held in (weight, bias):
+                copy(residual.acquire(1), held, 0, n)
+                residual.release(1)
+            _for_each(
+                count, (x, residual, *outputs), lambda *parts: norm(*parts[:2], weight, bias, *parts[2:], 1, n, epsilon_bits)
+            )
+
+        inputs = [
+            each("x", rows, n, line=x_line), each("residual", rows, n), ahead("weight_and_bias", n, "residual", objects=2),
+        ]  # fmt: skip
+        return stream(
+            self.target, self.cores, rows, inputs, [each("s", rows, n), each("y", rows, n, line=y_line)], body, kernels,
+            [bits(epsilon)], state=lambda core: [Buffer(row, name=f"{name}_{core}") for name in ("weight", "bias")],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(rms_norm_add),
     FLOWNPU_KERNEL(add_rms_norm),
     FLOWNPU_KERNEL(layer_norm),
+    FLOWNPU_KERNEL(add_layer_norm),
     FLOWNPU_KERNEL(rope),
     FLOWNPU_KERNEL(rope_interleaved),
     FLOWNPU_KERNEL(rms_norm_rope),
@@ -49,6 +50,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(softmax),
     FLOWNPU_KERNEL(patch_pooling),
     FLOWNPU_KERNEL(patch_pooling_finish),
+    FLOWNPU_KERNEL(patch_pooling_norm),
 #if __AIE_ARCH__ >= 21
     FLOWNPU_KERNEL(q4nx_dequant_bfp16),
     FLOWNPU_KERNEL(gemm_bfp16),

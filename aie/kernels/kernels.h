@@ -72,6 +72,9 @@ void add_rms_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* w
                   std::int32_t epsilon);
 void layer_norm(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
                 std::int32_t rows, std::int32_t n, std::int32_t epsilon);
+void add_layer_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
+                    const bfloat16* bias, bfloat16* sum, bfloat16* y, std::int32_t rows,
+                    std::int32_t n, std::int32_t epsilon);
 
 void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
           std::int32_t d);
@@ -89,6 +92,8 @@ void softmax(const float* x, bfloat16* y, std::int32_t rows, std::int32_t stride
 
 void patch_pooling(const bfloat16* x, float* sum, std::int32_t patches, std::int32_t n);
 void patch_pooling_finish(const float* sum, bfloat16* y, std::int32_t n, std::int32_t patches);
+void patch_pooling_norm(const float* sum, const bfloat16* weight, bfloat16* y, std::int32_t n,
+                        std::int32_t patches, std::int32_t epsilon);
 
 #if __AIE_ARCH__ >= 21
 void q4nx_dequant_bfp16(const std::uint8_t* block, bfp16ebs8* tile);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer normalisation:  y = (x - mean) / sqrt(variance + epsilon) weight + bias
+// Layer normalisation, alone and with the residual connection before it:
+//     y = (x - mean) / sqrt(variance + epsilon) weight + bias
 //
 // Dataflow: three passes over a row in L1; the variance is the mean of (x - mean)^2, never a
 // difference of large sums. Layout: lines(rows, n). Caller: aie/designs/vector_operators.py.
-#include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
+#include "aie/kernels/normalize.h"
 
 namespace flownpu {
 namespace {
@@ -13,7 +14,7 @@ Accumulator<kLanes> centred(const bfloat16* x, const Float<kLanes>& mean) {
   return aie::sub(Accumulator<kLanes>(aie::load_v<kLanes>(x)), mean);
 }
 
-void normalize(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
+void normalize_row(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
                unsigned n, float epsilon) {
   const float per_element = aie::inv(static_cast<float>(n));
   Accumulator<kLanes> sums = aie::zeros<accfloat, kLanes>();
@@ -52,7 +53,21 @@ void layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict weight,
   event0();
   flownpu::round_to_nearest();
   for (std::int32_t row = 0; row < rows; ++row) {
-    flownpu::normalize(x + row * n, weight, bias, y + row * n, n, flownpu::float_of(epsilon));
+    flownpu::normalize_row(x + row * n, weight, bias, y + row * n, n, flownpu::float_of(epsilon));
+  }
+  event1();
+}
+
+// The sum is rounded to bf16 before its norm is taken: that is the residual the next layer reads.
+void add_layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict residual,
+                    const bfloat16* __restrict weight, const bfloat16* __restrict bias,
+                    bfloat16* __restrict sum, bfloat16* __restrict y, std::int32_t rows,
+                    std::int32_t n, std::int32_t epsilon) {
+  event0();
+  flownpu::round_to_nearest();
+  for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, sum += n, y += n) {
+    flownpu::add(x, residual, sum, n);
+    flownpu::normalize_row(sum, weight, bias, y, n, flownpu::float_of(epsilon));
   }
   event1();
 }

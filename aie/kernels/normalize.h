@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMS normalisation of one row in registers: what rms_norm.cc and norm_rope.cc share.
+// Of one row: RMS normalisation in registers, and a residual connection. What the norms' kernels
+// share.
 #pragma once
 
 #include "aie/kernels/float_math.h"
 
 namespace flownpu {
+
+// sum = x + residual, rounded to bf16.
+inline void add(const bfloat16* x, const bfloat16* residual, bfloat16* sum, unsigned n) {
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < n; i += kLanes) {
+    const Accumulator<kLanes> left(aie::load_v<kLanes>(x + i));
+    const auto total = aie::add(left, aie::load_v<kLanes>(residual + i));
+    aie::store_v(sum + i, total.to_vector<bfloat16>());
+  }
+}
 
 // 1 / sqrt(mean(x^2) + epsilon), in all lanes.
 inline Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {

@@ -50,12 +50,7 @@ void add_rms_norm(const bfloat16* __restrict x, const bfloat16* __restrict resid
   event0();
   round_to_nearest();
   for (std::int32_t row = 0; row < rows; ++row, x += n, residual += n, sum += n, y += n) {
-    AIE_PREPARE_FOR_PIPELINING
-    for (std::int32_t i = 0; i < n; i += kLanes) {
-      const Accumulator<kLanes> left(aie::load_v<kLanes>(x + i));
-      const auto total = aie::add(left, aie::load_v<kLanes>(residual + i));
-      aie::store_v(sum + i, total.to_vector<bfloat16>());
-    }
+    add(x, residual, sum, n);
     const auto inverse = inverse_rms(sum, n, float_of(epsilon));
     AIE_PREPARE_FOR_PIPELINING
     for (std::int32_t i = 0; i < n; i += kLanes) {

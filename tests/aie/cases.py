@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Rng = np.random.Generator
 
 __all__ = [
+    "attention_expectation",
     "flow_kv_case",
     "flow_qkv_case",
     "fused_dqp_case",
@@ -126,7 +127,7 @@ def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:
     return bf16(rng.normal(size=(capacity, kv_heads, 2, d)))
 
 
-def _attention(q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int) -> tuple[np.ndarray, np.ndarray]:
+def attention_expectation(q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int) -> tuple[np.ndarray, np.ndarray]:
     """The expectation and the tolerance of queries [tokens, heads, d], in the same shape, by a `Sweep` a KV head."""
     tokens, heads, d = q.shape
     kv_heads, in_blocks = kv.shape[1], bool(of_sweep.pop("in_blocks"))
@@ -144,7 +145,7 @@ def flow_kv_case(design: FlowKV, total: int, capacity: int, rng: Rng, *, window:
     """The token at total - 1 over the keys before it."""
     q, kv = bf16(rng.normal(size=(1, design.heads, design.d))), _cache(rng, capacity, design.kv_heads, design.d)
     sweep = {"chunk": design.keys, "key_end": total, "first_query": total - 1, "window": window or ALL}
-    expected, tolerance = _attention(q, kv, flow_kv_attention, in_blocks=False, **sweep)
+    expected, tolerance = attention_expectation(q, kv, flow_kv_attention, in_blocks=False, **sweep)
     return Case(plan_of(design.program(total, capacity, window=window)), {"q": q, "kv": kv}, "o", expected, tolerance)
 
 
@@ -157,7 +158,7 @@ def flow_qkv_case(
     sweep = {"key_end": past + tokens, "first_query": past, "window": window or ALL, "causal": int(causal)}
     in_blocks = design.target == "npu2"
     chunks = {"chunk": design.keys, "in_blocks": in_blocks}
-    expected, tolerance = _attention(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)
+    expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)
     plan = plan_of(design.program(tokens, past, capacity, window=window, causal=causal))
     return Case(plan, {"q": q, "kv": kv}, "o", expected, tolerance, lambda o: o.reshape(size)[:tokens])
 

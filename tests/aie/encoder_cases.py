@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases for the emulator, of what an encoder of images adds to the designs.
+
+As in tests/aie/cases.py: random inputs, float64 references, tolerances of the kernels' tests. All host buffers have
+lines longer than what they hold; what lies between must not be read, or must stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.designs.bias import bias_column
+from flownpu.ops import flow_qkv_attention, q4nx_matmul
+from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation
+from tests.aie.design_cases import as_multiplied
+from tests.aie.emulation import Case, plan_of
+from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, bf16, panels, wide
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.flow_qkv import FlowQKV
+    from flownpu.aie.designs.gemm import Gemm
+    from flownpu.aie.designs.patch_pooling import PatchPooling
+    from flownpu.aie.designs.vector_operators import ResidualLayerNorm
+
+    Rng = np.random.Generator
+
+__all__ = ["biased_gemm_case", "packed_flow_qkv_case", "pooled_norm_case", "residual_layer_norm_case"]
+
+_PAD = 32  # of lines, beyond what they hold
+
+
+def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, output: str = "y") -> Case:
+    """s = x + residual, y = layer norm(s), of lines of x and y that are longer than a row."""
+    n, line = design.n, design.n + _PAD
+    x, affine = bf16(rng.normal(size=(rows, line)) * 3), bf16(rng.normal(size=(2, n)))
+    residual, before = bf16(rng.normal(size=(rows, n)) * 3 + 2), bf16(rng.normal(size=(rows, line)))
+    weight, bias = wide(affine)
+    summed = wide(bf16(x[:, :n].astype(np.float32) + residual.astype(np.float32)))
+    if output == "s":
+        expected, tolerance = summed, np.zeros(summed.shape)  # two bf16 numbers' f32 sum, rounded to the nearest
+    else:
+        mean, deviation = summed.mean(-1, keepdims=True), summed.std(-1, keepdims=True)
+        normal = (summed - mean) / np.sqrt(deviation**2 + 1e-6) * weight
+        # As of LayerNorm (design_cases.py).
+        shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
+        relative = 3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING
+        expected, tolerance = wide(before), np.zeros(before.shape)
+        expected[:, :n] = normal + bias
+        tolerance[:, :n] = BF16_ROUNDING * np.abs(normal + bias) + relative * np.abs(normal) + shift + 2.0**-20
+    inputs = {"x": x, "residual": residual, "weight_and_bias": affine, "y": before}
+    return Case(plan_of(design.program(rows, 1e-6, x_line=line, y_line=line)), inputs, output, expected, tolerance)
+
+
+def biased_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
+    """act(A B + bias): the bias is B's row `bias_column`, where A has ones, and C's lines are those of the next A."""
+    place = bias_column(k)
+    rows, inner = design.padded(m, place + 1)
+    line = n + _PAD
+    a, b = bf16(rng.normal(size=(rows, inner))), np.zeros((inner, n))
+    a[:, k:], a[:, place] = 0, 1
+    b[:k], b[place] = rng.normal(size=(k, n)), rng.normal(size=n) * 3
+    before = bf16(rng.normal(size=(rows, line)))
+    left, right = as_multiplied(a, bf16(b), design.target)
+    sums = left @ right
+    tolerance = (inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
+    act = sums
+    if design.epilogue == "gelu":
+        act = q4nx_matmul.gelu(sums)
+        tolerance = STEEPEST * tolerance + activation_tolerance(sums, act)
+    expected, off = wide(before), np.zeros(before.shape)
+    expected[:, :n] = act
+    off[:, :n] = tolerance + BF16_ROUNDING * (np.abs(act) + tolerance)
+    inputs = {"a": a, "b": panels(bf16(b)), "c": before}
+    return Case(plan_of(design.program(m, place + 1, n, c_line=line)), inputs, "c", expected, off)
+
+
+def packed_flow_qkv_case(design: FlowQKV, tokens: int, rng: Rng) -> Case:
+    """Every token sees every other; queries, keys and values lie in the lines of one buffer, with rows to spare."""
+    heads, kv_heads, d = design.heads, design.kv_heads, design.d
+    rows = design.padded(tokens) + design.keys
+    qkv = bf16(rng.normal(size=(rows, (heads + 2 * kv_heads) * d + _PAD)))
+    by_head = qkv[:, :-_PAD].reshape(rows, -1, d)
+    q, k, v = np.split(by_head, [heads, heads + kv_heads], axis=1)
+    chunks = {"chunk": design.keys, "in_blocks": design.target == "npu2"}
+    of_tokens, tolerance = attention_expectation(
+        q[:tokens], np.stack([k, v], 2), flow_qkv_attention, key_end=tokens, causal=0, **chunks
+    )
+    before = bf16(rng.normal(size=(rows, heads * d + _PAD)))
+    expected, off = wide(before[:tokens]), np.zeros((tokens, before.shape[1]))
+    expected[:, :-_PAD], off[:, :-_PAD] = of_tokens.reshape(tokens, -1), tolerance.reshape(tokens, -1)
+    plan = plan_of(design.packed_program(tokens, rows, line=qkv.shape[1], o_line=before.shape[1]))
+    inputs = {"q": qkv, "kv": qkv, "o": before}
+    return Case(plan, inputs, "o", expected, off, lambda o: o.reshape(before.shape)[:tokens])
+
+
+def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
+    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, so that it shows."""
+    side, n, epsilon = design.side, design.n, 0.1
+    x, weight = bf16(rng.normal(size=(grid, grid, n))), bf16(rng.normal(size=n))
+    squares = wide(x).reshape(grid // side, side, grid // side, side, n)
+    mean, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
+    inverse = 1 / np.sqrt((mean**2).mean(-1, keepdims=True) + epsilon)
+    expected = mean * inverse * wide(weight)
+    # The sums' f32 additions; of the root's argument, whose error counts half, a split square, its f32 sum and 1/n; the
+    # root's inverse and two products.
+    relative = PRODUCT / 2 + (INVERSE + n * F32_ROUNDING) / 2 + INVERSE + 2 * PRODUCT + BF16_ROUNDING
+    tolerance = relative * np.abs(expected) + side**2 * F32_ROUNDING * magnitude * inverse * np.abs(wide(weight))
+    return Case(plan_of(design.program(grid, epsilon=epsilon)), {"x": x, "weight": weight}, "y", expected, tolerance)

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image files of any size and mode, made into what a vision model takes: upright, opaque, RGB, of one size.
+
+Pillow decodes and resizes, by the method that transformers' image processors use, so that the pixels are theirs. A file
+is decoded within `DECODING_MEMORY`: what needs more is reduced while it is decoded where its format allows that (JPEG),
+and refused where it does not. Pillow is an optional dependency: import this module with `flownpu.errors.require`.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from flownpu.errors import FlowNPUError
+
+__all__ = ["ImageSize", "PreparedImage", "read_image"]
+
+DECODING_MEMORY = 400 * 2**20
+"""Bytes that the pixels of one file may take: of the 600 MB that a run may use beyond the weights, two thirds."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
+# Bytes a pixel that Pillow 13 takes until a file is decoded. Four are its picture, in every mode of several channels;
+# the other decoders keep a frame or two of their own (WebP's animation decoder two of four bytes, then a copy), TIFF's a
+# strip, which may be the whole file at 16 bits a channel, and the file. tests/cli/test_images.py measures them.
+PICTURE_BYTES = 4
+DECODER_BYTES = {"WEBP": 17, "AVIF": 16, "TIFF": 16}
+# The coefficients of a progressive JPEG, of each channel: they are all held, whatever size is asked for.
+COEFFICIENT_BYTES = 2
+# The EXIF orientations that exchange rows and columns.
+EXCHANGED = range(5, 9)
+# Rows are made RGB a few at a time, so that no step has a copy of the whole picture.
+BAND_PIXELS = 2**20
+
+
+@dataclass(frozen=True)
+class ImageSize:
+    """What a model's vision encoder takes."""
+
+    width: int
+    height: int
+    interpolation: str = "BILINEAR"
+    """Pillow's name of the method by which transformers resizes for this model."""
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """One image in the size of the model."""
+
+    path: Path
+    width: int
+    """Pixels of the file, as it is to be looked at: turned by its EXIF orientation."""
+    height: int
+    kind: str
+    """The file's format, such as "JPEG"."""
+    png: bytes
+    """The image in the model's size, RGB, as a PNG file: without loss, and what ORT GenAI's decoder reads."""
+
+
+def read_image(path: Path, size: ImageSize) -> PreparedImage:
+    """Reads the first frame of an image file for a model.
+
+    Transparent parts become white. A picture of up to 50 megapixels is resized in one step, and then has the pixels
+    that transformers makes of it; a larger one is reduced by whole factors first.
+
+    Raises:
+        FlowNPUError: the file is missing, is no image, is damaged or takes more than `DECODING_MEMORY`; names the file.
+    """
+    _check_file(path)
+    try:
+        with warnings.catch_warnings():
+            # Of sizes that are within our own limit, and of broken metadata, of which only the orientation matters.
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=FORMATS) as source:
+                return _prepare(source, path, size)
+    except FlowNPUError:
+        raise
+    except Image.DecompressionBombError as error:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0) / 1e6
+        raise FlowNPUError(
+            f"{path} has more pixels than Pillow opens, {limit:.0f} megapixels: make the image smaller first"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise FlowNPUError(
+            f"{path} is not an image that can be read; expected a file of one of {', '.join(FORMATS)}"
+        ) from error
+    except Exception as error:  # a decoder may raise anything at a damaged file
+        raise FlowNPUError(
+            f"{path} is damaged or cut short, or a kind of image that Pillow does not read: {error}"
+        ) from error
+
+
+def _check_file(path: Path) -> None:
+    """Raises FlowNPUError unless there is a file with something in it."""
+    if path.is_dir():
+        raise FlowNPUError(f"{path} is a folder; expected an image file")
+    if not path.exists():
+        raise FlowNPUError(f"no such image file: {path}")
+    if not path.is_file():
+        raise FlowNPUError(f"{path} is not a regular file; expected an image file")
+    if path.stat().st_size == 0:
+        raise FlowNPUError(f"{path} is empty (0 bytes); expected an image file")
+
+
+def _prepare(source: Image.Image, path: Path, size: ImageSize) -> PreparedImage:
+    shown = source.size
+    scale = _fit_in_memory(source, path, size)
+    decoded = source.size
+    source.load()
+    if source.size != decoded:
+        shown = shown[::-1]  # a TIFF, which Pillow turns by itself
+    # Only now: of some formats Pillow decodes the pixels to find it.
+    orientation = source.getexif().get(ExifTags.Base.Orientation, 1)
+    picture = _rgb(source, (shown[0] / scale, shown[1] / scale), path, size)
+    source.close()  # gives its memory back before the picture is turned
+    upright = _upright(picture, orientation)
+    if orientation in EXCHANGED:
+        shown = shown[::-1]
+    small = upright.resize((size.width, size.height), Image.Resampling[size.interpolation])
+    png = io.BytesIO()
+    small.save(png, "PNG", compress_level=1)
+    return PreparedImage(path, *shown, source.format or "", png.getvalue())
+
+
+def _fit_in_memory(source: Image.Image, path: Path, size: ImageSize) -> int:
+    """Has a large JPEG reduced while it is decoded.
+
+    Returns:
+        By how much: 1, 2, 4 or 8.
+
+    Raises:
+        FlowNPUError: a picture does not fit in DECODING_MEMORY.
+    """
+    pixels = source.width * source.height
+    decoder = DECODER_BYTES.get(source.format or "", PICTURE_BYTES)
+    held, scale = 0, 1
+    if source.format in {"JPEG", "MPO"}:
+        held = COEFFICIENT_BYTES * len(source.getbands()) * pixels if source.info.get("progressive") else 0
+        if _is_large(source) or held + decoder * pixels > DECODING_MEMORY:
+            width = source.width
+            # At least twice as large as the model takes.
+            source.draft(None, (2 * size.width, 2 * size.height))
+            scale = round(width / source.width)
+    needed = held + decoder * source.width * source.height
+    if needed > DECODING_MEMORY:
+        raise FlowNPUError(
+            f"{path} has {pixels / 1e6:.0f} megapixels, and to decode it ({source.format}) takes {needed / 2**20:.0f} "
+            f"MiB; the limit is {DECODING_MEMORY / 2**20:.0f} MiB, which is "
+            f"{pixels / 1e6 * DECODING_MEMORY / needed:.0f} megapixels: make the image smaller first"
+        )
+    return scale
+
+
+def _is_large(source: Image.Image) -> bool:
+    """Whether the decoded picture and an RGB picture of the same size do not fit in memory together."""
+    return 2 * PICTURE_BYTES * source.width * source.height > DECODING_MEMORY
+
+
+def _rgb(source: Image.Image, extent: tuple[float, float], path: Path, size: ImageSize) -> Image.Image:
+    """The decoded picture, opaque and in RGB; one that was or is reduced at twice the model's size.
+
+    Args:
+        source: the decoded picture; all of it but the rest of a last block that was filled up.
+        extent: width and height of what it shows, in its pixels.
+        path: for errors.
+        size: the model's.
+    """
+    across, down = 1, 1
+    if _is_large(source):
+        across = max(1, source.width // (2 * size.width))
+        down = max(1, source.height // (2 * size.height))
+    picture = Image.new("RGB", (-(-source.width // across), -(-source.height // down)))
+    rows = down * max(1, BAND_PIXELS // (source.width * down))
+    for top in range(0, source.height, rows):
+        band = source.crop((0, top, source.width, min(top + rows, source.height)))
+        picture.paste(_opaque(band, path).reduce((across, down)), (0, top // down))
+    extent = (extent[0] / across, extent[1] / down)
+    if extent == picture.size:
+        return picture
+    return picture.resize((2 * size.width, 2 * size.height), Image.Resampling.BILINEAR, (0, 0, *extent))
+
+
+def _opaque(band: Image.Image, path: Path) -> Image.Image:
+    """A picture in RGB, on white where it is transparent."""
+    if band.mode in {"I", "F"}:
+        raise FlowNPUError(
+            f"{path} holds numbers of 32 bits, and nothing says which is black and which is white: save it with 8 or "
+            "16 bits a channel"
+        )
+    mode: str = band.mode  # of which Pillow's type names fewer than there are
+    if mode.startswith("I;16"):
+        # Pillow's own conversion makes everything above 255 white. 65535 = 255 * 257.
+        gray = (np.asarray(band).astype(np.uint32) + 128) // 257
+        band = Image.fromarray(gray.astype(np.uint8))
+    if band.has_transparency_data:
+        white = Image.new("RGBA", band.size, "white")
+        band = Image.alpha_composite(white, band.convert("RGBA"))
+    return band.convert("RGB")
+
+
+def _upright(picture: Image.Image, orientation: int) -> Image.Image:
+    """The picture turned and mirrored as its EXIF orientation, 1 to 8, says."""
+    picture.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(picture)

@@ -23,8 +23,8 @@ DECODING_MEMORY = 400 * 2**20
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
 # Bytes a pixel that Pillow 13 takes until a file is decoded. Four are its picture, in every mode of several channels;
-# the other decoders keep a frame or two of their own (WebP's animation decoder two of four bytes, then a copy), TIFF's a
-# strip, which may be the whole file at 16 bits a channel, and the file. tests/cli/test_images.py measures them.
+# the other decoders keep a frame or two of their own (WebP's animation decoder two of four bytes, then a copy), TIFF's
+# a strip, which may be the whole file at 16 bits a channel, and the file. tests/cli/test_images.py measures them.
 PICTURE_BYTES = 4
 DECODER_BYTES = {"WEBP": 17, "AVIF": 16, "TIFF": 16}
 # The coefficients of a progressive JPEG, of each channel: they are all held, whatever size is asked for.
@@ -176,10 +176,10 @@ def _rgb(source: Image.Image, extent: tuple[float, float], path: Path, size: Ima
     for top in range(0, source.height, rows):
         band = source.crop((0, top, source.width, min(top + rows, source.height)))
         picture.paste(_opaque(band, path).reduce((across, down)), (0, top // down))
-    extent = (extent[0] / across, extent[1] / down)
-    if extent == picture.size:
+    right, bottom = extent[0] / across, extent[1] / down
+    if right == picture.width and bottom == picture.height:
         return picture
-    return picture.resize((2 * size.width, 2 * size.height), Image.Resampling.BILINEAR, (0, 0, *extent))
+    return picture.resize((2 * size.width, 2 * size.height), Image.Resampling.BILINEAR, (0, 0, right, bottom))
 
 
 def _opaque(band: Image.Image, path: Path) -> Image.Image:

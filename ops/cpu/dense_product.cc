@@ -28,7 +28,6 @@ struct DenseProduct::Work {
   std::byte* values = nullptr;
   float* scales = nullptr;
   float* sums = nullptr;
-  float* block_sums = nullptr;
   std::byte* packed = nullptr;
   std::int64_t block_bytes = 0;
   std::int64_t panel_blocks = 0;
@@ -58,12 +57,10 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
   a.groups = a.padded_k / q4nx::kGroup;
   a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
   a.values = work.values = scratch.take<std::byte>(rows * a.padded_k * (int8 ? 1 : 2));
-  a.sums = work.sums = scratch.take<float>(rows * a.groups);
-  if (int8) {
-    a.scales = work.scales = scratch.take<float>(rows * a.groups);
-    a.block_sums = work.block_sums =
-        scratch.take<float>(rows * a.groups / q4nx::kGroupsPerBlock);
-  }
+  if (int8) a.part_columns = q4nx::kBlockColumns;
+  const std::int64_t parts = a.padded_k / a.part_columns;
+  a.sums = work.sums = scratch.take<float>(rows * parts);
+  if (int8) a.scales = work.scales = scratch.take<float>(rows * parts);
   return work;
 }
 
@@ -82,11 +79,11 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
   const Kernels& kernels = context_.kernels;
   context_.pool->run(rows, [&](std::int64_t row) {
     const float* source = x + row * k;
-    float* sums = work.sums + row * a.groups;
+    const std::int64_t parts = a.padded_k / a.part_columns;
+    float* sums = work.sums + row * parts;
     if (work.rounding == DenseRounding::kInt8) {
-      kernels.round_to_int8(source, k, a.padded_k, work.values + row * a.padded_k,
-                            work.scales + row * a.groups, sums,
-                            work.block_sums + row * a.groups / q4nx::kGroupsPerBlock);
+      kernels.round_to_int8(source, k, a.padded_k, a.part_columns, work.values + row * a.padded_k,
+                            work.scales + row * parts, sums);
     } else {
       kernels.round_to_bf16(source, k, a.padded_k, work.values + row * a.padded_k * 2, sums);
     }

@@ -19,12 +19,12 @@ namespace flownpu::cpu {
 struct RoundedActivations {
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
-  // int8 only: f32 [rows][groups], x = scale * value.
+  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also 256, its block.
+  std::int64_t part_columns = 32;
+  // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
-  // f32 [rows][groups]: the sum of the rounded x over each group of 32, which the minima multiply.
+  // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply.
   const float* sums = nullptr;
-  // int8 only: f32 [rows][groups / 8], the same over each block of 256 columns.
-  const float* block_sums = nullptr;
   // K in whole blocks, and its groups of 32; and the groups that have any activation, which is what
   // products of many rows compute. Those of few rows are as fast as memory is, and there reading
   // the padding costs less than jumping over it.
@@ -117,10 +117,11 @@ struct Kernels {
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
   void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                         float* sums);
-  // One row x[k] -> int8 values[padded_k] with scales[groups] = max|x| / 127 of each group of 32,
-  // sums[groups], and block_sums[groups / 8].
-  void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
-                        float* scales, float* sums, float* block_sums);
+  // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
+  void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
+                        std::int64_t part_columns, void* values, float* scales, float* sums);
+  // The parts that matmul_int8 wants of `rows` rows in all: 32 or 256 columns.
+  std::int64_t (*int8_part_columns)(std::int64_t rows);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
 

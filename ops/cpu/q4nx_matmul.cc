@@ -110,10 +110,10 @@ class Q4NXMatMul : public Step {
     activations.groups = padded_k_ / q4nx::kGroup;
     activations.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
     activations.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
-    activations.scales = int8 ? scratch.take<float>(rows * activations.groups) : nullptr;
-    activations.sums = scratch.take<float>(rows * activations.groups);
-    activations.block_sums =
-        int8 ? scratch.take<float>(rows * activations.groups / q4nx::kGroupsPerBlock) : nullptr;
+    activations.part_columns = int8 ? context_.kernels.int8_part_columns(rows) : q4nx::kGroup;
+    const std::int64_t parts = padded_k_ / activations.part_columns;
+    activations.scales = int8 ? scratch.take<float>(rows * parts) : nullptr;
+    activations.sums = scratch.take<float>(rows * parts);
   }
 
   void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
@@ -121,14 +121,13 @@ class Q4NXMatMul : public Step {
     auto* values = static_cast<std::byte*>(const_cast<void*>(a.values));
     auto* scales = const_cast<float*>(a.scales);
     auto* sums = const_cast<float*>(a.sums);
-    auto* block_sums = const_cast<float*>(a.block_sums);
-    const std::int64_t blocks = a.groups / q4nx::kGroupsPerBlock;
+    const std::int64_t parts = padded_k_ / a.part_columns;
     context_.pool->run(rows, [&](std::int64_t row) {
       const float* source = x + row * k_;
-      float* row_sums = sums + row * a.groups;
+      float* row_sums = sums + row * parts;
       if (scales != nullptr) {
-        kernels.round_to_int8(source, k_, padded_k_, values + row * padded_k_,
-                              scales + row * a.groups, row_sums, block_sums + row * blocks);
+        kernels.round_to_int8(source, k_, padded_k_, a.part_columns, values + row * padded_k_,
+                              scales + row * parts, row_sums);
       } else {
         kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
       }

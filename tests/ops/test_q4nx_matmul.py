@@ -19,17 +19,17 @@ def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     return q4nx.pack(*q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)))
 
 
-def rounded(x: np.ndarray, activations: str) -> np.ndarray:
-    """What the operator multiplies: bf16, or int8 with one scale for each 32 columns, by their definitions."""
+def rounded(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
+    """What the operator multiplies: bf16, or int8 with one scale for each `part` columns, by their definitions."""
     if activations == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
-    scaled, step = steps_of(x)
+    scaled, step = steps_of(x, part)
     return unite(np.rint(scaled) * step, x.shape[-1])
 
 
-def steps_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x in int8 steps, before rounding, and the steps: [rows, groups, 32] and [rows, groups, 1]."""
-    groups = np.pad(x, ((0, 0), (0, -x.shape[-1] % 32))).reshape(len(x), -1, 32)
+def steps_of(x: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
+    """x in int8 steps, before rounding, and the steps: [rows, parts, part] and [rows, parts, 1]."""
+    groups = np.pad(x, ((0, 0), (0, -x.shape[-1] % part))).reshape(len(x), -1, part)
     largest = np.abs(groups).max(-1, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     return groups * inverse.astype(np.float64), (largest / np.float32(127)).astype(np.float64)
@@ -39,12 +39,12 @@ def unite(groups: np.ndarray, columns: int) -> np.ndarray:
     return groups.reshape(len(groups), -1)[:, :columns]
 
 
-def tie_error(x: np.ndarray, activations: str) -> np.ndarray:
+def tie_error(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
     """What an activation may be off by: one int8 step, where it is so near the middle of two integers that the rounding
     of the product x * 127 / max (up to 127, so half an ulp is 2^-18) decides between them."""
     if activations == "bf16":
         return np.zeros(x.shape)
-    scaled, step = steps_of(x)
+    scaled, step = steps_of(x, part)
     tie = np.abs(np.abs(scaled - np.trunc(scaled)) - 0.5) <= 2.0**-18
     return unite(np.where(tie, step, 0), x.shape[-1])
 
@@ -57,7 +57,8 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def rounds_weights(isa: str, activations: str, tokens: int) -> bool:
-    """Whether a product multiplies weights of 8 bits: AVX-512 does with int8 activations of more than 4 rows."""
+    """Whether a product multiplies weights of 8 bits: AVX-512 does with int8 activations of more than 4 rows, and then
+    gives both one scale for each 256 columns."""
     return isa == "avx512" and activations == "int8" and tokens > 4
 
 
@@ -99,9 +100,10 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
     x = rng.standard_normal((tokens, columns), dtype=np.float32)
     options = {"cpu_isa": isa, "activations": activations}
     (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
-    exact = rounded(x, activations)
+    part = 256 if rounds_weights(isa, activations, tokens) else 32
+    exact = rounded(x, activations, part)
     expected = q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns)
-    ties = tie_error(x, activations) @ largest_weights(blocks, rows, columns).T
+    ties = tie_error(x, activations, part) @ largest_weights(blocks, rows, columns).T
     if rounds_weights(isa, activations, tokens):
         weights, error = eight_bit_weights(blocks, rows, columns)
         expected = exact @ weights.T

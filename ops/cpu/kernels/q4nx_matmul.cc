@@ -54,33 +54,40 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
   }
 }
 
-void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
-                   float* scales, float* sums, float* block_sums) {
+// The largest magnitude of `columns` columns from `start` on.
+float largest_magnitude(const float* x, std::int64_t start, std::int64_t columns, std::int64_t k) {
+  Vector magnitudes{};
+  for (std::int64_t at = start; at < std::min(start + columns, k); at += q4nx::kGroup) {
+    for (const Vector part : load_group(x, at, k).part)
+      magnitudes = max(magnitudes, magnitude(part));
+  }
+  return reduce_max(magnitudes);
+}
+
+void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::int64_t part_columns,
+                   void* values, float* scales, float* sums) {
   auto* out = static_cast<std::int8_t*>(values);
-  std::fill_n(block_sums, padded_k / q4nx::kBlockColumns, 0.0F);
-  for (std::int64_t start = 0; start < padded_k; start += q4nx::kGroup) {
-    const Group group = load_group(x, start, k);
-    Vector magnitudes{};
-    for (const Vector part : group.part) magnitudes = max(magnitudes, magnitude(part));
-    const float largest = reduce_max(magnitudes);
+  for (std::int64_t start = 0; start < padded_k; start += part_columns) {
+    const float largest = largest_magnitude(x, start, part_columns, k);
     // 127, not 128: the range is symmetric, so that -x rounds to minus what x rounds to.
     const float scale = largest / 127.0F;
     const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
     Vector sum{};
-    for (const Vector part : group.part) {
-      const Vector rounded = round_to_integer(part * inverse);
-      const Integers integers = __builtin_convertvector(rounded, Integers);
-      // By way of 16 bits: from 32 to 8, GCC 12 goes lane by lane where there is no AVX-512.
-      const Shorts shorts = __builtin_convertvector(integers, Shorts);
-      const Bytes bytes = __builtin_convertvector(shorts, Bytes);
-      std::memcpy(out, &bytes, sizeof(bytes));
-      out += kLanes;
-      sum += rounded;
+    for (std::int64_t at = start; at < start + part_columns; at += q4nx::kGroup) {
+      for (const Vector part : load_group(x, at, k).part) {
+        const Vector rounded = round_to_integer(part * inverse);
+        const Integers integers = __builtin_convertvector(rounded, Integers);
+        // By way of 16 bits: from 32 to 8, GCC 12 goes lane by lane where there is no AVX-512.
+        const Shorts shorts = __builtin_convertvector(integers, Shorts);
+        const Bytes bytes = __builtin_convertvector(shorts, Bytes);
+        std::memcpy(out, &bytes, sizeof(bytes));
+        out += kLanes;
+        sum += rounded;
+      }
     }
-    // A sum of 32 integers up to 127 is exact.
+    // A sum of 256 integers up to 127 is exact.
     *scales++ = scale;
-    *sums = reduce_add(sum) * scale;
-    block_sums[start / q4nx::kBlockColumns] += *sums++;
+    *sums++ = reduce_add(sum) * scale;
   }
 }
 
@@ -125,9 +132,11 @@ void fill_q4nx_matmul(Kernels& kernels) {
 #if defined(__AVX512BF16__)
   kernels.matmul_bf16 = matmul_bf16;
   kernels.matmul_int8 = matmul_int8;
+  kernels.int8_part_columns = int8_part_columns;
 #else
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
+  kernels.int8_part_columns = [](std::int64_t) { return q4nx::kGroup; };
 #endif
   kernels.dequantize_row = dequantize_row;
 }

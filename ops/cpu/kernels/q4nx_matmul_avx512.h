@@ -126,6 +126,11 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
   }
 }
 
+// Those multiply the 4-bit codes, whose groups have scales of their own; more rows multiply blocks.
+inline std::int64_t int8_part_columns(std::int64_t rows) {
+  return rows <= kFusedRows ? q4nx::kGroup : q4nx::kBlockColumns;
+}
+
 inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {

@@ -95,7 +95,7 @@ def test_rows_with_zero_points() -> None:
     ("model", "reason"),
     [
         (_alone(bits=8), "bits=8: Q4NX stores 4-bit codes"),
-        (_alone(block_size=16), "block_size=16: Q4NX has one scale for 32 columns"),
+        (_alone(block_size=24), "block_size=24: Q4NX has one scale for 32 columns"),
         (_alone(gather_axis=1, quantize_axis=0), "gather_axis, quantize_axis=(1, 0): expected rows of a matrix"),
         (_alone({"scales": np.ones((ROWS, 3), np.float16)}), "scales and activations are FLOAT16, expected FLOAT"),
         (_alone({"codes": np.zeros((ROWS, 48), np.int8)}), "the codes' type is INT8, expected UINT8"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Q4NXMatMul(Rule):
-    """Weights of a matrix product as Q4NX, with their codes unchanged.
+    """Weights of a matrix product as Q4NX, with their codes unchanged but in blocks of 16 columns.
 
     MatMulNBits(X, codes, scales[, zero_points][, bias]; K, N) = X . (scale * (code - zero_point))^T + bias
         -> Q4NXMatMul(X, W[, bias]; M=N, K)

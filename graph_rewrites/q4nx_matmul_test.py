@@ -9,6 +9,7 @@ import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
+from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
 from flownpu.ops import q4nx
 
 MODEL = """
@@ -102,6 +103,27 @@ def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_poin
     testing.check(model)
 
 
+@pytest.mark.parametrize("zero_points", ["", "packed", "float"])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 96), (7, 80)])
+def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: str) -> None:
+    """Two of them share a scale now: the best one that a search finds, and the product is that of the new weight."""
+    case = Case(rows, columns, 16, zero_points)
+    model, misses = testing.rewritten(case.model, Q4NXMatMul)
+    assert misses == []
+    weight = q4nx.dequantize(_blocks(model), rows, columns)
+    np.testing.assert_array_equal(weight, q4nx.dequantize_codes(q4nx.quantize(case.weight)))
+    tensor = _weight(model).const_value
+    assert isinstance(tensor, Q4NXTensor)
+    assert not tensor.keeps_codes
+    # Uniform weights of a step d each are off by a step of at most 2 d, evenly, of what spreads over 16 d.
+    assert 0 < tensor.relative_error < 0.2
+    assert tensor.relative_error == pytest.approx(q4nx.relative_error(case.weight, weight), rel=1e-6)
+    (result,) = testing.run(model, case.feeds)
+    x = case.feeds["x"]
+    expected = x.astype(np.float64) @ weight.T
+    assert np.all(np.abs(result - expected) <= testing.product_bound(x, np.abs(weight)))
+
+
 def test_scales_that_bf16_lacks_cost_one_rounding() -> None:
     case = Case(exact_scales=False)
     model, _ = testing.rewritten(case.model, Q4NXMatMul)
@@ -128,7 +150,7 @@ def test_weight_is_packed_when_it_is_read() -> None:
     ("changed", "reason"),
     [
         ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes"),
-        ({"block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns"),
+        ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns"),
         ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU"),
         ({"constants": {"group_index": np.zeros(96, np.int32)}}, "g_idx: Q4NX groups are 32 columns in order"),
         ({"constants": {"scales": np.ones((40, 3), np.float16)}}, "scales and activations are FLOAT16, expected FLOAT"),

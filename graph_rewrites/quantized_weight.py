@@ -6,7 +6,8 @@ MatMulNBits and GatherBlockQuantized hold a weight W[M, K] as codes of 4 bits (l
 
     W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
 
-Q4NX says the same with a minimum (flownpu.ops.q4nx, equation 3). The codes stay as they are.
+Q4NX says the same with a minimum (flownpu.ops.q4nx, equation 3). The codes stay as they are. Only where a block is 16
+columns, two of which share Q4NX's scale, are the weights quantised again.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # 2^(bits - 1), the operators' own default.
 DEFAULT_ZERO_POINT = 8
+# The one block_size that weights are quantised again from: the least that ORT's kernels take.
+SMALL_BLOCK = 16
 # Rows that are unpacked to a byte a code at a time, a multiple of the 32 rows of a block: a row of 16384 columns then
 # takes 32 MB, whatever the number of rows, so that a vocabulary of 262144 never stands in memory unpacked.
 _ROWS_AT_ONCE = 2048
@@ -56,12 +59,16 @@ class Q4NXTensor(ir.LazyTensor):
 
     Attributes:
         pack: makes them.
+        keeps_codes: whether they have the codes of what they are made of, or are quantised again.
         relative_error: |W - W'| / |W| in the Frobenius norm, of what was read last; 0 before.
     """
 
-    def __init__(self, pack: Callable[[], Packed], shape: tuple[int, ...], name: str) -> None:
+    def __init__(
+        self, pack: Callable[[], Packed], shape: tuple[int, ...], name: str, *, keeps_codes: bool = True
+    ) -> None:
         super().__init__(self._evaluate_blocks, ir.DataType.UINT8, ir.Shape(shape), name=name)
         self.pack = pack
+        self.keeps_codes = keeps_codes
         self.relative_error = 0.0
 
     def _evaluate_blocks(self) -> ir.TensorProtocol:
@@ -80,7 +87,7 @@ class QuantizedWeight:
         zero_points: None (8), uint8 packed like the codes and padded to a byte a row, or float32 like the scales.
         rows: M.
         columns: K.
-        block_size: columns that share a scale, a multiple of 32.
+        block_size: columns that share a scale: 16, or a multiple of 32.
     """
 
     codes: ir.Value
@@ -91,11 +98,11 @@ class QuantizedWeight:
     block_size: int
 
     def obstacle(self) -> str | None:
-        """Why this weight cannot become Q4NX with its codes unchanged, or None if it can."""
+        """Why this weight cannot become Q4NX, or None if it can."""
         for value in (self.codes, self.scales, self.zero_points):
             if value is not None and not is_constant(value):
                 return f"{value.name} is not a constant of the model"
-        if self.block_size % q4nx.GROUP:
+        if not self.keeps_codes and self.block_size != SMALL_BLOCK:
             return (
                 f"block_size={self.block_size}: Q4NX has one scale for {q4nx.GROUP} columns; "
                 f"export with a block_size that is a multiple of {q4nx.GROUP}"
@@ -117,6 +124,11 @@ class QuantizedWeight:
                 )
         return None
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether its codes are Q4NX's; if not, the weights are quantised again."""
+        return self.block_size % q4nx.GROUP == 0
+
     def initializer(self, op: Builder) -> ir.Value:
         """The weight's Q4NX initializer: uint8 [ceil(M/32), ceil(K/256), 5120], packed when it is read.
 
@@ -130,15 +142,17 @@ class QuantizedWeight:
             if existing.meta.get(_SOURCE) == source:
                 return existing
         name = unique_name(graph, f"{(self.codes.name or 'weight').removesuffix('_Q4')}_Q4NX")
-        value: ir.Value = op.initializer(Q4NXTensor(self.pack, q4nx.blocks_shape(self.rows, self.columns), name))
+        shape = q4nx.blocks_shape(self.rows, self.columns)
+        value: ir.Value = op.initializer(Q4NXTensor(self.pack, shape, name, keeps_codes=self.keeps_codes))
         value.meta[_SOURCE] = source
         return value
 
     def pack(self) -> Packed:
         """The weight's Q4NX bytes, uint8 [ceil(M/32), ceil(K/256), 5120], and what they cost.
 
-        The scale is rounded to bf16, and the minimum is -zero_point times the rounded scale: the weights round with
-        their scale (relative error 2^-8), and for a power of two such as the default zero point nothing else does.
+        Where codes are kept, the scale is rounded to bf16, and the minimum is -zero_point times the rounded scale: the
+        weights round with their scale (relative error 2^-8), and for a power of two such as the default zero point
+        nothing else does.
 
         Raises:
             ValueError: a scale or zero point that is not finite, or too large for bf16.
@@ -150,16 +164,17 @@ class QuantizedWeight:
         squared_error = squares = 0.0
         for first in range(0, self.rows, _ROWS_AT_ONCE):
             part = slice(first, min(first + _ROWS_AT_ONCE, self.rows))
-            rounded = scales[part].astype(q4nx.BFLOAT16).astype(np.float32)
-            quantized = q4nx.from_affine(
-                unpack_nibbles(codes[part])[:, : self.columns],
-                self._by_group(rounded),
-                self._by_group(-rounded * zero_points[part]),
-            )
+            of_part = unpack_nibbles(codes[part])[:, : self.columns]
+            exact = of_part - self._by_column(zero_points[part])
+            exact *= self._by_column(scales[part])
+            if self.keeps_codes:
+                rounded = scales[part].astype(q4nx.BFLOAT16).astype(np.float32)
+                minima = self._by_group(-rounded * zero_points[part])
+                quantized = q4nx.from_affine(of_part, self._by_group(rounded), minima)
+            else:
+                quantized = q4nx.quantize(exact)
             # An exact division but for the last part, which ends with the blocks.
             blocks[first // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = q4nx.pack(*quantized)
-            exact = quantized.codes - self._by_column(zero_points[part])
-            exact *= self._by_column(scales[part])
             squares += _sum_of_squares(exact)
             squared_error += _sum_of_squares(exact - q4nx.dequantize_codes(quantized))
         return Packed(blocks, squared_error, squares)
@@ -212,6 +227,7 @@ def concatenated_initializer(op: Builder, parts: Sequence[ir.Value], name: str) 
             lambda: _concatenate([_read(tensor) for tensor in tensors]),
             (sum(tensor.shape.numpy()[0] for tensor in tensors), *tensors[0].shape.numpy()[1:]),
             unique_name(graph, ".".join([*common, name])),
+            keeps_codes=all(tensor.keeps_codes for tensor in tensors if isinstance(tensor, Q4NXTensor)),
         )
     )
     return joined

@@ -21,6 +21,7 @@ inline constexpr std::int64_t kBlockRows = 32;
 inline constexpr std::int64_t kBlockColumns = 256;
 // Columns that share a scale and a minimum.
 inline constexpr std::int64_t kGroup = 32;
+inline constexpr int kLargestCode = 15;
 inline constexpr std::int64_t kGroupsPerBlock = kBlockColumns / kGroup;
 
 inline constexpr std::size_t kScaleBytes = kGroupsPerBlock * kBlockRows * 2;

@@ -60,6 +60,13 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
     std::ostringstream text;
     text << weights.made() << " weights were repacked to Q4NX in " << std::fixed
          << std::setprecision(1) << seconds.count() << " s (`flownpu compile` keeps them)";
+    if (weights.quantized_again() > 0) {
+      text << "; " << weights.quantized_again()
+           << " of them are in blocks of 16, Q4NX's groups are 32: they were quantised again, with "
+              "a "
+              "relative error of up to "
+           << std::setprecision(3) << weights.largest_error();
+    }
     lowered.summary = text.str();
   }
   return lowered;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -24,6 +25,10 @@ namespace {
 
 // 2^(bits - 1), the operators' own default.
 constexpr float kDefaultZeroPoint = 8;
+// The one block_size that weights are quantised again from: the least that ORT's kernels take.
+constexpr std::int64_t kSmallBlock = 16;
+// Of weights that are quantised again: beyond, a minimum might become infinite when it is rounded.
+constexpr float kLargestWeight = 0x1p127F;
 // While the bytes are not there yet; no one reads them.
 constexpr std::byte kToBeMade{};
 
@@ -98,7 +103,8 @@ std::string QuantizedWeight::obstacle() const {
       return text.str();
     }
   }
-  if (rows <= 0 || columns <= 0 || block_size <= 0 || block_size % q4nx::kGroup != 0) {
+  if (rows <= 0 || columns <= 0 || block_size <= 0 ||
+      (block_size % q4nx::kGroup != 0 && block_size != kSmallBlock)) {
     text << "block_size=" << block_size << ": Q4NX has one scale for " << q4nx::kGroup
          << " columns; export with a block_size that is a multiple of " << q4nx::kGroup;
     return text.str();
@@ -127,7 +133,18 @@ std::string QuantizedWeight::obstacle() const {
   const bool fit = std::all_of(values, values + rows * blocks(), [](float scale) {
     return std::isfinite(from_bfloat16(to_bfloat16(scale)));
   });
-  return fit ? "" : scales.name + " holds a scale that is not finite, or too large for bf16";
+  if (!fit) return scales.name + " holds a scale that is not finite, or too large for bf16";
+  if (keeps_codes()) return "";
+  // What is quantised again has to be finite itself.
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < blocks(); ++block) {
+      const float largest = values[row * blocks() + block] *
+                            (std::abs(zero_point(row, block)) + q4nx::kLargestCode);
+      if (!(std::abs(largest) <= kLargestWeight))
+        return scales.name + " makes a weight that is not finite, or too large for bf16";
+    }
+  }
+  return "";
 }
 
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
@@ -139,39 +156,76 @@ float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
       nibble(zero_points.constant, row * q4nx::ceil_div(blocks(), 2) * 2 + block));
 }
 
-void QuantizedWeight::pack(std::byte* blocks_out) const {
+bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
+
+double QuantizedWeight::pack(std::byte* blocks_out) const {
   const std::size_t line =
       static_cast<std::size_t>(q4nx::column_blocks(columns)) * q4nx::kBlockBytes;
   std::memset(blocks_out, 0, packed_bytes(*this));
-  for (std::int64_t row = 0; row < rows; ++row)
-    pack_row(row, blocks_out + static_cast<std::size_t>(row / q4nx::kBlockRows) * line);
+  Difference all;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    pack_row(row, blocks_out + static_cast<std::size_t>(row / q4nx::kBlockRows) * line, all);
+  }
+  return all.squares > 0 ? std::sqrt(all.squared_error / all.squares) : 0;
+}
+
+float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
+  const std::int64_t block = column / block_size;
+  const int code = nibble(codes.constant, row * blocks() * block_size + column);
+  return static_cast<const float*>(scales.constant)[row * blocks() + block] *
+         (static_cast<float>(code) - zero_point(row, block));
+}
+
+// The columns from `first` on, as Q4NX has them with their codes unchanged.
+Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
+  const std::int64_t block = first / block_size;
+  Q4NXGroup group;
+  group.scale = to_bfloat16(static_cast<const float*>(scales.constant)[row * blocks() + block]);
+  group.minimum = to_bfloat16(-from_bfloat16(group.scale) * zero_point(row, block));
+  const std::int64_t row_codes = row * blocks() * block_size;
+  for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
+    group.codes[static_cast<std::size_t>(k - first)] =
+        static_cast<std::uint8_t>(nibble(codes.constant, row_codes + k));
+  }
+  return group;
+}
+
+// The same, quantised again.
+Q4NXGroup QuantizedWeight::new_group(std::int64_t row, std::int64_t first,
+                                     Difference& difference) const {
+  std::array<float, q4nx::kGroup> weights{};
+  const auto count = static_cast<std::size_t>(std::min(q4nx::kGroup, columns - first));
+  for (std::size_t i = 0; i < count; ++i)
+    weights[i] = weight(row, first + static_cast<std::int64_t>(i));
+  const Q4NXGroup group = quantize_group(std::span<const float>(weights).first(count));
+  for (std::size_t i = 0; i < count; ++i) {
+    const double error = double{group.weight(i)} - double{weights[i]};
+    difference.squares += double{weights[i]} * double{weights[i]};
+    difference.squared_error += error * error;
+  }
+  return group;
 }
 
 // One row: its scale and minimum in each group, and its nibble in each column's bytes.
-void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks) const {
+void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks,
+                               Difference& difference) const {
   const std::int64_t in_block = row % q4nx::kBlockRows;
-  const auto* row_codes =
-      static_cast<const std::uint8_t*>(codes.constant) + row * blocks() * block_size / 2;
-  const auto* row_scales = static_cast<const float*>(scales.constant) + row * blocks();
   const int shift = in_block % 2 == 0 ? 0 : 4;
   for (std::int64_t first = 0; first < columns; first += q4nx::kGroup) {
+    const Q4NXGroup made = keeps_codes() ? group(row, first) : new_group(row, first, difference);
     std::byte* block =
         row_of_blocks + static_cast<std::size_t>(first / q4nx::kBlockColumns) * q4nx::kBlockBytes;
-    const std::int64_t group = first % q4nx::kBlockColumns / q4nx::kGroup;
-    const std::uint16_t scale = to_bfloat16(row_scales[first / block_size]);
-    const std::uint16_t minimum =
-        to_bfloat16(-from_bfloat16(scale) * zero_point(row, first / block_size));
-    const auto at = static_cast<std::size_t>(group * q4nx::kBlockRows + in_block) * 2;
-    std::memcpy(block + at, &scale, 2);
-    std::memcpy(block + q4nx::kMinimumOffset + at, &minimum, 2);
-    std::byte* strip = block + q4nx::kCodeOffset +
-                       static_cast<std::size_t>(in_block / 16) * q4nx::kStripBytes +
-                       static_cast<std::size_t>(in_block % 16 / 2);
-    const std::int64_t end = std::min(first + q4nx::kGroup, columns);
-    for (std::int64_t k = first; k < end; ++k) {
-      const auto column = static_cast<std::size_t>(k % q4nx::kBlockColumns);
-      strip[column * q4nx::kColumnBytes] |= static_cast<std::byte>(nibble(row_codes, k) << shift);
-    }
+    const std::int64_t column = first % q4nx::kBlockColumns;
+    const auto at =
+        static_cast<std::size_t>(column / q4nx::kGroup * q4nx::kBlockRows + in_block) * 2;
+    std::memcpy(block + at, &made.scale, 2);
+    std::memcpy(block + q4nx::kMinimumOffset + at, &made.minimum, 2);
+    std::byte* codes_of_row = block + q4nx::kCodeOffset +
+                              static_cast<std::size_t>(in_block / 16) * q4nx::kStripBytes +
+                              static_cast<std::size_t>(column) * q4nx::kColumnBytes +
+                              static_cast<std::size_t>(in_block % 16 / 2);
+    for (std::size_t i = 0; i < made.codes.size(); ++i)
+      codes_of_row[i * q4nx::kColumnBytes] |= static_cast<std::byte>(made.codes[i] << shift);
   }
 }
 
@@ -207,7 +261,7 @@ Value RepackedWeights::join(const std::vector<const Value*>& parts) {
   return value;
 }
 
-void RepackedWeights::make(std::vector<Node>& nodes) const {
+void RepackedWeights::make(std::vector<Node>& nodes) {
   std::unordered_map<std::string, std::size_t> offsets;
   std::vector<std::pair<Value*, std::size_t>> readers;
   std::size_t end = 0;
@@ -241,8 +295,13 @@ void RepackedWeights::make(std::vector<Node>& nodes) const {
   std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
     return packed_bytes(*a.weight) > packed_bytes(*b.weight);
   });
-  parallel(pieces.size(), [&](std::size_t i) { pieces[i].weight->pack(pieces[i].bytes); });
+  std::vector<double> errors(pieces.size());
+  parallel(pieces.size(),
+           [&](std::size_t i) { errors[i] = pieces[i].weight->pack(pieces[i].bytes); });
   made_ = pieces.size();
+  quantized_again_ = static_cast<std::size_t>(std::ranges::count_if(
+      pieces, [](const Piece& piece) { return !piece.weight->keeps_codes(); }));
+  largest_error_ = errors.empty() ? 0 : std::ranges::max(errors);
 }
 
 }  // namespace flownpu::lowering

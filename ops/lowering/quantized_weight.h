@@ -8,7 +8,8 @@
 //
 // Q4NX says the same with a minimum. Codes stay as they are; the scale is rounded to bf16, and the
 // minimum is -zero_point times that, rounded as well (graph_rewrites/quantized_weight.py makes the
-// same bytes).
+// same bytes). Only where a block is 16 columns, two of which share Q4NX's scale, are the weights
+// quantised again.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +20,16 @@
 #include <vector>
 
 #include "ops/lowering/graph.h"
+#include "ops/lowering/quantize_group.h"
 #include "ops/node.h"
 
 namespace flownpu::lowering {
+
+// Of weights and of what they were replaced by.
+struct Difference {
+  double squares = 0;
+  double squared_error = 0;
+};
 
 struct QuantizedWeight {
   Value codes;        // uint8, rows x blocks x block_size / 2
@@ -31,15 +39,20 @@ struct QuantizedWeight {
   std::int64_t columns = 0;
   std::int64_t block_size = 32;
 
-  // Why it cannot become Q4NX with its codes unchanged; empty if it can.
+  // Why it cannot become Q4NX; empty if it can.
   std::string obstacle() const;
-  // Writes [ceil(rows / 32), ceil(columns / 256), 5120] bytes.
-  void pack(std::byte* blocks) const;
+  bool keeps_codes() const;
+  // Writes [ceil(rows / 32), ceil(columns / 256), 5120] bytes. Returns |W - W'| / |W| in the
+  // Frobenius norm, for the W' that it wrote, where weights are quantised again, and else 0.
+  double pack(std::byte* blocks) const;
 
  private:
   std::int64_t blocks() const;
   float zero_point(std::int64_t row, std::int64_t block) const;
-  void pack_row(std::int64_t row, std::byte* row_of_blocks) const;
+  Q4NXGroup group(std::int64_t row, std::int64_t first) const;
+  Q4NXGroup new_group(std::int64_t row, std::int64_t first, Difference& difference) const;
+  float weight(std::int64_t row, std::int64_t column) const;
+  void pack_row(std::int64_t row, std::byte* row_of_blocks, Difference& difference) const;
 };
 
 // Q4NX constants of a graph that is being lowered: first by name, then, all at once and by all
@@ -52,13 +65,18 @@ class RepackedWeights {
   // The constant of several such, one below the other; each fills its last row of blocks.
   Value join(const std::vector<const Value*>& parts);
   // Gives the nodes' constants their bytes. Constants that no node reads are not made.
-  void make(std::vector<Node>& nodes) const;
+  void make(std::vector<Node>& nodes);
 
   std::size_t made() const { return made_; }
+  // Of these, those whose codes could not be kept, and the largest relative error among them.
+  std::size_t quantized_again() const { return quantized_again_; }
+  double largest_error() const { return largest_error_; }
 
  private:
   std::map<std::string, std::vector<QuantizedWeight>, std::less<>> weights_;
-  mutable std::size_t made_ = 0;
+  std::size_t made_ = 0;
+  std::size_t quantized_again_ = 0;
+  double largest_error_ = 0;
 };
 
 }  // namespace flownpu::lowering

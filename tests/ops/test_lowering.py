@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +138,34 @@ def test_bytes_are_those_of_the_file_s_rule(
     by_group = [np.repeat(values, repeats, 1)[:, :groups] for values in (scales, -scales * numbers)]
     expected = q4nx.pack(*q4nx.from_affine(unpacked(codes, columns), *by_group)).tobytes()
     assert expected in (tmp_path / "m_ctx.0.flownpu").read_bytes()
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 96), (33, 336)])
+def test_blocks_of_16_are_quantised_again(
+    ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, points: str
+) -> None:
+    """The same weights as the file's rule has, which searches the same; what is given up, the placement says."""
+    rng = np.random.default_rng(rows)
+    codes, scales = codes_of(rng, rows, columns, 16)
+    constants = {"codes": codes, "scales": scales}
+    zero_points = points_of(rng, points, rows, scales.shape[1])
+    if zero_points is not None:
+        constants["points"] = zero_points
+    weight, _ = dequantized(codes, scales, numbers_of(zero_points, scales.shape), columns)
+    expected = q4nx.dequantize_codes(q4nx.quantize(weight.astype(np.float32)))
+    report = tmp_path / "placement.json"
+    model = session(ep_devices, matmul(rows, columns, 16, constants), activations="bf16", placement=str(report))
+    # A row of ones in turn reads the weight column by column; bf16 holds each.
+    found = model.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
+    # Both searches minimise the same; where two sums round apart, a group may fall to another that is as good.
+    apart = np.any(found != expected, axis=1)
+    assert np.mean(apart) < 0.1
+    errors = [q4nx.relative_error(weight, each) for each in (found, expected)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
+    (said,) = json.loads(report.read_text())["lowered"]
+    assert "1 of them are in blocks of 16" in said
+    assert said.endswith(f"relative error of up to {errors[0]:.3f}")
 
 
 def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ OPTIONS = {
     "llama": ("accuracy_level=0", "block_size=64"),
     "qwen3": ("accuracy_level=0", "disable_qkv_fusion=true"),
     "topics": ("accuracy_level=0",),
+    "topics in blocks of 16": ("accuracy_level=0", "block_size=16"),
 }
 
 
@@ -39,7 +40,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("exports")
     runs = []
     for name, options in OPTIONS.items():
-        checkpoint = TOPICS if name == "topics" else make_checkpoint(name, folder / f"{name}-checkpoint")
+        checkpoint = TOPICS if name.startswith("topics") else make_checkpoint(name, folder / f"{name}-checkpoint")
         runs.append(Export(str(checkpoint), str(folder / name), options))
     export(*runs)
     return {name: folder / name for name in OPTIONS}

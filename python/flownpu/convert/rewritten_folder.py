@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from flownpu.convert.graph_file import SMALL_FILES, save_graph, tensors
 from flownpu.convert.manifest import sha256, write_manifest
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage
+from flownpu.graph_rewrites.quantized_weight import SMALL_BLOCK, Q4NXTensor
+from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["make_rewritten_folder"]
 
 _PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
+
+_log = logging.getLogger(__name__)
 
 
 def make_rewritten_folder(
@@ -56,6 +61,7 @@ def make_rewritten_folder(
     Raises:
         ConversionError: a weight is damaged, or the output cannot be written; nothing is left behind.
     """
+    again = _say_quantised_again(model)
     files = [*read, *copied]
     size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
     size += sum(file.stat().st_size for file in copied)
@@ -79,8 +85,22 @@ def make_rewritten_folder(
                 "format": "q4nx",
                 "relative_to": relative_to,
                 "relative_error": errors,
+                **again,
                 "rewrites": report.to_json(),
             },
             packages=_PACKAGES,
             advance=counter.advance,
         )
+
+
+def _say_quantised_again(model: ir.Model) -> dict[str, Any]:
+    """Logs how many weights could not keep their codes, and returns it for the manifest; empty if all do."""
+    count = sum(isinstance(tensor, Q4NXTensor) and not tensor.keeps_codes for tensor in tensors(model))
+    if not count:
+        return {}
+    text = (
+        f"{count} {'weight' if count == 1 else 'weights'}: dequantised, and quantised again to Q4NX, whose groups are "
+        f"{q4nx.GROUP} columns"
+    )
+    _log.warning("block_size=%d: %s", SMALL_BLOCK, text)
+    return {"weights": {f"block_size={SMALL_BLOCK}": text}}

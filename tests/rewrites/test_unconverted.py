@@ -72,8 +72,7 @@ def test_blocks_of_16_are_quantised_again_and_said_to_be(
     quantisation = json.loads((tmp_path / "converted" / "flownpu_manifest.json").read_text())["quantisation"]
     assert list(quantisation["weights"]) == ["block_size=16"]
     expected, _ = logits(genai, tmp_path / "converted", report)
-    # Both search alike; sums in another order let one group in thousands fall to another that is as good. What quantising
-    # again costs, 6 % of the weights, is to be told from that.
+    # Both search alike; sums in another order let one group in thousands fall to another that is as good.
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 

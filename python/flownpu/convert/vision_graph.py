@@ -49,7 +49,9 @@ def build_vision_model(
 
 
 class _Builder(GraphWriter):
-    def __init__(self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat) -> None:
+    def __init__(
+        self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat
+    ) -> None:
         super().__init__(tensors)
         self.tower = tower
         self.dense_format = dense_format
@@ -133,7 +135,9 @@ class _Builder(GraphWriter):
         inputs = [x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias")]
         return self._op("LayerNormalization", inputs, name, axis=-1, epsilon=self.tower.norm_epsilon)
 
-    def _linear(self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None) -> ir.Value:
+    def _linear(
+        self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None
+    ) -> ir.Value:
         """x times the weight's transposed, plus its bias; then GELU, or plus a residual."""
         bias = self._weight(f"{name}.bias")
         return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)

@@ -87,6 +87,7 @@ enum OrtOpAttrType : std::uint32_t {
   ORT_OP_ATTR_FLOAT = 3,
   ORT_OP_ATTR_FLOATS = 4,
   ORT_OP_ATTR_STRING = 5,
+  ORT_OP_ATTR_TENSOR = 8,
 };
 
 enum OrtCompiledModelCompatibility : std::uint32_t {
@@ -230,6 +231,7 @@ inline constexpr ApiFunction<void(OrtStatus* status)> ReleaseStatus{93};
 
 inline constexpr ApiFunction<OrtStatus*(OrtValue* value, void** data)> GetTensorMutableData{51};
 inline constexpr ApiFunction<OrtStatus*(const OrtValue* value, const void** data)> GetTensorData{378};
+inline constexpr ApiFunction<void(OrtValue* value)> ReleaseValue{96};
 inline constexpr ApiFunction<OrtStatus*(const OrtValue* value, ONNXTensorElementDataType* type, const std::int64_t** dims, std::size_t* rank)> GetTensorElementTypeAndShapeDataReference{414};
 
 inline constexpr ApiFunction<OrtStatus*(const OrtTypeInfo* type, const OrtTensorTypeAndShapeInfo** tensor)> CastTypeInfoToTensorInfo{55};
@@ -276,6 +278,7 @@ inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* count)
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const OrtValueInfo** inputs, std::size_t count)> Node_GetImplicitInputs{358};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* count)> Node_GetNumAttributes{359};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const OrtOpAttr** attributes, std::size_t count)> Node_GetAttributes{360};
+inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtValue** tensor)> OpAttr_GetTensorAttributeAsOrtValue{362};
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtOpAttrType* type)> OpAttr_GetType{363};
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, const char** name)> OpAttr_GetName{364};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* count)> Node_GetNumSubgraphs{365};

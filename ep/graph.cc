@@ -2,6 +2,7 @@
 #include "ep/graph.h"
 
 #include <array>
+#include <memory>
 #include <utility>
 
 namespace flownpu {
@@ -137,6 +138,29 @@ Element read_element(const Api& api, const OrtOpAttr* attribute, ort::OrtOpAttrT
   return element;
 }
 
+// An attribute that is a tensor: a constant value.
+Value read_tensor(const Api& api, const OrtOpAttr* attribute, std::string name) {
+  OrtValue* tensor = nullptr;
+  api.call(ort::OpAttr_GetTensorAttributeAsOrtValue, attribute, &tensor);
+  const auto release = [api](OrtValue* held) { api.call(ort::ReleaseValue, held); };
+  Value value{.name = std::move(name),
+              .type = {},
+              .shape = {},
+              .constant = nullptr,
+              .owner = std::shared_ptr<OrtValue>(tensor, release)};
+
+  ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  const std::int64_t* dims = nullptr;
+  std::size_t rank = 0;
+  api.call(ort::GetTensorElementTypeAndShapeDataReference, tensor, &element, &dims, &rank);
+  const std::optional<DataType> type = data_type_of(element);
+  if (!type) fail("'", value.name, "' has type ", word_of(element), ", which no device takes");
+  value.type = *type;
+  value.shape = Shape(dims, rank);
+  api.call(ort::GetTensorData, tensor, &value.constant);
+  return value;
+}
+
 std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute) {
   ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
   api.call(ort::OpAttr_GetType, attribute, &type);
@@ -172,16 +196,27 @@ std::string read_values(const Api& api, const std::vector<const OrtValueInfo*>& 
   return unsupported;
 }
 
+// A tensor becomes the node's last input, which a step finds as it finds all constants.
 std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   std::string unsupported;
   for (const OrtOpAttr* attribute :
        list<OrtOpAttr>(api, handle, ort::Node_GetNumAttributes, ort::Node_GetAttributes)) {
     const std::string name = text(api, attribute, ort::OpAttr_GetName);
-    if (std::optional<Attribute> value = read_attribute(api, attribute)) {
+    ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
+    api.call(ort::OpAttr_GetType, attribute, &type);
+    if (type == ort::ORT_OP_ATTR_TENSOR) {
+      // An output's name is no other node's.
+      const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
+      try {
+        node.inputs.push_back(read_tensor(api, attribute, unique));
+      } catch (const Error& error) {
+        unsupported = "attribute " + std::string(error.what());
+      }
+    } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
       node.attributes.emplace(name, std::move(*value));
     } else {
-      unsupported = "attribute '" + name +
-                    "' is a tensor, a graph or a list of strings, which no device takes";
+      unsupported =
+          "attribute '" + name + "' is a graph or a list of strings, which no device takes";
     }
   }
   return unsupported;

@@ -35,11 +35,19 @@ std::span<const Operator> flow_qkv_attention_operators();
 std::span<const Operator> flow_kv_attention_operators();
 std::span<const Operator> normalization_operators();
 std::span<const Operator> elementwise_operators();
+std::span<const Operator> arithmetic_operators();
+std::span<const Operator> comparison_operators();
+std::span<const Operator> cast_operators();
+std::span<const Operator> where_operators();
+std::span<const Operator> range_operators();
+std::span<const Operator> reduce_operators();
 std::span<const Operator> shape_operators();
+std::span<const Operator> reshape_operators();
 std::span<const Operator> part_operators();
 std::span<const Operator> dense_operators();
 std::span<const Operator> patch_operators();
 std::span<const Operator> dequantize_operators();
+std::span<const Operator> transpose_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
 class Scratch {

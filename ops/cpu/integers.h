@@ -2,6 +2,8 @@
 // Integers in tensors: indices, axes and sizes.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -30,6 +32,39 @@ inline std::int64_t wrap(const std::string& name, std::int64_t index, std::int64
   if (index < -size || index >= size)
     fail("[", name, "] expected an index in [-", size, ", ", size, "), got ", index);
   return index < 0 ? index + size : index;
+}
+
+// Some of a tensor's axes.
+class AxisSet {
+ public:
+  void add(std::int64_t axis) { is_[static_cast<std::size_t>(axis)] = true; }
+  bool has(std::int64_t axis) const { return is_[static_cast<std::size_t>(axis)]; }
+
+ private:
+  std::array<bool, Shape::kMaxRank> is_{};
+};
+
+// The axes that the tensor's elements name, of a tensor of that rank. Throws Error naming the node
+// if one is outside, or there twice.
+inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64_t rank) {
+  AxisSet axes;
+  for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
+    const std::int64_t axis = wrap(name, integer_at(tensor, i), rank);
+    if (axes.has(axis)) fail("[", name, "] expected each axis once, got axis ", axis, " twice");
+    axes.add(axis);
+  }
+  return axes;
+}
+
+// The tensor's elements as a shape. Throws Error naming the node if one is negative.
+inline Shape shape_in(const std::string& name, const Tensor& tensor) {
+  Shape shape;
+  for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
+    const std::int64_t size = integer_at(tensor, i);
+    if (size < 0) fail("[", name, "] expected sizes of 0 and more, got ", size);
+    shape.append(size);
+  }
+  return shape;
 }
 
 }  // namespace flownpu::cpu

@@ -1,73 +1,169 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that copy parts of a tensor: what exports cut packed projections and last tokens with.
+// Operators that put tensors together from parts, and cut parts out of them.
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "ops/cpu/cpu_step.h"
+#include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
-#include "ops/error.h"
 
 namespace flownpu::cpu {
 namespace {
 
-// Parts of the last axis, by their constant sizes.
-class Split final : public Step {
+// The parts of a tensor along one axis, as lines of bytes: `lines` times, each `bytes` an index of
+// the axis.
+struct Lines {
+  std::int64_t lines = 1;
+  std::size_t bytes = 1;
+
+  Lines(const Tensor& tensor, std::int64_t axis) : bytes(size_of(tensor.type)) {
+    for (int i = 0; i < tensor.shape.rank(); ++i) {
+      if (i < axis) lines *= tensor.shape[i];
+      if (i > axis) bytes *= static_cast<std::size_t>(tensor.shape[i]);
+    }
+  }
+};
+
+// `lines` lines of `bytes` bytes, from one distance to another.
+void copy_lines(std::int64_t lines, std::size_t bytes, const std::byte* from, std::size_t from_line,
+                std::byte* to, std::size_t to_line) {
+  if (bytes == 0) return;
+  for (; lines > 0; --lines, from += from_line, to += to_line) std::memcpy(to, from, bytes);
+}
+
+// Whether the axis is known to be the last of the node's input: each row then makes a row.
+bool is_last_axis(const Value& value, std::int64_t axis) {
+  return value.shape && (axis == -1 || axis == value.shape->rank() - 1);
+}
+
+class Concat final : public Step {
  public:
-  Split(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.integer("axis", 0)) {
-    check_integers(node, 1);
-    size_ = size_of(node.inputs[0].type);
+  Concat(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axis_(node.required_integer("axis")) {
+    for (std::size_t i = 1; i < node.inputs.size(); ++i) check_same_type(node, 0, i);
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    std::vector<std::size_t> all(node.inputs.size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    const auto along = [this](const Value& value) { return is_last_axis(value, axis_); };
+    if (!std::ranges::all_of(node.inputs, along)) return std::nullopt;
+    return slice_rows(node, std::move(all), 1);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& whole = inputs[0].shape;
-    if (wrap(name_, axis_, whole.rank()) != whole.rank() - 1)
-      fail("[", name_, "] expected the last axis, got axis ", axis_);
-    std::int64_t sum = 0;
-    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) sum += integer_at(inputs[1], i);
-    if (inputs[1].shape.elements() != static_cast<std::int64_t>(outputs.size()) || sum != whole[-1])
-      fail("[", name_, "] expected ", outputs.size(), " sizes that add up to ", whole[-1], ", got ",
-           inputs[1].shape.elements(), " that add up to ", sum);
-    for (std::size_t part = 0; part < outputs.size(); ++part) {
-      outputs[part] = whole;
-      outputs[part][-1] = integer_at(inputs[1], static_cast<std::int64_t>(part));
+    Shape whole = inputs[0].shape;
+    const int axis = static_cast<int>(wrap(name_, axis_, whole.rank()));
+    std::int64_t size = 0;
+    for (const Tensor& input : inputs) {
+      Shape other = input.shape;
+      if (other.rank() == whole.rank()) other[axis] = whole[axis];
+      if (!(other == whole))
+        fail("[", name_, "] expected shapes that differ in axis ", axis, " only, got ",
+             to_string(inputs[0].shape), " and ", to_string(input.shape));
+      size += input.shape[axis];
     }
+    whole[axis] = size;
+    outputs[0] = whole;
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const std::size_t line = static_cast<std::size_t>(inputs[0].shape[-1]) * size_;
-    const std::byte* begin = inputs[0].as<const std::byte>();
-    const std::byte* end = begin + inputs[0].bytes();
-    for (const Tensor& output : outputs) {
-      const std::size_t part = static_cast<std::size_t>(output.shape[-1]) * size_;
-      std::byte* target = output.as<std::byte>();
-      for (const std::byte* row = begin; part > 0 && row < end; row += line, target += part) {
-        if (output.data != nullptr) std::memcpy(target, row, part);
-      }
-      begin += part;
-      end += part;
+    const std::int64_t axis = wrap(name_, axis_, outputs[0].shape.rank());
+    const Lines whole(outputs[0], axis);
+    const auto size = [axis](const Tensor& tensor) {
+      return static_cast<std::size_t>(tensor.shape[static_cast<int>(axis)]);
+    };
+    auto* to = outputs[0].as<std::byte>();
+    for (const Tensor& input : inputs) {
+      const std::size_t line = size(input) * whole.bytes;
+      copy_lines(whole.lines, line, input.as<const std::byte>(), line, to,
+                 size(outputs[0]) * whole.bytes);
+      to += line;
     }
-  }
-
-  std::optional<Slicing> slicing(const Node& node) const override {
-    return slice_rows(node, {0}, 1);
   }
 
  private:
   std::string name_;
   std::int64_t axis_;
-  std::size_t size_ = 0;
 };
 
-// Neighbours along each axis: steps of 1 only.
+class Split final : public Step {
+ public:
+  Split(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axis_(node.integer("axis", 0)) {
+    if (node.input(1) != nullptr) check_integers(node, 1);
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    if (!is_last_axis(*node.input(0), axis_)) return std::nullopt;
+    return slice_rows(node, {0}, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& whole = inputs[0].shape;
+    const int axis = static_cast<int>(wrap(name_, axis_, whole.rank()));
+    const auto parts = static_cast<std::int64_t>(outputs.size());
+    const bool given = inputs.size() > 1 && inputs[1].present();
+    if (given && inputs[1].shape.elements() != parts)
+      fail("[", name_, "] expected ", parts, " sizes, got ", inputs[1].shape.elements());
+    const std::int64_t equal = (whole[axis] + parts - 1) / parts;
+    std::int64_t sum = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      // Without sizes, all are equal but for the last, which may be smaller.
+      const std::int64_t size =
+          given ? integer_at(inputs[1], part) : std::min(equal, whole[axis] - sum);
+      if (size < 0) fail("[", name_, "] expected sizes of 0 and more, got ", size);
+      outputs[static_cast<std::size_t>(part)] = whole;
+      outputs[static_cast<std::size_t>(part)][axis] = size;
+      sum += size;
+    }
+    if (sum != whole[axis])
+      fail("[", name_, "] expected sizes that add up to ", whole[axis], ", got ", sum);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t axis = wrap(name_, axis_, inputs[0].shape.rank());
+    const Lines whole(inputs[0], axis);
+    const auto size = [axis](const Tensor& tensor) {
+      return static_cast<std::size_t>(tensor.shape[static_cast<int>(axis)]);
+    };
+    const auto* from = inputs[0].as<const std::byte>();
+    for (const Tensor& output : outputs) {
+      const std::size_t line = size(output) * whole.bytes;
+      if (output.data != nullptr)
+        copy_lines(whole.lines, line, from, size(inputs[0]) * whole.bytes, output.as<std::byte>(),
+                   line);
+      from += line;
+    }
+  }
+
+ private:
+  std::string name_;
+  std::int64_t axis_;
+};
+
 class Slice final : public Step {
  public:
   Slice(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
     for (std::size_t input = 1; input < 5; ++input) {
       if (input < 3 || node.input(input) != nullptr) check_integers(node, input);
     }
+  }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    const Value* axes = node.input(3);
+    if (axes == nullptr || axes->constant == nullptr || !axes->shape) return std::nullopt;
+    const Tensor known{const_cast<void*>(axes->constant), axes->type, *axes->shape};
+    for (std::int64_t i = 0; i < known.shape.elements(); ++i) {
+      if (!is_last_axis(*node.input(0), integer_at(known, i))) return std::nullopt;
+    }
+    return slice_rows(node, {0}, 1);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -80,14 +176,16 @@ class Slice final : public Step {
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
     if (outputs[0].shape.elements() == 0) return;
-    std::byte* target = outputs[0].as<std::byte>();
-    copy(inputs[0], ranges(inputs), 0, inputs[0].as<const std::byte>(), inputs[0].bytes(), target);
+    auto* target = outputs[0].as<std::byte>();
+    copy(inputs[0].shape, ranges(inputs), 0, inputs[0].as<const std::byte>(), inputs[0].bytes(),
+         target);
   }
 
  private:
   struct Range {
     std::int64_t first = 0;
     std::int64_t count = 0;
+    std::int64_t step = 1;
   };
   using Ranges = std::array<Range, Shape::kMaxRank>;
 
@@ -95,52 +193,69 @@ class Slice final : public Step {
     const Shape& shape = inputs[0].shape;
     Ranges ranges{};
     for (int axis = 0; axis < shape.rank(); ++axis)
-      ranges[static_cast<std::size_t>(axis)] = {0, shape[axis]};
+      ranges[static_cast<std::size_t>(axis)].count = shape[axis];
     const auto given = [&](std::size_t input) {
       return inputs.size() > input && inputs[input].present();
     };
     for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
       const std::int64_t axis = wrap(name_, given(3) ? integer_at(inputs[3], i) : i, shape.rank());
-      if (given(4) && integer_at(inputs[4], i) != 1)
-        fail("[", name_, "] expected steps of 1, got ", integer_at(inputs[4], i));
-      const std::int64_t size = shape[static_cast<int>(axis)];
-      const auto place = [&](std::int64_t index) {
-        return std::clamp<std::int64_t>(index < 0 ? index + size : index, 0, size);
-      };
-      const std::int64_t first = place(integer_at(inputs[1], i));
-      const std::int64_t end = place(integer_at(inputs[2], i));
-      ranges[static_cast<std::size_t>(axis)] = {first, std::max<std::int64_t>(end - first, 0)};
+      ranges[static_cast<std::size_t>(axis)] =
+          range(shape[static_cast<int>(axis)], integer_at(inputs[1], i), integer_at(inputs[2], i),
+                given(4) ? integer_at(inputs[4], i) : 1);
     }
     return ranges;
   }
 
+  // Of `size` indices those from `start` on, until `end`, both counted from the end if negative,
+  // and both brought to where indices are.
+  Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
+    if (step == 0) fail("[", name_, "] expected steps other than 0");
+    if (size == 0) return {};
+    const bool back = step < 0;
+    const auto place = [&](std::int64_t index, std::int64_t lowest, std::int64_t highest) {
+      return std::clamp(index < 0 ? index + size : index, lowest, highest);
+    };
+    const std::int64_t first = place(start, 0, back ? size - 1 : size);
+    const std::int64_t stop = place(end, back ? -1 : 0, back ? size - 1 : size);
+    if (back ? stop >= first : stop <= first) return {};
+    return {first, (stop - first + (back ? 1 : -1)) / step + 1, step};
+  }
+
   // The part of `bytes` bytes that axes `axis` and on span; an axis that is taken whole, with all
-  // after it, is one copy.
-  void copy(const Tensor& data, const Ranges& ranges, int axis, const std::byte* source,
-            std::size_t bytes, std::byte*& target) const {
-    const bool whole = std::all_of(
-        ranges.begin() + axis, ranges.begin() + data.shape.rank(),
-        [&, at = axis](const Range& range) mutable { return range.count == data.shape[at++]; });
-    if (whole) {
-      std::memcpy(target, source, bytes);
-      target += bytes;
-      return;
-    }
+  // after it, is one copy, and so are neighbours along it.
+  static void copy(const Shape& shape, const Ranges& ranges, int axis, const std::byte* source,
+                   std::size_t bytes, std::byte*& target) {
+    const auto put = [&target](const std::byte* from, std::size_t size) {
+      std::memcpy(target, from, size);
+      target += size;
+    };
+    if (axis == shape.rank()) return put(source, bytes);
     const Range& range = ranges[static_cast<std::size_t>(axis)];
-    const std::size_t line = bytes / static_cast<std::size_t>(data.shape[axis]);
-    for (std::int64_t i = range.first; i < range.first + range.count; ++i)
-      copy(data, ranges, axis + 1, source + static_cast<std::size_t>(i) * line, line, target);
+    const std::size_t line = bytes / static_cast<std::size_t>(shape[axis]);
+    if (range.step == 1 && is_whole(shape, ranges, axis + 1)) {
+      return put(source + static_cast<std::size_t>(range.first) * line,
+                 static_cast<std::size_t>(range.count) * line);
+    }
+    for (std::int64_t i = 0; i < range.count; ++i) {
+      const std::int64_t index = range.first + i * range.step;
+      copy(shape, ranges, axis + 1, source + static_cast<std::size_t>(index) * line, line, target);
+    }
+  }
+
+  // Whether axes `axis` and on are taken as they are.
+  static bool is_whole(const Shape& shape, const Ranges& ranges, int axis) {
+    for (; axis < shape.rank(); ++axis) {
+      const Range& range = ranges[static_cast<std::size_t>(axis)];
+      if (range.count != shape[axis] || range.step != 1) return false;
+    }
+    return true;
   }
 
   std::string name_;
 };
 
-template <typename Made>
-std::unique_ptr<Step> make(const Node& node, const Context& context) {
-  return std::make_unique<Made>(node, context);
-}
-
 constexpr Operator kOperators[] = {
+    {"", "Concat", make<Concat>},
     {"", "Split", make<Split>},
     {"", "Slice", make<Slice>},
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that move elements or speak of shapes: they carry positions and masks from a graph's
+// Shape, and the look-ups of elements by indices: they carry positions and masks from a graph's
 // inputs to attention.
 #include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/cpu_step.h"
+#include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
-#include "ops/error.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -152,158 +152,10 @@ class GatherND final : public Step {
   int batch_dims_;
 };
 
-// Operators whose output is the input's bytes under another shape.
-class Reshaping : public Step {
- public:
-  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-           std::span<std::byte> /*scratch*/) const override {
-    if (inputs[0].bytes() > 0) std::memcpy(outputs[0].data, inputs[0].data, inputs[0].bytes());
-  }
-};
-
-class Identity final : public Reshaping {
- public:
-  Identity(const Node& /*node*/, const Context& /*context*/) {}
-
-  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
-
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    outputs[0] = inputs[0].shape;
-  }
-};
-
-class Reshape final : public Reshaping {
- public:
-  Reshape(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {
-    check_integers(node, 1);
-  }
-
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& from = inputs[0].shape;
-    Shape to;
-    int unknown = -1;
-    std::int64_t product = 1;
-    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
-      std::int64_t dim = integer_at(inputs[1], i);
-      if (dim == 0 && !allow_zero_) dim = i < from.rank() ? from[static_cast<int>(i)] : 0;
-      if (dim == -1) {
-        unknown = static_cast<int>(i);
-      } else {
-        product *= dim;
-      }
-      to.append(dim);
-    }
-    if (unknown >= 0) to[unknown] = product == 0 ? 0 : from.elements() / product;
-    if (to.elements() != from.elements()) {
-      fail("[", name_, "] expected a shape of ", from.elements(), " elements, got ", to_string(to));
-    }
-    outputs[0] = to;
-  }
-
- private:
-  std::string name_;
-  bool allow_zero_;
-};
-
-class Unsqueeze final : public Reshaping {
- public:
-  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
-    check_integers(node, 1);
-  }
-
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const std::int64_t added = inputs[1].shape.elements();
-    const std::int64_t rank = inputs[0].shape.rank() + added;
-    bool inserted[Shape::kMaxRank] = {};
-    if (rank > Shape::kMaxRank)
-      fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
-    for (std::int64_t i = 0; i < added; ++i)
-      inserted[wrap(name_, integer_at(inputs[1], i), rank)] = true;
-    Shape to;
-    int next = 0;
-    for (int axis = 0; axis < rank; ++axis) to.append(inserted[axis] ? 1 : inputs[0].shape[next++]);
-    outputs[0] = to;
-  }
-
- private:
-  std::string name_;
-};
-
-// ReduceSum of integers over given axes: the count of a mask's tokens.
-class ReduceSum final : public Step {
- public:
-  ReduceSum(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), keep_(node.integer("keepdims", 1) != 0) {
-    check_integers(node, 0);
-    check_integers(node, 1);
-  }
-
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Axes reduced = axes(inputs);
-    Shape to;
-    for (int axis = 0; axis < inputs[0].shape.rank(); ++axis) {
-      if (!reduced.is[axis]) {
-        to.append(inputs[0].shape[axis]);
-      } else if (keep_) {
-        to.append(1);
-      }
-    }
-    outputs[0] = to;
-  }
-
-  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-           std::span<std::byte> /*scratch*/) const override {
-    const Shape& shape = inputs[0].shape;
-    const Axes reduced = axes(inputs);
-    const bool wide = outputs[0].type == DataType::kInt64;
-    std::memset(outputs[0].data, 0, outputs[0].bytes());
-    for (std::int64_t i = 0; i < shape.elements(); ++i) {
-      std::int64_t rest = i;
-      std::int64_t to = 0;
-      std::int64_t stride = 1;
-      for (int axis = shape.rank() - 1; axis >= 0; --axis) {
-        if (!reduced.is[axis]) {
-          to += rest % shape[axis] * stride;
-          stride *= shape[axis];
-        }
-        rest /= shape[axis];
-      }
-      if (wide) {
-        outputs[0].as<std::int64_t>()[to] += integer_at(inputs[0], i);
-      } else {
-        outputs[0].as<std::int32_t>()[to] += static_cast<std::int32_t>(integer_at(inputs[0], i));
-      }
-    }
-  }
-
- private:
-  struct Axes {
-    bool is[Shape::kMaxRank];
-  };
-
-  Axes axes(std::span<const Tensor> inputs) const {
-    Axes reduced{};
-    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
-      reduced.is[wrap(name_, integer_at(inputs[1], i), inputs[0].shape.rank())] = true;
-    }
-    return reduced;
-  }
-
-  std::string name_;
-  bool keep_;
-};
-
-template <typename Made>
-std::unique_ptr<Step> make(const Node& node, const Context& context) {
-  return std::make_unique<Made>(node, context);
-}
-
 constexpr Operator kOperators[] = {
-    {"", "Shape", make<ShapeOf>},       {"", "Gather", make<Gather>},
-    {"", "GatherND", make<GatherND>},   {"", "Identity", make<Identity>},
-    {"", "Reshape", make<Reshape>},     {"", "Unsqueeze", make<Unsqueeze>},
-    {"", "ReduceSum", make<ReduceSum>},
+    {"", "Shape", make<ShapeOf>},
+    {"", "Gather", make<Gather>},
+    {"", "GatherND", make<GatherND>},
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 _BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
-_NAMES = {
+NAMES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float16): "float16",
     np.dtype(ml_dtypes.bfloat16): "bfloat16",
@@ -21,8 +21,9 @@ _NAMES = {
     np.dtype(np.int32): "int32",
     np.dtype(np.int8): "int8",
     np.dtype(np.uint8): "uint8",
+    np.dtype(np.bool_): "bool",
 }
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def _load() -> ModuleType:
@@ -50,7 +51,7 @@ ISAS: list[str] = testing.available_isas()
 def _argument(array: np.ndarray | None) -> tuple[str, np.ndarray] | None:
     if array is None:
         return None
-    name = _NAMES[array.dtype]
+    name = NAMES[array.dtype]
     # numpy's exchange protocol does not know bfloat16: the bytes go as integers of that size.
     return name, array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
 

@@ -92,16 +92,6 @@ def test_exact(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
-@pytest.mark.parametrize("source", ["float", "float16", "bfloat16", "int64", "int32"])
-@pytest.mark.parametrize("target", ["float", "float16", "bfloat16", "int64", "int32"])
-def test_cast(source: str, target: str) -> None:
-    x = np.array([0.0, -1.0, 3.0, 300.0, 1000.5, 30000.0, 1.00390625, 1.01171875], np.float32).astype(NAMES[source])
-    # numpy rounds f32 to nearest even and integers towards zero, as ONNX asks.
-    expected = x.astype(np.float32).astype(NAMES[target]) if source != target else x
-    (result,) = run("Cast", [x], outputs=(target,), domain="")
-    np.testing.assert_array_equal(result, expected, strict=True)
-
-
 @pytest.mark.parametrize(
     ("op_type", "domain", "attributes"),
     [("Tanh", "", {}), ("Sigmoid", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
@@ -134,7 +124,7 @@ def test_rms_norm(isa: str, op_type: str) -> None:
     ("op_type", "inputs", "attributes", "message"),
     [
         ("Add", [X, X[:, :, :5].copy()], {}, "expected shapes that broadcast"),
-        ("Add", [X, INTEGERS], {}, "expected two inputs of type float, int64 or int32, got float and int64"),
+        ("Add", [X, INTEGERS], {}, "expected inputs 0 and 1 of one type, got float and int64"),
         ("Div", [INTEGERS, np.array([0])], {}, "expected divisors other than 0"),
         ("Gather", [X, np.array([3])], {"axis": 1}, r"expected an index in \[-3, 3\), got 3"),
         ("Reshape", [X, np.array([7, -1])], {}, "expected a shape of 222 elements"),

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic of two tensors with numpy's broadcasting: floats, and the integers of positions and
+// sizes, which wrap around where they overflow.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "ops/cpu/binary.h"
+#include "ops/cpu/elements.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// What to compute in: signed integers may not overflow in C++.
+template <typename T>
+using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                             std::type_identity<T>>::type;
+
+struct Add {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  }
+};
+struct Sub {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b));
+  }
+};
+struct Mul {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  }
+};
+// Integers are rounded towards zero. The lowest divided by -1, which a processor traps, wraps.
+struct Div {
+  template <typename T>
+  T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      if (b == T{-1}) return Sub()(T{0}, a);
+    }
+    return a / b;
+  }
+};
+struct Min {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::min(a, b);
+  }
+};
+struct Max {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return std::max(a, b);
+  }
+};
+
+template <typename Function>
+class Arithmetic final : public Binary {
+ public:
+  Arithmetic(const Node& node, const Context& context) : Binary(node, context) {
+    if (node.inputs.size() != 2)
+      fail("[", to_string(node), "] expected two inputs, got ", node.inputs.size());
+    check_number(node, 0);
+    check_same_type(node, 0, 1);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(outputs[0].type, [&]<typename T> {
+      if constexpr (std::is_same_v<Function, Div> && std::is_integral_v<T>) check<T>(inputs[1]);
+      combine<T, T>(context(), inputs, outputs[0], Function());
+    });
+  }
+
+ private:
+  template <typename T>
+  void check(const Tensor& divisor) const {
+    const auto* begin = divisor.as<const T>();
+    const auto* end = begin + divisor.shape.elements();
+    if (std::find(begin, end, T{0}) != end) fail("[", name(), "] expected divisors other than 0");
+  }
+};
+
+class Pow final : public Binary {
+ public:
+  Pow(const Node& node, const Context& context) : Binary(node, context) {
+    check_type(node, 0, {DataType::kFloat32});
+    check_type(node, 1, {DataType::kFloat32});
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const auto power = [](float x, float exponent) { return std::pow(x, exponent); };
+    const auto square = [](float x, float /*exponent*/) { return x * x; };
+    const bool is_square = inputs[1].shape.elements() == 1 && *inputs[1].as<const float>() == 2;
+    if (is_square) return combine<float, float>(context(), inputs, outputs[0], square);
+    combine<float, float>(context(), inputs, outputs[0], power);
+  }
+};
+
+constexpr Operator kOperators[] = {
+    {"", "Add", make<Arithmetic<Add>>},
+    {"", "Sub", make<Arithmetic<Sub>>},
+    {"", "Mul", make<Arithmetic<Mul>>},
+    {"", "Div", make<Arithmetic<Div>>},
+    {"", "Min", make<Arithmetic<Min>>},
+    {"", "Max", make<Arithmetic<Max>>},
+    {"", "Pow", make<Pow>},
+};
+
+}  // namespace
+
+std::span<const Operator> arithmetic_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

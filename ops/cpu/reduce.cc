@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums, means and extremes over axes, and ArgMax: counts of a mask's tokens, the norm of an
+// embedding, the place of a text's last token.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "ops/cpu/broadcast.h"
+#include "ops/cpu/cpu_step.h"
+#include "ops/cpu/elements.h"
+#include "ops/cpu/integers.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// The shape with size 1 where it is reduced, or (not `keep`) without these axes.
+Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
+  Shape reduced;
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    if (!axes.has(axis)) {
+      reduced.append(shape[axis]);
+    } else if (keep) {
+      reduced.append(1);
+    }
+  }
+  return reduced;
+}
+
+// How a reduction starts, and goes on by an element. Integers wrap around where they overflow.
+struct Sum {
+  template <typename T>
+  static T start() {
+    return 0;
+  }
+  template <typename T>
+  static T add(T sum, T x) {
+    if constexpr (std::is_integral_v<T>) {
+      using Unsigned = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<Unsigned>(sum) + static_cast<Unsigned>(x));
+    } else {
+      return sum + x;
+    }
+  }
+};
+struct Mean : Sum {};
+struct Largest {
+  template <typename T>
+  static T start() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::lowest()
+                                 : -std::numeric_limits<T>::infinity();
+  }
+  template <typename T>
+  static T add(T largest, T x) {
+    return std::max(largest, x);
+  }
+};
+struct Smallest {
+  template <typename T>
+  static T start() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::max()
+                                 : std::numeric_limits<T>::infinity();
+  }
+  template <typename T>
+  static T add(T smallest, T x) {
+    return std::min(smallest, x);
+  }
+};
+
+template <typename Function>
+class Reduce final : public Step {
+ public:
+  Reduce(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)),
+        keep_(node.integer("keepdims", 1) != 0),
+        all_(node.integer("noop_with_empty_axes", 0) == 0),
+        axes_(node.integers("axes")) {
+    check_number(node, 0);
+    if (node.input(1) != nullptr) check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = reduced_shape(inputs[0].shape, axes(inputs), keep_);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(outputs[0].type, [&]<typename T> { reduce<T>(inputs, outputs[0]); });
+  }
+
+ private:
+  // Before opset 18 (ReduceSum: 13) axes were an attribute; none are all, unless nothing is asked
+  // for.
+  AxisSet axes(std::span<const Tensor> inputs) const {
+    const Shape& shape = inputs[0].shape;
+    AxisSet axes;
+    if (inputs.size() > 1 && inputs[1].present() && inputs[1].shape.elements() > 0)
+      return axes_in(name_, inputs[1], shape.rank());
+    for (const std::int64_t axis : axes_) axes.add(wrap(name_, axis, shape.rank()));
+    if (axes_.empty() && all_) {
+      for (int axis = 0; axis < shape.rank(); ++axis) axes.add(axis);
+    }
+    return axes;
+  }
+
+  // The output broadcasts to the input: each element goes to where it comes from.
+  template <typename T>
+  void reduce(std::span<const Tensor> inputs, const Tensor& output) const {
+    const Shape& shape = inputs[0].shape;
+    const Shape kept = reduced_shape(shape, axes(inputs), true);
+    const auto* x = inputs[0].as<const T>();
+    auto* y = output.as<T>();
+    const std::int64_t results = output.shape.elements();
+    std::fill_n(y, results, Function::template start<T>());
+    const Broadcast<1> broadcast(shape, {&kept});
+    broadcast.walk(0, shape.elements(), [&](auto first, auto count, const auto& offsets) {
+      T* to = y + offsets[0];
+      for (std::int64_t i = 0; i < count; ++i) {
+        T& result = to[i * broadcast.step(0)];
+        result = Function::add(result, x[first + i]);
+      }
+    });
+    if constexpr (std::is_same_v<Function, Mean>) {
+      if (results == 0) return;
+      const auto count = static_cast<T>(shape.elements() / results);
+      if (std::is_integral_v<T> && count == 0) fail("[", name_, "] expected elements, got none");
+      for (std::int64_t i = 0; i < results; ++i) y[i] /= count;
+    }
+  }
+
+  std::string name_;
+  bool keep_;
+  bool all_;
+  std::vector<std::int64_t> axes_;
+};
+
+class ArgMax final : public Step {
+ public:
+  ArgMax(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)),
+        axis_(node.integer("axis", 0)),
+        keep_(node.integer("keepdims", 1) != 0),
+        last_(node.integer("select_last_index", 0) != 0) {
+    check_number(node, 0);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& shape = inputs[0].shape;
+    AxisSet axes;
+    axes.add(wrap(name_, axis_, shape.rank()));
+    outputs[0] = reduced_shape(shape, axes, keep_);
+    if (outputs[0].elements() > 0 && shape.elements() == 0)
+      fail("[", name_, "] expected elements along axis ", axis_, ", got ", to_string(shape));
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(inputs[0].type, [&]<typename T> { find<T>(inputs[0], outputs[0]); });
+  }
+
+ private:
+  template <typename T>
+  void find(const Tensor& input, const Tensor& output) const {
+    const Shape& shape = input.shape;
+    const int axis = static_cast<int>(wrap(name_, axis_, shape.rank()));
+    const std::int64_t inner =
+        Shape(shape.begin() + axis + 1, static_cast<std::size_t>(shape.rank() - axis - 1))
+            .elements();
+    const auto* x = input.as<const T>();
+    auto* y = output.as<std::int64_t>();
+    for (std::int64_t i = 0; i < output.shape.elements(); ++i) {
+      const T* line = x + i / inner * shape[axis] * inner + i % inner;
+      std::int64_t best = 0;
+      for (std::int64_t j = 1; j < shape[axis]; ++j) {
+        const T candidate = line[j * inner];
+        const T largest = line[best * inner];
+        if (candidate > largest || (last_ && candidate == largest)) best = j;
+      }
+      y[i] = best;
+    }
+  }
+
+  std::string name_;
+  std::int64_t axis_;
+  bool keep_;
+  bool last_;
+};
+
+constexpr Operator kOperators[] = {
+    {"", "ReduceSum", make<Reduce<Sum>>},
+    {"", "ReduceMean", make<Reduce<Mean>>},
+    {"", "ReduceMax", make<Reduce<Largest>>},
+    {"", "ReduceMin", make<Reduce<Smallest>>},
+    {"", "ArgMax", make<ArgMax>},
+};
+
+}  // namespace
+
+std::span<const Operator> reduce_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

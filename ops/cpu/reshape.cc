@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators whose output is the input's elements, in their order, under another shape.
+#include <cstring>
+
+#include "ops/cpu/cpu_step.h"
+#include "ops/cpu/elements.h"
+#include "ops/cpu/integers.h"
+
+namespace flownpu::cpu {
+namespace {
+
+class Reshaping : public Step {
+ public:
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    if (inputs[0].bytes() > 0) std::memcpy(outputs[0].data, inputs[0].data, inputs[0].bytes());
+  }
+};
+
+class Identity final : public Reshaping {
+ public:
+  Identity(const Node& /*node*/, const Context& /*context*/) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+};
+
+class Reshape final : public Reshaping {
+ public:
+  Reshape(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& from = inputs[0].shape;
+    Shape to;
+    int unknown = -1;
+    std::int64_t product = 1;
+    for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
+      std::int64_t dim = integer_at(inputs[1], i);
+      if (dim == 0 && !allow_zero_) dim = i < from.rank() ? from[static_cast<int>(i)] : 0;
+      if (dim == -1) {
+        unknown = static_cast<int>(i);
+      } else {
+        product *= dim;
+      }
+      to.append(dim);
+    }
+    if (unknown >= 0) to[unknown] = product == 0 ? 0 : from.elements() / product;
+    if (to.elements() != from.elements()) {
+      fail("[", name_, "] expected a shape of ", from.elements(), " elements, got ", to_string(to));
+    }
+    outputs[0] = to;
+  }
+
+ private:
+  std::string name_;
+  bool allow_zero_;
+};
+
+// Axes of size 1 come in or go out. Without axes, Squeeze takes out all that there are.
+class Unsqueeze final : public Reshaping {
+ public:
+  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const std::int64_t rank = inputs[0].shape.rank() + inputs[1].shape.elements();
+    if (rank > Shape::kMaxRank)
+      fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
+    const AxisSet added = axes_in(name_, inputs[1], rank);
+    Shape to;
+    int next = 0;
+    for (int axis = 0; axis < rank; ++axis)
+      to.append(added.has(axis) ? 1 : inputs[0].shape[next++]);
+    outputs[0] = to;
+  }
+
+ private:
+  std::string name_;
+};
+
+class Squeeze final : public Reshaping {
+ public:
+  Squeeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
+    if (node.input(1) != nullptr) check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& from = inputs[0].shape;
+    const bool given = inputs.size() > 1 && inputs[1].present();
+    const AxisSet removed = given ? axes_in(name_, inputs[1], from.rank()) : AxisSet();
+    Shape to;
+    for (int axis = 0; axis < from.rank(); ++axis) {
+      if (given && removed.has(axis) && from[axis] != 1)
+        fail("[", name_, "] expected axis ", axis, " to be of size 1, got ", to_string(from));
+      if (given ? !removed.has(axis) : from[axis] != 1) to.append(from[axis]);
+    }
+    outputs[0] = to;
+  }
+
+ private:
+  std::string name_;
+};
+
+// To two axes: those before `axis`, and those from it on.
+class Flatten final : public Reshaping {
+ public:
+  Flatten(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axis_(node.integer("axis", 1)) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& from = inputs[0].shape;
+    // It may be behind the last axis.
+    const int axis =
+        axis_ == from.rank() ? from.rank() : static_cast<int>(wrap(name_, axis_, from.rank()));
+    const Shape before(from.begin(), static_cast<std::size_t>(axis));
+    const Shape after(from.begin() + axis, static_cast<std::size_t>(from.rank() - axis));
+    outputs[0] = Shape{before.elements(), after.elements()};
+  }
+
+ private:
+  std::string name_;
+  std::int64_t axis_;
+};
+
+constexpr Operator kOperators[] = {
+    {"", "Identity", make<Identity>},   {"", "Reshape", make<Reshape>},
+    {"", "Unsqueeze", make<Unsqueeze>}, {"", "Squeeze", make<Squeeze>},
+    {"", "Flatten", make<Flatten>},
+};
+
+}  // namespace
+
+std::span<const Operator> reshape_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 from onnx_ir import tape
 
+from flownpu.graph_rewrites.attention_mask import are_next
 from flownpu.graph_rewrites.attention_scores import finite, whole_slice
 from flownpu.graph_rewrites.plain_graph import (
     constant,
@@ -48,8 +49,10 @@ class Emitter:
         known = sizes is not None and isinstance(sizes[match.query.axes.index("S") if match.query.axes else 1], int)
         lengths = self._lengths(match) if past[0] is not None or known else (None, None)
         rotary, norms = match.query.rotary, (match.query.norm, match.key.norm)
+        # Without positions the operator counts on from its KV cache, and reads no tensor that a long prompt cuts.
+        counted = rotary is not None and are_next(rotary.positions, past[0])
         inputs: list[ir.Value | None] = [query, key, value, *past, *lengths]
-        inputs += [None] * 3 if rotary is None else [rotary.cos, rotary.sin, rotary.positions]
+        inputs += [None] * 3 if rotary is None else [rotary.cos, rotary.sin, None if counted else rotary.positions]
         inputs += [self._bias(match), *(None if norm is None else norm.weight for norm in norms)]
         while inputs[-1] is None:
             inputs.pop()

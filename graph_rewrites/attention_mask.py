@@ -65,6 +65,14 @@ def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
         yield from _conjuncts(part)
 
 
+def are_next(positions: ir.Value, past: ir.Value | None) -> bool:
+    """Whether positions [B, S] are those that follow the KV cache's, alike in every row: what an attention assumes."""
+    repeated = made_by(positions, "Expand")
+    value = positions if repeated is None else repeated.inputs[0]
+    sizes = None if value is None else dimensions(value)
+    return sizes is not None and len(sizes) == 2 and sizes[0] == 1 and _counts_from(value, past)
+
+
 def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
     """Whether a value counts keys along the last axis from 0, or queries along the one before it from P."""
     sizes = None if value is None else dimensions(value)
@@ -73,14 +81,17 @@ def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
     counted = -1 if of == "key" else -2
     if any(size != 1 for axis, size in enumerate(sizes, -len(sizes)) if axis != counted):
         return False
+    return _counts_from(value, None if of == "key" else past)
+
+
+def _counts_from(value: ir.Value | None, past: ir.Value | None) -> bool:
+    """Whether a value, but for axes of size 1, counts up from P; without a KV cache, from 0."""
     node = made_by(value, "Unsqueeze", "Range")
     while node is not None and node.op_type == "Unsqueeze":
         node = made_by(node.inputs[0], "Unsqueeze", "Range")
     if node is None or scalar(node.inputs[2]) != 1:
         return False
-    if of == "key" or past is None:
-        return scalar(node.inputs[0]) == 0
-    return _is_capacity(node.inputs[0], past)
+    return scalar(node.inputs[0]) == 0 if past is None else _is_capacity(node.inputs[0], past)
 
 
 def _is_capacity(value: ir.Value | None, past: ir.Value) -> bool:

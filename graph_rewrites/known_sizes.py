@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from flownpu.graph_rewrites.plain_graph import constant, dimensions, integers
+from flownpu.graph_rewrites.plain_graph import constant, dimensions, input_of_size, integers, made_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,48 @@ def fold_known_sizes(model: ir.Model) -> int:
         ir.convenience.replace_all_uses_with(output, result)
         count += 1
     return count
+
+
+def take_sizes_from_inputs(model: ir.Model) -> int:
+    """Has a size that an input of the graph has too taken from there: Gather(Shape(X [B, S, 64]), 1) -> of input_ids.
+
+    A long prompt is computed some hundred tokens at a time; but what asks for the shape of a hidden state would first
+    need all of it.
+
+    Args:
+        model: a plain graph whose values have shapes; changed in place.
+
+    Returns:
+        How many sizes are taken from somewhere else.
+    """
+    graph, shapes, count = model.graph, dict[ir.Value, ir.Value](), 0
+    for node in list(graph):
+        shape = made_by(node.inputs[0], "Shape") if node.op_type == "Gather" else None
+        position = integers(node.inputs[1]) if shape is not None else None
+        of = None if shape is None or "start" in shape.attributes else shape.inputs[0]
+        sizes = None if of is None else dimensions(of)
+        if of is None or sizes is None or of.is_graph_input() or position is None or len(position) != 1:
+            continue
+        found = input_of_size(graph, sizes[position[0]])
+        if found is None:
+            continue
+        source, axis = found
+        if source not in shapes:
+            asked = ir.node("Shape", [source])
+            graph.insert_before(graph[0], asked)
+            shapes[source] = asked.outputs[0]
+        place = ir.node("Constant", [], {"value": ir.tensor(np.array(axis).reshape(_shape_of_position(node.inputs[1])))})
+        graph.insert_before(node, place)
+        node.replace_input_with(0, shapes[source])
+        node.replace_input_with(1, place.outputs[0])
+        count += 1
+    return count
+
+
+def _shape_of_position(value: ir.Value | None) -> tuple[int, ...]:
+    """The shape of a position: a scalar's, or [1]."""
+    array = constant(value)
+    return () if array is None else array.shape
 
 
 def _sizes(node: ir.Node, known: dict[ir.Value, Sizes]) -> Sizes | None:  # noqa: PLR0911 # each is another operator

@@ -12,7 +12,7 @@ from onnxscript import optimizer, version_converter
 from flownpu.graph_rewrites.embedding import quantise_embeddings
 from flownpu.graph_rewrites.gated_projection import GatedProjection
 from flownpu.graph_rewrites.gelu import fold_gelu
-from flownpu.graph_rewrites.known_sizes import MOST_SIZES, fold_known_sizes
+from flownpu.graph_rewrites.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
 from flownpu.graph_rewrites.layer_norm import LayerNorm
 from flownpu.graph_rewrites.packed_qkv import PackedQKV
 from flownpu.graph_rewrites.projection import quantise_projections
@@ -56,6 +56,7 @@ def prepare(model: ir.Model) -> None:
         fold_known_sizes(model)
         optimizer.fold_constants(model, onnx_shape_inference=False)
     passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    take_sizes_from_inputs(model)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
 

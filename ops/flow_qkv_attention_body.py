@@ -87,13 +87,18 @@ _NO_ROTARY = """
     k3 = Identity (k2)
 """
 # Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
+# ONNX Runtime takes present's capacity for past's, by its name, and would put a present that grows into the memory of a
+# past that was cast: a Reshape to -1 has no name.
 _PAST = """
     k_stored = CastLike (k3, past_key)
     v_stored = CastLike (v2, past_value)
     k4 = Cast <to = 1> (k_stored)
     v4 = Cast <to = 1> (v_stored)
-    past_k = Cast <to = 1> (past_key)
-    past_v = Cast <to = 1> (past_value)
+    cache_shape = Concat <axis = 0> (zero, zero, minus_one, channels)
+    past_k32 = Cast <to = 1> (past_key)
+    past_v32 = Cast <to = 1> (past_value)
+    past_k = Reshape (past_k32, cache_shape)
+    past_v = Reshape (past_v32, cache_shape)
 """
 # GroupQueryAttention's CPU kernel continues a prompt (S > 1 after a past) in one batch row only; the operator in any.
 _ATTENTION = """

@@ -44,9 +44,11 @@ def model_of(
     return ir.Model(graph, ir_version=10)
 
 
-def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+def run(model: ir.Model, feeds: dict[str, np.ndarray], *, optimised: bool = True) -> list[np.ndarray]:
     """In stock ONNX Runtime, whose Python interface takes bfloat16 as OrtValue only."""
     options = ort.SessionOptions()
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()

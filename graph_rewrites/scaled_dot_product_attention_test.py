@@ -9,6 +9,7 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
+from flownpu.ops import flow_qkv_attention
 
 # Queries, keys and values [B, S, heads d] become [B, heads, S, d]; `k_last` is [B, heads, d, S].
 MODEL = """
@@ -361,6 +362,7 @@ attention (float[B, S, 64] q, float[B, S, 64] k, float[B, S, 64] v, float[B, 4, 
     y = Transpose <perm = [0, 2, 1, 3]> (o)
 }}
 """
+TURN = "Transpose <perm = [0, 2, 1, 3]>"
 CAUSAL = "causal = LessOrEqual (key_index, query_index)"
 
 
@@ -427,3 +429,38 @@ def test_a_mask_from_another_begin_is_not_causal() -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="first", end="new")
     _, _, (folded,) = _fold(testing.parse(text.replace("{{", "{").replace("}}", "}")))
     assert not folded.geometry.causal
+
+
+@pytest.mark.parametrize(("positions", "counted"), [("query_range", True), ("from_zero", False)])
+def test_positions_that_count_on_from_the_cache_are_left_out(positions: str, counted: bool) -> None:
+    text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="before", end="total")
+    for side in "qk":
+        rotated = f"{side}t = com.microsoft.RotaryEmbedding ({side}u, positions, cos, sin)"
+        text = text.replace(f"{side}t = {TURN} ({side}4)", f"{side}u = {TURN} ({side}4) {rotated}")
+    made = f"""
+        from_zero = Range (first, new, step)
+        front = Constant <value_ints = [0]> ()
+        row = Unsqueeze ({positions}, front)
+        batch = Shape <start = 0, end = 1> (q)
+        one = Constant <value_ints = [1]> ()
+        rows = Concat <axis = 0> (batch, one)
+        positions = Expand (row, rows)
+        q4 ="""
+    text = text.replace("q4 =", made).replace("{{", "{").replace("}}", "}")
+    angles = np.arange(16)[:, None] / (1 + np.arange(8))
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    original = testing.parse(text, **tables)
+    model, misses, _ = _fold(original)
+    assert misses == []
+    (node,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
+    assert node.attributes["do_rotary"].as_int() == 1
+    position_ids = node.inputs[flow_qkv_attention.INPUTS.index("position_ids")]
+    assert (position_ids is None) == counted
+    past, generator = 4, np.random.default_rng(6)
+    feeds = {name: generator.standard_normal((1, 3, 64), np.float32) for name in ("q", "k", "v")}
+    feeds |= {name: generator.standard_normal((1, 4, past, 16), np.float32) for name in ("past_key", "past_value")}
+    feeds["padding"] = np.ones((1, 1, 1, past + 3), bool)
+    found, expected = (testing.run(m, feeds)[0] for m in (model, original))
+    largest = testing.largest(*(array for name, array in feeds.items() if name != "padding"))
+    bound = testing.attention_bound(largest, largest, head_size=16, scale=0.25, total=past + 3)
+    assert np.max(np.abs(found - expected)) <= bound

@@ -92,10 +92,16 @@ def test_a_reason_names_the_type(make_session: MakeSession) -> None:
 
 def test_a_tensor_attribute_is_not_lost(make_session: MakeSession) -> None:
     graph = "g (int64[1] s) => (float[N] z) { c = ConstantOfShape<value = float[1] {2.0}>(s)  z = Add(c, c) }"
-    with pytest.raises(Exception, match="attribute 'value' is a tensor, a graph or a list of strings"):
+    np.testing.assert_array_equal(make_session(graph).run(None, {"s": np.array([3])})[0], np.full(3, 4, np.float32))
+
+
+def test_a_tensor_attribute_of_another_type_is_named(make_session: MakeSession) -> None:
+    graph = """g (int64[1] s) => (bool[N] z) {
+        c = ConstantOfShape<value = double[1] {2.0}>(s)  z = Greater(c, c)
+    }"""
+    with pytest.raises(Exception, match="does not take 2 of the model's 2 nodes.*") as raised:
         make_session(graph)
-    session = make_session(graph, {"on_unsupported": "cpu"})
-    np.testing.assert_array_equal(session.run(None, {"s": np.array([3])})[0], np.full(3, 4, np.float32))
+    assert "ConstantOfShape 'c': value 'c' has type double, which no device takes" in str(raised.value)
 
 
 # `a` is read inside the branches only: an edge of the graph that no input list shows.

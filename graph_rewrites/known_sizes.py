@@ -83,7 +83,9 @@ def take_sizes_from_inputs(model: ir.Model) -> int:
             asked = ir.node("Shape", [source])
             graph.insert_before(graph[0], asked)
             shapes[source] = asked.outputs[0]
-        place = ir.node("Constant", [], {"value": ir.tensor(np.array(axis).reshape(_shape_of_position(node.inputs[1])))})
+        place = ir.node(
+            "Constant", [], {"value": ir.tensor(np.array(axis).reshape(_shape_of_position(node.inputs[1])))}
+        )
         graph.insert_before(node, place)
         node.replace_input_with(0, shapes[source])
         node.replace_input_with(1, place.outputs[0])

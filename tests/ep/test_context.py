@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from tests.ep.conftest import MakeSession
 
-# Attributes of several types (a tensor too), constants of several types, one that is read twice, an output that is left out.
+# Attributes of several types (a tensor too), constants of several types, one that is read twice, an output that is left
+# out.
 GRAPH = """g (float[N,4] x, int64[2] rows) => (float[2,4] y, float[N,4] n, int32[N,4] c)
 <float[4] scale = {1, 2, 3, 4}, int64[2] shape = {-1, 4}> {
     n, , , s = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.001> (x, x, scale)

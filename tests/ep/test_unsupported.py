@@ -99,7 +99,7 @@ def test_a_tensor_attribute_of_another_type_is_named(make_session: MakeSession) 
     graph = """g (int64[1] s) => (bool[N] z) {
         c = ConstantOfShape<value = double[1] {2.0}>(s)  z = Greater(c, c)
     }"""
-    with pytest.raises(Exception, match="does not take 2 of the model's 2 nodes.*") as raised:
+    with pytest.raises(Exception, match="does not take 2 of the model's 2 nodes") as raised:
         make_session(graph)
     assert "ConstantOfShape 'c': value 'c' has type double, which no device takes" in str(raised.value)
 

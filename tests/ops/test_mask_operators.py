@@ -350,7 +350,7 @@ def test_cast_of_extremes() -> None:
     )
 
 
-X, I = array(2, 3), array(2, 3, dtype=np.int64)
+X, COUNTS = array(2, 3), array(2, 3, dtype=np.int64)
 YES = array(2, 3, dtype=np.bool_)
 
 
@@ -358,21 +358,21 @@ YES = array(2, 3, dtype=np.bool_)
     ("op_type", "inputs", "output", "attributes", "message"),
     [
         ("And", [X, YES], "bool", {}, "expected input 0 to be bool, got float"),
-        ("Not", [I], "bool", {}, "expected input 0 to be bool, got int64"),
+        ("Not", [COUNTS], "bool", {}, "expected input 0 to be bool, got int64"),
         ("Less", [YES, YES], "bool", {}, "expected input 0 to be float or int64 or int32, got bool"),
-        ("Equal", [X, I], "bool", {}, "expected inputs 0 and 1 of one type, got float and int64"),
-        ("Equal", [YES, I], "bool", {}, "expected input 0 to be float or int64 or int32, got bool"),
+        ("Equal", [X, COUNTS], "bool", {}, "expected inputs 0 and 1 of one type, got float and int64"),
+        ("Equal", [YES, COUNTS], "bool", {}, "expected input 0 to be float or int64 or int32, got bool"),
         ("Where", [X, X, X], "float", {}, "expected input 0 to be bool, got float"),
-        ("Where", [YES, X, I], "float", {}, "expected inputs 1 and 2 of one type, got float and int64"),
+        ("Where", [YES, X, COUNTS], "float", {}, "expected inputs 1 and 2 of one type, got float and int64"),
         ("Where", [YES, X, array(4, 3)], "float", {}, "expected shapes that broadcast"),
-        ("Pow", [X, I], "float", {}, "expected input 1 to be float, got int64"),
+        ("Pow", [X, COUNTS], "float", {}, "expected input 1 to be float, got int64"),
         ("Expand", [X, X], "float", {}, "expected input 1 to be int64 or int32, got float"),
         ("Expand", [X, integers(-1, 3)], "float", {}, "expected sizes of 0 and more, got -1"),
         ("Expand", [X, integers(4, 3)], "float", {}, "expected shapes that broadcast"),
         ("Transpose", [X], "float", {"perm": [0, 1, 2]}, r"expected an input of rank 3, got \[2,3\]"),
         ("Transpose", [X], "float", {"perm": [1, 1]}, "expected perm to have each axis once, got axis 1 twice"),
         ("Transpose", [X], "float", {"perm": [0, 2]}, r"expected an index in \[-2, 2\), got 2"),
-        ("Concat", [X, I], "float", {"axis": 0}, "expected inputs 0 and 1 of one type"),
+        ("Concat", [X, COUNTS], "float", {"axis": 0}, "expected inputs 0 and 1 of one type"),
         ("Concat", [X, array(2, 4)], "float", {"axis": 0}, "expected shapes that differ in axis 0 only"),
         ("Concat", [X], "float", {}, "to have the attribute 'axis', got none"),
         ("Split", [X, integers(1, 1)], "float", {"axis": 1}, "expected 1 sizes, got 2"),

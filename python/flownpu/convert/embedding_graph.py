@@ -4,8 +4,8 @@
     input_ids int64 [B, S];  image_features float32 [N, F, D] or [N F, D], of all pictures in their order; N may be 0
     inputs_embeds float32 [B, S, D]
 
-The n-th image token of the prompt becomes the n-th row of the features. A prompt with more image tokens than rows, or
-fewer, is an error.
+The n-th image token of a row becomes the n-th of the features; more image tokens than these are an error. All rows of a
+batch have the same pictures, as beams do.
 """
 
 from __future__ import annotations
@@ -56,9 +56,15 @@ class _Builder(EmbeddingWriter):
         features = self._input("image_features", ir.DataType.FLOAT, None)
         words = self._embed(input_ids, decoder)
         token = self._integers("image_token", decoder.image_token_id)
-        places = self._op("NonZero", [self._op("Equal", [input_ids, token], "is_image")], "image_places/transposed")
-        places = self._op("Transpose", [places], "image_places", perm=[1, 0])
+        is_image = self._op("Equal", [input_ids, token], "is_image")
+        image = self._op("Cast", [is_image], "image", to=ir.DataType.INT64.value)
+        counted = self._op("CumSum", [image, self._integers("axis", 1)], "images_so_far")
+        # A row of zeros goes before the features, for words to refer to.
         rows = self._op("Reshape", [features, self._integers("rows_shape", [-1, hidden])], "image_rows")
-        embeddings = self._op("ScatterND", [words, places, rows], "inputs_embeds")
+        zeros = self._initializer("zeros", ir.tensor([[0.0] * hidden], dtype=ir.DataType.FLOAT, name="zeros"))
+        rows = self._op("Concat", [zeros, rows], "all_rows", axis=0)
+        pictures = self._op("Gather", [rows, self._op("Mul", [counted, image], "row")], "pictures", axis=0)
+        is_image = self._op("Unsqueeze", [is_image, self._integers("last_axis", [-1])], "is_image/column")
+        embeddings = self._op("Where", [is_image, pictures, words], "inputs_embeds")
         shape = ["batch_size", "sequence_length", hidden]
         return self._model("embedding", [self._output(embeddings, "inputs_embeds", shape)])

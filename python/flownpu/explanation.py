@@ -88,6 +88,7 @@ class Explanation:
         converted_weight_bytes: as converted.
         kv_bytes_per_token: of all layers' KV cache.
         speed: what the NPU would take, and what is predicted.
+        other_graphs: .onnx files of the model's other parts, which are not in this.
     """
 
     path: str
@@ -99,6 +100,7 @@ class Explanation:
     converted_weight_bytes: int
     kv_bytes_per_token: int
     speed: Speed
+    other_graphs: tuple[str, ...] = ()
 
 
 def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = None) -> Explanation:
@@ -138,6 +140,7 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
         converted_weight_bytes=sum(tensor.nbytes for tensor in tensors),
         kv_bytes_per_token=summary.kv_bytes_per_token,
         speed=speed,
+        other_graphs=tuple(summary.other_graphs),
     )
 
 

@@ -10,7 +10,7 @@ from flownpu.errors import FlowNPUError
 # Where `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
 
-__all__ = ["MANIFEST", "has_chat_template", "locate_graph", "onnx_path", "read_genai_config", "read_json"]
+__all__ = ["MANIFEST", "has_chat_template", "locate_graph", "onnx_path", "other_graphs", "read_genai_config", "read_json"]
 
 
 def read_genai_config(folder: Path) -> dict[str, Any]:
@@ -42,6 +42,12 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
     """The decoder's ONNX file, as the folder's genai_config.json names it."""
     return folder / str(settings["model"]["decoder"].get("filename", "model.onnx"))
+
+
+def other_graphs(folder: Path, settings: dict[str, Any]) -> list[Path]:
+    """The ONNX files of a model's other parts, as the folder's genai_config.json names them: vision, embedding."""
+    parts = (settings["model"].get(name) for name in ("vision", "embedding"))
+    return [folder / str(part["filename"]) for part in parts if isinstance(part, dict) and "filename" in part]
 
 
 def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:

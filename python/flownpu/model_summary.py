@@ -3,14 +3,14 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.model_folder import MANIFEST, onnx_path, read_genai_config, read_json
+from flownpu.model_folder import MANIFEST, onnx_path, other_graphs, read_genai_config, read_json
 from flownpu.ops.q4nx import BLOCK_BYTES
 
 __all__ = ["Summary", "Value", "Weight", "summarize"]
@@ -59,6 +59,8 @@ class Summary:
     weights: list[Weight] = field(default_factory=list)
     kv_bytes_per_token: int = 0
     """Bytes that one token takes in the KV cache of all layers."""
+    other_graphs: list[str] = field(default_factory=list)
+    """The .onnx files beside the decoder's, of a model that takes pictures."""
     manifest: dict[str, Any] = field(default_factory=dict)
     """What the converter wrote about where the model comes from."""
 
@@ -81,11 +83,12 @@ def summarize(path: Path) -> Summary:
     if path.is_dir():
         settings = read_genai_config(path)
         manifest = path / MANIFEST
-        return _summarize_onnx(
+        summary = _summarize_onnx(
             onnx_path(path, settings),
             head_size=settings["model"]["decoder"].get("head_size", 0),
             manifest=read_json(manifest) if manifest.is_file() else {},
         )
+        return replace(summary, other_graphs=[str(graph) for graph in other_graphs(path, settings)])
     if not path.is_file():
         raise FlowNPUError(f"no such file or folder: {path}")
     if path.suffix == ".onnx":

@@ -12,10 +12,11 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, T
 from rich.text import Text
 
 import flownpu.convert
-from flownpu.cli.output import bytes_text, progress_bar, status
+from flownpu.cli.output import bytes_text, error_text, progress_bar, status
 from flownpu.convert.progress import Progress as Done
 from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
+from flownpu.model_folder import MANIFEST, read_json
 
 
 class KvDtype(StrEnum):
@@ -96,6 +97,9 @@ def convert(
             force=force,
             progress=report,
         )
+    vision = read_json(output / MANIFEST).get("quantisation", {}).get("vision")
+    if vision:
+        status(error_text(f"Quantisation error of the vision tower's weights, {vision['format']}", vision["relative_error"]))
     runs = (output / "genai_config.json").is_file()
     # optimum runs what it exported.
     print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")

@@ -69,6 +69,9 @@ def _print(explanation: "Explanation") -> None:
         "plain": "a plain graph, for `flownpu convert`",
     }
     _line(f"{explanation.path}: {kinds[explanation.source]}")
+    if explanation.other_graphs:
+        others = ", ".join(explanation.other_graphs)
+        _line(f"The model takes pictures; this is its decoder. Its other graphs, to explain by themselves: {others}")
     _line(explanation.placement.summary)
     _print_nodes(explanation)
     for reason in dict.fromkeys(explanation.placement.whole_prompts):

@@ -3,7 +3,6 @@
 
 import math
 import re
-import statistics
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, print_json
+from flownpu.cli.output import bytes_text, console, error_text, print_json
 from flownpu.errors import FlowNPUError
 from flownpu.integrity import damage
 from flownpu.model_summary import Summary, Value, summarize
@@ -72,6 +71,12 @@ def inspect(
     console.print(_table("weights", ["type", "tensors", "elements", "bytes"], _weight_rows(summary)))
     if summary.kv_bytes_per_token:
         console.print(f"KV cache: {bytes_text(summary.kv_bytes_per_token)} a token in all layers together")
+    if summary.other_graphs:
+        others = ", ".join(summary.other_graphs)
+        console.print(
+            f"The model takes pictures; this is its decoder. Its other graphs, to inspect by themselves: {others}",
+            markup=False,
+        )
     if summary.manifest:
         _print_manifest(summary.manifest)
 
@@ -112,11 +117,11 @@ def _print_manifest(manifest: dict[str, Any]) -> None:
     for title in ("settings", "versions"):
         listed = ", ".join(f"{name} {value}" for name, value in manifest.get(title, {}).items())
         console.print(f"{title.capitalize()}: {listed}", markup=False)
-    errors = manifest.get("quantisation", {}).get("relative_error", {})
-    if errors:
-        worst = max(errors, key=errors.__getitem__)
-        console.print(
-            f"Quantisation error (root mean square, relative to the weights'): median "
-            f"{100 * statistics.median(errors.values()):.2f} %, worst {100 * errors[worst]:.2f} % in {worst}",
-            markup=False,
-        )
+    quantisation = manifest.get("quantisation", {})
+    vision = quantisation.get("vision", {})
+    for title, errors in (
+        ("", quantisation.get("relative_error")),
+        (f" of the vision tower's weights, {vision.get('format')}", vision.get("relative_error")),
+    ):
+        if errors:
+            console.print(error_text(f"Quantisation error{title}", errors), markup=False)

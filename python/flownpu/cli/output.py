@@ -2,13 +2,24 @@
 """How commands write: text for people, one JSON document for programs, the rest on stderr."""
 
 import json
+import statistics
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
-__all__ = ["bytes_text", "console", "print_json", "progress_bar", "progress_console", "seconds_text", "status"]
+__all__ = [
+    "bytes_text",
+    "console",
+    "error_text",
+    "print_json",
+    "progress_bar",
+    "progress_console",
+    "seconds_text",
+    "status",
+]
 
 console = Console(highlight=False, soft_wrap=True)
 # Progress bars, which must not end in a file that a user redirects stdout to.
@@ -42,3 +53,12 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     """A duration for people: "1.8 ms", "1.24 s"."""
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def error_text(what: str, errors: Mapping[str, float]) -> str:
+    """The errors of weights in one line."""
+    worst = max(errors, key=errors.__getitem__)
+    return (
+        f"{what} (root mean square, relative to the weights'): median "
+        f"{100 * statistics.median(errors.values()):.2f} %, worst {100 * errors[worst]:.2f} % in {worst}"
+    )

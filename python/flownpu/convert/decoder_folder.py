@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.manifest import rounded, sha256, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage, silent
@@ -65,8 +65,7 @@ def make_decoder_folder(
     size = output_bytes(decoder) + sum(map(len, tokenizer.values())) + (pictures.bytes if pictures else 0)
     with output_folder(output, force=force, size=size) as folder:
         errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)
-        if pictures:
-            errors |= pictures.write(folder, progress)
+        vision = {"vision": pictures.write(folder, progress)} if pictures else {}
         for name, contents in tokenizer.items():
             (folder / name).write_bytes(contents)
         written = sum(path.stat().st_size for path in folder.iterdir())
@@ -82,7 +81,8 @@ def make_decoder_folder(
             quantisation={
                 "format": "q4nx",
                 **(quantisation or {}),
-                "relative_error": {name: round(e, 6) for name, e in errors.items()},
+                "relative_error": rounded(errors),
+                **vision,
             },
             packages=packages,
             advance=counter.advance,

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["sha256", "write_manifest"]
+__all__ = ["rounded", "sha256", "write_manifest"]
 
 # Of the manifest itself; a reader refuses a higher one.
 FORMAT = 1
+
+
+def rounded(errors: Mapping[str, float]) -> dict[str, float]:
+    """Relative errors as the manifest has them."""
+    return {name: round(error, 6) for name, error in errors.items()}
 
 
 def write_manifest(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import PROCESSOR_FILE
 from flownpu.convert.image_processor import image_processor, read_image_settings
+from flownpu.convert.manifest import rounded
 from flownpu.convert.vision_checkpoint import VisionCheckpoint
 from flownpu.convert.vision_configuration import has_vision, image_token_id, read_vision
 from flownpu.convert.vision_graph import DenseFormat
@@ -42,15 +43,16 @@ class Pictures:
         """The size of what `write` writes, rounded up."""
         return vision_bytes(self.tower, self.dense_format)
 
-    def write(self, folder: Path, progress: ProgressCallback) -> dict[str, float]:
-        """Writes vision.onnx, its data and the processor's file; returns the relative error of each matrix.
+    def write(self, folder: Path, progress: ProgressCallback) -> dict[str, Any]:
+        """Writes vision.onnx, its data and the processor's file; returns what the manifest says of its quantisation.
 
         Raises:
             ConversionError: a weight is missing or wrong.
         """
         text = json.dumps(self.processor, indent=2) + "\n"
         (folder / PROCESSOR_FILE).write_text(text, encoding="utf-8")
-        return write_vision(folder, self.tower, self.source, self.dense_format, progress=progress)
+        errors = write_vision(folder, self.tower, self.source, self.dense_format, progress=progress)
+        return {"format": self.dense_format, "relative_error": rounded(errors)}
 
 
 def read_pictures(checkpoint: Checkpoint, decoder: Decoder, vision_weights: str | None) -> Pictures | None:

@@ -18,6 +18,9 @@ constexpr std::int64_t kFewRows = 4;
 // the widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
 // third-level cache.
 constexpr std::int64_t kPanelBytes = 8 << 20;
+// A result larger than a third-level cache of common size is written past the caches: whoever reads
+// it would not find it there.
+constexpr std::int64_t kStreamedBytes = 32 << 20;
 
 }  // namespace
 
@@ -91,8 +94,10 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
 }
 
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,
-                       const DenseEpilogue& epilogue, std::byte* memory) const {
+                       DenseEpilogue epilogue, std::byte* memory) const {
   if (rows == 0 || weight.m == 0) return;
+  epilogue.streamed =
+      rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedBytes;
   Scratch scratch(memory);
   Work work = take(scratch, rows, weight.k, weight.m);
   round(x, rows, weight.k, work);

@@ -108,6 +108,8 @@ struct DenseEpilogue {
   const float* residual = nullptr;
   float* y = nullptr;
   std::int64_t m = 0;
+  // Whether y is written past the caches: where they would have lost it before it is read.
+  bool streamed = false;
 };
 
 struct Kernels {

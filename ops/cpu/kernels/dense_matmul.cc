@@ -47,7 +47,7 @@ void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseRounding roundi
 }
 
 // One row of 32 columns, of which the first `columns` are y's.
-template <Activation ACTIVATION>
+template <Activation ACTIVATION, bool STREAMED>
 void finish_row(const float* product, std::int64_t columns, const float* bias,
                 const float* residual, float* y) {
   for (std::int64_t i = 0; i < columns; i += kLanes) {
@@ -56,7 +56,11 @@ void finish_row(const float* product, std::int64_t columns, const float* bias,
     if (bias != nullptr) value += load_some(bias + i, count);
     value = activate<ACTIVATION>(value);
     if (residual != nullptr) value += load_some(residual + i, count);
-    store_some(y + i, value, count);
+    if constexpr (STREAMED) {
+      store_past_caches(y + i, value);
+    } else {
+      store_some(y + i, value, count);
+    }
   }
 }
 
@@ -64,13 +68,23 @@ void finish_dense(const float* product, std::int64_t first, std::int64_t count, 
                   const DenseEpilogue& e) {
   const std::int64_t columns = std::min(kDenseColumns, e.m - column);
   const float* bias = e.bias == nullptr ? nullptr : e.bias + column;
-  with_activation(e.activation, [&]<Activation ACTIVATION>() {
+  const auto finish = [&]<Activation ACTIVATION, bool STREAMED>() {
     for (std::int64_t row = first; row < first + count; ++row, product += kDenseColumns) {
       const std::int64_t at = row * e.m + column;
       const float* residual = e.residual == nullptr ? nullptr : e.residual + at;
-      finish_row<ACTIVATION>(product, columns, bias, residual, e.y + at);
+      finish_row<ACTIVATION, STREAMED>(product, columns, bias, residual, e.y + at);
+    }
+  };
+  // Only whole vectors at addresses that are a multiple of theirs.
+  const bool whole = e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
+  with_activation(e.activation, [&]<Activation ACTIVATION>() {
+    if (e.streamed && whole) {
+      finish.template operator()<ACTIVATION, true>();
+    } else {
+      finish.template operator()<ACTIVATION, false>();
     }
   });
+  if (e.streamed) finish_streams();
 }
 
 }  // namespace

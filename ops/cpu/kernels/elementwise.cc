@@ -107,10 +107,21 @@ void store_as(const float* x, void* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) elements[i] = Type::round(x[i]);
 }
 
+// As store_as<BFloat16>, a vector at a time.
+void store_bf16(const float* x, void* out, std::int64_t n) {
+  auto* elements = static_cast<std::uint16_t*>(out);
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Halves halves = __builtin_convertvector(bf16_bits(load(x + i)), Halves);
+    std::memcpy(elements + i, &halves, sizeof(halves));
+  }
+  store_as<BFloat16>(x + i, elements + i, n - i);
+}
+
 void store_cache(const float* x, void* out, DataType type, std::int64_t n) {
   switch (type) {
     case DataType::kBFloat16:
-      return store_as<BFloat16>(x, out, n);
+      return store_bf16(x, out, n);
     case DataType::kFloat16:
       return store_as<Half>(x, out, n);
     default:

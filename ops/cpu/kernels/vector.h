@@ -171,6 +171,7 @@ struct Half {
   static Element round(float x) { return half_from_float(x); }
 };
 
+// Elements of a weight alone.
 struct Int8 {
   using Element = std::int8_t;
   static Vector load_vector(const Element* x) {

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a Gemma3 checkpoint of random weights with the vision tower of the public models, SigLIP-So400m, and a small text part.
+
+    python -m benchmarks.vision_checkpoint FOLDER --layers 27
+
+Pictures of 896 x 896 pixels, 4096 patches, 27 layers of 16 heads of 72, 256 tokens a picture. The text part has few
+layers, so that the time to the first token is the tower's.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import transformers
+import typer
+from tokenizers import AddedToken, Tokenizer
+
+__all__ = ["write_checkpoint"]
+
+_TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "gemma3-topics" / "tokenizer.json"
+_SPECIAL = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_CHAT = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+_VISION = {
+    "hidden_size": 1152,
+    "num_attention_heads": 16,
+    "intermediate_size": 4304,
+    "image_size": 896,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+_TEXT = {
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 4096,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def write_checkpoint(folder: Path, layers: int) -> None:
+    """Writes weights in bfloat16, tokenizer and processor files.
+
+    Args:
+        folder: where to; is made.
+        layers: of the tower; the public models have 27.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(_TOKENIZER))
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL.values()])
+    boi, eoi, image = (tokenizer.token_to_id(text) for text in _SPECIAL.values())
+    config = transformers.Gemma3Config(
+        text_config={**_TEXT, "vocab_size": -(-tokenizer.get_vocab_size() // 32) * 32},
+        vision_config={**_VISION, "num_hidden_layers": layers},
+        mm_tokens_per_image=256,
+        boi_token_index=boi,
+        eoi_token_index=eoi,
+        image_token_index=image,
+    )
+    torch.manual_seed(0)
+    transformers.Gemma3ForConditionalGeneration(config).bfloat16().save_pretrained(folder)
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        extra_special_tokens=_SPECIAL,
+        chat_template=_CHAT,
+    )
+    pictures = transformers.Gemma3ImageProcessor(
+        size={"height": 896, "width": 896}, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    transformers.Gemma3Processor(pictures, words, chat_template=_CHAT, image_seq_length=256).save_pretrained(folder)
+
+
+def main(folder: Path, layers: Annotated[int, typer.Option(min=1)] = 27) -> None:
+    """Writes the checkpoint."""
+    write_checkpoint(folder, layers)
+
+
+if __name__ == "__main__":
+    typer.run(main)

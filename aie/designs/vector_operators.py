@@ -139,7 +139,7 @@ class ResidualLayerNorm:
 
     Attributes:
         target: npu1 or npu2.
-        n: elements of a row, a multiple of 32.
+        n: elements of a row, a multiple of 16.
         cores: compute tiles, at most the target's columns.
     """
 

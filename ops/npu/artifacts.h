@@ -5,6 +5,7 @@
 // operator, its attributes and its host buffers. The words of a call are a family (call_family.h).
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,6 +20,9 @@ namespace flownpu::npu {
 
 // What tells a call from others of its operator: lists of integers; floats as their bits.
 using CallAttributes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
+
+// A float as the index has it: its bits.
+inline std::int64_t bits_of(float value) { return std::bit_cast<std::int32_t>(value); }
 
 struct ArrayRecord {
   std::string name;

@@ -9,24 +9,10 @@
 
 #include "ops/error.h"
 #include "ops/npu/decoder_layers_match.h"
+#include "ops/npu/lowered_node.h"
 
 namespace flownpu::npu {
 namespace {
-
-const Packed& packed(const Node& node, std::string_view name) {
-  const auto found =
-      std::ranges::find_if(node.packed, [&](const Packed& packed) { return packed.name == name; });
-  if (found == node.packed.end())
-    fail("[", to_string(node), "] expected packed ", name, ", there are none: convert again");
-  return *found;
-}
-
-std::unique_ptr<Buffer> upload(Runtime& runtime, const Packed& packed) {
-  std::unique_ptr<Buffer> buffer = runtime.allocate(packed.bytes);
-  packed.write(buffer->bytes());
-  buffer->to_device(0, packed.bytes);
-  return buffer;
-}
 
 // The first `context` positions of each table, which may have more or fewer.
 std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Packed& packed,

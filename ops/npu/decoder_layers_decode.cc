@@ -2,7 +2,6 @@
 #include "ops/npu/decoder_layers_decode.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -21,8 +20,6 @@ std::string layers_text(std::int64_t first, std::int64_t count) {
 }
 
 }  // namespace
-
-std::int64_t bits_of(float value) { return std::bit_cast<std::int32_t>(value); }
 
 CallAttributes layer_attributes(const DecoderShape& shape) {
   return {{"hidden", {shape.hidden}},

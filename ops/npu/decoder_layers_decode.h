@@ -58,7 +58,5 @@ class DecodeCalls {
 
 // What all calls of a decoder's layers have in common, as attributes in the artifacts' index.
 CallAttributes layer_attributes(const DecoderShape& shape);
-// A float as the index has it: its bits.
-std::int64_t bits_of(float value);
 
 }  // namespace flownpu::npu

@@ -418,39 +418,6 @@ Node decoder_node(const Matcher& found) {
   return node;
 }
 
-// Without `taken`, and without the nodes that made values for those alone. Throws Error if another
-// node reads what is not computed any more.
-std::vector<Node> rest_of(const std::vector<Node>& nodes, const GraphWalk& graph,
-                          const Matcher& found, const Node& decoder,
-                          const std::vector<std::string>& outputs) {
-  std::unordered_set<std::string_view> needed(outputs.begin(), outputs.end());
-  for (const Value& input : decoder.inputs) needed.insert(input.name);
-  std::unordered_set<std::string_view> computed;
-  for (const Value& output : decoder.outputs) computed.insert(output.name);
-  std::vector<Node> rest;
-  for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
-    if (&*node == found.head) rest.push_back(decoder);
-    if (found.taken.contains(&*node)) continue;
-    // What no node ever read leaves the partition.
-    const auto wanted = [&](const Value& value) {
-      return !value.name.empty() &&
-             (needed.contains(value.name) || graph.readers(value.name).empty());
-    };
-    if (std::ranges::none_of(node->outputs, wanted)) continue;
-    for (const Value& input : node->inputs) {
-      needed.insert(input.name);
-      const Node* made_by = graph.producer(input.name);
-      if (made_by != nullptr && found.taken.contains(made_by) && !computed.contains(input.name)) {
-        fail(to_string(*node), ": expected that nothing else reads '", input.name,
-             "', which is inside the layers");
-      }
-    }
-    rest.push_back(*node);
-  }
-  std::ranges::reverse(rest);
-  return rest;
-}
-
 }  // namespace
 
 bool is_for_array(const Node& node) { return is_projection(node) || is_attention(node); }
@@ -472,7 +439,8 @@ Lowered lower_decoder_layers(std::vector<Node> nodes, const std::vector<std::str
     const auto attention = std::ranges::find_if(nodes, is_attention);
     if (attention == nodes.end()) fail("the array computes decoders, and there is no attention");
     found.match(*attention);
-    lowered.nodes = rest_of(nodes, graph, found, decoder_node(found), outputs);
+    lowered.nodes =
+        with_one_node(nodes, graph, found.taken, found.head, decoder_node(found), outputs);
   } catch (const Error& error) {
     std::vector<Lowered::OnHost> left = left_on_host(nodes, error.what());
     return {.nodes = std::move(nodes), .on_host = std::move(left), .summary = ""};

@@ -134,11 +134,8 @@ class PrefillCalls::Writer {
     step(owner_.designs_->artifacts().require(op_type, attributes), std::move(arguments));
   }
   void step(const CallRecord& record, std::vector<View> arguments) {
-    std::unique_ptr<PreparedCall>& call = owner_.calls_[&record];
-    if (call == nullptr) call = std::make_unique<PreparedCall>(*owner_.designs_, record);
-    call->require(arguments);
-    chunk_.steps.push_back(
-        {record.op_type + ", layer " + std::to_string(layer_), call.get(), std::move(arguments)});
+    chunk_.calls.add(record, record.op_type + ", layer " + std::to_string(layer_),
+                     std::move(arguments));
   }
 
   // --- Views -------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ PrefillCalls::PrefillCalls(std::shared_ptr<CompiledDesigns> designs, const Decod
       sizes.insert(tokens->second.front());
   }
   chunks_.reserve(sizes.size());
-  for (const std::int64_t tokens : sizes) chunks_.push_back({tokens, {}});
+  for (const std::int64_t tokens : sizes) chunks_.push_back({tokens, CallList(designs_)});
 }
 
 const CallRecord& PrefillCalls::engine(const Projection& part) const {
@@ -235,9 +232,9 @@ std::vector<std::int64_t> PrefillCalls::sizes() const {
 
 // As few chunks as may be, since dequantising the weights takes the time that multiplying some
 // hundred tokens' rows does: the smallest that takes all tokens, or else the largest.
-const PrefillCalls::Chunk* PrefillCalls::chunk_for(std::int64_t left, std::int64_t position) const {
-  const Chunk* best = nullptr;
-  for (const Chunk& chunk : chunks_) {
+PrefillCalls::Chunk* PrefillCalls::chunk_for(std::int64_t left, std::int64_t position) {
+  Chunk* best = nullptr;
+  for (Chunk& chunk : chunks_) {
     if (position + chunk.tokens > context_) break;
     best = &chunk;
     if (chunk.tokens >= left) break;
@@ -245,14 +242,14 @@ const PrefillCalls::Chunk* PrefillCalls::chunk_for(std::int64_t left, std::int64
   return best;
 }
 
-std::int64_t PrefillCalls::next(std::int64_t left, std::int64_t position) const {
+std::int64_t PrefillCalls::next(std::int64_t left, std::int64_t position) {
   const Chunk* chunk = left <= kFewTokens ? nullptr : chunk_for(left, position);
   return chunk == nullptr ? 0 : std::min(left, chunk->tokens);
 }
 
 void PrefillCalls::run(std::span<const float> hidden, std::int64_t position, Buffer& cache) {
   const std::int64_t tokens = static_cast<std::int64_t>(hidden.size()) / shape_.hidden;
-  const Chunk& chunk = *chunk_for(tokens, position);
+  Chunk& chunk = *chunk_for(tokens, position);
   // Rows without a token are zeros, which make finite numbers.
   Buffer& stream = *buffers_.at("hidden");
   const auto bytes = static_cast<std::size_t>(chunk.tokens * shape_.hidden) * kBFloat16Bytes;
@@ -263,19 +260,7 @@ void PrefillCalls::run(std::span<const float> hidden, std::int64_t position, Buf
 
   const std::string where =
       ", positions " + std::to_string(position) + "-" + std::to_string(position + tokens - 1);
-  std::vector<View> arguments;
-  for (const Step& step : chunk.steps) {
-    arguments = step.arguments;
-    for (View& argument : arguments) {
-      if (argument.buffer == nullptr) argument.buffer = &cache;
-    }
-    const Call call{.name = step.name + where,
-                    .sequence = step.call->at(position),
-                    .arguments = arguments,
-                    .family = step.call->file(),
-                    .position = position};
-    designs_->dispatch(step.call->array(), {&call, 1});
-  }
+  chunk.calls.run(position, where, &cache);
 }
 
 }  // namespace flownpu::npu

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/npu/compiled_designs.h"
+#include "ops/npu/call_list.h"
 #include "ops/npu/decoder_layers_decode.h"
 #include "ops/npu/decoder_shape.h"
 
@@ -40,32 +40,26 @@ class PrefillCalls {
   std::vector<std::int64_t> sizes() const;
   // Of `left` tokens from `position` on, how many go next; 0: they go token by token, being too few
   // for a chunk, or because every chunk would pass the end of the context.
-  std::int64_t next(std::int64_t left, std::int64_t position) const;
+  std::int64_t next(std::int64_t left, std::int64_t position);
   // As many tokens as next() said, `hidden` [tokens, D], from `position` on: their keys and values
   // are appended to `cache`. Throws DeviceFailed.
   void run(std::span<const float> hidden, std::int64_t position, Buffer& cache);
 
  private:
-  struct Step {
-    std::string name;  // for messages
-    PreparedCall* call;
-    std::vector<View> arguments;  // a view without a buffer: of the cache
-  };
   struct Chunk {
     std::int64_t tokens;
-    std::vector<Step> steps;
+    CallList calls;  // a view without a buffer: of the cache
   };
   class Writer;
 
   // The call that dequantises a projection's weights.
   const CallRecord& engine(const Projection& part) const;
   void make_buffers();
-  const Chunk* chunk_for(std::int64_t left, std::int64_t position) const;
+  Chunk* chunk_for(std::int64_t left, std::int64_t position);
 
   std::shared_ptr<CompiledDesigns> designs_;
   DecoderShape shape_;
   std::int64_t context_;
-  std::map<const CallRecord*, std::unique_ptr<PreparedCall>> calls_;
   std::map<std::string, std::unique_ptr<Buffer>> buffers_;
   std::vector<Chunk> chunks_;
 };

@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "ops/node.h"
+#include "ops/npu/lowered_node.h"
 
 namespace flownpu::npu {
 
-// The domain of nodes that the NPU device makes for itself, and the one that is there.
-inline constexpr std::string_view kNpuDomain = "ai.flownpu.npu";
+// The node that a decoder's layers become.
 inline constexpr std::string_view kDecoderLayers = "DecoderLayers";
 
 // y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x).
@@ -88,7 +88,5 @@ struct DecoderShape {
   std::size_t position_bytes() const;
   std::size_t angle_bytes() const;
 };
-
-inline constexpr std::size_t kBFloat16Bytes = 2;
 
 }  // namespace flownpu::npu

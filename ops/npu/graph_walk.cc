@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/graph_walk.h"
 
+#include <algorithm>
+
 #include "ops/error.h"
 
 namespace flownpu::npu {
@@ -58,6 +60,37 @@ std::string_view GraphWalk::value_through_reshapes(std::string_view value) const
     node = producer(value);
   }
   return value;
+}
+
+std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk& graph,
+                                const std::unordered_set<const Node*>& taken, const Node* last,
+                                const Node& one, const std::vector<std::string>& outputs) {
+  std::unordered_set<std::string_view> needed(outputs.begin(), outputs.end());
+  for (const Value& input : one.inputs) needed.insert(input.name);
+  std::unordered_set<std::string_view> computed;
+  for (const Value& output : one.outputs) computed.insert(output.name);
+  std::vector<Node> rest;
+  for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
+    if (&*node == last) rest.push_back(one);
+    if (taken.contains(&*node)) continue;
+    // What no node ever read leaves the partition.
+    const auto wanted = [&](const Value& value) {
+      return !value.name.empty() &&
+             (needed.contains(value.name) || graph.readers(value.name).empty());
+    };
+    if (std::ranges::none_of(node->outputs, wanted)) continue;
+    for (const Value& input : node->inputs) {
+      needed.insert(input.name);
+      const Node* made_by = graph.producer(input.name);
+      if (made_by != nullptr && taken.contains(made_by) && !computed.contains(input.name)) {
+        fail(to_string(*node), ": expected that nothing else reads '", input.name,
+             "', which is inside the layers");
+      }
+    }
+    rest.push_back(*node);
+  }
+  std::ranges::reverse(rest);
+  return rest;
 }
 
 }  // namespace flownpu::npu

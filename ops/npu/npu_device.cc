@@ -8,6 +8,8 @@
 #include "ops/error.h"
 #include "ops/npu/decoder_layers.h"
 #include "ops/npu/decoder_layers_match.h"
+#include "ops/npu/encoder_layers.h"
+#include "ops/npu/encoder_layers_match.h"
 #include "ops/npu/own_folder.h"
 #include "ops/npu/xrt_plugin.h"
 
@@ -17,11 +19,15 @@ namespace {
 
 // Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
 // version are made anew.
-constexpr std::string_view kLayout = "decoder layers 1";
+constexpr std::string_view kLayout = "decoder layers 1, encoder layers 1";
 
-bool is_lowered(const Node& node) {
+bool is_decoder_layers(const Node& node) {
   return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
 }
+bool is_encoder_layers(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kEncoderLayers;
+}
+bool is_lowered(const Node& node) { return is_decoder_layers(node) || is_encoder_layers(node); }
 
 }  // namespace
 
@@ -64,6 +70,7 @@ std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder
 
 std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   if (!is_lowered(node)) return host_->prepare(node);
+  if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, open(""));
   auto step = std::make_unique<DecoderLayers>(node, open(""));
   const std::lock_guard lock(mutex_);
   caches_.push_back(step->caches());
@@ -71,11 +78,13 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
+  if (std::ranges::any_of(nodes, is_encoder_layers)) return with_encoder(std::move(nodes), lowering);
+  if (is_encoder(nodes)) return lower_encoder(std::move(nodes), lowering);
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_lowered);
+  const bool before = std::ranges::any_of(exported.nodes, is_decoder_layers);
   Lowered lowered = before ? exported : lower_decoder_layers(exported.nodes, lowering.outputs);
-  const auto decoder = std::ranges::find_if(lowered.nodes, is_lowered);
+  const auto decoder = std::ranges::find_if(lowered.nodes, is_decoder_layers);
   lowered.summary = exported.summary;
   if (decoder == lowered.nodes.end()) return lowered;
   try {
@@ -86,6 +95,30 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
     exported.on_host = left_on_host(exported.nodes, error.what());
     return exported;
   }
+  return lowered;
+}
+
+// An encoder is found in the graph as it is, since its operators are standard ones.
+Lowered NpuDevice::lower_encoder(std::vector<Node> nodes, const Lowering& lowering) const {
+  Lowered found = lower_encoder_layers(nodes, lowering.outputs);
+  std::vector<Lowered::OnHost> on_host = std::move(found.on_host);
+  if (std::ranges::any_of(found.nodes, is_encoder_layers)) {
+    try {
+      return with_encoder(std::move(found.nodes), lowering);
+    } catch (const DeviceError& error) {
+      on_host = encoder_on_host(nodes, error.what());
+    }
+  }
+  Lowered lowered = host_->lower(std::move(nodes), lowering);
+  lowered.on_host = std::move(on_host);
+  return lowered;
+}
+
+Lowered NpuDevice::with_encoder(std::vector<Node> nodes, const Lowering& lowering) const {
+  const auto encoder = std::ranges::find_if(nodes, is_encoder_layers);
+  std::string summary = describe_encoder(EncoderShape::read(*encoder), open(lowering.model_folder));
+  Lowered lowered = host_->lower(std::move(nodes), lowering);
+  lowered.summary = std::move(summary);
   return lowered;
 }
 

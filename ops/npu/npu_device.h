@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices `npu` and `emulate`: the decoder's layers of a graph run on the array, or on the
-// emulator by the same path; other nodes run on the host, an inner cpu device.
+// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, run on the
+// array, or on the emulator by the same path; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ class NpuDevice final : public Device {
   std::string warning() const override;
   std::string unsupported(const Node& node) const override;
   std::unique_ptr<Step> prepare(const Node& node) const override;
-  // Where the artifacts, the device, or a call for the decoder are missing, all that is for the
+  // Where the artifacts, the device, or a call for the layers are missing, all that is for the
   // array is left on the host, with what was said of it as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
@@ -51,6 +51,9 @@ class NpuDevice final : public Device {
   // Throws DeviceError.
   std::shared_ptr<CompiledDesigns> open(const std::string& model_folder) const;
   std::string folder(const std::string& model_folder) const;
+  // Of nodes among which is an encoder, or the node EncoderLayers.
+  Lowered lower_encoder(std::vector<Node> nodes, const Lowering& lowering) const;
+  Lowered with_encoder(std::vector<Node> nodes, const Lowering& lowering) const;
 
   DeviceOptions options_;
   bool emulated_;

@@ -1,56 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/pack_weights.h"
 
-#include <cstring>
 #include <span>
 #include <utility>
 
-#include "ops/number_formats.h"
+#include "ops/npu/lowered_node.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
 
-// Writes one thing after the other.
-class Writer {
- public:
-  explicit Writer(std::span<std::byte> memory) : at_(memory.data()) {}
-
-  void bytes(const std::byte* from, std::size_t count) {
-    std::memcpy(at_, from, count);
-    at_ += count;
-  }
-
-  void zeros(std::size_t count) {
-    std::memset(at_, 0, count);
-    at_ += count;
-  }
-
-  // `values` may be null: zeros.
-  void bfloat16(const float* values, std::int64_t count) {
-    if (values == nullptr) {
-      zeros(static_cast<std::size_t>(count) * kBFloat16Bytes);
-      return;
-    }
-    for (std::int64_t i = 0; i < count; ++i, at_ += kBFloat16Bytes) {
-      const std::uint16_t bits = to_bfloat16(values[i]);
-      std::memcpy(at_, &bits, kBFloat16Bytes);
-    }
-  }
-
-  // A line of `line` elements, zeros beyond `count`.
-  void line(const float* values, std::int64_t count, std::int64_t line) {
-    bfloat16(values, count);
-    zeros(static_cast<std::size_t>(line - count) * kBFloat16Bytes);
-  }
-
- private:
-  std::byte* at_;
-};
-
 // Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
 // zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
-void write_gate_up(const DecoderShape& shape, const std::byte* blocks, Writer& writer) {
+void write_gate_up(const DecoderShape& shape, const std::byte* blocks, PackedWriter& writer) {
   const std::int64_t rows = q4nx::row_blocks(shape.feed_forward);
   const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
   const std::size_t row =
@@ -63,7 +25,7 @@ void write_gate_up(const DecoderShape& shape, const std::byte* blocks, Writer& w
   writer.zeros(2 * static_cast<std::size_t>(padded - rows) * row);
 }
 
-void write_weights(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+void write_weights(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
   const auto [qkv, output, gate_up, down] = shape.projections();
   for (const LayerConstants& layer : constants.layers) {
     writer.bytes(layer.qkv, qkv.bytes());
@@ -74,7 +36,7 @@ void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
   writer.bytes(constants.head, shape.head().bytes());
 }
 
-void write_vectors(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+void write_vectors(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
   for (const LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
     if (!shape.qk_norm) continue;
@@ -83,7 +45,7 @@ void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }
 
-void write_rotary(const DecoderShape& shape, const DecoderConstants& constants, Writer writer) {
+void write_rotary(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
   const std::int64_t half = shape.head_size / 2;
   for (const RotaryTable& table : constants.rotary) {
     for (std::int64_t position = 0; position < shape.positions; ++position) {
@@ -100,7 +62,7 @@ std::vector<Packed> pack(const DecoderShape& shape, const DecoderConstants& cons
   const auto angles = static_cast<std::size_t>(shape.tables() * shape.positions);
   const auto packed = [&](const char* name, std::size_t bytes, auto write) {
     return Packed{name, bytes, [shape, constants, write](std::span<std::byte> memory) {
-                    write(shape, constants, Writer(memory));
+                    write(shape, constants, PackedWriter(memory));
                   }};
   };
   return {

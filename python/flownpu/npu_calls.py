@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of the NPU's designs a decoder makes, and the folder of artifacts that has them.
+"""Which calls of the NPU's designs a decoder makes, and the folder of artifacts that has them (and an encoder's).
 
 A token is one call, or a few, of `decode_layer` (aie/designs/decode_layer.py). A prompt is prefilled in chunks, for
 each size operator by operator:
@@ -36,6 +36,8 @@ from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.toolchain import find_toolchain
 from flownpu.errors import FlowNPUError
 from flownpu.npu_decoder import read_decoder
+from flownpu.npu_encoder import read_encoder
+from flownpu.npu_encoder_calls import EncoderCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,6 +60,7 @@ __all__ = [
 CHUNKS = (64, 256)
 DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
 _CORES = 4  # of the operators on rows
+_DECODE = "decode_layer"  # the operator of a token's calls
 _EPILOGUES = {"none": 0, "geglu": 1, "swiglu": 2}  # values of the attribute `epilogue`
 
 
@@ -100,7 +103,7 @@ class DecoderCalls:
                 "vocabulary": vocabulary,
             }  # fmt: skip
             yield self._moving(
-                "decode_layer", array, f"layers{first}-{end - 1}" + "-head" * bool(vocabulary), attributes,
+                _DECODE, array, f"layers{first}-{end - 1}" + "-head" * bool(vocabulary), attributes,
                 partial(self._layers, first, end, vocabulary), 1, shape.keys, [CallSweep(0, 1, 1, w) for w in windows],
             )  # fmt: skip
             first = end
@@ -219,7 +222,7 @@ class Built:
 
     Attributes:
         folder: with the artifacts.
-        context: positions of its caches.
+        context: positions of its caches; 0 if it has none, without a decoder.
         calls: in the folder.
         made: how many of them were not up to date.
         left_out: what the model has no calls for, and why.
@@ -261,12 +264,8 @@ def build_artifacts(
         ToolchainError: a compiler failed.
         ValueError: the output is something else.
     """
-    decoder = read_decoder(model)
+    calls, left_out = calls_of_model(model, target, context, weights)
     output = output or model / "artifacts" / ("emulate" if kind == "emulate" else target)
-    try:
-        calls, left_out = calls_of_decoder(decoder, target, context or min(decoder.positions, DEFAULT_CONTEXT), weights)
-    except ValueError as error:
-        raise FlowNPUError(f"{model}: the NPU's designs have no place for it: {error}") from error
     done = 0
 
     def advance(call: ArtifactCall) -> None:
@@ -274,7 +273,7 @@ def build_artifacts(
         report(f"{call.array} {call.name}", done, len(calls))
         done += 1
 
-    positions = calls[0].positions.count
+    positions = calls[0].positions.count if calls[0].operator == _DECODE else 0
     about = {"versions": {"flownpu": __version__}, "context": positions, "weights": weights}
     if kind == "emulate":
         made, missing = write_emulated(output, target, calls, about=about, report=advance), []
@@ -286,14 +285,39 @@ def build_artifacts(
     return Built(output, positions, len(calls), made, left_out, missing)
 
 
-def calls_of_model(model: Path, target: str, context: int, weights: str = "bf16") -> list[ArtifactCall]:
-    """The calls that `build_artifacts` makes for a model.
+def calls_of_model(
+    model: Path, target: str, context: int | None = None, weights: str = "bf16"
+) -> tuple[list[ArtifactCall], list[str]]:
+    """The calls that `build_artifacts` makes for a model, those of a token first, and what was left out, and why.
+
+    Of a model that takes images the decoder may be left out, or the encoder, but not both.
 
     Raises:
-        FlowNPUError: the model is none.
-        ValueError: the NPU's designs have no place for it.
+        FlowNPUError: the model is none, or the NPU's designs have no place for it.
     """
-    return calls_of_decoder(read_decoder(model), target, context, weights)[0]
+
+    def of_decoder() -> tuple[list[ArtifactCall], list[str]]:
+        decoder = read_decoder(model)
+        try:
+            return calls_of_decoder(decoder, target, context or min(decoder.positions, DEFAULT_CONTEXT), weights)
+        except ValueError as error:
+            raise FlowNPUError(f"{model}: the NPU's designs have no place for it: {error}") from error
+
+    try:
+        encoder, reason = read_encoder(model), None
+    except FlowNPUError as error:
+        encoder, reason = None, error
+    if encoder is None and reason is None:
+        return of_decoder()
+    images = [] if encoder is None else list(EncoderCalls(encoder, target).calls())
+    left_out = [] if reason is None else [f"the encoder of images, which stays on the host: {reason}"]
+    try:
+        calls, chunks = of_decoder()
+    except FlowNPUError as error:
+        if not images:
+            raise
+        return images, [f"the decoder, which stays on the host: {error}"]
+    return calls + images, left_out + chunks
 
 
 def calls_of_decoder(decoder: Decoder, target: str, context: int, weights: str) -> tuple[list[ArtifactCall], list[str]]:

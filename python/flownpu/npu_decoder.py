@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.decode_layer_shape import LayerShape
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError
 from flownpu.model_folder import onnx_path, read_genai_config
+from flownpu.npu_graph import agreed, integer, load_graph, number, text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,12 +77,7 @@ def read_decoder(folder: Path) -> Decoder:
     """
     settings = read_genai_config(folder)
     path = onnx_path(folder, settings)
-    ir = require("onnx_ir", extra="convert", purpose="flownpu build MODEL")
-    try:
-        graph = ir.load(path).graph
-    except Exception as error:
-        # The parser is protobuf's, and so is its error: no dependency of ours.
-        raise FlowNPUError(f"{path} is not an ONNX model ({error}): convert the model again") from error
+    graph = load_graph(path)
     try:
         return decoder_of_graph(graph, settings["model"]["context_length"])
     except ValueError as error:
@@ -96,26 +92,26 @@ def decoder_of_graph(graph: Any, positions: int) -> Decoder:
     """
     nodes = list(graph)
     layers = [node for node in nodes if node.domain == _DOMAIN and node.op_type in _ATTENTION]
-    gated = [node for node in nodes if _is_product(node) and _text(node, "gating", "none") != "none"]
+    gated = [node for node in nodes if _is_product(node) and text(node, "gating", "none") != "none"]
     head = graph.outputs[0].producer()
     if not layers or len(gated) != len(layers) or not _is_product(head):
         raise ValueError(
             f"expected attention and a gated product in each layer, and a product that makes the logits, all of them "
             f"FlowNPU's operators, got {len(layers)} and {len(gated)}, and {head.op_type if head else 'none'}"
         )
-    shape = _agreed("layers", [_layer_shape(*pair) for pair in zip(layers, gated, strict=True)])
-    epsilons = [_number(node, "epsilon", 1e-5) for node in nodes if node.op_type.endswith(_NORM)]
+    shape = agreed("layers", [_layer_shape(*pair) for pair in zip(layers, gated, strict=True)])
+    epsilons = [number(node, "epsilon", 1e-5) for node in nodes if node.op_type.endswith(_NORM)]
     if shape.qk_norm:
-        epsilons += [_number(node, "qk_norm_epsilon", 1e-6) for node in layers]
-    scales = [_number(node, "scale", 0.0) or shape.d**-0.5 for node in layers]
+        epsilons += [number(node, "qk_norm_epsilon", 1e-6) for node in layers]
+    scales = [number(node, "scale", 0.0) or shape.d**-0.5 for node in layers]
     caches = [(node.inputs[_COS_CACHE].name, node.inputs[_SIN_CACHE].name) for node in layers]
     return Decoder(
         shape,
-        _agreed("epsilon", epsilons),
-        _agreed("scale", scales),
-        tuple(max(0, _integer(node, "local_window_size", -1)) for node in layers),
+        agreed("epsilon", epsilons),
+        agreed("scale", scales),
+        tuple(max(0, integer(node, "local_window_size", -1)) for node in layers),
         tuple(list(dict.fromkeys(caches)).index(names) for names in caches),
-        _integer(head, "M"),
+        integer(head, "M"),
         positions,
     )
 
@@ -127,20 +123,20 @@ def _layer_shape(attention: Any, gated: Any) -> LayerShape:
         raise ValueError(f"expected a product before {attention.name or 'attention'} and one after it")
     if any(node.inputs[2:] and node.inputs[2] is not None for node in (packed, output[0].node, gated)):
         raise ValueError("expected products without a bias")
-    if attention.inputs[1] is not None or not _integer(attention, "do_rotary", 0):
+    if attention.inputs[1] is not None or not integer(attention, "do_rotary", 0):
         raise ValueError("expected attention over packed query, key and value, with rotary embedding")
-    if _number(attention, "softcap", 0.0) or not _integer(attention, "causal", 1):
+    if number(attention, "softcap", 0.0) or not integer(attention, "causal", 1):
         raise ValueError("expected causal attention without softcap")
-    if _integer(attention, "rotary_interleaved", 0):
+    if integer(attention, "rotary_interleaved", 0):
         raise ValueError("expected rotary embedding of halves, got pairs (rotary_interleaved)")
     after = [use.node.op_type for use in output[0].node.outputs[0].uses()]
     return LayerShape(
-        _integer(packed, "K"),
-        _integer(attention, "num_heads"),
-        _integer(attention, "kv_num_heads", _integer(attention, "num_heads")),
-        _integer(attention, "head_size"),
-        ceil_div(_integer(gated, "M"), _GATE_COLUMNS) * _GATE_COLUMNS,
-        _text(gated, "gating", "none"),
+        integer(packed, "K"),
+        integer(attention, "num_heads"),
+        integer(attention, "kv_num_heads", integer(attention, "num_heads")),
+        integer(attention, "head_size"),
+        ceil_div(integer(gated, "M"), _GATE_COLUMNS) * _GATE_COLUMNS,
+        text(gated, "gating", "none"),
         post_norms=_NORM in after,
         qk_norm=len(attention.inputs) > _Q_NORM and attention.inputs[_Q_NORM] is not None,
     )
@@ -148,29 +144,3 @@ def _layer_shape(attention: Any, gated: Any) -> LayerShape:
 
 def _is_product(node: Any) -> bool:
     return node is not None and node.domain == _DOMAIN and node.op_type in _PRODUCT
-
-
-def _integer(node: Any, name: str, default: int | None = None) -> int:
-    attribute = node.attributes.get(name)
-    if attribute is not None:
-        return int(attribute.as_int())
-    if default is None:
-        raise ValueError(f"expected {node.op_type} {node.name} to have {name}")
-    return default
-
-
-def _number(node: Any, name: str, default: float) -> float:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else float(attribute.as_float())
-
-
-def _text(node: Any, name: str, default: str) -> str:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else str(attribute.as_string())
-
-
-def _agreed(what: str, values: list[Any]) -> Any:
-    """What all are."""
-    if len(set(values)) != 1:
-        raise ValueError(f"expected the same {what} everywhere, got {', '.join(map(str, dict.fromkeys(values)))}")
-    return values[0]

@@ -166,7 +166,7 @@ class _Plans:
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
         self._limits = LIMITS[manifest["target"]]
-        calls = calls_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
+        calls, _ = calls_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
         self._calls = {call.family_file: call for call in calls}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._lanes: dict[tuple[str, int], dict[str, Any]] = {}

@@ -23,7 +23,8 @@ TARGETS = ["npu1", "npu2"]
 @pytest.mark.parametrize("rows", [1, 17, 300])
 @pytest.mark.parametrize("output", ["s", "y"])
 def test_layer_norm_of_a_sum(rng, target, rows, output):
-    residual_layer_norm_case(ResidualLayerNorm(target, 96, 3), rows, rng, output=output).check()
+    for n in (96, 144):
+        residual_layer_norm_case(ResidualLayerNorm(target, n, 3), rows, rng, output=output).check()
 
 
 @pytest.mark.parametrize("target", TARGETS)

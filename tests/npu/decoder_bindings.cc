@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ops/npu/decoder_layers_match.h"
+#include "ops/npu/encoder_layers_match.h"
 #include "ops/npu/kv_cache.h"
 #include "ops/npu/npu_device.h"
 #include "tests/npu/bindings.h"
@@ -106,6 +107,15 @@ void bind_lowering(nb::module_& module) {
       "lower_decoder_layers",
       [](const Partition& partition, const std::vector<std::string>& outputs) {
         return lower_decoder_layers(partition.nodes, outputs);
+      },
+      nb::keep_alive<0, 1>());
+}
+
+void bind_encoder(nb::module_& module) {
+  module.def(
+      "lower_encoder_layers",
+      [](const Partition& partition, const std::vector<std::string>& outputs) {
+        return lower_encoder_layers(partition.nodes, outputs);
       },
       nb::keep_alive<0, 1>());
 }
@@ -209,6 +219,7 @@ void bind_npu_decoder(nb::module_& module) {
   const nb::exception<Unsupported> unsupported(module, "Unsupported", PyExc_RuntimeError);
   const nb::exception<DeviceFailed> failed(module, "DeviceFailed", PyExc_RuntimeError);
   bind_lowering(module);
+  bind_encoder(module);
   bind_device(module);
   bind_caches(module);
 }

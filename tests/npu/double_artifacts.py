@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def build_for_double(model: Path, folder: Path, context: int) -> Path:
     """A folder that `device=npu` takes, with the calls of a model."""
     index = Index(folder, "npu2", emulated=False)
-    for call in calls_of_model(model, "npu2", context, "bf16"):
+    for call in calls_of_model(model, "npu2", context)[0]:
         plan = call.plan(call.last)
         flat = flatten_array(plan.array)
         array_file = f"{call.array}/array.xclbin"

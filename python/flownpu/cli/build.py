@@ -154,7 +154,7 @@ def _build_model(
     if as_json:
         print_json({"for": kind.value, "target": target.value, **asdict(built), "folder": str(built.folder)})
         return
-    what = f"{built.folder}: {built.calls} calls over {built.context} positions"
+    what = f"{built.folder}: {built.calls} calls" + (f" over {built.context} positions" if built.context else "")
     for reason in built.left_out:
         status(f"left out: {reason}")
     if kind is Kind.EMULATE:

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/dense_weight.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "ops/error.h"
+#include "ops/npu/decoder_operators.h"
+#include "ops/number_formats.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+bool is_constant(const Value* value, DataType type, int rank) {
+  return value != nullptr && value->constant != nullptr && value->type == type && value->shape &&
+         value->shape->rank() == rank;
+}
+
+template <typename T>
+const T* data_of(const Value& value) {
+  return static_cast<const T*>(value.constant);
+}
+
+// A weight of elements of type T, each of which `widen(element, column)` makes a float.
+template <typename T, typename Widen>
+DenseWeight of_rows(const Value& weight, const Widen& widen) {
+  DenseWeight found{.inner = (*weight.shape)[0], .columns = (*weight.shape)[1], .read_row = {}};
+  const T* data = data_of<T>(weight);
+  found.read_row = [owner = weight.owner, data, widen, columns = found.columns](
+                       std::int64_t k, std::span<float> row) {
+    for (std::size_t n = 0; n < row.size(); ++n)
+      row[n] = widen(data[k * columns + static_cast<std::int64_t>(n)], n);
+  };
+  return found;
+}
+
+DenseWeight of_int8(const Node& dequantize) {
+  const Value* weight = dequantize.input(0);
+  const Value* scale = dequantize.input(1);
+  if (!is_constant(weight, DataType::kInt8, 2) || !is_constant(scale, DataType::kFloat32, 1) ||
+      (*scale->shape)[0] != (*weight->shape)[1] || dequantize.input(2) != nullptr ||
+      dequantize.integer("axis", 1) != 1) {
+    fail(to_string(dequantize),
+         ": expected a weight that is an initializer, int8 [K, N], with a float scale [N] along "
+         "axis 1 and no zero point");
+  }
+  return of_rows<std::int8_t>(
+      *weight, [owner = scale->owner, scales = data_of<float>(*scale)](std::int8_t code,
+                                                                       std::size_t column) {
+        return static_cast<float>(code) * scales[column];
+      });
+}
+
+// w[m, k] of ops/q4nx.h.
+float q4nx_value(const std::byte* blocks, std::int64_t column_blocks, std::int64_t m,
+                 std::int64_t k) {
+  const std::int64_t row = m % q4nx::kBlockRows;
+  const std::int64_t column = k % q4nx::kBlockColumns;
+  const std::int64_t number = m / q4nx::kBlockRows * column_blocks + k / q4nx::kBlockColumns;
+  const std::byte* block = blocks + static_cast<std::size_t>(number) * q4nx::kBlockBytes;
+  const auto parameter = [&](std::size_t offset) {
+    const auto* values = reinterpret_cast<const std::uint16_t*>(block + offset);
+    return from_bfloat16(values[column / q4nx::kGroup * q4nx::kBlockRows + row]);
+  };
+  const std::size_t strip = row < q4nx::kBlockRows / 2 ? 0 : q4nx::kStripBytes;
+  const std::size_t place = static_cast<std::size_t>(column) * q4nx::kColumnBytes +
+                            static_cast<std::size_t>(row % (q4nx::kBlockRows / 2) / 2);
+  const auto pair = std::to_integer<unsigned>(block[q4nx::kCodeOffset + strip + place]);
+  const unsigned code = row % 2 == 0 ? pair & 15U : pair >> 4U;
+  return parameter(q4nx::kMinimumOffset) + parameter(0) * static_cast<float>(code);
+}
+
+DenseWeight of_q4nx(const Node& product) {
+  const std::int64_t m = product.required_integer("M");
+  const std::int64_t k = product.required_integer("K");
+  const Value* weight = product.input(1);
+  if (!is_constant(weight, DataType::kUInt8, 3) || !(*weight->shape == q4nx::blocks_shape(m, k)) ||
+      product.text("gating", "none") != "none") {
+    fail(to_string(product), ": expected W to be an initializer, uint8 ",
+         to_string(q4nx::blocks_shape(m, k)), ", and no gating");
+  }
+  DenseWeight found{.inner = k, .columns = m, .read_row = {}};
+  found.read_row = [owner = weight->owner, blocks = data_of<std::byte>(*weight),
+                    column_blocks = q4nx::column_blocks(k)](std::int64_t row_number,
+                                                            std::span<float> row) {
+    for (std::size_t n = 0; n < row.size(); ++n)
+      row[n] = q4nx_value(blocks, column_blocks, static_cast<std::int64_t>(n), row_number);
+  };
+  return found;
+}
+
+}  // namespace
+
+DenseWeight read_dense_weight(const GraphWalk& graph, const Node& product) {
+  if (is_projection(product)) return of_q4nx(product);
+  const Value* weight = product.input(1);
+  const Node* before = weight == nullptr ? nullptr : graph.producer(weight->name);
+  if (before != nullptr && is(*before, "", "DequantizeLinear")) return of_int8(*before);
+  if (before != nullptr && is(*before, "", "Cast")) weight = before->input(0);
+  if (is_constant(weight, DataType::kFloat32, 2))
+    return of_rows<float>(*weight, [](float value, std::size_t) { return value; });
+  if (is_constant(weight, DataType::kBFloat16, 2))
+    return of_rows<std::uint16_t>(
+        *weight, [](std::uint16_t bits, std::size_t) { return from_bfloat16(bits); });
+  fail(to_string(product),
+       ": expected its second factor to be an initializer [K, N]: float, bfloat16, or int8 with "
+       "DequantizeLinear");
+}
+
+DenseWeight read_patch_weight(const Node& convolution) {
+  const Value* weight = convolution.input(1);
+  if (!is_constant(weight, DataType::kFloat32, 4))
+    fail(to_string(convolution), ": expected a weight that is an initializer, float [D, C, p, p]");
+  const Shape& shape = *weight->shape;
+  DenseWeight found{.inner = shape[1] * shape[2] * shape[3], .columns = shape[0], .read_row = {}};
+  found.read_row = [owner = weight->owner, data = data_of<float>(*weight), inner = found.inner](
+                       std::int64_t k, std::span<float> row) {
+    for (std::size_t n = 0; n < row.size(); ++n)
+      row[n] = data[static_cast<std::int64_t>(n) * inner + k];
+  };
+  return found;
+}
+
+const float* float_constant(const Node& node, std::size_t input, const Shape& shape) {
+  const Value* value = node.input(input);
+  if (value == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
+      !value->shape || !(*value->shape == shape)) {
+    fail(to_string(node), ": expected input ", input, " to be an initializer, float ",
+         to_string(shape));
+  }
+  return data_of<float>(*value);
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights of matrix products as graphs have them, read a row at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "ops/node.h"
+#include "ops/npu/graph_walk.h"
+
+namespace flownpu::npu {
+
+// A weight [K, N] of whatever type: writes row k, the weights of all N outputs for input k.
+struct DenseWeight {
+  std::int64_t inner = 0;    // K
+  std::int64_t columns = 0;  // N
+  std::function<void(std::int64_t k, std::span<float> row)> read_row;
+};
+
+// The weight that a MatMul multiplies by: an initializer [K, N] of float or bfloat16, by itself,
+// through a Cast to float, or (int8) through a DequantizeLinear with a float scale of each column.
+// Or that of a Q4NXMatMul. Throws Error that names the node for another.
+DenseWeight read_dense_weight(const GraphWalk& graph, const Node& product);
+
+// The weight [N, C, p, p] of a convolution whose kernel is its stride, as that of the product with
+// patches of C p p values.
+DenseWeight read_patch_weight(const Node& convolution);
+
+// The initializer at an input, float of this shape. Throws Error that says what was expected.
+const float* float_constant(const Node& node, std::size_t input, const Shape& shape);
+
+}  // namespace flownpu::npu

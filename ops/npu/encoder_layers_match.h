@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds an encoder of images in the nodes of a partition, and puts one node in its place.
+//
+//   pixels -> Conv (kernel = stride) -> tokens -> + positions -> layers -> LayerNormalization
+//          -> AveragePool -> SimplifiedLayerNormalization -> product
+//
+// where a layer is: LayerNormalization, packed QKV product, FlowQKVAttention (not causal, without
+// grouping), output product, residual, LayerNormalization, product, GELU (tanh), product, residual;
+// all products of a layer have biases. Sizes must be the same in all layers.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/node.h"
+#include "ops/npu/encoder_shape.h"
+
+namespace flownpu::npu {
+
+// The node EncoderLayers:
+//   input    pixels f32 [N, C, I, I]
+//   output   features f32 [N, tokens, D]
+//   packed   weights, vectors (pack_encoder.h)
+
+// Whether there are a convolution and attention that is not causal: what an encoder is known by.
+bool is_encoder(const std::vector<Node>& nodes);
+
+// The encoder's nodes that are for the array, with one reason.
+std::vector<Lowered::OnHost> encoder_on_host(const std::vector<Node>& nodes,
+                                             const std::string& reason);
+
+// The nodes with the encoder as one, without those that nothing reads any more; `outputs`: names of
+// the values that leave the partition. Where there is no such encoder, the nodes as they are, and
+// why for each that is for the array: which node is in the way, and what was expected.
+Lowered lower_encoder_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+
+}  // namespace flownpu::npu

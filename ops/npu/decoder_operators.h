@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators that a decoder's layers are made of.
+// The operators that the layers of decoders and encoders are made of.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,15 @@ enum AttentionInput : std::uint8_t {
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
+// Inputs of DenseMatMul and of Q4NXMatMul, after X and W.
+enum ProductInput : std::uint8_t {
+  kQ4NXBias = 2,
+  kQ4NXResidual = 3,
+  kDenseScale = 2,
+  kDenseBias = 3,
+  kDenseResidual = 4,
+};
+
 inline constexpr std::string_view kMicrosoft = "com.microsoft";
 
 inline bool is(const Node& node, std::string_view domain, std::string_view op_type) {
@@ -37,6 +46,7 @@ inline bool is(const Node& node, std::string_view domain, std::string_view op_ty
 inline bool is_projection(const Node& node) {
   return is(node, kDomain, "Q4NXMatMul") || is(node, kDomain, "FusedDQP");
 }
+inline bool is_dense_product(const Node& node) { return is(node, kDomain, "DenseMatMul"); }
 inline bool is_attention(const Node& node) {
   return is(node, kDomain, "FlowQKVAttention") || is(node, kDomain, "FlowKVAttention");
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/dense_weight.h"
 
-#include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "ops/error.h"
 #include "ops/npu/decoder_operators.h"
@@ -22,34 +22,49 @@ const T* data_of(const Value& value) {
   return static_cast<const T*>(value.constant);
 }
 
-// A weight of elements of type T, each of which `widen(element, column)` makes a float.
+// [K, N] or, transposed, [N, K]; `widen(element)` makes a float of each.
 template <typename T, typename Widen>
-DenseWeight of_rows(const Value& weight, const Widen& widen) {
-  DenseWeight found{.inner = (*weight.shape)[0], .columns = (*weight.shape)[1], .read_row = {}};
-  const T* data = data_of<T>(weight);
-  found.read_row = [owner = weight.owner, data, widen, columns = found.columns](
+DenseWeight of_elements(const Value& weight, bool transposed, const Widen& widen) {
+  const Shape& shape = *weight.shape;
+  DenseWeight found{.inner = shape[transposed ? 1 : 0], .columns = shape[transposed ? 0 : 1]};
+  const std::int64_t down = transposed ? 1 : found.columns;
+  const std::int64_t across = transposed ? found.inner : 1;
+  found.read_row = [owner = weight.owner, data = data_of<T>(weight), down, across, widen](
                        std::int64_t k, std::span<float> row) {
-    for (std::size_t n = 0; n < row.size(); ++n)
-      row[n] = widen(data[k * columns + static_cast<std::int64_t>(n)], n);
+    const T* element = data + k * down;
+    for (float& value : row) {
+      value = widen(*element);
+      element += across;
+    }
   };
   return found;
 }
 
-DenseWeight of_int8(const Node& dequantize) {
-  const Value* weight = dequantize.input(0);
-  const Value* scale = dequantize.input(1);
-  if (!is_constant(weight, DataType::kInt8, 2) || !is_constant(scale, DataType::kFloat32, 1) ||
-      (*scale->shape)[0] != (*weight->shape)[1] || dequantize.input(2) != nullptr ||
-      dequantize.integer("axis", 1) != 1) {
-    fail(to_string(dequantize),
-         ": expected a weight that is an initializer, int8 [K, N], with a float scale [N] along "
-         "axis 1 and no zero point");
+DenseWeight scaled(DenseWeight weight, const Node& product) {
+  const float* scales = float_constant(product, kDenseScale, Shape{weight.columns});
+  weight.read_row = [owner = product.inputs[kDenseScale].owner, scales,
+                     codes = std::move(weight.read_row)](std::int64_t k, std::span<float> row) {
+    codes(k, row);
+    for (std::size_t n = 0; n < row.size(); ++n) row[n] *= scales[n];
+  };
+  return weight;
+}
+
+DenseWeight of_dense(const Node& product) {
+  const Value* weight = product.input(1);
+  const bool transposed = product.integer("transposed", 0) != 0;
+  if (is_constant(weight, DataType::kFloat32, 2))
+    return of_elements<float>(*weight, transposed, [](float value) { return value; });
+  if (is_constant(weight, DataType::kBFloat16, 2))
+    return of_elements<std::uint16_t>(*weight, transposed, from_bfloat16);
+  if (is_constant(weight, DataType::kFloat16, 2))
+    return of_elements<std::uint16_t>(*weight, transposed, from_half);
+  if (is_constant(weight, DataType::kInt8, 2)) {
+    const auto widen = [](std::int8_t code) { return static_cast<float>(code); };
+    return scaled(of_elements<std::int8_t>(*weight, transposed, widen), product);
   }
-  return of_rows<std::int8_t>(
-      *weight, [owner = scale->owner, scales = data_of<float>(*scale)](std::int8_t code,
-                                                                       std::size_t column) {
-        return static_cast<float>(code) * scales[column];
-      });
+  fail(to_string(product),
+       ": expected W to be an initializer of two axes: float, bfloat16, float16 or int8");
 }
 
 // w[m, k] of ops/q4nx.h.
@@ -80,7 +95,7 @@ DenseWeight of_q4nx(const Node& product) {
     fail(to_string(product), ": expected W to be an initializer, uint8 ",
          to_string(q4nx::blocks_shape(m, k)), ", and no gating");
   }
-  DenseWeight found{.inner = k, .columns = m, .read_row = {}};
+  DenseWeight found{.inner = k, .columns = m};
   found.read_row = [owner = weight->owner, blocks = data_of<std::byte>(*weight),
                     column_blocks = q4nx::column_blocks(k)](std::int64_t row_number,
                                                             std::span<float> row) {
@@ -92,20 +107,8 @@ DenseWeight of_q4nx(const Node& product) {
 
 }  // namespace
 
-DenseWeight read_dense_weight(const GraphWalk& graph, const Node& product) {
-  if (is_projection(product)) return of_q4nx(product);
-  const Value* weight = product.input(1);
-  const Node* before = weight == nullptr ? nullptr : graph.producer(weight->name);
-  if (before != nullptr && is(*before, "", "DequantizeLinear")) return of_int8(*before);
-  if (before != nullptr && is(*before, "", "Cast")) weight = before->input(0);
-  if (is_constant(weight, DataType::kFloat32, 2))
-    return of_rows<float>(*weight, [](float value, std::size_t) { return value; });
-  if (is_constant(weight, DataType::kBFloat16, 2))
-    return of_rows<std::uint16_t>(
-        *weight, [](std::uint16_t bits, std::size_t) { return from_bfloat16(bits); });
-  fail(to_string(product),
-       ": expected its second factor to be an initializer [K, N]: float, bfloat16, or int8 with "
-       "DequantizeLinear");
+DenseWeight read_dense_weight(const Node& product) {
+  return is_dense_product(product) ? of_dense(product) : of_q4nx(product);
 }
 
 DenseWeight read_patch_weight(const Node& convolution) {
@@ -113,7 +116,7 @@ DenseWeight read_patch_weight(const Node& convolution) {
   if (!is_constant(weight, DataType::kFloat32, 4))
     fail(to_string(convolution), ": expected a weight that is an initializer, float [D, C, p, p]");
   const Shape& shape = *weight->shape;
-  DenseWeight found{.inner = shape[1] * shape[2] * shape[3], .columns = shape[0], .read_row = {}};
+  DenseWeight found{.inner = shape[1] * shape[2] * shape[3], .columns = shape[0]};
   found.read_row = [owner = weight->owner, data = data_of<float>(*weight), inner = found.inner](
                        std::int64_t k, std::span<float> row) {
     for (std::size_t n = 0; n < row.size(); ++n)

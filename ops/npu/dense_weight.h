@@ -7,7 +7,6 @@
 #include <span>
 
 #include "ops/node.h"
-#include "ops/npu/graph_walk.h"
 
 namespace flownpu::npu {
 
@@ -15,13 +14,12 @@ namespace flownpu::npu {
 struct DenseWeight {
   std::int64_t inner = 0;    // K
   std::int64_t columns = 0;  // N
-  std::function<void(std::int64_t k, std::span<float> row)> read_row;
+  std::function<void(std::int64_t k, std::span<float> row)> read_row = {};
 };
 
-// The weight that a MatMul multiplies by: an initializer [K, N] of float or bfloat16, by itself,
-// through a Cast to float, or (int8) through a DequantizeLinear with a float scale of each column.
-// Or that of a Q4NXMatMul. Throws Error that names the node for another.
-DenseWeight read_dense_weight(const GraphWalk& graph, const Node& product);
+// The weight of a DenseMatMul or Q4NXMatMul. Throws Error that names the node if it is no
+// initializer of a type that these have.
+DenseWeight read_dense_weight(const Node& product);
 
 // The weight [N, C, p, p] of a convolution whose kernel is its stride, as that of the product with
 // patches of C p p values.

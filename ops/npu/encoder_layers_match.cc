@@ -33,14 +33,14 @@ class EncoderMatcher {
   std::string_view embed(const Node& convolution);
   std::string_view layer(std::string_view hidden);
   std::string_view attend(std::string_view packed);
-  std::string_view gelu(std::string_view value);
   std::string_view norm(std::string_view hidden);
-  std::string_view add(std::string_view update, std::string_view hidden);
   void pool(std::string_view normal);
   bool has_layer(std::string_view hidden) const;
 
-  std::string_view product(std::string_view x, const char* what, DenseConstants& found);
+  const Node& product(std::string_view x, const char* what, DenseConstants& found);
   std::string_view project(std::string_view x, const char* what);
+  std::string_view project_and_add(std::string_view x, const char* what, std::string_view hidden);
+  std::string_view project_and_activate(std::string_view x, const char* what);
   void check_layer() const;
   std::string_view grid(std::string_view tokens);
   std::string_view tokens(std::string_view grid, std::int64_t count);
@@ -104,27 +104,54 @@ void EncoderMatcher::check_epsilon(const Node& node, float& known) const {
 
 // --- Products ------------------------------------------------------------------------------------
 
-std::string_view EncoderMatcher::product(std::string_view x, const char* what,
-                                         DenseConstants& found) {
+const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseConstants& found) {
   const Node& node = graph_.only_computing_reader(x, what);
-  if (!is(node, "", "MatMul") && !is_projection(node))
-    fail(to_string(node), ": expected ", what, " (MatMul or Q4NXMatMul)");
-  expect(node, node.inputs[0].name == x && node.input(2) == nullptr && node.input(3) == nullptr,
-         "activations as its first factor, and neither a bias nor a residual inside");
-  found.weight = read_dense_weight(graph_, node);
+  const bool dense = is_dense_product(node);
+  if (!dense && !is_projection(node))
+    fail(to_string(node), ": expected ", what, " (DenseMatMul or Q4NXMatMul)");
+  expect(node, node.inputs[0].name == x, "activations as its first factor");
+  found.weight = read_dense_weight(node);
+  const std::size_t bias = dense ? kDenseBias : kQ4NXBias;
+  if (node.input(bias) != nullptr)
+    found.bias = float_constant(node, bias, Shape{found.weight.columns});
   taken.insert(&node);
   products_.push_back(&node);
+  return node;
+}
+
+const Value* residual_of(const Node& product) {
+  return product.input(is_dense_product(product) ? kDenseResidual : kQ4NXResidual);
+}
+
+std::string_view EncoderMatcher::project(std::string_view x, const char* what) {
+  const Node& node = product(x, what, constants.projections.emplace_back());
+  expect(node, residual_of(node) == nullptr && node.text("activation", "none") == "none",
+         "neither a residual nor an activation");
   return node.outputs[0].name;
 }
 
-// With its bias, which is added after it.
-std::string_view EncoderMatcher::project(std::string_view x, const char* what) {
-  DenseConstants& found = constants.projections.emplace_back();
-  const std::string_view made = product(x, what, found);
-  const Node& biased = next(made, "Add", "a bias");
-  const std::size_t bias = biased.inputs[0].name == made ? 1 : 0;
-  found.bias = float_constant(biased, bias, Shape{found.weight.columns});
-  return biased.outputs[0].name;
+// The residual stream `hidden` is read by the norm before and by the product.
+std::string_view EncoderMatcher::project_and_add(std::string_view x, const char* what,
+                                                 std::string_view hidden) {
+  const Node& node = product(x, what, constants.projections.emplace_back());
+  const Value* residual = residual_of(node);
+  expect(node,
+         residual != nullptr && residual->name == hidden && graph_.readers(hidden).size() == 2 &&
+             node.text("activation", "none") == "none",
+         "the residual stream to be added, and no activation");
+  return node.outputs[0].name;
+}
+
+std::string_view EncoderMatcher::project_and_activate(std::string_view x, const char* what) {
+  const Node& node = product(x, what, constants.projections.emplace_back());
+  expect(node, residual_of(node) == nullptr, "no residual");
+  if (is_dense_product(node)) {
+    expect(node, node.text("activation", "none") == "gelu_tanh", "activation = gelu_tanh");
+    return node.outputs[0].name;
+  }
+  const Node& gelu = next(node.outputs[0].name, "Gelu", "GELU");
+  expect(gelu, gelu.text("approximate", "none") == "tanh", "approximate = tanh");
+  return gelu.outputs[0].name;
 }
 
 // The weights of the last four products.
@@ -213,14 +240,6 @@ std::string_view EncoderMatcher::norm(std::string_view hidden) {
   return node.outputs[0].name;
 }
 
-std::string_view EncoderMatcher::add(std::string_view update, std::string_view hidden) {
-  const Node& sum = next(update, "Add", "the residual connection");
-  const bool first = sum.inputs[0].name == update;
-  expect(sum, sum.inputs[first ? 1 : 0].name == hidden && graph_.readers(hidden).size() == 2,
-         "the residual stream, which is read by the norm and by it");
-  return sum.outputs[0].name;
-}
-
 std::string_view EncoderMatcher::attend(std::string_view packed) {
   const Node& node = graph_.only_computing_reader(packed, "attention");
   expect(node, is_attention(node), "attention (FlowQKVAttention)");
@@ -252,25 +271,16 @@ std::string_view EncoderMatcher::attend(std::string_view packed) {
   return node.outputs[0].name;
 }
 
-std::string_view EncoderMatcher::gelu(std::string_view value) {
-  const Node& node = graph_.only_computing_reader(value, "GELU");
-  const bool fast = is(node, kMicrosoft, "FastGelu") && node.input(1) == nullptr;
-  expect(node, fast || (is(node, "", "Gelu") && node.text("approximate", "none") == "tanh"),
-         "GELU with approximate = tanh");
-  taken.insert(&node);
-  return node.outputs[0].name;
-}
-
 bool EncoderMatcher::has_layer(std::string_view hidden) const {
   return graph_.readers(hidden).size() == 2;
 }
 
 std::string_view EncoderMatcher::layer(std::string_view hidden) {
   const std::string_view attended = attend(project(norm(hidden), "the QKV product"));
-  const std::string_view middle = add(project(attended, "the output product"), hidden);
-  const std::string_view activated = gelu(project(norm(middle), "the up product"));
+  const std::string_view middle = project_and_add(attended, "the output product", hidden);
+  const std::string_view activated = project_and_activate(norm(middle), "the up product");
   if (shape.layers == 0) shape.feed_forward = constants.projections.back().weight.columns;
-  const std::string_view end = add(project(activated, "the down product"), middle);
+  const std::string_view end = project_and_add(activated, "the down product", middle);
   check_layer();
   ++shape.layers;
   return end;
@@ -290,10 +300,13 @@ void EncoderMatcher::pool(std::string_view normal) {
   const Node& norm = next(pooled, "SimplifiedLayerNormalization", "the norm of pooled tokens");
   constants.pooled_norm = float_constant(norm, 1, Shape{shape.hidden});
   check_epsilon(norm, shape.pooled_epsilon);
-  product(norm.outputs[0].name, "the projector", constants.projector);
-  projector = products_.back();
+  projector = &product(norm.outputs[0].name, "the projector", constants.projector);
   shape.features = constants.projector.weight.columns;
-  expect(*projector, constants.projector.weight.inner == shape.hidden, "a weight [D, features]");
+  expect(*projector,
+         constants.projector.weight.inner == shape.hidden && constants.projector.bias == nullptr &&
+             residual_of(*projector) == nullptr &&
+             projector->text("activation", "none") == "none",
+         "a weight [D, features], and nothing after it");
 }
 
 void EncoderMatcher::match(const Node& convolution) {
@@ -318,7 +331,7 @@ Node encoder_node(const EncoderMatcher& found, const Node& convolution) {
 bool is_convolution(const Node& node) { return is(node, "", "Conv"); }
 
 bool is_for_encoder(const Node& node) {
-  return is_convolution(node) || is(node, "", "MatMul") || is_projection(node) ||
+  return is_convolution(node) || is_dense_product(node) || is_projection(node) ||
          is_attention(node);
 }
 

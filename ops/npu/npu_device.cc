@@ -77,48 +77,32 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   return step;
 }
 
+std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {
+  const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
+  return is_encoder_layers(lowered) ? describe_encoder(EncoderShape::read(lowered), designs)
+                                    : describe_decoder(DecoderShape::read(lowered), designs);
+}
+
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
-  if (std::ranges::any_of(nodes, is_encoder_layers)) return with_encoder(std::move(nodes), lowering);
-  if (is_encoder(nodes)) return lower_encoder(std::move(nodes), lowering);
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_decoder_layers);
-  Lowered lowered = before ? exported : lower_decoder_layers(exported.nodes, lowering.outputs);
-  const auto decoder = std::ranges::find_if(lowered.nodes, is_decoder_layers);
+  const bool before = std::ranges::any_of(exported.nodes, is_lowered);
+  const bool encoder = is_encoder(exported.nodes);
+  Lowered lowered = before    ? exported
+                    : encoder ? lower_encoder_layers(exported.nodes, lowering.outputs)
+                              : lower_decoder_layers(exported.nodes, lowering.outputs);
+  const auto layers = std::ranges::find_if(lowered.nodes, is_lowered);
   lowered.summary = exported.summary;
-  if (decoder == lowered.nodes.end()) return lowered;
+  if (layers == lowered.nodes.end()) return lowered;
   try {
     if (!lowered.summary.empty()) lowered.summary += "; ";
-    lowered.summary += describe_decoder(DecoderShape::read(*decoder), open(lowering.model_folder));
+    lowered.summary += describe(*layers, lowering.model_folder);
   } catch (const DeviceError& error) {
     if (before) throw;  // There is no other way to compute it.
-    exported.on_host = left_on_host(exported.nodes, error.what());
+    exported.on_host = encoder ? encoder_on_host(exported.nodes, error.what())
+                               : left_on_host(exported.nodes, error.what());
     return exported;
   }
-  return lowered;
-}
-
-// An encoder is found in the graph as it is, since its operators are standard ones.
-Lowered NpuDevice::lower_encoder(std::vector<Node> nodes, const Lowering& lowering) const {
-  Lowered found = lower_encoder_layers(nodes, lowering.outputs);
-  std::vector<Lowered::OnHost> on_host = std::move(found.on_host);
-  if (std::ranges::any_of(found.nodes, is_encoder_layers)) {
-    try {
-      return with_encoder(std::move(found.nodes), lowering);
-    } catch (const DeviceError& error) {
-      on_host = encoder_on_host(nodes, error.what());
-    }
-  }
-  Lowered lowered = host_->lower(std::move(nodes), lowering);
-  lowered.on_host = std::move(on_host);
-  return lowered;
-}
-
-Lowered NpuDevice::with_encoder(std::vector<Node> nodes, const Lowering& lowering) const {
-  const auto encoder = std::ranges::find_if(nodes, is_encoder_layers);
-  std::string summary = describe_encoder(EncoderShape::read(*encoder), open(lowering.model_folder));
-  Lowered lowered = host_->lower(std::move(nodes), lowering);
-  lowered.summary = std::move(summary);
   return lowered;
 }
 

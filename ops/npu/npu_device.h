@@ -51,9 +51,8 @@ class NpuDevice final : public Device {
   // Throws DeviceError.
   std::shared_ptr<CompiledDesigns> open(const std::string& model_folder) const;
   std::string folder(const std::string& model_folder) const;
-  // Of nodes among which is an encoder, or the node EncoderLayers.
-  Lowered lower_encoder(std::vector<Node> nodes, const Lowering& lowering) const;
-  Lowered with_encoder(std::vector<Node> nodes, const Lowering& lowering) const;
+  // For the placement line, of DecoderLayers or EncoderLayers. Throws DeviceError.
+  std::string describe(const Node& lowered, const std::string& model_folder) const;
 
   DeviceOptions options_;
   bool emulated_;

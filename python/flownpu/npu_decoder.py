@@ -35,7 +35,7 @@ __all__ = ["Decoder", "decoder_of_graph", "read_decoder"]
 _DOMAIN = "ai.flownpu"
 _ATTENTION, _PRODUCT = {"FlowQKVAttention", "FlowKVAttention"}, {"Q4NXMatMul", "FusedDQP"}
 _NORM = "SimplifiedLayerNormalization"
-_COS_CACHE, _SIN_CACHE, _Q_NORM = 7, 8, 11  # inputs of attention
+_COS_CACHE, _SIN_CACHE, _Q_NORM, _BLOCKS = 7, 8, 11, 13  # inputs of attention
 # The dequantisation engine weaves 64 columns of a gate and of its up projection (designs/dequant_engine.py).
 _GATE_COLUMNS = 64
 
@@ -127,6 +127,8 @@ def _layer_shape(attention: Any, gated: Any) -> LayerShape:
         raise ValueError("expected attention over packed query, key and value, with rotary embedding")
     if number(attention, "softcap", 0.0) or not integer(attention, "causal", 1):
         raise ValueError("expected causal attention without softcap")
+    if attention.inputs[_BLOCKS:] and attention.inputs[_BLOCKS] is not None:
+        raise ValueError("expected attention without bidirectional_blocks: the array's is causal for images, too")
     if integer(attention, "rotary_interleaved", 0):
         raise ValueError("expected rotary embedding of halves, got pairs (rotary_interleaved)")
     after = [use.node.op_type for use in output[0].node.outputs[0].uses()]

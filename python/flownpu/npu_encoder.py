@@ -7,7 +7,7 @@ It is read from the graph, as the execution provider reads it (ops/npu/encoder_l
   `head_size` and `scale` (0: 1 / sqrt(head size)) are theirs.
 - `patch_size` and `hidden` are of the convolution's weight [hidden, C, p, p]; `grid` is the root of the number of
   positions that are added after it.
-- `feed_forward` is the length of what GELU reads.
+- `feed_forward` is the length of what GELU reads: M of the product with activation = gelu_tanh, or before a Gelu.
 - `epsilon` is that of the layer norms, `pooled_epsilon` that of the SimplifiedLayerNormalization after the pooling.
 - `pooling` is the average pooling's kernel; `features` the length of the graph's first output.
 
@@ -25,7 +25,7 @@ from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import ceil_div
 from flownpu.errors import FlowNPUError
 from flownpu.model_folder import read_genai_config
-from flownpu.npu_graph import agreed, integer, load_graph, number
+from flownpu.npu_graph import agreed, integer, load_graph, number, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +164,7 @@ def encoder_of_graph(graph: Any) -> Encoder:
         hidden,
         heads,
         head_size,
-        _feed_forward(found("Gelu")),
+        agreed("feed-forward", _activated_sizes(nodes)),
         len(attention),
         int(pooling.attributes["kernel_shape"].as_ints()[0]),
         int(graph.outputs[0].shape[-1]),
@@ -208,16 +208,17 @@ def _grid(addition: Any, hidden: int) -> int:
     return grid
 
 
-def _feed_forward(gelus: list[Any]) -> int:
-    """The length of what they read: that of the bias that was added."""
-    return int(agreed("feed-forward", [_bias_size(node.inputs[0].producer()) for node in gelus]))
-
-
-def _bias_size(addition: Any) -> int:
-    values = [] if addition is None else [value for value in addition.inputs if value.const_value is not None]
-    if not values:
-        raise ValueError("expected a product with a bias before GELU")
-    return int(values[0].const_value.shape[-1])
+def _activated_sizes(nodes: list[Any]) -> list[int]:
+    """M of each product whose result GELU reads."""
+    sizes = []
+    for node in nodes:
+        if node.op_type == "DenseMatMul" and text(node, "activation", "none") == "gelu_tanh":
+            sizes.append(int(_constant(node, 1).shape[0 if integer(node, "transposed", 0) else 1]))
+        elif node.op_type == "Gelu" and node.inputs[0].producer() is not None:
+            sizes.append(integer(node.inputs[0].producer(), "M"))
+    if not sizes:
+        raise ValueError("expected products with GELU (tanh) in an encoder of images, got none")
+    return sizes
 
 
 def _after(node: Any, op_type: str) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 npu = testing.npu
 BFLOAT16 = ml_dtypes.bfloat16
+BFLOAT16_KIND = 16  # ONNX's number
 
 # ONNX's numbers of element types, and what the device calls them.
 _TYPES = {1: "float", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 16: "bfloat16"}
@@ -40,9 +41,9 @@ class GivenNode:
         return (self.name, self.op_type, self.domain, self.attributes, *values)
 
 
-def read_nodes(folder: Path) -> tuple[list[GivenNode], list[str]]:
+def read_nodes(folder: Path, file: str = "model.onnx") -> tuple[list[GivenNode], list[str]]:
     """The nodes of a model, in order, and the names of its outputs. Constant nodes are initializers, as in ORT."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(folder / file)
     graph = model.graph
     arrays = {tensor.name: (tensor.data_type, onnx.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
     types: dict[str, tuple[int, list[int]]] = {}
@@ -61,7 +62,9 @@ def read_nodes(folder: Path) -> tuple[list[GivenNode], list[str]]:
         def value_of(name: str) -> list[Any]:
             if name in arrays:
                 kind, array = arrays[name]
-                return [name, _TYPES[kind], list(array.shape), np.array(array)]  # a copy, which may be written to
+                array = np.array(array)  # a copy, which may be written to
+                # numpy's exchange protocol does not know bfloat16.
+                return [name, _TYPES[kind], list(array.shape), array.view(np.uint16) if kind == BFLOAT16_KIND else array]
             kind, shape = types.get(name, (1, None))
             return [name, _TYPES[kind], shape, None]
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import ceil_div, limits_of
 from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.dequant_engine import DequantEngine
@@ -24,15 +23,14 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import (
-    LayerNorm,
     ResidualRMSNorm,
     RMSNorm,
     RotaryEmbedding,
     Softmax,
     gated_activation,
 )
+from flownpu.npu_encoder_calls import EncoderCalls
 from flownpu.npu_models import MODELS, Model
 
 if TYPE_CHECKING:
@@ -112,19 +110,17 @@ def _weights(target: str) -> tuple[str, ...]:
 
 
 def _gemm(target: str, model: Model) -> _Calls:
-    tokens = model.image_grid**2 or CHUNK
-    for weights in _weights(target):
-        for n, columns, epilogue in model.projections:
-            k = columns if model.is_decoder else bias_column(columns) + 1
+    yield from _of_encoder("gemm", target, model)
+    for weights in _weights(target) if model.is_decoder else ():
+        for n, k, epilogue in model.projections:
             design = partial(Gemm, target, weights, epilogue)
             padded = ceil_div(n, _SUB_TILE) * _SUB_TILE
-            yield f"gemm-{weights}-{epilogue}", f"m{tokens}-k{k}-n{padded}", partial(_call, design, tokens, k, padded)
+            yield f"gemm-{weights}-{epilogue}", f"m{CHUNK}-k{k}-n{padded}", partial(_call, design, CHUNK, k, padded)
 
 
 def _dequant_engine(target: str, model: Model) -> _Calls:
-    for weights in _weights(target):
-        for m, columns, epilogue in model.projections:
-            k = columns if model.is_decoder else bias_column(columns) + 1
+    for weights in _weights(target) if model.is_decoder else ():
+        for m, k, epilogue in model.projections:
             gated = epilogue in {"geglu", "swiglu"}
             name = f"m{m}-k{k}" + ("-gated" if gated else "")
             make = partial(_call, partial(DequantEngine, target, weights), m, k, gated=gated)
@@ -141,12 +137,11 @@ def _flow_kv(target: str, model: Model) -> _Calls:
 
 
 def _flow_qkv(target: str, model: Model) -> _Calls:
+    yield from _of_encoder("flow_qkv", target, model)
+    if not model.is_decoder:
+        return
     design = partial(FlowQKV, target, model.heads, model.kv_heads, model.head_size)
     array = f"flow_qkv-h{model.heads}-g{model.kv_heads}-d{model.head_size}"
-    if model.image_grid:
-        tokens = model.image_grid**2
-        yield array, f"tokens{tokens}-nca", partial(_call, design, tokens, 0, tokens, causal=False)
-        return
     for past in (0, CONTEXT - CHUNK):
         for window, kind in _windows(model):
             make = partial(_call, design, CHUNK, past, CONTEXT, window=window)
@@ -194,10 +189,12 @@ def _rms_norm(target: str, model: Model) -> _Calls:
         yield f"{kind}-n{model.hidden}", f"rows{tokens}", partial(_call, residual, tokens, _EPSILON)
 
 
-def _layer_norm(target: str, model: Model) -> _Calls:
-    if model.image_grid:
-        tokens, design = model.image_grid**2, partial(LayerNorm, target, model.hidden, _CORES)
-        yield f"layer_norm-n{model.hidden}", f"rows{tokens}", partial(_call, design, tokens, _EPSILON)
+def _of_encoder(operator: str, target: str, model: Model) -> _Calls:
+    """The calls of an encoder of images; none of a decoder."""
+    if model.encoder is not None:
+        for call in EncoderCalls(model.encoder, target).calls():
+            if call.operator == operator:
+                yield call.array, call.name, partial(call.program, 0)
 
 
 def _rope(target: str, model: Model) -> _Calls:
@@ -232,12 +229,6 @@ def _softmax(target: str, model: Model) -> _Calls:
         yield f"softmax-{CONTEXT}", f"rows{rows}-n{CONTEXT}", partial(_call, design, rows, CONTEXT)
 
 
-def _patch_pooling(target: str, model: Model) -> _Calls:
-    if model.image_grid:
-        design = partial(PatchPooling, target, model.hidden)
-        yield f"patch_pooling-n{model.hidden}", f"grid{model.image_grid}", partial(_call, design, model.image_grid)
-
-
 OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "fused_dqp": _fused_dqp,
     "gemm": _gemm,
@@ -246,11 +237,11 @@ OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm,
+    "add_layer_norm": partial(_of_encoder, "add_layer_norm"),
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),
     "swiglu": partial(_gated, "swiglu"),
     "softmax": _softmax,
-    "patch_pooling": _patch_pooling,
+    "patch_pooling": partial(_of_encoder, "patch_pooling"),
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flownpu.convert.shapes import SHAPES
+from flownpu.npu_encoder import Encoder
 
 __all__ = ["MODELS", "Model"]
 
@@ -27,8 +28,8 @@ class Model:
     """Queries and keys are normalised, head by head."""
     post_norms: bool = False
     """What attention and feed-forward yield is normalised before it is added."""
-    image_grid: int = 0
-    """Of an encoder of images: patches of a side. Its attention is not causal, its projections have biases."""
+    encoder: Encoder | None = None
+    """Of an encoder of images, all of its sizes. Its attention is not causal, its projections have biases."""
 
     @property
     def is_decoder(self) -> bool:
@@ -73,5 +74,20 @@ def _decoder(shape: dict[str, object]) -> Model:
 
 
 MODELS: dict[str, Model] = {name: _decoder(shape) for name, shape in SHAPES.items()}
-# Gemma3's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14.
-MODELS["siglip"] = Model(1152, 4304, 16, 16, 72, "gelu", image_grid=64)
+# Gemma3-4B's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
+_SIGLIP = Encoder(
+    channels=3,
+    patch_size=14,
+    grid=64,
+    hidden=1152,
+    heads=16,
+    head_size=72,
+    feed_forward=4304,
+    layers=27,
+    pooling=4,
+    features=2560,
+    epsilon=1e-6,
+    pooled_epsilon=1e-6,
+    scale=72**-0.5,
+)
+MODELS["siglip"] = Model(1152, 4304, 16, 16, 72, "gelu", encoder=_SIGLIP)

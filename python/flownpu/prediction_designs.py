@@ -15,7 +15,7 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.split_layer_shape import STREAMS
-from flownpu.aie.designs.vector_operators import ResidualRMSNorm
+from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm
 from flownpu.aie.lowering import lower
 from flownpu.aie.npu_limits import LIMITS
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flownpu.aie.iron_compat import Program
+    from flownpu.npu_models import Model
     from flownpu.prediction import Decoder
 
-__all__ = ["DESIGNS", "Design", "lock_count"]
+__all__ = ["DESIGNS", "Design", "encoder_prefill", "lock_count"]
 
 _TARGET = "npu2"
 _PROVIDERS_CHUNK = 256  # the longer of npu_calls.py
@@ -98,6 +99,23 @@ def _fused_prefill(chunk: int, of: Decoder) -> PrefillDesign:
     )
 
 
+def encoder_prefill(model: Model) -> PrefillDesign:
+    """An encoder of images (npu_encoder_calls.py): weights in bf16 as they are; rows on all columns' cores."""
+    gemm, gelu = (lock_count(partial(_gemm, epilogue, "bf16")) for epilogue in ("none", "gelu"))
+    norm = lock_count(partial(_layer_norm, model.hidden))
+    attention = lock_count(partial(_attention, model.heads, model.kv_heads, model.head_size))
+    return PrefillDesign(
+        "encoder",
+        weight_bytes=2,
+        vector_cores=LIMITS[_TARGET].columns,
+        # QKV; output; up, down.
+        configurations=(gemm, attention, gemm, norm, gelu, gemm, norm),
+        host="own_host_per_logit",
+        fused_activation=True,
+        own_kernels=True,
+    )
+
+
 def _split_decode(of: Decoder) -> DecodeDesign:
     """`split_layer.py`: keys and values on the weights' streams, every tile with a part of every KV head's keys."""
     return DecodeDesign(
@@ -146,8 +164,8 @@ def _locks(make: Callable[..., Program], *sizes: object) -> int:
     return sum(pool.locks for pool in lower(array, LIMITS[_TARGET]).pools) + len(array.barriers)
 
 
-def _gemm(epilogue: str) -> Program:
-    design = Gemm(_TARGET, "bfp16", epilogue)
+def _gemm(epilogue: str, weights: str = "bfp16") -> Program:
+    design = Gemm(_TARGET, weights, epilogue)
     return design.program(design.height, design.k_mt, design.width)
 
 
@@ -157,6 +175,10 @@ def _engine() -> Program:
 
 def _norm(n: int) -> Program:
     return ResidualRMSNorm(_TARGET, n, True, 4).program(4, 1e-6)
+
+
+def _layer_norm(n: int) -> Program:
+    return ResidualLayerNorm(_TARGET, n, LIMITS[_TARGET].columns).program(8, 1e-6)
 
 
 def _norm_rope(heads: int, kv_heads: int, d: int, qk_norm: bool) -> Program:

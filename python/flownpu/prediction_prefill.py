@@ -16,10 +16,12 @@ from flownpu.aie.cost.prefill import (
     gemm_seconds,
     vector_seconds,
 )
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import TILES, ceil_div
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.npu_models import MODELS
+from flownpu.prediction_designs import encoder_prefill
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["prefill", "vision"]
 
-_ENCODER, _ENCODER_LAYERS = "siglip", 27
+_ENCODER = "siglip"
 _IMAGE_TOKENS, _PROMPT_TOKENS = 256, 16  # of an image in the decoder, and a short question about it
 _PATCH = 14 * 14 * 3  # values of a patch
 _SUB_TILE = 32
 _SHORT_CHUNK = 256
+_BF16_BYTES = 2
 _GATED = {"geglu", "swiglu"}
 
 
@@ -54,8 +57,11 @@ def prefill(of: Decoder, tokens: int, design: Design, device: Device, values: Va
 def vision(of: Decoder, design: Design, device: Device, values: Values) -> Cost:
     """An image through the encoder, then its tokens and a short question through the decoder, to the first token."""
     encoder, way = MODELS[_ENCODER], design.prefill(of)
-    tokens = encoder.image_grid**2
-    cost = _layer(encoder, tokens, way, device, values, causal=False) * _ENCODER_LAYERS
+    if way.own_kernels:
+        way = encoder_prefill(encoder)
+    assert encoder.encoder is not None
+    tokens, layers = encoder.encoder.patches, encoder.encoder.layers
+    cost = _layer(encoder, tokens, way, device, values, causal=False) * layers
     ends = [(tokens, _PATCH, encoder.hidden), (_IMAGE_TOKENS, encoder.hidden, of.model.hidden)]
     cost = cost + Cost({"gemm": sum(_gemm(way, m, k, n, "none", device, values) for m, k, n in ends)}, 0.0)
     return cost + prefill(of, _IMAGE_TOKENS + _PROMPT_TOKENS, design, device, values)
@@ -69,12 +75,14 @@ def _layer(
     macs = attention_macs(tokens, past, heads, d, window=window, causal=causal)
     block = TILES * _queries(heads, kv_heads, d) if way.own_kernels else None
     calls = 2 * len(model.projections) + len(way.configurations)  # each projection's weights, then its product
-    # An encoder's weights are not quantised in the papers' implementation.
-    quantised = model.is_decoder or way.own_kernels
+    if way.own_kernels and not model.is_decoder:
+        calls = len(way.configurations)
+    # An encoder's weights are not quantised; its biases are rows of them in our designs.
+    rows = {k: k if model.is_decoder or not way.own_kernels else bias_column(k) + 1 for _, k, _ in model.projections}
     return Cost(
         {
-            "gemm": sum(_gemm(way, tokens, k, m, kind, device, values) for m, k, kind in model.projections),
-            "dequantisation": dequant_seconds(_blocks(model), way, device, values) if quantised else 0.0,
+            "gemm": sum(_gemm(way, tokens, rows[k], m, kind, device, values) for m, k, kind in model.projections),
+            "dequantisation": dequant_seconds(_blocks(model), way, device, values) if model.is_decoder else 0.0,
             "attention": attention_seconds(macs, kv_heads, heads, d, device, values, block=block),
             "vectors": vector_seconds(tokens * _elements(model, way), way.vector_cores, device, values),
             "configurations": way.switch_seconds(values),
@@ -89,14 +97,15 @@ def _gemm(way: PrefillDesign, m: int, k: int, n: int, kind: str, device: Device,
     if not way.own_kernels:
         return gemm_seconds(m, k, (2 if kind in _GATED else 1) * n, values)
     # Rows of a tile: a fourth of a short chunk (npu_calls.py), else the design's own choice.
-    design = _own_gemm(device.limits.name, kind, way.chunk // TILES if way.chunk and way.chunk <= _SHORT_CHUNK else 0)
+    tile_rows = way.chunk // TILES if way.chunk and way.chunk <= _SHORT_CHUNK else 0
+    design = _own_gemm(device.limits.name, "bf16" if way.weight_bytes == _BF16_BYTES else "bfp16", kind, tile_rows)
     unit = design.n if kind in _GATED else _SUB_TILE
     return predict_design(design, m, k, max(design.width, ceil_div(n, unit) * unit)).seconds
 
 
 @cache
-def _own_gemm(target: str, kind: str, rows: int) -> Gemm:
-    return Gemm(target, "bfp16", kind, m=rows)
+def _own_gemm(target: str, weights: str, kind: str, rows: int) -> Gemm:
+    return Gemm(target, weights, kind, m=rows)
 
 
 @cache

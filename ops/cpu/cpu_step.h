@@ -48,6 +48,7 @@ std::span<const Operator> dense_operators();
 std::span<const Operator> patch_operators();
 std::span<const Operator> dequantize_operators();
 std::span<const Operator> transpose_operators();
+std::span<const Operator> rotary_embedding_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
 class Scratch {

@@ -62,9 +62,8 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
          << std::setprecision(1) << seconds.count() << " s (`flownpu compile` keeps them)";
     if (weights.quantized_again() > 0) {
       text << "; " << weights.quantized_again()
-           << " of them are in blocks of 16, Q4NX's groups are 32: they were quantised again, with "
-              "a "
-              "relative error of up to "
+           << " of them are in blocks of 16, Q4NX's groups are 32: they were quantised again, "
+              "with a relative error of up to "
            << std::setprecision(3) << weights.largest_error();
     }
     lowered.summary = text.str();

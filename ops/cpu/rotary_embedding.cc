@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// com.microsoft RotaryEmbedding on the CPU: heads rotated by their tokens' positions, as exports
+// have it that rotate outside of their attention.
+//
+//   X float32 [B, S, H d], or [B, H, S, d];  position_ids int64 [B, S], or [1], that of each row's
+//   first token;  cos_cache, sin_cache float32 [positions, half]. The first 2 half elements of a
+//   head are rotated, all where rotary_embedding_dim is 0.
+#include <algorithm>
+
+#include "ops/cpu/cpu_step.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+enum Input : std::uint8_t { kX, kPositionIds, kCosCache, kSinCache };
+
+class RotaryEmbedding final : public Step {
+ public:
+  RotaryEmbedding(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        interleaved_(node.integer("interleaved", 0) != 0),
+        rotary_size_(node.integer("rotary_embedding_dim", 0)),
+        heads_(node.integer("num_heads", 0)) {
+    const Value* x = node.input(kX);
+    if (x == nullptr || x->type != DataType::kFloat32)
+      fail("[", name_, "] expected its input to be float, got ",
+           x == nullptr ? "none" : name_of(x->type));
+    if (node.number("scale", 1) != 1 || node.integer("is_packed_batching", 0) != 0)
+      fail("[", name_, "] expected scale = 1 and no packed batches");
+    if (rotary_size_ > 0 && heads_ <= 0)
+      fail("[", name_, "] expected num_heads with rotary_embedding_dim = ", rotary_size_);
+  }
+
+  // Where each token has its position: [1] would be that of the prompt's first token.
+  std::optional<Slicing> slicing(const Node& node) const override {
+    const Value* ids = node.input(kPositionIds);
+    if (ids == nullptr || !ids->shape || ids->shape->rank() != 2) return std::nullopt;
+    const Value* x = node.input(kX);
+    if (!x->shape || x->shape->rank() != 3) return std::nullopt;
+    return Slicing{.inputs = {kX, kPositionIds}, .outputs = {0}};
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& x = inputs[kX].shape;
+    const Shape& table = inputs[kCosCache].shape;
+    if (table.rank() != 2 || !(inputs[kSinCache].shape == table) ||
+        (rotary_size_ > 0 && 2 * table[1] != rotary_size_)) {
+      fail("[", name_, "] expected cos_cache and sin_cache of shape [positions, half the elements ",
+           "that are rotated], got ", to_string(table), " and ",
+           to_string(inputs[kSinCache].shape));
+    }
+    const std::int64_t d = head_size(inputs);
+    if ((x.rank() != 3 && x.rank() != 4) || d <= 0 || x[-1] % d != 0 || 2 * table[1] > d) {
+      fail("[", name_, "] expected [batch, tokens, heads ", d, "] or [batch, heads, tokens, ", d,
+           "] with at least ", 2 * table[1], " elements a head, got ", to_string(x));
+    }
+    const Shape& ids = inputs[kPositionIds].shape;
+    if (ids.elements() != 1 && !(ids == Shape{x[0], tokens_of(x)})) {
+      fail("[", name_, "] expected position_ids of shape [1] or [", x[0], ",", tokens_of(x),
+           "], got ", to_string(ids));
+    }
+    outputs[0] = x;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& x = inputs[kX].shape;
+    const std::int64_t d = head_size(inputs);
+    const std::int64_t half = inputs[kCosCache].shape[1];
+    check_positions(inputs);
+    context_.pool->run(x.elements() / std::max<std::int64_t>(x[-1], 1), [&](std::int64_t row) {
+      const float* from = inputs[kX].as<const float>() + row * x[-1];
+      float* to = outputs[0].as<float>() + row * x[-1];
+      if (from != to) std::copy_n(from, x[-1], to);
+      const std::int64_t angle = position_of(inputs, row) * half;
+      for (std::int64_t head = 0; head < x[-1]; head += d) {
+        context_.kernels.rope(to + head, inputs[kCosCache].as<const float>() + angle,
+                              inputs[kSinCache].as<const float>() + angle, half, interleaved_);
+      }
+    });
+  }
+
+ private:
+  static std::int64_t tokens_of(const Shape& x) { return x.rank() == 4 ? x[2] : x[1]; }
+
+  std::int64_t head_size(std::span<const Tensor> inputs) const {
+    const Shape& x = inputs[kX].shape;
+    if (x.rank() == 4) return x[3];
+    return rotary_size_ > 0 ? x[-1] / heads_ : 2 * inputs[kCosCache].shape[1];
+  }
+
+  // Of the `row`-th row of X's last axis.
+  static std::int64_t position_of(std::span<const Tensor> inputs, std::int64_t row) {
+    const Shape& x = inputs[kX].shape;
+    const std::int64_t tokens = tokens_of(x);
+    const std::int64_t token = row % tokens;
+    const std::int64_t batch = row / tokens / (x.rank() == 4 ? x[1] : 1);
+    const auto* ids = inputs[kPositionIds].as<const std::int64_t>();
+    return inputs[kPositionIds].shape.elements() == 1 ? ids[0] + token
+                                                      : ids[batch * tokens + token];
+  }
+
+  void check_positions(std::span<const Tensor> inputs) const {
+    const std::int64_t positions = inputs[kCosCache].shape[0];
+    const std::int64_t count = inputs[kPositionIds].shape.elements();
+    const auto* ids = inputs[kPositionIds].as<const std::int64_t>();
+    const std::int64_t behind = count == 1 ? tokens_of(inputs[kX].shape) - 1 : 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (ids[i] < 0 || ids[i] + behind >= positions) {
+        fail("[", name_, "] expected positions below ", positions,
+             ", which is what the model's RoPE tables hold, got ", ids[i] + behind,
+             ": shorten the context");
+      }
+    }
+  }
+
+  Context context_;
+  std::string name_;
+  bool interleaved_;
+  std::int64_t rotary_size_;
+  std::int64_t heads_;
+};
+
+constexpr Operator kOperators[] = {
+    {"com.microsoft", "RotaryEmbedding",
+     [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
+       return std::make_unique<RotaryEmbedding>(node, context);
+     }},
+};
+
+}  // namespace
+
+std::span<const Operator> rotary_embedding_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GroupQueryAttention as exports have it: lowered onto our provider, against ORT's own CPU kernel.
+
+The grid is that of `GRID`, of which a seeded sample is run: in it, every pair of values of any two dimensions that may
+occur together does, which a test below counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from flownpu.graph_rewrites import testing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Dimensions and their values. `cache`: how the past comes (none: it is absent; grows; is shared with the present; is as
+# long as a window). `rope`: where the rotation is. `sink`: what the softmax's denominator has beside the keys.
+GRID: dict[str, tuple[Any, ...]] = {
+    "packed": (True, False),
+    "heads": ((4, 4), (4, 2), (6, 1)),
+    "head_size": (64, 72, 80, 96, 128, 256),
+    "batch": (1, 2, 3),
+    "tokens": (1, 7, 33, 130),
+    "past": (0, 5, 200),
+    "cache": ("absent", "grows", "shared", "window"),
+    "rope": ("none", "inside", "interleaved", "partial", "outside", "outside, partial"),
+    "window": (-1, 8, 64),
+    "softcap": (0.0, 5.0),
+    "scale": (0.0, 0.2),
+    "sink": ("none", "head_sink", "smooth", "both"),
+    "bias": (False, True),
+    "ragged": (False, True),
+    "causal": (True, False),
+}
+Values = tuple[Any, ...]
+# So many that every pair that may occur does; twice as many take as long again and have found nothing more.
+CASES = 300
+OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the grid: an attention and what is fed to it."""
+
+    packed: bool
+    heads: tuple[int, int]
+    head_size: int
+    batch: int
+    tokens: int
+    past: int
+    cache: str
+    rope: str
+    window: int
+    softcap: float
+    scale: float
+    sink: str
+    bias: bool
+    ragged: bool
+    causal: bool
+
+    def is_valid(self) -> bool:
+        """Whether ORT's CPU kernel takes it."""
+        return not (
+            (self.cache == "absent" and self.past > 0)
+            # It continues prompts of one row only.
+            or (self.batch > 1 and self.past > 0 and self.tokens > 1)
+            or (self.ragged and self.batch == 1)
+            or (self.rope in {"inside", "interleaved", "partial"} and self.head_size % 16)
+            or (self.cache == "window" and (self.window < 0 or self.ragged))
+            # Both ways, it looks neither through windows nor back.
+            or (not self.causal and (self.window > 0 or self.past > 0))
+        )
+
+    @property
+    def total(self) -> int:
+        return self.past + self.tokens
+
+    @property
+    def capacity(self) -> int:
+        return {"absent": 0, "grows": self.past, "shared": self.total + 9, "window": self.window + 5}[self.cache]
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a head that are rotated."""
+        return self.head_size // 32 * 16 if "partial" in self.rope else self.head_size
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens so far of each row; of a ragged batch's rows all but the first are shorter."""
+        if not self.ragged:
+            return np.full(self.batch, self.total)
+        if self.past:  # shorter pasts
+            return self.total - np.arange(self.batch)
+        return np.maximum(1, self.tokens - 2 * np.arange(self.batch))
+
+    @cached_property
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        half = self.rotated // 2
+        angles = np.arange(512)[:, None] * 10000.0 ** (-np.arange(half) / half)
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(1)
+        heads, groups = self.heads
+        widths = [heads * self.head_size, groups * self.head_size, groups * self.head_size]
+        vectors = [rng.uniform(-1, 1, (self.batch, self.tokens, width)).astype(np.float32) for width in widths]
+        given = dict(zip(("query", "key", "value"), vectors, strict=True))
+        if self.packed:
+            given = {"query": np.concatenate(vectors, axis=-1)}
+        if self.cache != "absent":
+            shape = (self.batch, groups, self.capacity, self.head_size)
+            given |= {name: rng.uniform(-1, 1, shape).astype(np.float32) for name in ("past_key", "past_value")}
+        given["seqlens_k"] = (self.lengths - 1).astype(np.int32)
+        if self.rope.startswith("outside"):
+            before = 0 if self.past == 0 else (self.lengths - self.tokens)[:, None]
+            given["position_ids"] = np.broadcast_to(before + np.arange(self.tokens), (self.batch, self.tokens)).copy()
+        if self.bias:
+            given["bias"] = rng.uniform(-1, 1, (1, heads, self.tokens, self.total)).astype(np.float32)
+        return given
+
+    def model(self) -> onnx.ModelProto:
+        heads, groups = self.heads
+        feeds = self.feeds()
+        constants = {"total": np.array([self.total], np.int32)}
+        nodes, query, key = [], "query", "" if self.packed else "key"
+        if self.rope != "none":
+            constants |= dict(zip(("cos", "sin"), self.tables, strict=True))
+        inside = self.rope in {"inside", "interleaved", "partial"}
+        if self.rope.startswith("outside"):
+            values = {"query": (query, heads)}
+            if self.packed:  # cut, and rotated apart
+                sizes = [heads * self.head_size, groups * self.head_size, groups * self.head_size]
+                constants["sizes"] = np.array(sizes, np.int64)
+                nodes.append(helper.make_node("Split", ["query", "sizes"], ["q", "k", "value"], "cut", axis=-1))
+                values = {"q": ("q", heads), "k": ("k", groups)}
+            else:
+                values |= {"key": (key, groups)}
+            size = self.rotated if "partial" in self.rope else 0
+            for name, (value, count) in values.items():
+                nodes.append(
+                    helper.make_node(
+                        "RotaryEmbedding",
+                        [value, "position_ids", "cos", "sin"],
+                        [f"{name}_rotated"],
+                        f"rotate_{name}",
+                        domain="com.microsoft",
+                        rotary_embedding_dim=size,
+                        num_heads=count if size else 0,
+                    )
+                )
+            query, key = (f"{name}_rotated" for name in values)
+        if self.sink in {"head_sink", "both"}:
+            constants["sink"] = np.linspace(-2, 4, heads).astype(np.float32)
+        past = ["past_key", "past_value"] if self.cache != "absent" else ["", ""]
+        inputs = [query, key, "value" if key else "", *past, "seqlens_k", "total"]
+        inputs += ["cos", "sin"] if inside else ["", ""]
+        inputs += ["", "bias" if self.bias else "", "sink" if "sink" in constants else ""]
+        attributes: dict[str, Any] = {
+            "num_heads": heads,
+            "kv_num_heads": groups,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "local_window_size": self.window,
+            "do_rotary": int(inside),
+            "rotary_interleaved": int(self.rope == "interleaved"),
+            "smooth_softmax": int(self.sink in {"smooth", "both"}),
+        }
+        attributes |= {} if self.causal else {"causal": 0}
+        attributes |= {"sliding_window_cache": 1} if self.cache == "window" else {}
+        outputs = ["output", "present_key", "present_value"]
+        nodes.append(
+            helper.make_node("GroupQueryAttention", inputs, outputs, "attend", domain="com.microsoft", **attributes)
+        )
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+                for n, a in feeds.items()
+            ],
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+            [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+        )
+        return helper.make_model(graph, ir_version=10, opset_imports=OPSETS)
+
+    def bound(self, output: np.ndarray) -> float:
+        """How far two float32 evaluations of numbers within -1..1 can be apart; a sink is one key more."""
+        scale = self.scale or self.head_size**-0.5
+        return testing.attention_bound(1.0, 1.0, head_size=self.head_size, scale=scale, total=self.total + 1)
+
+
+def _sample() -> list[Case]:
+    """Values drawn anew for each case, and again until the kernel takes them."""
+    rng = np.random.default_rng(0)
+    cases: list[Case] = []
+    while len(cases) < CASES:
+        case = Case(**{name: values[rng.integers(len(values))] for name, values in GRID.items()})
+        if case.is_valid():
+            cases.append(case)
+    return cases
+
+
+SAMPLE = _sample()
+
+
+def _run(session: onnxruntime.InferenceSession, case: Case) -> list[np.ndarray]:
+    feeds = case.feeds()
+    if case.cache not in {"shared", "window"}:
+        return session.run(None, feeds)
+    # As GenAI binds a cache that is appended to in place.
+    binding = session.io_binding()
+    for name in ("key", "value"):
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(feeds[f"past_{name}"])
+        binding.bind_ortvalue_input(f"past_{name}", value)
+        binding.bind_ortvalue_output(f"present_{name}", value)
+    for name, array in feeds.items():
+        if not name.startswith("past"):
+            binding.bind_cpu_input(name, array)
+    binding.bind_output("output")
+    session.run_with_iobinding(binding)
+    outputs = dict(zip(("present_key", "present_value", "output"), binding.get_outputs(), strict=True))
+    return [outputs[name].numpy().copy() for name in ("output", "present_key", "present_value")]
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
+    for case in SAMPLE[part::10]:
+        model = case.model().SerializeToString()
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        options.add_provider_for_devices(ep_devices, {})
+        ours = _run(onnxruntime.InferenceSession(model, options), case)
+        theirs = _run(onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]), case)
+        for row, length in enumerate(case.lengths):
+            # Padding behind a shorter first prompt is unspecified.
+            valid = length if case.past == 0 else case.tokens
+            error = np.abs(ours[0][row, :valid] - theirs[0][row, :valid]).max()
+            assert error <= case.bound(theirs[0]), (case, row, error)
+            kept = length
+            if case.cache == "window":
+                kept = testing.resident_rows(int(length), case.capacity, case.window)
+            for a, b in zip(ours[1:], theirs[1:], strict=True):
+                assert a.shape == b.shape, case
+                # A rotation sums two products within -1..1, in three roundings on either side.
+                np.testing.assert_allclose(
+                    a[row, :, :kept], b[row, :, :kept], rtol=0, atol=6 * testing.FLOAT32_ROUNDING * 2, err_msg=str(case)
+                )
+
+
+def _pairs(cases: Iterable[Case]) -> set[tuple[str, Any, str, Any]]:
+    names = list(itertools.combinations(GRID, 2))
+    return {(one, getattr(case, one), other, getattr(case, other)) for case in cases for one, other in names}
+
+
+def test_the_sample_has_every_pair_that_may_occur() -> None:
+    """What may not depends on some dimensions only: the others need not be multiplied out, only be there."""
+    constrained = ("head_size", "batch", "tokens", "past", "cache", "rope", "window", "ragged", "causal")
+    free = {name: values for name, values in GRID.items() if name not in constrained}
+    grid = (
+        Case(**dict(zip(constrained, point, strict=True)), **{name: values[0] for name, values in free.items()})
+        for point in itertools.product(*(GRID[name] for name in constrained))
+    )
+    missing = _pairs(case for case in grid if case.is_valid()) - _pairs(SAMPLE)
+    assert not missing
+    for one, other in itertools.combinations(GRID, 2):
+        if one in free or other in free:
+            found = {(getattr(case, one), getattr(case, other)) for case in SAMPLE}
+            assert found == set(itertools.product(GRID[one], GRID[other]))

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 namespace flownpu::lowering {
@@ -15,15 +16,20 @@ void Graph::look() {
   if (known_) return;
   producers_.clear();
   readers_.clear();
-  for (Node& node : nodes_) {
+  for (const std::string& output : outputs_) ++readers_[output];
+  // Backwards, as in take(): what a rule has left without readers is no reader itself.
+  for (Node& node : std::views::reverse(nodes_)) {
+    bool is_read = false;
     for (const Value& output : node.outputs) {
-      if (!output.name.empty()) producers_[output.name] = &node;
+      if (output.name.empty()) continue;
+      producers_[output.name] = &node;
+      is_read = is_read || readers_.contains(output.name);
     }
+    if (!is_read) continue;
     for (const Value& input : node.inputs) {
       if (!input.name.empty()) ++readers_[input.name];
     }
   }
-  for (const std::string& output : outputs_) ++readers_[output];
   known_ = true;
 }
 

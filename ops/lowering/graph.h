@@ -28,7 +28,8 @@ class Graph {
   Node* producer(std::string_view value);
   // The same, if it is of this operator and `value`, its first output, is read once.
   Node* only_producer(std::string_view value, std::string_view op_type, std::string_view domain);
-  // How many inputs of nodes are this value; an output of the graph counts as one more.
+  // How many inputs of nodes are this value, of those that something needs; an output of the graph
+  // counts as one more.
   std::size_t readers(std::string_view value);
 
   // To be called after inputs or outputs of nodes were changed.

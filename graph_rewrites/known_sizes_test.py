@@ -87,7 +87,7 @@ def test_sizes_of_inputs_are_taken_from_them(position: str) -> None:
     original, model = _taken(ASKED.format(position))
     (shape,) = (node for node in model.graph if node.op_type == "Shape")
     assert shape.inputs[0] is model.graph.inputs[0]
-    feeds = {"ids": np.zeros((3, 2), np.int64), "x": np.zeros((2, 3, 24), np.float32)}
+    feeds: dict[str, testing.Array] = {"ids": np.zeros((3, 2), np.int64), "x": np.zeros((2, 3, 24), np.float32)}
     found, expected = testing.run(model, feeds)[0], testing.run(original, feeds)[0]
     np.testing.assert_array_equal(found, expected, strict=True)
     assert found.reshape(-1) == {"one": 3, "first": 2}[position] + 2

@@ -125,6 +125,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   api_.call(ort::Graph_GetParentNode, graph, &parent);
   if (parent != nullptr) return;
 
+  model_name_ = std::filesystem::path(model_path(api_, graph)).stem().string();
   const std::vector<GraphNode> nodes = read_graph(api_, graph);
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);
@@ -249,6 +250,11 @@ std::vector<Placement::Left> Ep::inlined_nodes() const {
   return inlined;
 }
 
+std::string Ep::placement_path() const {
+  if (!options_.placement.ends_with('/')) return options_.placement;
+  return options_.placement + (model_name_.empty() ? "model" : model_name_) + ".json";
+}
+
 void Ep::report_placement() {
   reported_ = true;
   placement_.inlined = inlined_nodes();
@@ -265,7 +271,7 @@ void Ep::report_placement() {
   if (options_.placement == "stderr") {
     std::fprintf(stderr, "%s\n", line.c_str());
   } else if (!options_.placement.empty()) {
-    write_file(options_.placement, to_json(placement_));
+    write_file(placement_path(), to_json(placement_));
   }
 }
 

@@ -44,6 +44,8 @@ class Ep final : public ort::OrtEp {
   void check() const;
   std::vector<Placement::Left> inlined_nodes() const;
   void report_placement();
+  // The file that the option `placement` names.
+  std::string placement_path() const;
 
   Api api_;
   Options options_;
@@ -57,6 +59,7 @@ class Ep final : public ort::OrtEp {
   // Of the last graph that ORT asked about: it asks more than once, before and after it inlines
   // functions.
   Placement placement_;
+  std::string model_name_;  // Of its file, without the suffix; empty if it came from memory.
   std::vector<Placement::Left> rejected_operators_;
   bool reported_ = false;
 };

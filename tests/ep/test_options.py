@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.ep.conftest import parse
@@ -96,6 +97,17 @@ def test_placement_in_a_file(make_session: MakeSession, tmp_path: Path) -> None:
     assert placement["left"][0]["node"] == f"Det '{name}'"
     facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary whole_prompts"
     assert " ".join(placement) == f"{facts} lowered on_host left inlined"
+
+
+def test_placement_in_a_folder_is_by_the_models_name(make_session: MakeSession, tmp_path: Path) -> None:
+    for name, additions in (("first", 1), ("second", 2)):
+        nodes = " ".join(f"x{i + 1} = Add(x{i}, x{i})" for i in range(additions))
+        model = parse(f"g (float[2,2] x0) => (float[2,2] x{additions}) {{ {nodes} }}")
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        make_session(tmp_path / f"{name}.onnx", {"placement": f"{tmp_path}/"})
+    make_session(MODEL, {"placement": f"{tmp_path}/"})
+    reports = {file.stem: json.loads(file.read_text())["nodes"] for file in tmp_path.glob("*.json")}
+    assert reports == {"first": 1, "second": 2, "model": 1}
 
 
 def test_a_placement_file_that_cannot_be_written_is_an_error(make_session: MakeSession, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How commands write: text for people, one JSON document for programs, the rest on stderr."""
 
+import contextlib
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.control import Control, ControlType
 from rich.progress import Progress, ProgressColumn
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "progress_console",
     "seconds_text",
     "status",
+    "waiting",
 ]
 
 console = Console(highlight=False, soft_wrap=True)
@@ -29,6 +32,21 @@ progress_console = Console(stderr=True)
 def progress_bar(*columns: ProgressColumn) -> Progress:
     """A progress bar on stderr, gone when it is finished; nothing where stderr is not a terminal."""
     return Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Shows on stderr what is waited for, if that is a terminal; gone afterwards.
+
+    A line that stands still, for waiting on code that lets no other thread run.
+    """
+    if progress_console.is_terminal:
+        progress_console.print(text, end="\r", markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+    try:
+        yield
+    finally:
+        if progress_console.is_terminal:
+            progress_console.control(Control((ControlType.ERASE_IN_LINE, 2)))
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu run`: one prompt, one answer."""
 
+import itertools
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import print_json, seconds_text, status
+from flownpu.cli.output import print_json, seconds_text, status, waiting
 from flownpu.generation import LanguageModel, Sampling, Timing, Tokens
+from flownpu.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
+
+if TYPE_CHECKING:
+    from flownpu.images import PreparedImage
 
 
 def run(
     model: options.ModelFolder,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. Without it, stdin is read.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="FILE", help="An image that the prompt is about; may be repeated."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 128,
     temperature: Annotated[
@@ -44,51 +55,87 @@ def run(
         if sys.stdin.isatty():
             raise typer.BadParameter('expected -p "some text", or text on stdin', param_hint="--prompt")
         prompt = sys.stdin.read()
+    # Before the model is opened: what is wrong with an image is told at once, and its memory is free again.
+    images = read_images(model, image) if image else []
     language_model = options.open_model(model, provider, device, activations, threads, option)
-    tokens = _tokens(language_model, prompt, chat_template=not no_chat_template)
+    tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     timing = Timing()
+    answer = language_model.complete(tokens, max_new_tokens, sampling, timing, images)
+    with waiting(reading(images)):
+        first = next(answer, "")
     pieces = []
-    for piece in language_model.complete(tokens, max_new_tokens, sampling, timing):
+    for piece in itertools.chain([first], answer):
         pieces.append(piece)
         if not as_json:
             sys.stdout.write(piece)
             sys.stdout.flush()
     if as_json:
-        print_json({"text": "".join(pieces), **_report(language_model, timing, max_new_tokens)})
+        print_json({"text": "".join(pieces), **_report(language_model, timing, max_new_tokens, images)})
         return
     sys.stdout.write("\n")
     sys.stdout.flush()
     status(summary(timing))
-    status(language_model.placement["summary"])
+    for placement in placements(language_model):
+        status(placement)
+
+
+def placements(language_model: LanguageModel) -> list[str]:
+    """A line that says what ran where, and one for the vision model if there is one."""
+    vision, decoder = language_model.vision_placement, language_model.placement
+    if vision is None or vision == decoder:
+        return [decoder["summary"]]
+    return [f"Images: {vision['summary']}", f"Text: {decoder['summary']}"]
+
+
+def reading(images: "Sequence[PreparedImage]") -> str:
+    """What is waited for before the first token."""
+    return " ".join(["Reading the prompt", *(["and"] if images else []), ", ".join(image.path.name for image in images)])
 
 
 def summary(timing: Timing) -> str:
     """The speed of one reply in one line."""
+    images = ""
+    if timing.images:
+        images = f"{timing.images} image{'s' if timing.images > 1 else ''}"
+        images += f" in {seconds_text(timing.vision)}, " if timing.vision is not None else ", "
     return (
-        f"{timing.prompt_tokens} prompt tokens, first token after {seconds_text(timing.first_token)}, "
+        f"{images}{timing.prompt_tokens} prompt tokens, first token after {seconds_text(timing.first_token)}, "
         f"{timing.new_tokens} new tokens at {timing.decode_rate:.1f} tokens/s"
     )
 
 
-def _tokens(language_model: LanguageModel, prompt: str, *, chat_template: bool) -> Tokens:
+def _tokens(language_model: LanguageModel, prompt: str, images: int, *, chat_template: bool) -> Tokens:
+    if language_model.takes_images:
+        prompt = mark_images(prompt, images)
     # A model that has no template completes text: its prompt is taken as it is.
     if chat_template and language_model.has_chat_template:
         return language_model.tokens_of_messages([{"role": "user", "content": prompt}])
     return language_model.tokens_of_text(prompt)
 
 
-def _report(language_model: LanguageModel, timing: Timing, max_new_tokens: int) -> dict[str, Any]:
+def _report(
+    language_model: LanguageModel, timing: Timing, max_new_tokens: int, images: "Sequence[PreparedImage]"
+) -> dict[str, Any]:
     limit = min(max_new_tokens, language_model.context_length - timing.prompt_tokens)
     return {
         "model": str(language_model.folder),
         "provider": language_model.provider,
         "placement": language_model.placement,
+        "vision_placement": language_model.vision_placement,
+        "images": [
+            {"file": str(image.path), "format": image.kind, "width": image.width, "height": image.height}
+            for image in images
+        ],
         "finish_reason": "length" if timing.new_tokens == limit else "stop",
         "prompt_tokens": timing.prompt_tokens,
+        "image_tokens": TOKENS_PER_IMAGE * timing.images,
         "new_tokens": timing.new_tokens,
+        "vision_seconds": timing.vision,
+        "prefill_seconds": timing.prefill,
         "first_token_seconds": timing.first_token,
         "prefill_tokens_per_second": timing.prefill_rate,
+        "decode_seconds": timing.decode,
         "decode_tokens_per_second": timing.decode_rate,
         "load_seconds": language_model.load_seconds,
     }

@@ -54,9 +54,7 @@ class Conversation:
         """Whether the KV cache holds anything, which a turn with images would have computed anew."""
         return self._generator is not None
 
-    def reply(
-        self, text: str, timing: Timing, images: "Sequence[PreparedImage]" = ()
-    ) -> Generator[str, None, None]:
+    def reply(self, text: str, timing: Timing, images: "Sequence[PreparedImage]" = ()) -> Generator[str, None, None]:
         """Yields the model's reply to `text` and `images`, a token at a time; remembers it as far as it came.
 
         Raises:
@@ -90,9 +88,7 @@ class Conversation:
         # A model that was never taught turns continues what has been said so far.
         return self.model.tokens_of_text("\n".join(message["content"] for message in messages))
 
-    def _resume(
-        self, tokens: Tokens, images: "list[PreparedImage]"
-    ) -> "tuple[Any, Tokens, list[PreparedImage]]":
+    def _resume(self, tokens: Tokens, images: "list[PreparedImage]") -> "tuple[Any, Tokens, list[PreparedImage]]":
         """A generator that holds the beginning of `tokens`, and the rest of them (at least one) with their images."""
         if self._generator is not None and self._held_images == images:
             held = self._generator.get_sequence(0)

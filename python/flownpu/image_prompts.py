@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
 
-For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, as Gemma's chat template does;
-each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there, of which the vision
-model's features replace `TOKENS_PER_IMAGE`.
+For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, as Gemma's chat template
+does; each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there, of which the
+vision model's features replace `TOKENS_PER_IMAGE`.
 """
 
 import time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images", "read_images"]
 
 IMAGE = "<start_of_image>"
-SOFT_TOKEN = "<image_soft_token>"
+SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
 """Of GenAI's gemma_image_processor.cpp, which knows no other number."""
 
@@ -54,8 +54,8 @@ def image_size(folder: Path) -> "ImageSize":
     vision = model.get("vision")
     if not isinstance(vision, dict):
         raise FlowNPUError(
-            f"the model in {folder} takes no images: its genai_config.json names no vision model. `flownpu convert` of a "
-            "checkpoint with a vision tower (Gemma3ForConditionalGeneration) makes one that does"
+            f"the model in {folder} takes no images: its genai_config.json names no vision model. `flownpu convert` of "
+            "a checkpoint with a vision tower (Gemma3ForConditionalGeneration) makes one that does"
         )
     if model.get("type") != "gemma3":
         raise FlowNPUError(f'expected a model of type "gemma3" for images, {folder} holds one of "{model.get("type")}"')
@@ -87,15 +87,15 @@ def mark_images(text: str, count: int) -> str:
         return IMAGE * count + text
     if marks != count:
         raise FlowNPUError(
-            f"the text has {marks} places for images ({IMAGE}), and {count} images were given: mark a place for each, or "
-            "none, and they stand before the text"
+            f"the text has {marks} places for images ({IMAGE}), and {count} images were given: mark a place for each, "
+            "or none, and they stand before the text"
         )
     return text
 
 
 def expand_images(text: str) -> str:
     """A prompt with the tokens of an image at each mark."""
-    return text.replace(IMAGE, f"\n\n{IMAGE}{SOFT_TOKEN * TOKENS_PER_IMAGE}<end_of_image>\n\n")
+    return text.replace(IMAGE, f"\n\n{IMAGE}{SOFT * TOKENS_PER_IMAGE}<end_of_image>\n\n")
 
 
 class ImageProcessor:
@@ -111,7 +111,7 @@ class ImageProcessor:
     def __init__(self, genai: Any, model: Any, tokenizer: Any, features: str) -> None:
         self._genai = genai
         self._processor = model.create_multimodal_processor()
-        self._soft_token = int(tokenizer.to_token_id(SOFT_TOKEN))
+        self._soft_token = int(tokenizer.to_token_id(SOFT))
         self._features = features
 
     def append(self, generator: Any, tokens: NDArray[np.int32], images: "Sequence[PreparedImage]") -> float | None:
@@ -147,8 +147,8 @@ class ImageProcessor:
         found, expected = self.count_tokens(tokens), TOKENS_PER_IMAGE * len(images)
         if found != expected:
             raise FlowNPUError(
-                f"the prompt has {found} tokens {SOFT_TOKEN}, expected {expected} for its {len(images)} images: they "
-                f"are written for the marks {IMAGE}, leave them out of the text, and let the chat template keep the marks"
+                f"the prompt has {found} tokens {SOFT}, expected {expected} for its {len(images)} images: they are "
+                f"written for the marks {IMAGE}; leave them out of the text, and let the chat template keep the marks"
             )
 
     def _listen(self, generator: Any, inputs: Any) -> dict[str, float]:

@@ -54,8 +54,8 @@ def test_the_cache_holds_what_the_sequence_says(language_model, ends):
     held = conversation._generator.get_sequence(0)
     assert len(held) < 1000  # else it has not ended by itself
     longer = np.concatenate([held, np.array([300, 301, 302], dtype=np.int32)])
-    generator, new = conversation._resume(longer)
-    assert new.tolist() == [300, 301, 302]
+    generator, new, images = conversation._resume(longer, [])
+    assert (new.tolist(), images) == ([300, 301, 302], [])
     generator.append_tokens(new)
     at_once = language_model.generator(1024, GREEDY)
     at_once.append_tokens(longer)
@@ -138,7 +138,7 @@ def test_turns_come_from_a_pipe(chat):
 def test_exit_leaves_and_unknown_commands_are_told(chat):
     done = chat(["/leave", "/exit", "What is a tuple?"])
     assert (done.code, done.out) == (0, "")
-    assert "unknown command /leave; /reset begins a new conversation, /exit" in done.err
+    assert "unknown command /leave; /image FILE shows the next message an image, /reset begins a new" in done.err
 
 
 def test_reset_makes_room_in_a_full_context(chat):

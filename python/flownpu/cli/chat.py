@@ -2,19 +2,29 @@
 """`flownpu chat`: a conversation in the terminal."""
 
 import contextlib
+import itertools
 import sys
-from typing import Annotated
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import status
-from flownpu.cli.run import summary
+from flownpu.cli.output import status, waiting
+from flownpu.cli.run import placements, reading, summary
 from flownpu.conversation import Conversation
 from flownpu.errors import FlowNPUError
 from flownpu.generation import Sampling, Timing
+from flownpu.image_prompts import read_images
 
-HELP = "/reset begins a new conversation, /exit or Ctrl-D leaves, Ctrl-C stops a reply"
+if TYPE_CHECKING:
+    from flownpu.images import PreparedImage
+
+HELP = (
+    "/image FILE shows the next message an image, /reset begins a new conversation, /help shows this, /exit or Ctrl-D "
+    "leaves, Ctrl-C stops a reply"
+)
 
 
 def chat(
@@ -38,9 +48,10 @@ def chat(
     threads: options.Threads = None,
     option: options.Option = None,
 ) -> None:
-    """Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /exit leaves.
+    """Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /image FILE shows an image, /exit leaves.
 
-    Reads stdin line by line, one turn a line, also from a pipe.
+    Reads stdin line by line, one turn a line, also from a pipe. An image belongs to the next message, which may have
+    several.
     """
     language_model = options.open_model(model, provider, device, activations, threads, option)
     conversation = Conversation(
@@ -49,52 +60,90 @@ def chat(
         min(context, language_model.context_length),
         system,
     )
-    status(language_model.placement["summary"])
+    for placement in placements(language_model):
+        status(placement)
     status(HELP)
     if not language_model.has_chat_template:
         status("This model has no chat template: it continues the text of your turns and of its own.")
+    talk = _Talk(conversation)
     going_on = True
     while going_on:
         try:
-            going_on = _take_turn(conversation)
+            going_on = talk.take_turn()
         except KeyboardInterrupt:
             # While a line is being typed: it is dropped.
             status(f"\n{HELP}")
 
 
-def _take_turn(conversation: Conversation) -> bool:
-    """Reads a line and does what it says; false if that is to leave."""
-    try:
-        line = input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return False
-    if line == "/exit":
-        return False
-    if line == "/reset":
-        conversation.reset()
-        status("A new conversation.")
-    elif line.startswith("/"):
-        status(f"unknown command {line.split()[0]}; {HELP}")
-    elif line:
-        _reply(conversation, line)
-    return True
+@dataclass
+class _Talk:
+    """What the lines of a terminal do with a conversation."""
 
+    conversation: Conversation
+    images: "list[PreparedImage]" = field(default_factory=list)
+    """Of the next message."""
 
-def _reply(conversation: Conversation, text: str) -> None:
-    """Streams one reply. Neither Ctrl-C nor a conversation that is full ends the program."""
-    timing = Timing()
-    try:
-        # Closed at once when interrupted, so that the conversation remembers what was said so far.
-        with contextlib.closing(conversation.reply(text, timing)) as pieces:
-            for piece in pieces:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        status("\n(stopped)")
-    except FlowNPUError as error:
-        status(f"error: {error}")
-        return
-    if timing.new_tokens:
-        status(summary(timing))
+    def take_turn(self) -> bool:
+        """Reads a line and does what it says; false if that is to leave."""
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return False
+        command, _, argument = line.partition(" ")
+        if line == "/exit":
+            return False
+        if line == "/reset":
+            self.conversation.reset()
+            self.images = []
+            status("A new conversation.")
+        elif line == "/help":
+            status(HELP)
+        elif command == "/image":
+            self._show(argument.strip())
+        elif line.startswith("/"):
+            status(f"unknown command {command}; {HELP}")
+        elif line:
+            self._reply(line)
+        return True
+
+    def _show(self, name: str) -> None:
+        """Keeps an image for the next message."""
+        if not name:
+            status("error: expected /image and the path of an image file")
+            return
+        # As a shell would read a name that is dropped onto a terminal.
+        if name[0] == name[-1] and name[0] in "'\"" and len(name) > 2:
+            name = name[1:-1]
+        try:
+            (image,) = read_images(self.conversation.model.folder, [Path(name).expanduser()])
+        except FlowNPUError as error:
+            status(f"error: {error}")
+            return
+        self.images.append(image)
+        status(f"{image.path.name}, {image.width} x {image.height}: shown with your next message")
+
+    def _reply(self, text: str) -> None:
+        """Streams one reply. Neither Ctrl-C nor a conversation that is full ends the program."""
+        timing = Timing()
+        images, self.images = self.images, []
+        if images and self.conversation.has_begun:
+            status(
+                "(A new image has the whole conversation computed again: GenAI takes images with the beginning only.)"
+            )
+        try:
+            # Closed at once when interrupted, so that the conversation remembers what was said so far.
+            with contextlib.closing(self.conversation.reply(text, timing, images)) as pieces:
+                with waiting(reading(images)):
+                    first = next(pieces, "")
+                for piece in itertools.chain([first], pieces):
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            status("\n(stopped)")
+        except FlowNPUError as error:
+            status(f"error: {error}")
+            return
+        if timing.new_tokens:
+            status(summary(timing))

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.control import Control, ControlType
+from rich.control import Control
 from rich.progress import Progress, ProgressColumn
+from rich.segment import ControlType
 
 __all__ = [
     "bytes_text",

@@ -3,7 +3,6 @@
 
 import itertools
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,8 @@ from flownpu.generation import LanguageModel, Sampling, Timing, Tokens
 from flownpu.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.images import PreparedImage
 
 
@@ -90,7 +91,9 @@ def placements(language_model: LanguageModel) -> list[str]:
 
 def reading(images: "Sequence[PreparedImage]") -> str:
     """What is waited for before the first token."""
-    return " ".join(["Reading the prompt", *(["and"] if images else []), ", ".join(image.path.name for image in images)])
+    return " ".join(
+        ["Reading the prompt", *(["and"] if images else []), ", ".join(image.path.name for image in images)]
+    )
 
 
 def summary(timing: Timing) -> str:

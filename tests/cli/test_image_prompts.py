@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu run --image` and `/image` in a chat, against ORT GenAI called directly and transformers' processor."""
+
+import contextlib
+import io
+import itertools
+import json
+
+import numpy as np
+import onnxruntime_genai
+import pytest
+from PIL import Image
+
+from flownpu.conversation import Conversation
+from flownpu.errors import FlowNPUError
+from flownpu.generation import LanguageModel, Sampling, Timing
+from flownpu.image_prompts import IMAGE, expand_images, mark_images, read_images
+
+CPU = ("--provider", "cpu")
+GREEDY = Sampling(temperature=0)
+QUESTION = "What is this?"
+
+
+@pytest.fixture(scope="module")
+def pictures_checkpoint(tmp_path_factory):
+    from tests.convert.picture_models import write_pictures_checkpoint
+
+    folder = tmp_path_factory.mktemp("pictures") / "checkpoint"
+    write_pictures_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seeing_model(pictures_checkpoint):
+    from flownpu.convert import convert
+
+    folder = pictures_checkpoint.parent / "model"
+    convert(pictures_checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_model(seeing_model):
+    return LanguageModel(seeing_model, provider="cpu")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two different pictures."""
+    folder = tmp_path_factory.mktemp("images")
+    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "noise.png")
+    # PNG as well: GenAI's decoder of JPEG is not Pillow's, and rounds otherwise.
+    Image.radial_gradient("L").save(folder / "disc.png")
+    return folder / "noise.png", folder / "disc.png"
+
+
+def reference(folder, prompt, files, new_tokens):
+    """Greedy text of GenAI itself on ONNX Runtime's CPU provider; it decodes and resizes the files too."""
+    config = onnxruntime_genai.Config(str(folder))
+    config.clear_providers()
+    model = onnxruntime_genai.Model(config)
+    images = onnxruntime_genai.Images.open(*map(str, files)) if files else None
+    inputs = model.create_multimodal_processor()(prompt, images=images)
+    parameters = onnxruntime_genai.GeneratorParams(model)
+    prompt_tokens = inputs["input_ids"].shape()[1]
+    parameters.set_search_options(max_length=prompt_tokens + new_tokens, do_sample=False)
+    generator = onnxruntime_genai.Generator(model, parameters)
+    generator.set_inputs(inputs)
+    # A random model breaks off in the middle of characters, of which a stream makes something else.
+    stream = onnxruntime_genai.Tokenizer(model).create_stream()
+    text = ""
+    while not generator.is_done():
+        generator.generate_next_token()
+        text += stream.decode(int(generator.get_next_tokens()[0]))
+    return text
+
+
+def turn(text):
+    return f"<bos><start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_the_answer_is_genais(flownpu, seeing_model, files, count):
+    shown = files[:count]
+    options = [argument for file in shown for argument in ("--image", file)]
+    done = flownpu("run", seeing_model, "-p", QUESTION, *options, "--max-new-tokens", 12, "--temperature", 0, *CPU)
+    assert done.code == 0, done.err
+    assert done.out == reference(seeing_model, turn(IMAGE * count + QUESTION), shown, 12) + "\n"
+
+
+def test_the_answer_depends_on_the_images_and_their_order(flownpu, seeing_model, files):
+    def text(*shown):
+        options = [argument for file in shown for argument in ("--image", file)]
+        return flownpu("run", seeing_model, "-p", QUESTION, *options, "--max-new-tokens", 8, *CPU).out
+
+    one, other = files
+    assert len({text(one), text(other), text(one, other), text(other, one), text()}) == 5
+
+
+def test_the_prompt_says_where_the_images_are(flownpu, seeing_model, files):
+    prompt = f"From {IMAGE} to {IMAGE}?"
+    options = ("--image", files[0], "--image", files[1], "--max-new-tokens", 8, "--temperature", 0, *CPU)
+    done = flownpu("run", seeing_model, "-p", prompt, *options)
+    assert done.out == reference(seeing_model, turn(prompt), files, 8) + "\n"
+    done = flownpu("run", seeing_model, "-p", prompt, "--no-chat-template", *options)
+    assert done.out == reference(seeing_model, f"<bos>{prompt}", files, 8) + "\n"
+
+
+def test_the_tokens_are_those_of_transformers(language_model, pictures_checkpoint):
+    from transformers import AutoTokenizer, Gemma3ImageProcessorPil, Gemma3Processor
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        pictures_checkpoint,
+        extra_special_tokens={"image_token": "<image_soft_token>", "boi_token": IMAGE, "eoi_token": "<end_of_image>"},
+    )
+    processor = Gemma3Processor(Gemma3ImageProcessorPil(size={"height": 128, "width": 128}), tokenizer)
+    pictures = [Image.new("RGB", (3, 4)), Image.new("RGB", (5, 6))]
+    # What Gemma's chat template makes of a turn of two images and a text.
+    prompt = turn(f"{IMAGE}{IMAGE}{QUESTION}")
+    expected = processor(text=prompt, images=[pictures], add_special_tokens=False)["input_ids"][0]
+    got = language_model.tokens_of_messages([{"role": "user", "content": mark_images(QUESTION, 2)}])
+    assert got.tolist() == list(expected)
+
+
+def test_genais_processor_leaves_the_pixels_as_they_are(language_model, seeing_model, files):
+    """They are in the model's size already: what reaches the tower is what transformers' processor makes of a file."""
+    from transformers import Gemma3ImageProcessorPil
+
+    processor = language_model._image_processor._processor
+    read = read_images(seeing_model, files)
+    images = onnxruntime_genai.Images.open_bytes(*(image.png for image in read))
+    got = processor("", images=images)["pixel_values"].as_numpy()
+    pictures = [Image.open(file).convert("RGB") for file in files]
+    expected = Gemma3ImageProcessorPil(size={"height": 128, "width": 128})(pictures)["pixel_values"]
+    # Scaled in float32 by two roundings in either, of values up to 1.
+    np.testing.assert_allclose(got, np.asarray(expected), rtol=0, atol=4 * np.finfo(np.float32).eps)
+
+
+def test_json_tells_images_tokens_and_times(flownpu, seeing_model, files):
+    options = ("--image", files[0], "--image", files[1], "--max-new-tokens", 4, "--json", *CPU)
+    done = flownpu("run", seeing_model, "-p", QUESTION, *options)
+    report = json.loads(done.out)
+    assert report["images"] == [
+        {"file": str(files[0]), "format": "PNG", "width": 90, "height": 60},
+        {"file": str(files[1]), "format": "PNG", "width": 256, "height": 256},
+    ]
+    assert report["image_tokens"] == 512
+    assert report["prompt_tokens"] > 512 + 2 * 4  # and their marks' frames
+    times = [report[f"{name}_seconds"] for name in ("vision", "prefill")]
+    assert min(times) > 0
+    assert report["first_token_seconds"] > sum(times)
+    assert report["vision_placement"]["summary"] == report["placement"]["summary"]
+    assert done.err == ""
+
+
+def test_the_images_are_told_on_stderr(flownpu, seeing_model, files):
+    done = flownpu("run", seeing_model, "-p", QUESTION, "--image", files[0], "--max-new-tokens", 4, *CPU)
+    assert done.err.startswith("1 image in ")
+    assert " prompt tokens, first token after " in done.err
+
+
+def test_what_ran_where_is_told_of_both_models(flownpu, seeing_model, files):
+    options = ("--image", files[0], "--max-new-tokens", 4, "--option", "on_unsupported=cpu")
+    done = flownpu("run", seeing_model, "-p", QUESTION, *options)
+    assert done.code == 0, done.err
+    _, vision, decoder = done.err.splitlines()
+    assert vision.startswith("Images: FlowNPU: ")
+    assert decoder.startswith("Text: FlowNPU: ")
+    placed = json.loads(flownpu("run", seeing_model, "-p", QUESTION, *options, "--json").out)
+    assert vision == f"Images: {placed['vision_placement']['summary']}"
+    assert decoder == f"Text: {placed['placement']['summary']}"
+
+
+def test_a_text_model_refuses_images_before_it_is_opened(flownpu, model_copy, files):
+    (model_copy / "model.onnx").write_bytes(b"what no one opens")
+    done = flownpu("run", model_copy, "-p", QUESTION, "--image", files[0], *CPU)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(
+        f"error: the model in {model_copy} takes no images: its genai_config.json names no vision"
+    )
+
+
+def test_an_image_is_refused_before_the_model_is_opened(flownpu, seeing_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("flownpu.cli.options.open_model", None)
+    (tmp_path / "empty.png").touch()
+    done = flownpu("run", seeing_model, "-p", QUESTION, "--image", tmp_path / "empty.png")
+    assert (done.code, done.err) == (1, f"error: {tmp_path / 'empty.png'} is empty (0 bytes); expected an image file\n")
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (None, "lacks image_processor.json, which says how images are resized"),
+        ("{", "image_processor.json is not valid JSON"),
+        ('{"processor": {}}', "names no Resize of a width, a height and an interpolation"),
+        ('{"processor": {"transforms": []}}', "names no Resize"),
+        (
+            '{"processor": {"transforms": [{"operation": {"type": "Resize", "attrs": {"width": 8}}}]}}',
+            "names no Resize",
+        ),
+    ],
+)
+def test_a_broken_processor_is_named(flownpu, seeing_model, files, tmp_path, processor, words):
+    for file in seeing_model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "image_processor.json").unlink()
+    if processor is not None:
+        (tmp_path / "image_processor.json").write_text(processor)
+    done = flownpu("run", tmp_path, "-p", QUESTION, "--image", files[0], *CPU)
+    assert done.code == 1
+    assert words in done.err
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (f"{IMAGE} or {IMAGE}?", f"the text has 2 places for images ({IMAGE}), and 1 images were given"),
+        ("<image_soft_token>?", "the prompt has 257 tokens <image_soft_token>, expected 256 for its 1 images"),
+    ],
+)
+def test_marks_that_do_not_fit_are_refused(flownpu, seeing_model, files, prompt, words):
+    done = flownpu("run", seeing_model, "-p", prompt, "--image", files[0], *CPU)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+
+
+def test_images_given_to_a_text_model_are_an_error(model):
+    text_model = LanguageModel(model, provider="cpu")
+    answer = text_model.complete(text_model.tokens_of_text("a"), 1, GREEDY, Timing(), images=["an image"])
+    with pytest.raises(FlowNPUError, match="takes no images, and 1 were given"):
+        next(answer)
+
+
+def test_without_pillow_the_package_is_named(flownpu, seeing_model, files, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    monkeypatch.delitem(__import__("sys").modules, "flownpu.images")
+    done = flownpu("run", seeing_model, "-p", QUESTION, "--image", files[0])
+    assert done.code == 1
+    assert 'Reading images needs the Python package PIL: pip install "flownpu[genai]"' in done.err
+
+
+def test_a_mark_becomes_what_genai_writes():
+    soft = "<image_soft_token>" * 256
+    assert expand_images(f"a{IMAGE}b") == f"a\n\n{IMAGE}{soft}<end_of_image>\n\nb"
+
+
+class TestConversation:
+    """Turns on one KV cache give what a fresh start gives."""
+
+    @staticmethod
+    def say(conversation, text, images=(), tokens=6):
+        """The first tokens of a reply, which is then cut short."""
+        timing = Timing()
+        with contextlib.closing(conversation.reply(text, timing, images)) as pieces:
+            return "".join(itertools.islice(pieces, tokens)), timing
+
+    @staticmethod
+    def fresh(language_model, messages, images, tokens=6):
+        prompt = language_model.tokens_of_messages(messages)
+        answer = language_model.complete(prompt, tokens, GREEDY, Timing(), images)
+        return "".join(itertools.islice(answer, tokens))
+
+    def test_later_turns_keep_the_image_in_the_cache(self, language_model, seeing_model, files):
+        one, other = read_images(seeing_model, files)
+        conversation = Conversation(language_model, GREEDY, 1000)
+        turns = [("Hello.", []), (QUESTION, [one]), ("Are you sure?", []), ("And this?", [other]), ("Why?", [])]
+        for text, images in turns:
+            before = [*conversation.messages, {"role": "user", "content": IMAGE * len(images) + text}]
+            seen = [*conversation.images, *images]
+            reply, timing = self.say(conversation, text, images)
+            assert reply == self.fresh(language_model, before, seen)
+            assert conversation.images == seen
+            # Only a turn with images is computed from the beginning, with those of earlier turns.
+            assert timing.images == (len(seen) if images else 0)
+            assert (timing.prompt_tokens > 256) == bool(images)
+
+    def test_another_image_is_not_taken_for_the_one_before(self, language_model, seeing_model, files, monkeypatch):
+        """Their tokens are the same: a cache that was computed with the one must not answer for the other."""
+        one, other = read_images(seeing_model, files)
+        conversation = Conversation(language_model, GREEDY, 1000)
+        stream = language_model.stream
+
+        def interrupted(*arguments):
+            next(stream(*arguments))
+            raise KeyboardInterrupt
+            yield
+
+        with monkeypatch.context() as patch:
+            patch.setattr(language_model, "stream", interrupted)  # Ctrl-C before the first word
+            with pytest.raises(KeyboardInterrupt):
+                self.say(conversation, QUESTION, [one])
+        assert conversation.images == []
+        asked = [{"role": "user", "content": IMAGE + QUESTION}]
+        assert self.say(conversation, QUESTION, [other])[0] == self.fresh(language_model, asked, [other])
+
+    def test_a_cache_is_taken_back(self, language_model, seeing_model, files):
+        """As when a reply is written with other tokens than it was generated with."""
+        (one, _) = read_images(seeing_model, files)
+        conversation = Conversation(language_model, GREEDY, 1000)
+        self.say(conversation, QUESTION, [one], tokens=20)
+        conversation.messages[-1]["content"] = "Words that were never said."
+        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+        reply, timing = self.say(conversation, "Why?")
+        assert reply == self.fresh(language_model, before, [one])
+        assert timing.prompt_tokens < 50
+
+    def test_a_cache_in_front_of_the_image_is_left(self, language_model, seeing_model, files):
+        (one, _) = read_images(seeing_model, files)
+        conversation = Conversation(language_model, GREEDY, 1000)
+        self.say(conversation, QUESTION, [one])
+        conversation.messages[0]["content"] = f"Other words. {IMAGE}"
+        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+        assert self.say(conversation, "Why?")[0] == self.fresh(language_model, before, [one])
+
+    def test_a_cache_that_genai_does_not_take_back_is_left(self, language_model, seeing_model, files, monkeypatch):
+        (one, _) = read_images(seeing_model, files)
+        monkeypatch.setattr(language_model, "can_rewind", False)
+        conversation = Conversation(language_model, GREEDY, 1000)
+        self.say(conversation, QUESTION, [one], tokens=20)
+        conversation.messages[-1]["content"] = "Words that were never said."
+        before = [*conversation.messages, {"role": "user", "content": "Why?"}]
+        reply, timing = self.say(conversation, "Why?")
+        assert reply == self.fresh(language_model, before, [one])
+        assert timing.images == 1
+
+    def test_a_mark_without_an_image_is_refused(self, language_model):
+        conversation = Conversation(language_model, GREEDY, 1000)
+        with pytest.raises(FlowNPUError, match="the text has 1 places for images"):
+            self.say(conversation, f"And {IMAGE}?")
+        assert conversation.messages == []
+
+
+@pytest.fixture
+def chat(flownpu, seeing_model, monkeypatch):
+    def run(lines, *options, folder=seeing_model):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return flownpu("chat", folder, *CPU, "--temperature", 0, "--context", 1000, *options)
+
+    return run
+
+
+def test_an_image_belongs_to_the_next_message(chat, flownpu, seeing_model, files):
+    done = chat([f"/image {files[0]}", f"/image '{files[1]}'", "", QUESTION, "/exit"])
+    assert done.code == 0, done.err
+    assert "noise.png, 90 x 60: shown with your next message" in done.err
+    assert "disc.png, 256 x 256: shown with your next message" in done.err
+    assert "2 images in " in done.err
+    options = ("--image", files[0], "--image", files[1], "--max-new-tokens", 1000, "--temperature", 0, *CPU)
+    answer = flownpu("run", seeing_model, "-p", QUESTION, *options).out
+    assert done.out.startswith(answer[:200])
+
+
+AGAIN = "(A new image has the whole conversation computed again: GenAI takes images with the beginning only.)"
+
+
+@pytest.fixture
+def brief_model(seeing_model, tmp_path):
+    """The model with most of its words as ends of a reply, so that a conversation has room for many."""
+    for file in seeing_model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((seeing_model / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = list(range(10, config["model"]["vocab_size"]))
+    (tmp_path / "genai_config.json").unlink()
+    (tmp_path / "genai_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_later_image_is_told_to_cost_the_conversation(chat, brief_model, files):
+    lines = [
+        "Hello.",
+        f"/image {files[0]}",
+        "/reset",
+        f"/image {files[0]}",
+        QUESTION,
+        "Why?",
+        f"/image {files[1]}",
+        "More?",
+    ]
+    done = chat(lines, folder=brief_model)
+    assert done.code == 0, done.err
+    told = [
+        line.split(" in ")[0]
+        for line in done.err.splitlines()
+        if " prompt tokens, " in line or "computed again" in line
+    ]
+    hello, first, why, again, both = told
+    assert (first, again, both) == ("1 image", AGAIN, "2 images")
+    assert "prompt tokens" in hello
+    assert "prompt tokens" in why
+
+
+def test_what_is_wrong_with_an_image_does_not_end_a_chat(chat, model, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    done = chat(["/image", f"/image {tmp_path / 'text.png'}", "/image ~/none.png", "/help"])
+    assert (done.code, done.out) == (0, "")
+    assert "error: expected /image and the path of an image file" in done.err
+    assert "text.png is not an image that can be read" in done.err
+    assert "error: no such image file: " in done.err
+    assert "~" not in done.err
+    assert done.err.count("/image FILE shows the next message an image") == 2
+    done = chat([f"/image {tmp_path / 'text.png'}"], folder=model)
+    assert "takes no images: its genai_config.json names no vision model" in done.err

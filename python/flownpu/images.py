@@ -107,11 +107,8 @@ def _check_file(path: Path) -> None:
 def _prepare(source: Image.Image, path: Path, size: ImageSize) -> PreparedImage:
     shown = source.size
     scale = _fit_in_memory(source, path, size)
-    decoded = source.size
     source.load()
-    if source.size != decoded:
-        shown = shown[::-1]  # a TIFF, which Pillow turns by itself
-    # Only now: of some formats Pillow decodes the pixels to find it.
+    # Only now: of some formats Pillow decodes the pixels to find it, and a TIFF it turns by itself.
     orientation = source.getexif().get(ExifTags.Base.Orientation, 1)
     picture = _rgb(source, (shown[0] / scale, shown[1] / scale), path, size)
     source.close()  # gives its memory back before the picture is turned

@@ -254,6 +254,28 @@ def test_a_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
     assert difference.mean() < 1
 
 
+@pytest.mark.parametrize(
+    ("suffix", "options", "pixel_bytes"),
+    [
+        ("png", {}, 4),
+        ("jpg", {}, 4),
+        ("jpg", {"progressive": True}, 4 + 3 * 2),
+        ("webp", {}, 17),
+        ("avif", {}, 16),
+        ("tif", {}, 16),
+    ],
+)
+def test_what_takes_more_memory_is_refused(tmp_path, monkeypatch, suffix, options, pixel_bytes):
+    """By the bytes a pixel with which `test_memory_is_bounded` measures the largest files."""
+    path = tmp_path / f"picture.{suffix}"
+    colours(100, 80).save(path, **options)
+    monkeypatch.setattr(images, "DECODING_MEMORY", pixel_bytes * 100 * 80)
+    assert pixels(path).shape == (96, 96, 3)
+    monkeypatch.setattr(images, "DECODING_MEMORY", pixel_bytes * 100 * 80 - 1)
+    with pytest.raises(FlowNPUError, match=r"0 megapixels, and to decode it \(\w+\) takes .*: make the image smaller"):
+        read_image(path, SIZE)
+
+
 MEASURE = """
 import json, resource, sys
 from pathlib import Path

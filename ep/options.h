@@ -29,8 +29,8 @@ struct Options {
   // `activations`, `threads`, `cpu_isa`, `artifacts`.
   DeviceOptions device_options;
   // `placement`: where the placement report (placement.h) goes beside ORT's log: nowhere (empty),
-  // "stderr", a file's path, or a folder's with a '/' at its end, where each session writes a file by
-  // its model's name (vision.onnx: vision.json; from memory: model.json).
+  // "stderr", a file's path, or a folder's with a '/' at its end, where each session writes a file
+  // by its model's name (vision.onnx: vision.json; from memory: model.json).
   std::string placement;
 };
 

@@ -64,7 +64,11 @@ def write_checkpoint(folder: Path, layers: int) -> None:
         image_token_index=image,
     )
     torch.manual_seed(0)
-    transformers.Gemma3ForConditionalGeneration(config).bfloat16().save_pretrained(folder)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():  # transformers begins with zeros, which nothing would come out of
+        projection = model.model.multi_modal_projector.mm_input_projection_weight
+        projection.normal_(std=projection.shape[0] ** -0.5)
+    model.bfloat16().save_pretrained(folder)
     words = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<bos>",

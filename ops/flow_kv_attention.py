@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.ops import flow_qkv_attention
 from flownpu.ops.flow_qkv_attention import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.flow_qkv_attention_body import body
 from flownpu.ops.onnx_function import build
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ NAME = "FlowKVAttention"
 
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
-    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, flow_qkv_attention.body(overload, tokens=1))
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body(overload, tokens=1))
 
 
 def reference(

@@ -308,4 +308,5 @@ def _online_softmax(
         l_left = c * l_left + f.sum(axis=-1, keepdims=True)  # (10)
         y_left = c * y_left + f @ values[:, part]  # (11)
         m_left = m
-    return np.divide(y_left, l_left, out=np.zeros_like(y_left), where=l_left > 0)  # (12)
+    output: Array = np.divide(y_left, l_left, out=np.zeros_like(y_left), where=l_left > 0)  # (12)
+    return output

@@ -122,7 +122,7 @@ BOTH_NORMS = norm("qn", "q") + norm("kn", "k")
 NORM_SHAPES = heads("qn", 64, 32) | heads("kn", 32, 32)
 PACKED = PROJECTION.format(out="p", rows=128, x="x") + "  a, b, c = Split <axis = -1> (p, sizes)"
 SIZES = {"sizes": np.array([64, 32, 32])}
-NORMED = {"norms": BOTH_NORMS, "qkv": "qn, kn, v"}
+NORMED: dict[str, Any] = {"norms": BOTH_NORMS, "qkv": "qn, kn, v"}
 ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
     "packed_qkv": (attention(), 32, PLAIN),
     "packed_qkv: rows that fill no block": (attention(24), 24, PLAIN | {"Q4NXMatMul": 3}),

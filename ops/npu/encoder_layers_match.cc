@@ -311,8 +311,9 @@ void EncoderMatcher::pool(std::string_view normal) {
 
 void EncoderMatcher::match(const Node& convolution) {
   std::string_view hidden = embed(convolution);
-  while (has_layer(hidden)) hidden = layer(hidden);
-  expect(convolution, shape.layers > 0, "layers after the embedding of patches");
+  do {
+    hidden = layer(hidden);
+  } while (has_layer(hidden));
   pool(norm(hidden));
 }
 

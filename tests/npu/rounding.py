@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the array's roundings do to a model's logits, found by making errors of their size in transformers' model."""
+"""What the array's roundings do to a model's logits, or to an encoder's features, found by making errors of their size in transformers' model."""
 
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from tests.end_to_end.test_numbers import ROUNDING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import transformers
@@ -42,51 +43,118 @@ def array_error(
         seed: of the errors.
     """
     tokens = torch.from_numpy(ids)[None]
-    generator = torch.Generator().manual_seed(seed)
+
+    def logits() -> torch.Tensor:
+        return model(tokens).logits[0, list(positions)]
+
+    return _error(logits, lambda noise: _decoder_hooks(model, noise, prompt), seed)
+
+
+def encoder_error(model: transformers.Gemma3ForConditionalGeneration, pixels: np.ndarray, *, seed: int = 0) -> float:
+    """The rms error of the features of images [N, 3, I, I].
+
+    As `array_error` of a prompt; besides, pixels, what GELU makes and pooled tokens are rounded to bf16.
+    """
+    images = torch.from_numpy(pixels)
+
+    def features() -> torch.Tensor:
+        return model.model.get_image_features(images).pooler_output
+
+    return _error(features, lambda noise: _encoder_hooks(model.model, noise), seed)
+
+
+def _error(run: Callable[[], torch.Tensor], hooks: Callable[[_Noise], list[Any]], seed: int) -> float:
+    """The rms of what hooks that make errors change of a run's result."""
+    noise = _Noise(torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        exact = model(tokens).logits[0, list(positions)]
+        exact = run()
         errors = []
         for _ in range(COPIES):
             with ExitStack() as stack:
-                for hook in _hooks(model, generator, prompt):
+                for hook in hooks(noise):
                     stack.callback(hook.remove)
-                errors.append(model(tokens).logits[0, list(positions)] - exact)
+                errors.append(run() - exact)
     return float(torch.stack(errors).square().mean().sqrt())
 
 
-def _hooks(model: Any, generator: torch.Generator, prompt: bool) -> list[Any]:
-    rounding, block = ROUNDING["bf16"], BLOCK_ROUNDING if prompt else 0.0
+@dataclass
+class _Noise:
+    """Errors, independent and normal, and hooks that make them."""
 
-    def noise(values: torch.Tensor) -> torch.Tensor:
-        return torch.randn(values.shape, generator=generator)
+    generator: torch.Generator
 
-    def rounded(values: torch.Tensor) -> torch.Tensor:
-        return values * (1 + rounding * noise(values))
+    def _normal(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.randn(values.shape, generator=self.generator)
 
-    def off(values: torch.Tensor, share: float) -> torch.Tensor:
+    def rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """To bf16."""
+        return values * (1 + ROUNDING["bf16"] * self._normal(values))
+
+    def off(self, values: torch.Tensor, share: float) -> torch.Tensor:
         """By a share of the rms of a token's values."""
-        return values + share * values.square().mean(-1, keepdim=True).sqrt() * noise(values)
+        return values + share * values.square().mean(-1, keepdim=True).sqrt() * self._normal(values)
 
-    def after(_module: Any, _arguments: Any, output: Any) -> Any:
+    def after(self, _module: Any, _arguments: Any, output: Any) -> Any:
+        """What a module makes is rounded."""
         if isinstance(output, tuple):
-            return rounded(output[0]), *output[1:]
-        return rounded(output)
+            return self.rounded(output[0]), *output[1:]
+        return self.rounded(output)
 
-    def product(name: str) -> Any:
+    def before(self, _module: Any, arguments: Any) -> Any:
+        """What it reads is."""
+        return (self.rounded(arguments[0]), *arguments[1:])
+
+    def product(self, name: str, block: float) -> Any:
+        """Of a product by name, both of whose factors are in blocks; so are queries and keys afterwards."""
         share = block * math.sqrt(2 + name.endswith(("q_proj", "k_proj")))
-        return lambda _module, _arguments, output: off(rounded(output), share)
+        return lambda _module, _arguments, output: self.off(self.rounded(output), share)
 
-    def context(_module: Any, arguments: Any) -> Any:
-        return (off(rounded(rounded(arguments[0])), block * math.sqrt(2)),)
+    def context(self, block: float) -> Any:
+        """Attention's output, before the product: its weights, itself, and weights and values in blocks."""
 
+        def change(_module: Any, arguments: Any) -> Any:
+            return (self.off(self.rounded(self.rounded(arguments[0])), block * math.sqrt(2)),)
+
+        return change
+
+
+def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
+    block = BLOCK_ROUNDING if prompt else 0.0
     hooks = []
     for name, module in model.named_modules():
         if name.endswith("_proj"):
-            hooks.append(module.register_forward_hook(product(name)))
+            hooks.append(module.register_forward_hook(noise.product(name, block)))
             if name.endswith("o_proj"):
-                hooks.append(module.register_forward_pre_hook(context))
+                hooks.append(module.register_forward_pre_hook(noise.context(block)))
         elif name.endswith(("norm", "lm_head")):
-            hooks.append(module.register_forward_hook(after))
+            hooks.append(module.register_forward_hook(noise.after))
     # The additions after attention and after the feed-forward network.
-    hooks += [layer.register_forward_hook(after) for layer in model.model.layers for _ in range(2)]
+    hooks += [layer.register_forward_hook(noise.after) for layer in model.model.layers for _ in range(2)]
+    return hooks
+
+
+def _encoder_hooks(model: Any, noise: _Noise) -> list[Any]:
+    tower, projector = model.vision_tower, model.multi_modal_projector
+    hooks = []
+    for name, module in tower.named_modules():
+        if name.endswith(("_proj", "fc1", "fc2")):
+            hooks.append(module.register_forward_hook(noise.product(name, BLOCK_ROUNDING)))
+            if name.endswith("out_proj"):
+                hooks.append(module.register_forward_pre_hook(noise.context(BLOCK_ROUNDING)))
+            if name.endswith("fc2"):
+                hooks.append(module.register_forward_pre_hook(noise.before))
+        elif name.endswith(("layer_norm1", "layer_norm2", "post_layernorm", "embeddings")):
+            hooks.append(module.register_forward_hook(noise.after))
+        elif name.endswith("encoder.layers"):
+            hooks += [layer.register_forward_hook(noise.after) for layer in module for _ in range(2)]
+        elif name.endswith("patch_embedding"):
+
+            def patches(_module: Any, _arguments: Any, output: torch.Tensor) -> torch.Tensor:
+                """Channels are the second axis here."""
+                values = output.movedim(1, -1)
+                return noise.off(noise.rounded(values), BLOCK_ROUNDING * math.sqrt(2)).movedim(-1, 1)
+
+            hooks += [module.register_forward_hook(patches), module.register_forward_pre_hook(noise.before)]
+    hooks.append(projector.mm_soft_emb_norm.register_forward_hook(noise.after))
+    hooks.append(projector.register_forward_hook(noise.product("projector", BLOCK_ROUNDING)))
     return hooks

@@ -166,7 +166,9 @@ class ResidualLayerNorm:
                 copy(residual.acquire(1), held, 0, n)
                 residual.release(1)
             _for_each(
-                count, (x, residual, *outputs), lambda *parts: norm(*parts[:2], weight, bias, *parts[2:], 1, n, epsilon_bits)
+                count,
+                (x, residual, *outputs),
+                lambda *parts: norm(*parts[:2], weight, bias, *parts[2:], 1, n, epsilon_bits),
             )
 
         inputs = [

@@ -67,7 +67,8 @@ class Writer {
          {"n", {part.padded_columns()}},
          {"epilogue", {part.has_gelu ? 3 : 0}},
          {"c_line", {line}}},
-        {source, {.buffer = "weights", .offset = weights_, .bytes = part.bytes()},
+        {source,
+         {.buffer = "weights", .offset = weights_, .bytes = part.bytes()},
          elements(target, 0, rows * line)});
     weights_ += part.bytes();
   }
@@ -102,9 +103,8 @@ class Writer {
          {"epsilon", {bits_of(shape_.epsilon)}},
          {"x_line", {line}},
          {"y_line", {y_line}}},
-        {elements(update, 0, patches * line), before,
-         elements("vectors", first, 2 * shape_.hidden), stream(sum),
-         elements(target, 0, patches * y_line)});
+        {elements(update, 0, patches * line), before, elements("vectors", first, 2 * shape_.hidden),
+         stream(sum), elements(target, 0, patches * y_line)});
   }
 
   void pool() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of an encoder for one image, in order, with the buffers they share; what python/flownpu/
-// npu_encoder_calls.py builds is what they are found by.
+// The calls of an encoder for one image, in order, with the buffers they share; what
+// python/flownpu/ npu_encoder_calls.py builds is what they are found by.
 //
 // Buffers, bf16, `rows` = padded_tokens(patches):
 //

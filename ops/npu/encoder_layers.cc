@@ -65,7 +65,8 @@ std::int64_t EncoderLayers::multiply_adds() const {
 void EncoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
   const Shape& pixels = inputs[0].shape;
   const std::int64_t side = shape_.grid * shape_.patch;
-  if (pixels.rank() != 4 || pixels[1] != shape_.channels || pixels[2] != side || pixels[3] != side) {
+  if (pixels.rank() != 4 || pixels[1] != shape_.channels || pixels[2] != side ||
+      pixels[3] != side) {
     fail("expected pixels of shape [images, ", shape_.channels, ", ", side, ", ", side, "], got ",
          to_string(pixels));
   }
@@ -79,8 +80,7 @@ void EncoderLayers::write_patches(const float* pixels) const {
   const std::int64_t side = shape_.grid * shape_.patch;
   const std::int64_t length = shape_.embedding().padded_rows();
   for (std::int64_t place = 0; place < shape_.patches(); ++place, line += length) {
-    const std::int64_t corner =
-        (place / shape_.grid * side + place % shape_.grid) * shape_.patch;
+    const std::int64_t corner = (place / shape_.grid * side + place % shape_.grid) * shape_.patch;
     std::uint16_t* target = line;
     for (std::int64_t row = 0; row < shape_.channels * shape_.patch; ++row) {
       const std::int64_t channel = row / shape_.patch;

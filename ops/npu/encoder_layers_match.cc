@@ -85,7 +85,8 @@ void EncoderMatcher::check_dims(const Node& reshape,
   const Value& made = reshape.outputs[0];
   const Value* target = reshape.input(1);
   const bool inferred = made.shape && are(made.shape->begin(), made.shape->end());
-  const auto* sizes = target == nullptr ? nullptr : static_cast<const std::int64_t*>(target->constant);
+  const auto* sizes =
+      target == nullptr ? nullptr : static_cast<const std::int64_t*>(target->constant);
   const bool said = sizes != nullptr && target->type == DataType::kInt64 && target->shape &&
                     are(sizes, sizes + target->shape->elements());
   if (inferred || said) return;
@@ -166,7 +167,8 @@ void EncoderMatcher::check_layer() const {
   }
 }
 
-// --- Between a grid of pixels or patches [N, D, h, w] and tokens [N, h w, D] ------------------------
+// --- Between a grid of pixels or patches [N, D, h, w] and tokens [N, h w, D]
+// ------------------------
 
 std::string_view EncoderMatcher::tokens(std::string_view grid, std::int64_t count) {
   const Node& flat = next(grid, "Reshape", "a row of tokens");
@@ -214,10 +216,10 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
   shape.grid = std::lround(std::sqrt(static_cast<double>(patches)));
   expect(sum, shape.patches() == patches, "a square of patches");
   tokens(convolution.outputs[0].name, patches);
-  constants.positions = float_constant(sum, table,
-                                       positions->shape->rank() == 2
-                                           ? Shape{patches, shape.hidden}
-                                           : Shape{1, patches, shape.hidden});
+  constants.positions =
+      float_constant(sum, table,
+                     positions->shape->rank() == 2 ? Shape{patches, shape.hidden}
+                                                   : Shape{1, patches, shape.hidden});
   taken.insert(&sum);
   return sum.outputs[0].name;
 }
@@ -263,8 +265,7 @@ std::string_view EncoderMatcher::attend(std::string_view packed) {
   for (std::size_t input = kKey; input < node.inputs.size(); ++input)
     expect(node, node.input(input) == nullptr, "packed QKV as its only input");
   for (const std::size_t present : {kPresentKey, kPresentValue}) {
-    expect(node,
-           !node.has_output(present) || graph_.readers(node.outputs[present].name).empty(),
+    expect(node, !node.has_output(present) || graph_.readers(node.outputs[present].name).empty(),
            "that nothing reads its keys and values");
   }
   taken.insert(&node);
@@ -304,8 +305,7 @@ void EncoderMatcher::pool(std::string_view normal) {
   shape.features = constants.projector.weight.columns;
   expect(*projector,
          constants.projector.weight.inner == shape.hidden && constants.projector.bias == nullptr &&
-             residual_of(*projector) == nullptr &&
-             projector->text("activation", "none") == "none",
+             residual_of(*projector) == nullptr && projector->text("activation", "none") == "none",
          "a weight [D, features], and nothing after it");
 }
 

@@ -5,9 +5,9 @@
 //          -> AveragePool -> SimplifiedLayerNormalization -> product
 //
 // where a layer is: LayerNormalization, packed QKV product, FlowQKVAttention (not causal, without
-// grouping), output product with the residual, LayerNormalization, product with GELU (tanh), product
-// with the residual. Products are DenseMatMul or Q4NXMatMul, which may have biases. Sizes must be
-// the same in all layers.
+// grouping), output product with the residual, LayerNormalization, product with GELU (tanh),
+// product with the residual. Products are DenseMatMul or Q4NXMatMul, which may have biases. Sizes
+// must be the same in all layers.
 #pragma once
 
 #include <string>

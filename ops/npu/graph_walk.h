@@ -41,9 +41,9 @@ class GraphWalk {
   std::unordered_set<std::string_view> outputs_;
 };
 
-// The nodes with `one` in the place of those that are `taken`, where `last` of them was; without the
-// nodes that made values for these alone. `outputs`: names of the values that leave the partition.
-// Throws Error if another node reads what is not computed any more.
+// The nodes with `one` in the place of those that are `taken`, where `last` of them was; without
+// the nodes that made values for these alone. `outputs`: names of the values that leave the
+// partition. Throws Error if another node reads what is not computed any more.
 std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk& graph,
                                 const std::unordered_set<const Node*>& taken, const Node* last,
                                 const Node& one, const std::vector<std::string>& outputs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes that the NPU device makes for itself: their domain, and the constants that they carry in the
-// array's own order (Node::packed), which are written when the node is made, and found and uploaded
-// when it is prepared.
+// Nodes that the NPU device makes for itself: their domain, and the constants that they carry in
+// the array's own order (Node::packed), which are written when the node is made, and found and
+// uploaded when it is prepared.
 #pragma once
 
 #include <cstddef>

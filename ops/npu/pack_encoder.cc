@@ -4,8 +4,8 @@
 #include <cstring>
 #include <span>
 
-#include "ops/number_formats.h"
 #include "ops/npu/lowered_node.h"
+#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {

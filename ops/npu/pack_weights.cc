@@ -25,7 +25,8 @@ void write_gate_up(const DecoderShape& shape, const std::byte* blocks, PackedWri
   writer.zeros(2 * static_cast<std::size_t>(padded - rows) * row);
 }
 
-void write_weights(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
+void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
+                   PackedWriter writer) {
   const auto [qkv, output, gate_up, down] = shape.projections();
   for (const LayerConstants& layer : constants.layers) {
     writer.bytes(layer.qkv, qkv.bytes());
@@ -36,7 +37,8 @@ void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
   writer.bytes(constants.head, shape.head().bytes());
 }
 
-void write_vectors(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
+void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
+                   PackedWriter writer) {
   for (const LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
     if (!shape.qk_norm) continue;
@@ -45,7 +47,8 @@ void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }
 
-void write_rotary(const DecoderShape& shape, const DecoderConstants& constants, PackedWriter writer) {
+void write_rotary(const DecoderShape& shape, const DecoderConstants& constants,
+                  PackedWriter writer) {
   const std::int64_t half = shape.head_size / 2;
   for (const RotaryTable& table : constants.rotary) {
     for (std::int64_t position = 0; position < shape.positions; ++position) {

@@ -187,8 +187,8 @@ def _checked(encoder: Encoder) -> Encoder:
     up, down = encoder.projections[2:]
     if up.padded_columns > bias_column(down.inner):
         raise ValueError(
-            f"expected a feed-forward of {_COLUMNS - _PANEL + 1} or more, whose product leaves the column behind it to the "
-            f"next bias, got {encoder.feed_forward}"
+            f"expected a feed-forward of {_COLUMNS - _PANEL + 1} or more, whose product leaves the column behind it to "
+            f"the next bias, got {encoder.feed_forward}"
         )
     if encoder.hidden % 16 or encoder.grid % encoder.pooling:
         raise ValueError(

@@ -96,7 +96,12 @@ class EncoderCalls:
         return _call("flow_qkv", f"flow_qkv-h{heads}-g{heads}-d{d}", f"tokens{tokens}-nca", attributes, make)
 
     def _add_layer_norm(self, made_by: Dense, y_line: int) -> ArtifactCall:
-        rows, n, x_line, epsilon = self.encoder.patches, self.encoder.hidden, made_by.padded_columns, self.encoder.epsilon
+        rows, n, x_line, epsilon = (
+            self.encoder.patches,
+            self.encoder.hidden,
+            made_by.padded_columns,
+            self.encoder.epsilon,
+        )
         make = partial(
             ResidualLayerNorm(self.target, n, self._cores).program, rows, epsilon, x_line=x_line, y_line=y_line
         )

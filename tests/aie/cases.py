@@ -127,7 +127,9 @@ def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:
     return bf16(rng.normal(size=(capacity, kv_heads, 2, d)))
 
 
-def attention_expectation(q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int) -> tuple[np.ndarray, np.ndarray]:
+def attention_expectation(
+    q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The expectation and the tolerance of queries [tokens, heads, d], in the same shape, by a `Sweep` a KV head."""
     tokens, heads, d = q.shape
     kv_heads, in_blocks = kv.shape[1], bool(of_sweep.pop("in_blocks"))

@@ -96,7 +96,7 @@ def packed_flow_qkv_case(design: FlowQKV, tokens: int, rng: Rng) -> Case:
 
 
 def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
-    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, so that it shows."""
+    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, to show."""
     side, n, epsilon = design.side, design.n, 0.1
     x, weight = bf16(rng.normal(size=(grid, grid, n))), bf16(rng.normal(size=n))
     squares = wide(x).reshape(grid // side, side, grid // side, side, n)

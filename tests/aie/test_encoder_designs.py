@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder of images adds to the designs: on the emulator against float64 references, and with mistakes in it."""
+"""What an encoder of images adds to the designs: on the emulator against float64 references, and with mistakes."""
 
 import pytest
 

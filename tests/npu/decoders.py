@@ -64,7 +64,12 @@ def read_nodes(folder: Path, file: str = "model.onnx") -> tuple[list[GivenNode],
                 kind, array = arrays[name]
                 array = np.array(array)  # a copy, which may be written to
                 # numpy's exchange protocol does not know bfloat16.
-                return [name, _TYPES[kind], list(array.shape), array.view(np.uint16) if kind == BFLOAT16_KIND else array]
+                return [
+                    name,
+                    _TYPES[kind],
+                    list(array.shape),
+                    array.view(np.uint16) if kind == BFLOAT16_KIND else array,
+                ]
             kind, shape = types.get(name, (1, None))
             return [name, _TYPES[kind], shape, None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the array's roundings do to a model's logits, or to an encoder's features, found by making errors of their size in transformers' model."""
+"""What the array's roundings do to logits, and to an encoder's features: such errors in transformers' model."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class FlowQKV:
         of [H, d]; bf16. `line`, `o_line`: elements from one token to the next, where they are more than a token's.
 
         Raises:
-            ValueError: the rows are fewer than the tokens' as padded, or no multiple of a chunk; or a line is too short.
+            ValueError: the rows are fewer than the tokens' as padded, or no multiple of a chunk; a line is too short.
         """
         packed, attended = (self.heads + 2 * self.kv_heads) * self.d, self.heads * self.d
         line, o_line = line or packed, o_line or attended

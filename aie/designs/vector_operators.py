@@ -172,8 +172,10 @@ class ResidualLayerNorm:
             )
 
         inputs = [
-            each("x", rows, n, line=x_line), each("residual", rows, n), ahead("weight_and_bias", n, "residual", objects=2),
-        ]  # fmt: skip
+            each("x", rows, n, line=x_line),
+            each("residual", rows, n),
+            ahead("weight_and_bias", n, "residual", objects=2),
+        ]
         return stream(
             self.target, self.cores, rows, inputs, [each("s", rows, n), each("y", rows, n, line=y_line)], body, kernels,
             [bits(epsilon)], state=lambda core: [Buffer(row, name=f"{name}_{core}") for name in ("weight", "bias")],

@@ -15,7 +15,7 @@ Accumulator<kLanes> centred(const bfloat16* x, const Float<kLanes>& mean) {
 }
 
 void normalize_row(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
-               unsigned n, float epsilon) {
+                   unsigned n, float epsilon) {
   const float per_element = aie::inv(static_cast<float>(n));
   Accumulator<kLanes> sums = aie::zeros<accfloat, kLanes>();
   AIE_PREPARE_FOR_PIPELINING

@@ -49,8 +49,7 @@ void patch_pooling_norm(const float* __restrict sum, const bfloat16* __restrict 
     squares = multiply_add(squares, total, total);
   }
   const auto count = static_cast<float>(patches);
-  const float mean =
-      aie::reduce_add(squares.to_vector<float>()) * aie::inv(static_cast<float>(n));
+  const float mean = aie::reduce_add(squares.to_vector<float>()) * aie::inv(static_cast<float>(n));
   const auto inverse =
       broadcast_parts<kLanes>(aie::invsqrt(mean + count * count * float_of(epsilon)));
   for (std::int32_t i = 0; i < n; i += kLanes) {

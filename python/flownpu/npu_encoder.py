@@ -16,6 +16,7 @@ Whether nodes follow one another as the array has them is for the execution prov
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +203,7 @@ def _grid(addition: Any, hidden: int) -> int:
     """Patches of a side, by the positions that are added."""
     positions = next((value for value in addition.inputs if value.const_value is not None), None)
     count = 0 if positions is None else int(np.prod(positions.const_value.shape)) // hidden
-    grid = round(count**0.5)
+    grid = math.isqrt(count)
     if not count or grid**2 != count:
         raise ValueError(f"expected positions of a square of patches after the convolution, got {count}")
     return grid

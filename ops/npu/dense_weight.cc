@@ -13,8 +13,8 @@ namespace flownpu::npu {
 namespace {
 
 bool is_constant(const Value* value, DataType type, int rank) {
-  return value != nullptr && value->constant != nullptr && value->type == type && value->shape &&
-         value->shape->rank() == rank;
+  return value != nullptr && value->constant != nullptr && value->type == type &&
+         shape_of(value).rank() == rank;
 }
 
 template <typename T>
@@ -25,7 +25,7 @@ const T* data_of(const Value& value) {
 // [K, N] or, transposed, [N, K]; `widen(element)` makes a float of each.
 template <typename T, typename Widen>
 DenseWeight of_elements(const Value& weight, bool transposed, const Widen& widen) {
-  const Shape& shape = *weight.shape;
+  const Shape shape = shape_of(&weight);
   DenseWeight found{.inner = shape[transposed ? 1 : 0], .columns = shape[transposed ? 0 : 1]};
   const std::int64_t down = transposed ? 1 : found.columns;
   const std::int64_t across = transposed ? found.inner : 1;
@@ -90,8 +90,8 @@ DenseWeight of_q4nx(const Node& product) {
   const std::int64_t m = product.required_integer("M");
   const std::int64_t k = product.required_integer("K");
   const Value* weight = product.input(1);
-  if (!is_constant(weight, DataType::kUInt8, 3) || !(*weight->shape == q4nx::blocks_shape(m, k)) ||
-      product.text("gating", "none") != "none") {
+  if (!is_constant(weight, DataType::kUInt8, 3) ||
+      !(shape_of(weight) == q4nx::blocks_shape(m, k)) || product.text("gating", "none") != "none") {
     fail(to_string(product), ": expected W to be an initializer, uint8 ",
          to_string(q4nx::blocks_shape(m, k)), ", and no gating");
   }
@@ -115,7 +115,7 @@ DenseWeight read_patch_weight(const Node& convolution) {
   const Value* weight = convolution.input(1);
   if (!is_constant(weight, DataType::kFloat32, 4))
     fail(to_string(convolution), ": expected a weight that is an initializer, float [D, C, p, p]");
-  const Shape& shape = *weight->shape;
+  const Shape shape = shape_of(weight);
   DenseWeight found{.inner = shape[1] * shape[2] * shape[3], .columns = shape[0]};
   found.read_row = [owner = weight->owner, data = data_of<float>(*weight), inner = found.inner](
                        std::int64_t k, std::span<float> row) {
@@ -128,7 +128,7 @@ DenseWeight read_patch_weight(const Node& convolution) {
 const float* float_constant(const Node& node, std::size_t input, const Shape& shape) {
   const Value* value = node.input(input);
   if (value == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
-      !value->shape || !(*value->shape == shape)) {
+      !value->shape || !(shape_of(value) == shape)) {
     fail(to_string(node), ": expected input ", input, " to be an initializer, float ",
          to_string(shape));
   }

@@ -17,6 +17,11 @@ struct DenseWeight {
   std::function<void(std::int64_t k, std::span<float> row)> read_row = {};
 };
 
+// Of a value that may be absent; no axes if it is not known.
+inline Shape shape_of(const Value* value) {
+  return value != nullptr && value->shape ? *value->shape : Shape{};
+}
+
 // The weight of a DenseMatMul or Q4NXMatMul. Throws Error that names the node if it is no
 // initializer of a type that these have.
 DenseWeight read_dense_weight(const Node& product);

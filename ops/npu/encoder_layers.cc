@@ -26,6 +26,7 @@ EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
   make_buffers(calls);
   for (const EncoderCall& call : calls) {
     std::vector<View> arguments;
+    arguments.reserve(call.arguments.size());
     for (const NamedView& view : call.arguments)
       arguments.push_back({buffers_.find(view.buffer)->second.get(), view.offset, view.bytes});
     calls_.add(designs_->artifacts().require(call.op_type, call.attributes), call.name, arguments);

@@ -190,7 +190,7 @@ std::string_view EncoderMatcher::grid(std::string_view tokens) {
 
 std::string_view EncoderMatcher::embed(const Node& convolution) {
   constants.embedding.weight = read_patch_weight(convolution);
-  const Shape& weight = *convolution.inputs[1].shape;
+  const Shape weight = shape_of(convolution.input(1));
   shape.hidden = weight[0];
   shape.channels = weight[1];
   shape.patch = weight[2];
@@ -209,17 +209,15 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
   const Node& sum = graph_.only_computing_reader(turned.outputs[0].name, "positions");
   expect(sum, is(sum, "", "Add"), "the sum of embeddings and their positions");
   const std::size_t table = sum.inputs[0].name == turned.outputs[0].name ? 1 : 0;
-  const Value* positions = sum.input(table);
-  expect(sum, positions != nullptr && positions->shape && positions->shape->rank() >= 2,
-         "positions to be an initializer [patches, D]");
-  const std::int64_t patches = (*positions->shape)[-2];
+  const Shape positions = shape_of(sum.input(table));
+  expect(sum, positions.rank() >= 2, "positions to be an initializer [patches, D]");
+  const std::int64_t patches = positions[-2];
   shape.grid = std::lround(std::sqrt(static_cast<double>(patches)));
   expect(sum, shape.patches() == patches, "a square of patches");
   tokens(convolution.outputs[0].name, patches);
-  constants.positions =
-      float_constant(sum, table,
-                     positions->shape->rank() == 2 ? Shape{patches, shape.hidden}
-                                                   : Shape{1, patches, shape.hidden});
+  const Shape expected =
+      positions.rank() == 2 ? Shape{patches, shape.hidden} : Shape{1, patches, shape.hidden};
+  constants.positions = float_constant(sum, table, expected);
   taken.insert(&sum);
   return sum.outputs[0].name;
 }

@@ -93,7 +93,7 @@ def _feeds(session: ort.InferenceSession, *, past: int = 0, new: int = 11, pad: 
         0 if batch > 1 and (past == 0 or pad == "left") else 1
     )
     made = {
-        "input_ids": lambda: generator.integers(4, 260, (batch, new)),
+        "input_ids": lambda: _end(generator.integers(4, 260, (batch, new)), mask[:, -new:]),
         "token_type_ids": lambda: generator.integers(0, 2, (batch, new)),
         "attention_mask": lambda: mask,
         "position_ids": lambda: np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -new:],
@@ -106,6 +106,13 @@ def _feeds(session: ort.InferenceSession, *, past: int = 0, new: int = 11, pad: 
         else generator.standard_normal((batch, heads, past, size), np.float32)
         for value in session.get_inputs()
     }
+
+
+def _end(ids: Array, mask: Array) -> Array:
+    """The texts with an end: CLIP's embedding is of that token, and of the first, which may be padding, without it."""
+    last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
+    ids[np.arange(len(ids)), last] = DECODER["eos_token_id"]
+    return ids
 
 
 def _valid(session: ort.InferenceSession, outputs: list[Any], feeds: dict[str, Array]) -> dict[str, Array]:

@@ -41,6 +41,7 @@ std::span<const Operator> cast_operators();
 std::span<const Operator> where_operators();
 std::span<const Operator> range_operators();
 std::span<const Operator> reduce_operators();
+std::span<const Operator> cumulative_operators();
 std::span<const Operator> shape_operators();
 std::span<const Operator> reshape_operators();
 std::span<const Operator> part_operators();

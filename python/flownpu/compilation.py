@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.output import output_folder
 from flownpu.errors import FlowNPUError, require
-from flownpu.model_folder import MANIFEST, onnx_path, read_genai_config
+from flownpu.model_folder import MANIFEST, onnx_path, other_graphs, read_genai_config
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def compile_model(folder: Path, output: Path, options: Mapping[str, str] = {}, *
     """
     onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu compile")
     settings = read_genai_config(folder)
+    if others := other_graphs(folder, settings):
+        names = " and ".join(path.name for path in others)
+        raise FlowNPUError(f"{folder} has {names} beside its decoder; only models of one graph can be compiled")
     chosen = _choose(settings, options)
     source = onnx_path(folder, settings)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())

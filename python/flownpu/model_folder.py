@@ -10,7 +10,15 @@ from flownpu.errors import FlowNPUError
 # Where `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
 
-__all__ = ["MANIFEST", "has_chat_template", "locate_graph", "onnx_path", "other_graphs", "read_genai_config", "read_json"]
+__all__ = [
+    "MANIFEST",
+    "has_chat_template",
+    "locate_graph",
+    "onnx_path",
+    "other_graphs",
+    "read_genai_config",
+    "read_json",
+]
 
 
 def read_genai_config(folder: Path) -> dict[str, Any]:

@@ -150,8 +150,8 @@ def verify(
     file, settings = locate_graph(model)
     if "embedding" in settings:
         raise FlowNPUError(
-            f"{model} takes pictures, and verify runs text decoders: convert the checkpoint with --vision-weights none, "
-            "whose decoder has the same weights, and verify that"
+            f"{model} takes pictures, and verify runs text decoders: convert the checkpoint with --vision-weights "
+            "none, whose decoder has the same weights, and verify that"
         )
     head_size = int(settings.get("decoder", {}).get("head_size", 0))
     tokens = tokens_of(file.parent, text, min(most_tokens, int(settings.get("context_length", most_tokens))))

@@ -107,10 +107,9 @@ def reference(checkpoint: Path, model: Path) -> transformers.Gemma3ForConditiona
             if ("language_model" in name or name.startswith("lm_head")) and is_projection(name):
                 quantized = q4nx.quantize(parameter.numpy())
                 parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)))
-            elif (inner := name.removeprefix("model.")).startswith(("vision_tower.", "multi_modal_projector.")):
-                if (matrix := _stored(stored, inner)) is not None:
-                    assert matrix.shape == tuple(parameter.shape)
-                    parameter.copy_(torch.from_numpy(matrix))
+            elif (matrix := _stored(stored, name.removeprefix("model."))) is not None:
+                assert matrix.shape == tuple(parameter.shape)
+                parameter.copy_(torch.from_numpy(matrix))
     return tower
 
 

@@ -389,6 +389,8 @@ YES = array(2, 3, dtype=np.bool_)
         ("ConstantOfShape", [integers(-1)], "float", {}, "expected sizes of 0 and more, got -1"),
         ("Squeeze", [X, integers(1)], "float", {}, "expected axis 1 to be of size 1"),
         ("Unsqueeze", [X, integers(1, 1)], "float", {}, "expected each axis once, got axis 1 twice"),
+        ("CumSum", [X, np.array(2)], "float", {}, r"expected an index in \[-2, 2\), got 2"),
+        ("CumSum", [X, integers(0, 1)], "float", {}, "expected one axis, got 2"),
         ("ReduceSum", [YES, integers(1)], "float", {}, "expected input 0 to be float or int64 or int32, got bool"),
         ("ArgMax", [array(2, 0)], "int64", {"axis": 1}, "expected elements along axis 1"),
     ],
@@ -396,3 +398,17 @@ YES = array(2, 3, dtype=np.bool_)
 def test_refusals(op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         run(op_type, inputs, outputs=(output,), **attributes)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_cumsum(dtype: Any, axis: int, reverse: int, exclusive: int) -> None:
+    """The array's numbers are integers, so that sums of floats are exact."""
+    check("CumSum", [array(3, 5, 4, dtype=dtype), np.array(axis)], reverse=reverse, exclusive=exclusive)
+
+
+def test_cumsum_of_nothing() -> None:
+    check("CumSum", [array(2, 0, 3), np.array(1)])
+    check("CumSum", [array(0, 4, dtype=np.int64), np.array(1, np.int32)])

@@ -99,7 +99,11 @@ def convert(
         )
     vision = read_json(output / MANIFEST).get("quantisation", {}).get("vision")
     if vision:
-        status(error_text(f"Quantisation error of the vision tower's weights, {vision['format']}", vision["relative_error"]))
+        status(
+            error_text(
+                f"Quantisation error of the vision tower's weights, {vision['format']}", vision["relative_error"]
+            )
+        )
     runs = (output / "genai_config.json").is_file()
     # optimum runs what it exported.
     print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")

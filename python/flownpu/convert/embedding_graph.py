@@ -66,5 +66,5 @@ class _Builder(EmbeddingWriter):
         pictures = self._op("Gather", [rows, self._op("Mul", [counted, image], "row")], "pictures", axis=0)
         is_image = self._op("Unsqueeze", [is_image, self._integers("last_axis", [-1])], "is_image/column")
         embeddings = self._op("Where", [is_image, pictures, words], "inputs_embeds")
-        shape = ["batch_size", "sequence_length", hidden]
+        shape: list[int | str | None] = ["batch_size", "sequence_length", hidden]
         return self._model("embedding", [self._output(embeddings, "inputs_embeds", shape)])

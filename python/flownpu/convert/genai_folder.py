@@ -83,7 +83,8 @@ def _graph_path(source: Path, config: dict[str, Any]) -> Path:
         parts.append("decoder.pipeline")
     if parts:
         raise ConversionError(
-            f"{source}: the model has parts that cannot be converted ({', '.join(parts)}); export its decoder alone"
+            f"{source}: the model has parts that cannot be converted ({', '.join(parts)}); export its decoder alone, "
+            "or convert the checkpoint it was made of"
         )
     name = str(decoder.get("filename", GRAPH_FILE))
     if "/" in name or "\\" in name:

@@ -85,7 +85,7 @@ class _Builder(EmbeddingWriter):
         if self.decoder.image_token_id is None:
             embeddings = self._embed(input_ids, self.decoder)
         else:
-            shape = ["batch_size", "sequence_length", self.decoder.hidden_size]
+            shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
             embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
             self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
         hidden = self._layers(embeddings, lengths, total)

@@ -2,7 +2,8 @@
 """What is done to a picture before the vision tower sees it, in the form that ORT GenAI's processor reads.
 
 GenAI hands the file to onnxruntime-extensions, which decodes, resizes (as Pillow does, antialiased), rescales and
-normalises. Hugging Face has the same settings in preprocessor_config.json (transformers 4) or processor_config.json (5).
+normalises. Hugging Face has the same settings in preprocessor_config.json (transformers 4), or processor_config.json
+(5).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a model that takes pictures holds beside its decoder: a vision model, and how pictures are prepared."""
+"""What a model that takes pictures has beside its decoder: a vision model, and how pictures are prepared."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def read_pictures(checkpoint: Checkpoint, decoder: Decoder, vision_weights: str 
             f'{checkpoint.folder}: vision weights "{vision_weights}" were asked for, and config.json describes no '
             "vision tower (model_type gemma3 with a vision_config)"
         )
-    formats = get_args(DenseFormat)
-    chosen = vision_weights or "bf16"
-    if chosen not in formats:
-        raise ConversionError(f'expected vision weights {", ".join(formats)} or none, got "{chosen}"')
+    formats: dict[str, DenseFormat] = {name: name for name in get_args(DenseFormat)}
+    chosen = formats.get(vision_weights or "bf16")
+    if chosen is None:
+        raise ConversionError(f'expected vision weights {", ".join(formats)} or none, got "{vision_weights}"')
     tower = read_vision(checkpoint.config, decoder.hidden_size)
     source = VisionCheckpoint(checkpoint)
     source.check(vision_weight_plan(tower))

@@ -38,7 +38,7 @@ class VisionTower:
 
     @property
     def head_size(self) -> int:
-        """d."""
+        """The papers' d."""
         return self.hidden_size // self.heads
 
     @property

@@ -49,9 +49,7 @@ def build_vision_model(
 
 
 class _Builder(GraphWriter):
-    def __init__(
-        self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat
-    ) -> None:
+    def __init__(self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat) -> None:
         super().__init__(tensors)
         self.tower = tower
         self.dense_format = dense_format
@@ -67,7 +65,7 @@ class _Builder(GraphWriter):
         features = self._project(self._layer_norm(hidden, "vision_tower.post_layernorm"))
         # Three dimensions: GenAI then makes room for [N, F, D], of two for the features of one picture, however many
         # there are.
-        shape = ["num_images", tower.tokens_per_image, tower.output_size]
+        shape: list[int | str | None] = ["num_images", tower.tokens_per_image, tower.output_size]
         return self._model("vision", [self._output(features, "image_features", shape)])
 
     def _patches(self, pixels: ir.Value) -> ir.Value:
@@ -135,10 +133,8 @@ class _Builder(GraphWriter):
         inputs = [x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias")]
         return self._op("LayerNormalization", inputs, name, axis=-1, epsilon=self.tower.norm_epsilon)
 
-    def _linear(
-        self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None
-    ) -> ir.Value:
-        """x times the weight's transposed, plus its bias; then GELU, or plus a residual."""
+    def _linear(self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None) -> ir.Value:
+        """The product with the weight [M, K] transposed, plus its bias; then GELU, or plus a residual."""
         bias = self._weight(f"{name}.bias")
         return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)
 

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
 
-__all__ = ["BlockPart", "NormWeight", "Projection", "TensorSource", "Weight", "WeightSource", "embedding_table", "weight_plan"]
+__all__ = [
+    "BlockPart",
+    "NormWeight",
+    "Projection",
+    "TensorSource",
+    "Weight",
+    "WeightSource",
+    "embedding_table",
+    "weight_plan",
+]
 
 
 @dataclass(frozen=True)

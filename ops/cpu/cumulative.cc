@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// CumSum: which of the pictures' tokens a token is, positions out of a mask.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "ops/cpu/cpu_step.h"
+#include "ops/cpu/elements.h"
+#include "ops/cpu/integers.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// y[i] = x[0] + .. + x[i] along an axis; exclusive: without x[i]; reverse: from the end.
+class CumSum final : public Step {
+ public:
+  CumSum(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)),
+        exclusive_(node.integer("exclusive", 0) != 0),
+        reverse_(node.integer("reverse", 0) != 0) {
+    check_number(node, 0);
+    check_integers(node, 1);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& shape = inputs[0].shape;
+    if (inputs[1].shape.elements() != 1)
+      fail("[", name_, "] expected one axis, got ", inputs[1].shape.elements());
+    const std::int64_t axis = wrap(name_, integer_at(inputs[1], 0), shape.rank());
+    std::int64_t before = 1;
+    std::int64_t after = 1;
+    for (std::int64_t i = 0; i < axis; ++i) before *= shape[static_cast<int>(i)];
+    for (std::int64_t i = axis + 1; i < shape.rank(); ++i) after *= shape[static_cast<int>(i)];
+    with_number(inputs[0].type, [&]<typename T> {
+      add_up(inputs[0].as<const T>(), outputs[0].as<T>(), before, shape[static_cast<int>(axis)],
+             after);
+    });
+  }
+
+ private:
+  // x and y [before][size][after]. Integers wrap around where they overflow.
+  template <typename T>
+  void add_up(const T* x, T* y, std::int64_t before, std::int64_t size, std::int64_t after) const {
+    const std::int64_t step = reverse_ ? -after : after;
+    for (std::int64_t line = 0; line < before * after; ++line) {
+      std::int64_t at = line / after * size * after + line % after;
+      if (reverse_) at += (size - 1) * after;
+      T sum = 0;
+      for (std::int64_t i = 0; i < size; ++i, at += step) {
+        const T next = sum_of(sum, x[at]);
+        y[at] = exclusive_ ? sum : next;
+        sum = next;
+      }
+    }
+  }
+
+  template <typename T>
+  static T sum_of(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      using Unsigned = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+    } else {
+      return a + b;
+    }
+  }
+
+  std::string name_;
+  bool exclusive_;
+  bool reverse_;
+};
+
+constexpr Operator kOperators[] = {{"", "CumSum", make<CumSum>}};
+
+}  // namespace
+
+std::span<const Operator> cumulative_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

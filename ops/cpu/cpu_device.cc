@@ -61,15 +61,26 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Step> prepare(const Node& node) const override {
-    for (const auto operators :
-         {cpu::q4nx_operators(), cpu::flow_qkv_attention_operators(),
-          cpu::flow_kv_attention_operators(), cpu::normalization_operators(),
-          cpu::elementwise_operators(), cpu::arithmetic_operators(), cpu::comparison_operators(),
-          cpu::cast_operators(), cpu::where_operators(), cpu::range_operators(),
-          cpu::reduce_operators(), cpu::cumulative_operators(), cpu::shape_operators(),
-          cpu::reshape_operators(), cpu::part_operators(), cpu::transpose_operators(),
-          cpu::dense_operators(), cpu::patch_operators(), cpu::dequantize_operators(),
-          cpu::rotary_embedding_operators()}) {
+    for (const auto operators : {cpu::q4nx_operators(),
+                                 cpu::flow_qkv_attention_operators(),
+                                 cpu::flow_kv_attention_operators(),
+                                 cpu::normalization_operators(),
+                                 cpu::elementwise_operators(),
+                                 cpu::arithmetic_operators(),
+                                 cpu::comparison_operators(),
+                                 cpu::cast_operators(),
+                                 cpu::where_operators(),
+                                 cpu::range_operators(),
+                                 cpu::reduce_operators(),
+                                 cpu::cumulative_operators(),
+                                 cpu::shape_operators(),
+                                 cpu::reshape_operators(),
+                                 cpu::part_operators(),
+                                 cpu::transpose_operators(),
+                                 cpu::dense_operators(),
+                                 cpu::patch_operators(),
+                                 cpu::dequantize_operators(),
+                                 cpu::rotary_embedding_operators()}) {
       for (const cpu::Operator& op : operators) {
         if (op.op_type == node.op_type && op.domain == node.domain) return op.make(node, context_);
       }

@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from flownpu.ops import q4nx
-from tests.convert.conftest import is_projection
+from tests.convert.conftest import TinyModel, is_projection, write_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +24,22 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
 # Where a block has its float16 scales, and how many.
 K_QUANTS = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208, 1)}
+# A GGUF file says no other attention scale than 1 / sqrt(head size), which is that of the public Gemmas up to 12B.
+PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
 CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
 
 
 def q4_0_everywhere(_name: str) -> GGMLQuantizationType:
     return GGMLQuantizationType.Q4_0
+
+
+def write_model(
+    folder: Path, family: str = "llama", changes: dict[str, Any] | None = None, **options: Any
+) -> TinyModel:
+    """A file model.gguf in a folder, and transformers' model with the weights that Q4NX makes of it."""
+    tiny = write_tiny(family, folder / "checkpoint", **{**PLAIN_SCALE.get(family, {}), **(changes or {})})
+    write_gguf(folder / "model.gguf", tiny.reference, **options)
+    return tiny
 
 
 def write_gguf(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.convert.test_numbers import StockDecoder, random_ids, tolerance
+from tests.convert.test_numbers import random_ids, tolerance
+from tests.decoding import Decoder
 from tests.end_to_end.test_numbers import logit_error
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ LASTS = [stop - 1 for _, stop in CALLS]
 def logits_of(folder: Path, devices: Sequence[onnxruntime.OrtEpDevice] = ()) -> NDArray[np.float32]:
     """Logits of the last token of each call, [calls, V]: of stock ONNX Runtime, or of FlowNPU on its devices."""
     chosen = [device for device in devices if device.device.type.name == "CPU"]
-    decoder = StockDecoder(folder, "fp32", chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
-    return np.array([decoder(IDS[:, start:stop], np.ones((1, stop), np.int64))[0, 0] for start, stop in CALLS])
+    decoder = Decoder(folder, chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
+    return np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
 
 
 def check_logits(folder: Path, tiny: TinyModel, devices: Sequence[onnxruntime.OrtEpDevice]) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """AWQ and GPTQ checkpoints: their codes, scales and zero points are taken over."""
 
-import dataclasses
 import json
 import logging
 import shutil
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -21,115 +19,15 @@ from flownpu.convert.checkpoint import Checkpoint
 from flownpu.convert.prequantised import PrequantisedWeights, read_packing
 from flownpu.convert.quantise import Carried
 from flownpu.ops import q4nx
-from tests.convert.conftest import TinyModel, is_projection, write_tiny
+from tests.convert.prequantised_checkpoints import Form, change_config, quantised, write_prequantised
 from tests.convert.running import check_logits
 from tests.convert.test_gguf import blocks_of
-
-# Columns in groups of 128, rows in words of 8.
-SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
-ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
-
-Floats = NDArray[np.float32]
-Tensors = dict[str, NDArray[Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """How a test's checkpoint is quantised."""
-
-    method: str = "gptq"
-    group: int = 128
-    version: str = "gptq"
-    symmetric: bool = False
-    order: str = "none"
-    """Of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
-    exact: bool = True
-    """Scales of 4 bits, so that -scale * zero point has 8 and bfloat16 holds it."""
-
-    def config(self) -> dict[str, Any]:
-        if self.method == "awq":
-            return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
-        return {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": self.group,
-            "desc_act": self.order == "act",
-            "sym": self.symmetric,
-            "checkpoint_format": self.version,
-        }
-
-
-def pack(values: NDArray[np.uint8], order: Any) -> NDArray[np.int32]:
-    """Eight values along the last axis in a word; `order` says which is in the lowest bits, which in the next."""
-    words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
-    for place, index in enumerate(order):
-        words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * place)
-    return words.view(np.int32)
-
-
-def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
-    """The tensors of a weight [M, K], by the ends of their names, and the values that they stand for."""
-    rows, columns = weight.shape
-    size = columns if form.group < 0 else form.group
-    groups = -(-columns // size)
-    group_of = np.arange(columns) // size
-    if form.order == "act":
-        group_of = np.random.default_rng(columns).permutation(group_of)
-    scale, zero = np.empty((rows, groups), np.float16), np.empty((rows, groups), np.uint8)
-    for group in range(groups):
-        part = weight[:, group_of == group]
-        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
-        exact = 2 * np.maximum(-low, high) / 15 if form.symmetric else (high - low) / 15
-        mantissa, exponent = np.frexp(exact)
-        scale[:, group] = np.ldexp(np.ceil(mantissa * 16) / 16, exponent) if form.exact else exact
-        zero[:, group] = 8 if form.symmetric else np.clip(np.rint(-low / scale[:, group].astype(np.float32)), 1, 15)
-    step, middle = scale[:, group_of].astype(np.float32), zero[:, group_of].astype(np.float32)
-    codes = np.clip(np.rint(weight / step) + middle, 0, 15).astype(np.uint8)
-    stored_zero = zero - (form.version == "gptq" and form.method == "gptq")
-    tensors: Tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, ORDERS[form.method])}
-    if form.method == "awq":
-        tensors["qweight"] = pack(codes.T, ORDERS["awq"])
-    else:
-        tensors["qweight"] = np.ascontiguousarray(pack(codes, ORDERS["gptq"]).T)
-        tensors["bias"] = np.zeros(rows, np.float16)  # as some tools write, where there is none
-    if form.order != "none":
-        tensors["g_idx"] = group_of.astype(np.int32)
-    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, step * (codes - middle)
-
-
-def write(folder: Path, family: str, form: Form) -> TinyModel:
-    """A quantised checkpoint, and transformers' model with the weights that Q4NX should hold of it."""
-    tiny = write_tiny(family, folder / "checkpoint", **SIZES)
-    path = tiny.folder / "model.safetensors"
-    tensors = load_file(path)
-    with torch.no_grad():
-        for name, parameter in tiny.reference.named_parameters():
-            if name.endswith("_proj.weight"):
-                # Wider than the other tiny models, whose sums of 96 terms the tolerances were made for.
-                weight = tensors.pop(name).astype(np.float32) * np.float32((96 / 128) ** 0.5)
-                parts, values = quantised(weight, form)
-                tensors.update({name.removesuffix("weight") + part: tensor for part, tensor in parts.items()})
-                if form.order == "act":
-                    values = q4nx.dequantize_codes(q4nx.quantize(values))
-                parameter.copy_(torch.from_numpy(values))
-            elif not is_projection(name):
-                tensors[name] = tensors[name].astype(np.float16)
-                parameter.copy_(torch.from_numpy(tensors[name].astype(np.float32)))
-    save_file(tensors, path)
-    change_config(tiny.folder, quantization_config=form.config())
-    return tiny
-
-
-def change_config(folder: Path, **settings: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | settings))
 
 
 @pytest.mark.parametrize(
     ("family", "form"),
     [
         ("llama", Form("awq", 128)),
-        ("qwen3", Form("awq", 64)),
         ("gemma2", Form("awq", 32)),
         ("gemma3_text", Form("gptq", 128, "gptq_v2")),
         ("llama", Form("gptq", 64, order="plain")),
@@ -141,14 +39,14 @@ def change_config(folder: Path, **settings: Any) -> None:
     ids=str,
 )
 def test_logits(family: str, form: Form, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
-    tiny = write(tmp_path, family, form)
+    tiny = write_prequantised(tmp_path, family, form)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 
 @pytest.mark.parametrize("form", [Form("awq", 128, exact=False), Form("gptq", 64, exact=False)], ids=str)
 def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) -> None:
-    write(tmp_path, "llama", form)
+    write_prequantised(tmp_path, "llama", form)
     name = "layers.1.mlp.down_proj"
     path = tmp_path / "checkpoint" / "model.safetensors"
     tensors = load_file(path)
@@ -179,7 +77,7 @@ def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) ->
     "form", [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act")], ids=str
 )
 def test_rows_are_the_same_however_they_are_cut(form: Form, tmp_path: Path) -> None:
-    tiny = write(tmp_path, "llama", form)
+    tiny = write_prequantised(tmp_path, "llama", form)
     checkpoint = Checkpoint(tiny.folder)
     packing = read_packing(checkpoint)
     assert packing is not None
@@ -197,8 +95,8 @@ def test_rows_are_the_same_however_they_are_cut(form: Form, tmp_path: Path) -> N
 
 def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain, act = (
-        write(tmp_path / "plain", "llama", Form("awq")),
-        write(tmp_path / "act", "llama", Form(group=64, order="act")),
+        write_prequantised(tmp_path / "plain", "llama", Form("awq")),
+        write_prequantised(tmp_path / "act", "llama", Form(group=64, order="act")),
     )
     with caplog.at_level(logging.INFO, "flownpu"):
         convert(plain.folder, tmp_path / "a")
@@ -220,7 +118,7 @@ def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_the_format_has_two_names(tmp_path: Path) -> None:
     """transformers 5 writes "format"; a zero point of the one format is off by 1 in the other."""
-    tiny = write(tmp_path, "llama", Form("gptq", 64, "gptq_v2"))
+    tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64, "gptq_v2"))
     convert(tiny.folder, tmp_path / "older")
     settings = Form("gptq", 64, "gptq_v2").config()
     settings["format"] = settings.pop("checkpoint_format")
@@ -234,7 +132,7 @@ def test_the_format_has_two_names(tmp_path: Path) -> None:
 
 def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
     """As AutoGPTQ wrote them."""
-    tiny = write(tmp_path, "llama", Form("gptq", 64))
+    tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64))
     convert(tiny.folder, tmp_path / "inside")
     settings = Form("gptq", 64).config()
     del settings["quant_method"], settings["checkpoint_format"]
@@ -248,7 +146,7 @@ def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that can be converted."""
-    return write(tmp_path_factory.mktemp("sound"), "llama", Form("gptq", 128, order="plain")).folder
+    return write_prequantised(tmp_path_factory.mktemp("sound"), "llama", Form("gptq", 128, order="plain")).folder
 
 
 def edit_config(**changes: Any) -> Callable[[Path], None]:

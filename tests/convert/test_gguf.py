@@ -22,24 +22,15 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from flownpu.convert import ConversionError, convert
 from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx
-from tests.convert.conftest import TinyModel, write_tiny
-from tests.convert.gguf_files import ARCHITECTURES, write_gguf
+from tests.convert.conftest import write_tiny
+from tests.convert.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
 from tests.convert.running import check_logits
 
 FAMILIES = tuple(ARCHITECTURES)
-# A GGUF file says no other attention scale than 1 / sqrt(head size), which is that of the public Gemmas up to 12B.
-PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
 # K-quants come in blocks of 256 columns.
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 16}
 
 Edit = Callable[[gguf.GGUFWriter], None]
-
-
-def write(folder: Path, family: str = "llama", changes: dict[str, Any] | None = None, **options: Any) -> TinyModel:
-    """A file model.gguf in a folder, and transformers' model with the weights that Q4NX makes of it."""
-    tiny = write_tiny(family, folder / "checkpoint", **{**PLAIN_SCALE.get(family, {}), **(changes or {})})
-    write_gguf(folder / "model.gguf", tiny.reference, **options)
-    return tiny
 
 
 def blocks_of(folder: Path) -> dict[str, np.ndarray]:
@@ -49,17 +40,9 @@ def blocks_of(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
-def test_logits(family: str, kind: Type, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
-    tiny = write(tmp_path, family, type_of=lambda _: kind)
-    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
-    check_logits(tmp_path / "model", tiny, ep_devices)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: Path) -> None:
     """Its own reader of GGUF files agrees about every weight and setting that it reads."""
-    tiny = write(tmp_path, family)
+    tiny = write_model(tmp_path, family)
     read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=tiny.reference)
     for name, parameter in tiny.reference.named_parameters():
         # Gemma's norms were stored with 1 added, and 1 is taken off again: two roundings of values up to 2.
@@ -82,7 +65,7 @@ def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
 def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Type, tmp_path: Path) -> None:
-    write(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
+    write_model(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}[
         "blk.1.ffn_down.weight"
@@ -123,7 +106,7 @@ def test_other_types_are_quantised_again_and_each_is_said(
     tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Types differ within a packed QKV and within a gated pair too."""
-    tiny = write(tmp_path, changes=WIDE, type_of=lambda name: MIXED[name.split(".")[-2]])
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: MIXED[name.split(".")[-2]])
     with caplog.at_level(logging.INFO, "flownpu"):
         convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
     check_logits(tmp_path / "model", tiny, ep_devices)
@@ -143,7 +126,7 @@ def test_other_types_are_quantised_again_and_each_is_said(
 
 
 def test_tied_embeddings_are_stored_once(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
-    tiny = write(tmp_path, changes={"tie_word_embeddings": True})
+    tiny = write_model(tmp_path, changes={"tie_word_embeddings": True})
     convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
     assert "lm_head" not in blocks_of(tmp_path / "model")
     check_logits(tmp_path / "model", tiny, ep_devices)
@@ -156,13 +139,13 @@ def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpD
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(4.0)
 
-    tiny = write(tmp_path, changes={"rope_parameters": rope}, edit=edit)
+    tiny = write_model(tmp_path, changes={"rope_parameters": rope}, edit=edit)
     convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 
 def test_configuration(tmp_path: Path) -> None:
-    write(tmp_path, "gemma3_text")
+    write_model(tmp_path, "gemma3_text")
     convert(tmp_path / "model.gguf", tmp_path / "model", context_length=64)
     model = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
     assert (model["type"], model["vocab_size"], model["context_length"]) == ("gemma3_text", 300, 64)
@@ -173,7 +156,7 @@ def test_configuration(tmp_path: Path) -> None:
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
-    write(tmp_path)
+    write_model(tmp_path)
     heard = list[Progress]()
     convert(tmp_path / "model.gguf", tmp_path / "model", progress=heard.append)
     assert {report.stage for report in heard} == {"quantise", "sum"}
@@ -230,7 +213,7 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_said(edit: Edit, message: str, tmp_path: Path) -> None:
-    write(tmp_path, edit=edit)
+    write_model(tmp_path, edit=edit)
     with pytest.raises(ConversionError, match=message) as raised:
         convert(tmp_path / "model.gguf", tmp_path / "model")
     assert "model.gguf" in str(raised.value)
@@ -253,7 +236,7 @@ def test_what_is_no_gguf_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [3, 8, 23, 24, 100, 3000, 0.5, 0.999])
 def test_truncated_file(kept: float, tmp_path: Path) -> None:
-    write(tmp_path)
+    write_model(tmp_path)
     path = tmp_path / "model.gguf"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
@@ -280,5 +263,5 @@ def test_bit_flips_in_the_header_are_errors_or_harmless(data: st.DataObject, sma
 def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("small")
     sizes = {"vocab_size": 292, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    write(folder, changes={"num_hidden_layers": 1, **sizes})
+    write_model(folder, changes={"num_hidden_layers": 1, **sizes})
     return (folder / "model.gguf").read_bytes()

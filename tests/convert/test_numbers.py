@@ -3,12 +3,11 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -16,49 +15,9 @@ import transformers
 from numpy.typing import NDArray
 
 from flownpu.convert import convert
+from tests.decoding import Decoder, float32_tolerance
 
 FAMILIES = ("gemma3_text", "llama", "qwen3")
-ONNX_TYPES = {"fp32": onnx.TensorProto.FLOAT, "fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
-
-
-class StockDecoder:
-    """Feeds a converted model in ONNX Runtime's CPU provider, or on other devices, with a cache that grows."""
-
-    def __init__(
-        self,
-        folder: Path,
-        kv_dtype: str,
-        devices: Sequence[onnxruntime.OrtEpDevice] = (),
-        provider_options: Mapping[str, str] | None = None,
-    ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if devices:
-            options.add_provider_for_devices(devices, dict(provider_options or {}))
-        providers = None if devices else ["CPUExecutionProvider"]
-        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers)
-        self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith("past_key_values.")]
-        self.kv_dtype = kv_dtype
-        self.cache: list[onnxruntime.OrtValue] = []
-
-    def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
-        if not self.cache:
-            self.cache = [self._empty(len(ids), value.shape) for value in self.cache_inputs]
-        binding = self.session.io_binding()
-        binding.bind_cpu_input("input_ids", ids)
-        binding.bind_cpu_input("attention_mask", mask)
-        for value, past in zip(self.cache_inputs, self.cache, strict=True):
-            binding.bind_ortvalue_input(value.name, past)
-        for output in self.session.get_outputs():
-            binding.bind_output(output.name)
-        self.session.run_with_iobinding(binding)
-        logits, *self.cache = binding.get_outputs()
-        return logits.numpy()
-
-    def _empty(self, batch: int, shape: list[Any]) -> onnxruntime.OrtValue:
-        storage = np.uint16 if self.kv_dtype != "fp32" else np.float32
-        empty = np.zeros((batch, shape[1], 0, shape[3]), storage)
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, ONNX_TYPES[self.kv_dtype])
 
 
 class RoundingCache(transformers.DynamicCache):
@@ -73,16 +32,7 @@ class RoundingCache(transformers.DynamicCache):
 
 
 def tolerance(logits: NDArray[np.float32], config: Any) -> float:
-    """How far two float32 computations of the same logits may be apart.
-
-    A sum of K rounded products is off by about sqrt(K) u of its size, u = 2^-24. A token's path to the logits has at
-    most 8 such sums a layer (norms before and after, QKV, attention, gate/up, down), of at most I terms. Their errors
-    are independent, and so are those of the two computations: they add up in quadrature. Measured against the largest
-    logit, a factor of 4 stands for what the nonlinear functions between them amplify, and for the largest of many
-    errors.
-    """
-    sums = 2 * (8 * config.num_hidden_layers + 1)
-    return 4 * math.sqrt(sums * config.intermediate_size) * 2**-24 * float(np.abs(logits).max())
+    return float32_tolerance(logits, config.num_hidden_layers, config.intermediate_size)
 
 
 def random_ids(*shape: int) -> NDArray[np.int64]:
@@ -96,7 +46,7 @@ def test_prefill_and_decode_equal_transformers(family: str, tiny_models: Callabl
     ids = random_ids(1, 40)
     expected = tiny.logits(ids)
     atol = tolerance(expected, tiny.reference.config)
-    decoder = StockDecoder(tmp_path / "model", "fp32")
+    decoder = Decoder(tmp_path / "model")
     # A prompt beyond the window of 8, a second part of several tokens, then single ones.
     for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
@@ -120,7 +70,7 @@ def test_narrow_caches_round_keys_and_values_and_nothing_else(
     step = {"bf16": 2**-8, "fp16": 2**-11}[kv_dtype]
     flip = step / math.sqrt(tiny.reference.config.head_dim) * np.abs(expected).max()
     atol = tolerance(expected, tiny.reference.config) + flip / 8
-    decoder = StockDecoder(tmp_path / "model", kv_dtype)
+    decoder = Decoder(tmp_path / "model")
     for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
         np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
@@ -132,7 +82,7 @@ def test_logits_of_all_tokens(tiny_models: Callable[[str], Any], tmp_path: Path)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", logits="all")
     ids = random_ids(2, 20)
     expected = tiny.logits(ids)
-    logits = StockDecoder(tmp_path / "model", "fp32")(ids, np.ones_like(ids))
+    logits = Decoder(tmp_path / "model")(ids, np.ones_like(ids))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance(expected, tiny.reference.config))
 
 
@@ -143,7 +93,7 @@ def test_rows_of_different_lengths_yield_their_own_last_token(
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     ids, lengths = random_ids(3, 21), np.array([20, 3, 11])
     mask = (np.arange(20) < lengths[:, None]).astype(np.int64)
-    decoder = StockDecoder(tmp_path / "model", "fp32")
+    decoder = Decoder(tmp_path / "model")
     logits = decoder(np.where(mask, ids[:, :20], 0), mask)
     following = decoder(ids[:, 20:], np.concatenate([mask, np.ones((3, 1), np.int64)], axis=1))
     for row, length in enumerate(lengths):
@@ -164,7 +114,7 @@ def test_a_softcap_of_the_logits_is_in_the_graph(
     convert(checkpoint, tmp_path / "model", kv_dtype="fp32")
     ids = random_ids(1, 12)
     expected = 2 * np.tanh(tiny.logits(ids)[0, -1] / 2)
-    logits = StockDecoder(tmp_path / "model", "fp32")(ids, np.ones_like(ids))
+    logits = Decoder(tmp_path / "model")(ids, np.ones_like(ids))
     atol = tolerance(tiny.logits(ids), tiny.reference.config)
     np.testing.assert_allclose(logits[0, 0], expected, rtol=0, atol=atol)
 
@@ -176,7 +126,7 @@ def test_sliding_window_cache_of_fixed_capacity(tiny_models: Callable[[str], Any
     ids = random_ids(1, 40)
     expected = tiny.logits(ids)
     atol = tolerance(expected, tiny.reference.config)
-    decoder = StockDecoder(tmp_path / "model", "fp32")
+    decoder = Decoder(tmp_path / "model")
     kinds = tiny.reference.config.layer_types
     capacities = [11 if kinds[int(v.name.split(".")[1])] == "sliding_attention" else 40 for v in decoder.cache_inputs]
     decoder.cache = [

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from tests.convert.test_numbers import StockDecoder
+from tests.decoding import Decoder
 from tests.npu.xrt import Double
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
@@ -33,10 +33,10 @@ def main(library: str, model: str, artifacts: str, ids: str) -> None:
     tokens = np.array(json.loads(ids))
     options = {"device": "npu", "artifacts": artifacts, "activations": "bf16"}
 
-    def open_session(**more: str) -> StockDecoder:
-        return StockDecoder(Path(model), "bf16", devices, options | more)
+    def open_session(**more: str) -> Decoder:
+        return Decoder(Path(model), devices, options | more)
 
-    def generate(decoder: StockDecoder, before: Any = lambda _step: None) -> dict[str, Any]:
+    def generate(decoder: Decoder, before: Any = lambda _step: None) -> dict[str, Any]:
         """The prompt and some tokens of the text; a step that fails is tried once more."""
         found: dict[str, Any] = {"top": [], "errors": []}
         steps = [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + STEPS))]

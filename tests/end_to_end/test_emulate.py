@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flownpu.npu_calls import build_artifacts
-from tests.convert.test_numbers import StockDecoder
+from tests.decoding import Decoder
 from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
 from tests.npu.models import Models
 from tests.npu.rounding import array_error
@@ -160,7 +160,7 @@ def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], 
     """
     shutil.copytree(models.converted(name), folder := tmp_path / "model")
     build_artifacts(folder, context=128)
-    decoder = StockDecoder(folder, "bf16", ep_devices[:1], {"device": "emulate"})
+    decoder = Decoder(folder, ep_devices[:1], {"device": "emulate"})
     ids = np.random.default_rng(0).integers(3, 320, 52)
     steps = ((0, 50), (50, 51), (51, 52))
     found = np.array([decoder(ids[None, a:b], np.ones((1, b), np.int64))[0, 0] for a, b in steps])

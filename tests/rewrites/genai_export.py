@@ -19,7 +19,7 @@ from typing import Any
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>")
 
 # Sizes that leave padding in blocks of 32 rows and 256 columns, and a window far below the context.
-_SIZES = {
+SIZES = {
     "hidden_size": 128,
     "intermediate_size": 176,
     "num_hidden_layers": 3,
@@ -33,6 +33,15 @@ _SIZES = {
     "bos_token_id": 2,
 }
 WINDOW = 16
+# As Llama 3.1 and later scale their frequencies, from a context that half of them do not turn once in.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -51,29 +60,40 @@ class Export:
 
 
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
-    """Writes a random model of "gemma3", "llama" or "qwen3", with a tokenizer of single bytes, in bf16."""
+    """Writes a random model of "gemma2", "gemma3", "llama" or "qwen3", with a tokenizer of single bytes, in bf16."""
     import torch
     import transformers
 
     vocabulary = _make_tokenizer(folder)
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {**_SIZES, "vocab_size": vocabulary}
+    sizes: dict[str, Any] = {**SIZES, "vocab_size": vocabulary}
     model: Any
     if family == "gemma3":
         layers = ["sliding_attention", "sliding_attention", "full_attention"]
         model = transformers.Gemma3ForCausalLM(
             transformers.Gemma3TextConfig(**sizes, sliding_window=WINDOW, layer_types=layers, query_pre_attn_scalar=24)
         )
+    elif family == "gemma2":
+        # Caps that the tiny model's scores and logits reach.
+        caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+        layers = ["sliding_attention", "full_attention", "sliding_attention"]
+        model = transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(
+                **sizes, **caps, sliding_window=WINDOW, layer_types=layers, query_pre_attn_scalar=24
+            )
+        )
     elif family == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, tie_word_embeddings=False, rope_parameters=LLAMA3)
+        )
     elif family == "qwen3":
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, tie_word_embeddings=True))
     else:
-        raise ValueError(f"family {family!r}: expected gemma3, llama or qwen3")
+        raise ValueError(f"family {family!r}: expected gemma2, gemma3, llama or qwen3")
     for name, parameter in model.named_parameters():
         # They start as constants, which a lost or swapped norm weight would not show in.
         if name.endswith("norm.weight"):
-            torch.nn.init.normal_(parameter, mean=0.0 if family == "gemma3" else 1.0, std=0.2)
+            torch.nn.init.normal_(parameter, mean=0.0 if family.startswith("gemma") else 1.0, std=0.2)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 

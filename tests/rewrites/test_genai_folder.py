@@ -14,7 +14,7 @@ import onnxruntime_genai as og
 import pytest
 
 from flownpu.convert import ConversionError, convert
-from tests.rewrites.conftest import Decoder
+from tests.decoding import Decoder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +100,7 @@ def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[
     decoder, prompt = Decoder(folder), tokens[:-100]
 
     def likeliest(new: list[int]) -> int:
-        logits = decoder(new)[-1]
+        logits = decoder(np.array([new]))[0, -1]
         logits[config["model"]["eos_token_id"]] = -np.inf  # which min_length forbids GenAI, too
         return int(logits.argmax())
 

@@ -14,7 +14,8 @@ import pytest
 from flownpu.convert import convert
 from flownpu.graph_rewrites import rewrite
 from flownpu.ops import q4nx
-from tests.rewrites.conftest import OPTIONS, Decoder
+from tests.decoding import Decoder, float32_tolerance
+from tests.rewrites.conftest import OPTIONS
 from tests.rewrites.genai_export import WINDOW
 
 if TYPE_CHECKING:
@@ -22,22 +23,14 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.testing import Array
 
-LAYERS = {"gemma3": 3, "llama": 3, "qwen3": 3, "topics": 6}
-VOCABULARY = {"gemma3": 260, "llama": 260, "qwen3": 260, "topics": 4096}
-WIDEST = {"gemma3": 176, "llama": 176, "qwen3": 176, "topics": 480}
+LAYERS = {"gemma2": 3, "gemma3": 3, "llama": 3, "qwen3": 3, "topics": 6}
+VOCABULARY = {"gemma2": 260, "gemma3": 260, "llama": 260, "qwen3": 260, "topics": 4096}
+WIDEST = {"gemma2": 176, "gemma3": 176, "llama": 176, "qwen3": 176, "topics": 480}
 
 
 def tolerance(name: str, logits: Array) -> float:
-    """How far two float32 computations of the same logits may be apart.
-
-    The exports' scales are values of bf16 (largest weight of a group, which is one, over 8), and with the zero point 8
-    weights are the same in both; only sums are rounded differently. A sum of K products is off by about sqrt(K) u of
-    its size, u = 2^-24. A token's way to the logits has at most 8 such sums a layer (norms, QKV, attention, gate/up,
-    down), of at most I terms; their errors add up in quadrature, as do those of the two computations. A factor of 4
-    stands for what the nonlinear functions amplify, and for the largest of many errors.
-    """
-    sums = 2 * (8 * LAYERS[name] + 1)
-    return 4 * math.sqrt(sums * WIDEST[name]) * 2.0**-24 * float(np.abs(logits).max())
+    """See there; the exports' scales are values of bf16, and with the zero point 8 weights are the same in both."""
+    return float32_tolerance(logits, LAYERS[name], WIDEST[name])
 
 
 @pytest.mark.parametrize("sliding_window_cache", [False, True])
@@ -51,7 +44,7 @@ def test_same_logits_in_stock_onnxruntime(
     assert len(ids) > (64 if name == "topics" else WINDOW)
     # A prompt, a second part of several tokens, then single ones.
     for start, stop in ((0, 60), (60, 66), *((i, i + 1) for i in range(66, 90))):
-        expected, result = original(ids[start:stop]), converted(ids[start:stop])
+        expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))
         np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance(name, expected))
 
 
@@ -61,7 +54,7 @@ def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) ->
     original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
     ids = np.random.default_rng(2).integers(4, VOCABULARY[name], 40)
     for start, stop in ((0, 30), (30, 37), *((i, i + 1) for i in range(37, 40))):
-        expected, result = original(ids[start:stop]), converted(ids[start:stop])
+        expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))
         assert result.shape == (1, VOCABULARY[name])
         np.testing.assert_allclose(result[0], expected[-1], rtol=0, atol=tolerance(name, expected))
 
@@ -75,7 +68,7 @@ def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
 
     layers = LAYERS[name]
     tied = name != "llama"  # its table is in float32, and is read by a plain Gather
-    gemma = name in {"gemma3", "topics"}
+    gemma, gemma3 = name.startswith("gemma") or name == "topics", name in {"gemma3", "topics"}
     norms_a_layer = 2 if gemma else 0  # after attention and after the feed-forward network; others come with a residual
     assert after == {
         ("ai.flownpu", "Q4NXMatMul"): 4 * layers + 1,  # QKV, output, gate and up, down; LM head
@@ -92,7 +85,8 @@ def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
         ("", "Reshape"): 1,
         ("", "Min"): 1,
         ("", "GatherND"): 1,
-        **({("", "Mul"): 1} if gemma else {}),  # the embedding's scale
+        **({("", "Mul"): 1} if gemma3 else {}),  # the embedding's scale
+        **({("", "Mul"): 2, ("", "Div"): 1, ("", "Tanh"): 1} if name == "gemma2" else {}),  # and the cap of the logits
     }
     assert report.before == before
     assert report.after == after
@@ -101,8 +95,8 @@ def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
         "q4nx_matmul": before["com.microsoft", "MatMulNBits"],
         **({"q4nx_gather": 1} if tied else {}),
         "flow_qkv_attention": layers,
-        **({"qk_norm": layers} if tied else {}),  # Llama has none
-        **({"split_qkv": layers} if gemma else {}),
+        **({"qk_norm": layers} if gemma3 or name == "qwen3" else {}),
+        **({"split_qkv": layers} if gemma3 else {}),
         **({"packed_qkv": layers} if name == "qwen3" else {}),
         "gated_projection": layers,
         "kv_dtype": layers,

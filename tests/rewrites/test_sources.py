@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family out of every source: the source's tokens, all attention folded, and all nodes on FlowNPU.
+
+Decoders come out of all sources, encoders out of optimum's exports, which alone have them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from flownpu.explanation import explain
+from tests.decoding import Decoder, float32_tolerance
+from tests.end_to_end.test_numbers import logit_error
+from tests.rewrites.optimum_export import DECODERS, ENCODER, TASKS
+from tests.rewrites.optimum_reference import BFLOAT16_TOLERANCE, calls, check_close, feeds_of, open_session, valid
+from tests.rewrites.sources import FAMILIES, SOURCES, UNCONVERTED, Entry, make_entry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.graph_rewrites.testing import Array
+
+# on_unsupported is `error`: a session that starts has left no node to another provider.
+OPTIONS = {"device": "cpu", "activations": "bf16"}
+
+# A prompt beyond every window, read in two parts, and so many tokens after it, each of them the reference's likeliest.
+PROMPT, PARTS, NEW = 30, ((0, 19), (19, 30)), 20
+# Tokens of all tiny models, but for the special ones.
+IDS = np.random.default_rng(5).integers(4, 260, (1, PROMPT))
+
+
+
+def check_placement(placement: Path) -> None:
+    """Asserts that all nodes are FlowNPU's, in one partition."""
+    report = json.loads(placement.read_text())
+    assert (report["left"], report["partitions"]) == ([], 1)
+
+
+def check_folded(folder: Path, attentions: int) -> None:
+    """Asserts that the model has so many attentions and each is one call of the NPU, whatever the source."""
+    found = explain(folder, {"device": "cpu"}, bandwidth=1e10).attentions
+    assert [attention.prompt_level for attention in found] == [3] * attentions, found
+
+
+def run(entry: Entry, decoders: list[Any]) -> list[Array]:
+    """Logits [calls, V] of the last token of each call: the reference's, then the decoders'."""
+    steps = [entry.reference, *decoders]
+    found: list[list[Array]] = [[] for _ in steps]
+    for start, stop in (*PARTS, *((i, i + 1) for i in range(PROMPT, PROMPT + NEW))):
+        # Every decoder goes on with the reference's token, so that one near tie does not part the texts.
+        ids = IDS[:, start:stop] if stop <= PROMPT else found[0][-1].argmax()[None, None]
+        for step, logits in zip(steps, found, strict=True):
+            logits.append(step(ids)[0, -1])
+    return [np.array(logits) for logits in found]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_decoder(
+    source: str, name: str, request: pytest.FixtureRequest, tmp_path: Path, ep_devices: list[ort.OrtEpDevice]
+) -> None:
+    entry = make_entry(source, name, tmp_path, request)
+    placement = tmp_path / "placement.json"
+    decoders = [Decoder(entry.folder, ep_devices[:1], OPTIONS | {"placement": str(placement)})]
+    if source != UNCONVERTED:  # without FlowNPU it is its reference
+        decoders.append(Decoder(entry.folder))
+    expected, found, *stock = run(entry, decoders)
+    for logits in stock:
+        np.testing.assert_allclose(
+            logits, expected, rtol=0, atol=float32_tolerance(expected, entry.layers, entry.widest)
+        )
+    check_tokens(found, expected, entry.layers)
+    check_folded(entry.folder, entry.layers)
+    check_placement(placement)
+
+
+def check_tokens(found: Array, expected: Array, layers: int) -> None:
+    """Asserts that logits are off by what rounding activations costs, and that likeliest tokens are the same.
+
+    The factor 6 as in tests/end_to_end/test_families.py. The gap of two logits has sqrt(2) times the error of one, and
+    the largest of all is within 4 sigma: tokens that are further apart must be told apart.
+    """
+    error = 6 * logit_error("bf16", layers, expected)
+    assert np.sqrt(np.square(found.astype(np.float64) - expected).mean()) < error
+    second, first = np.sort(expected, axis=-1)[:, -2:].T
+    clear = first - second > 4 * math.sqrt(2) * error
+    assert clear.mean() > 1 / 4, "the likeliest tokens are too close to be told apart"
+    np.testing.assert_array_equal(found.argmax(-1)[clear], expected.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in DECODERS])
+def test_encoder(
+    name: str, folded: dict[str, Path], references: dict[str, Path], tmp_path: Path, ep_devices: list[Any]
+) -> None:
+    placement = tmp_path / "placement.json"
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(ep_devices[:1], OPTIONS | {"placement": str(placement)})
+    expected, found = open_session(references[name]), open_session(folded[name], options)
+    for arguments in calls(name):
+        feeds = feeds_of(expected, **arguments)
+        outputs = [valid(expected, session.run(None, feeds), feeds) for session in (expected, found)]
+        check_close(*outputs, tolerance=BFLOAT16_TOLERANCE)
+    towers = 2 if name == "clip" else 1
+    check_folded(folded[name], towers * ENCODER["num_hidden_layers"])
+    check_placement(placement)

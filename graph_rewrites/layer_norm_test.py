@@ -18,7 +18,7 @@ norm (float[B, S, 24] x, float fed) => (float[B, S, 24] y{also}) {{
     mean = ReduceMean <keepdims = {keepdims}> (x, axes)
     centred = Sub (x, mean)
     square = Pow (centred, two)
-    variance = ReduceMean <keepdims = 1> (square, square_axes)
+    variance = ReduceMean <keepdims = {square_keepdims}> (square, square_axes)
     total = Add ({total})
     root = Sqrt (total)
     normalised = Div (centred, root)
@@ -31,6 +31,7 @@ DEFAULTS = {
     "square_axes": "[-1]",
     "power": "2.0",
     "keepdims": "1",
+    "square_keepdims": "1",
     "total": "variance, epsilon",
     "scaled": "normalised, weight",
     "y": "scaled, bias",
@@ -74,6 +75,7 @@ def test_parts_become_one_operator(forms: dict[str, str]) -> None:
         ({"axes": "[1]"}, "the mean is over the axes [1], expected the last one"),
         ({"square_axes": "[0]"}, "the variance is over the axes [0], expected the last one"),
         ({"keepdims": "0"}, "the mean drops its axis (keepdims = 0)"),
+        ({"square_keepdims": "0"}, "the variance drops its axis (keepdims = 0)"),
         ({"total": "variance, fed"}, "epsilon is not a constant number"),
         ({"scaled": "normalised, fed"}, "the weight is not a constant vector"),
         ({"y": "scaled, one"}, "the bias has 1 numbers, and X 24 in its last axis"),

@@ -110,6 +110,17 @@ def test_rows_with_zero_points() -> None:
             ),
             "codes is not a constant of the model",
         ),
+        (
+            testing.parse(
+                """
+                fed (int64[B, S] ids, float[] scales) => (float[B, S, 96] embedded) {
+                    embedded = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 32> (codes, ids, scales)
+                }
+                """,
+                codes=np.zeros((ROWS, 48), np.uint8),
+            ),
+            "scales are missing, or their shape is not known; expected [rows, blocks]",
+        ),
     ],
 )
 def test_miss(model: ir.Model, reason: str) -> None:

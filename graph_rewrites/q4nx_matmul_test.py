@@ -149,6 +149,7 @@ def test_weight_is_packed_when_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        ({"bits": 3}, "bits=3: Q4NX stores 4-bit codes"),
         ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes"),
         ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns"),
         ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU"),

@@ -159,7 +159,7 @@ def _angles(value: ir.Value | None, function: str) -> _Angles | str:
         return "the angles are not Transpose(MatMul(frequencies, positions))"
     spread = made_by(product.inputs[0], "Expand")
     frequencies = constant(spread.inputs[0] if spread is not None else product.inputs[0])
-    if frequencies is None or frequencies.size * 1 != max(frequencies.shape, default=0):
+    if frequencies is None or frequencies.size != max(frequencies.shape, default=0):
         return "the frequencies are not a constant vector: they may depend on how long the text is"
     cast = made_by(product.inputs[1], "Cast")
     column = made_by(cast.inputs[0], "Unsqueeze") if cast is not None else None

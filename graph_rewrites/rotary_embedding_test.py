@@ -57,6 +57,14 @@ DEFAULTS = {
     "y": "a, b",
 }
 FREQUENCIES = (10000.0 ** (-np.arange(4) / 4)).astype(np.float32).reshape(1, 4, 1)
+# Angles of other positions, as the end of the line that defines `both`.
+LATER = """
+    moved = Add (ids, one)
+    later_column = Unsqueeze (moved, one)
+    later_positions = Cast <to = 1> (later_column)
+    later_products = MatMul (frequencies, later_positions)
+    later_angles = Transpose <perm = [0, 2, 1]> (later_products)
+    later = Concat <axis = -1> (later_angles, later_angles"""
 
 
 def _model(**changed: str) -> Any:
@@ -120,6 +128,12 @@ def test_layers_share_their_tables_and_positions() -> None:
         ({"heads": "zero"}, "cos(..) is not repeated for each head (Unsqueeze of axis 1)"),
         ({"frequencies": "fed"}, "the frequencies are not a constant vector: they may depend on how long the text is"),
         ({"d": "9"}, "the last axis of X is 9, expected an even number"),
+        ({"d": "6", "middle": "three"}, "X has the shape [B,2,S,6], expected [batch, heads, tokens, 8]"),
+        ({"last": "x"}, "the halves are not cut out of one X"),
+        ({"middle": "ids"}, "the halves' bounds are computed, or of another axis than the last"),
+        ({"both": "products, products"}, "the angles are not Transpose(MatMul(frequencies, positions))"),
+        ({"frequencies": "frequencies, fed) unused = MatMul (fed"}, "the positions are not integers [batch, tokens]"),
+        ({"both": f"angles, angles) {LATER}", "sine": "Sin (later) unused ="}, "the cosine and the sine are of"),
     ],
 )
 def test_miss(changed: dict[str, str], reason: str) -> None:

@@ -284,6 +284,19 @@ def test_miss(changed: dict[str, str], reason: str) -> None:
             "1 heads of K and 2 of V, expected as many",
         ),
         (
+            """attention (float[B, 4, S, 16] q, float[B, 3, 16, S] k, float[B, 3, S, 16] v) => (float y) {
+                product = MatMul (q, k) p = Softmax (product) y = MatMul (p, v) }""",
+            "4 query heads and 3 KV heads each 1 times, expected as many",
+        ),
+        (
+            """attention (float[B, 2, S, 16] qt, float[B, 6, 16, S] k, float[B, 6, S, 16] v) => (float y) {
+                axis_2 = Constant <value_ints = [2]> () repeats = Constant <value_ints = [1, 1, 3, 1, 1]> ()
+                all_heads = Constant <value_ints = [6]> () head_size = Constant <value_ints = [16]> ()"""
+            + EXPAND.replace("{x}", "q")
+            + "product = MatMul (q_all, k) p = Softmax (product) y = MatMul (p, v) }",
+            "the queries' heads are expanded",
+        ),
+        (
             """attention (float[B, 2, S, 16] q, float[B, 2, S, 16] k, float[B, 2, P, 16] past, float[B, 2, T, 16] v)
                 => (float y) {
                 whole = Concat <axis = 2> (past, k) k_last = Transpose <perm = [0, 1, 3, 2]> (whole)

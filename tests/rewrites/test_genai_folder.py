@@ -112,6 +112,20 @@ def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[
         assert tokens == _generate(exports["topics"], 100)
 
 
+def _to_custom(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "SkipSimplifiedLayerNormalization")
+    node.domain = "somebody.else"
+    model.opset_import.append(onnx.helper.make_opsetid("somebody.else", 1))
+    onnx.save(model, folder / "model.onnx")
+
+
+def _set_opset(folder: Path, version: int) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    next(opset for opset in model.opset_import if opset.domain == "").version = version
+    onnx.save(model, folder / "model.onnx")
+
+
 def _spoil_scales(folder: Path) -> None:
     """Overwrites the scales of the first layer's QKV projection with NaN."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -148,6 +162,17 @@ def _spoil_scales(folder: Path) -> None:
             lambda s: _drop_attribute(s, "MatMulNBits", "N"),
             "the graph is damaged, .*: MatMulNBits '.*': expected an integer attribute N, got None",
         ),
+        (lambda s: _set_opset(s, 99), r"ONNX opset 99, expected \d+ or older"),
+        (lambda s: _set_opset(s, 14), "expected a model of ONNX opset 21 or newer, got 14"),
+        (
+            lambda s: _for_each_matmul(s, lambda _: 3),
+            r"(?s)expected weights of 4 bits .* and 15 more: bits=3: Q4NX stores",
+        ),
+        (
+            lambda s: _for_each_matmul(s, lambda _: 8, "block_size"),
+            r"(?s)expected weights of 4 bits .* and 15 more: block_size=8: Q4NX has one scale for 32 columns",
+        ),
+        (_to_custom, "somebody.else.SkipSimplifiedLayerNormalization: operators that ONNX Runtime does not have"),
         (_spoil_scales, r"weight .*qkv_proj.*: \[from_affine\] expected every scale to be finite in bf16, got NaN"),
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
@@ -180,12 +205,6 @@ def test_a_model_that_was_converted_before(source: Path, tmp_path: Path) -> None
     convert(source, tmp_path / "model")
     with pytest.raises(ConversionError, match="is a model for FlowNPU already"):
         convert(tmp_path / "model", tmp_path / "again")
-
-
-def test_nothing_to_rewrite(source: Path, tmp_path: Path) -> None:
-    _for_each_matmul(source, lambda _: 8)
-    with pytest.raises(ConversionError, match=r"(?s)expected weights of 4 bits .* and 15 more: bits=8"):
-        convert(source, tmp_path / "model")
 
 
 def test_what_is_left_is_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -246,11 +265,11 @@ def _move_data(folder: Path, location: str) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def _for_each_matmul(folder: Path, bits: Any) -> None:
+def _for_each_matmul(folder: Path, value: Any, attribute: str = "bits") -> None:
     model = ir.load(folder / "model.onnx")
     for node in model.graph:
         if node.op_type == "MatMulNBits":
-            node.attributes["bits"] = ir.AttrInt64("bits", bits(node.name))
+            node.attributes[attribute] = ir.AttrInt64(attribute, value(node.name))
     ir.save(model, folder / "model.onnx")
 
 

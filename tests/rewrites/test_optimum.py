@@ -149,6 +149,10 @@ def _to_float16(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float16), tensor.name))
 
 
+def _to_opset_99(model: onnx.ModelProto) -> None:
+    next(opset for opset in model.opset_import if opset.domain == "").version = 99
+
+
 def _to_custom(model: onnx.ModelProto) -> None:
     node = next(node for node in model.graph.node if node.op_type == "Erf")
     node.domain, node.op_type = "somebody.else", "FastErf"
@@ -158,6 +162,7 @@ def _to_custom(model: onnx.ModelProto) -> None:
     ("change", "reason"),
     [
         (_to_custom, "somebody.else.FastErf: operators that ONNX Runtime does not have"),
+        (_to_opset_99, r"ONNX opset 99, expected \d+ or older; export with an older opset"),
         (_to_float16, "expected products with float32 weights, and none of them can be used"),
     ],
 )

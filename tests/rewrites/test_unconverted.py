@@ -89,6 +89,7 @@ def test_compiled_they_need_no_repacking(genai: Any, exports: dict[str, Path], t
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"bits": 3}, "bits=3: Q4NX stores 4-bit codes; export this weight with 4 bits"),
         ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits"),
         ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns; export with a block_size that is"),
         ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU; export without it"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.graph_file import GRAPH_FILE, check_data, load_graph
+from flownpu.convert.graph_file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.huggingface import TOKENIZER_FILES
 from flownpu.convert.output import check_output
 from flownpu.convert.rewritten_folder import make_rewritten_folder
@@ -48,6 +48,7 @@ def convert_genai_folder(request: Request) -> None:
     path = _graph_path(source, config)
     model = load_graph(path)
     data_files = check_data(model, path)
+    check_operators(model, path)
     try:
         report = rewrite(model, **options.as_dict())
     except ValueError as error:

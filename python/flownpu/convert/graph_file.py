@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+import onnx
 import onnx_ir as ir
 
 from flownpu.convert.data_file import DataFile
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
 
     from flownpu.convert.progress import ProgressCallback
 
-__all__ = ["DATA_FILE", "GRAPH_FILE", "SMALL_FILES", "check_data", "load_graph", "save_graph", "tensors"]
+__all__ = [
+    "DATA_FILE",
+    "GRAPH_FILE",
+    "SMALL_FILES",
+    "check_data",
+    "check_operators",
+    "load_graph",
+    "save_graph",
+    "tensors",
+]
 
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # model.onnx, the configuration and the manifest of the deepest model come to less than half of this.
 SMALL_FILES = 4 << 20
+# Domains whose operators ONNX Runtime has.
+_DOMAINS = {"", "ai.onnx", "com.microsoft"}
 # Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
 _LARGEST_IN_GRAPH = 256
 
@@ -64,6 +76,24 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
                 f"has {max(0, min(length, size - offset))} there; it is damaged or its copy was cut short"
             )
     return list(files.values())
+
+
+def check_operators(model: ir.Model, path: Path) -> None:
+    """Raises ConversionError if ONNX Runtime could not load the model: an operator or an opset that it cannot have."""
+    version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
+    unknown = sorted(
+        {
+            f"{node.domain}.{node.op_type}"
+            for node in model.graph.all_nodes()
+            if node.domain not in _DOMAINS and node.op_identifier() not in model.functions
+        }
+    )
+    if unknown:
+        raise ConversionError(
+            f"{path}: {', '.join(unknown)}: operators that ONNX Runtime does not have; export the model without them"
+        )
 
 
 def save_graph(model: ir.Model, folder: Path, progress: ProgressCallback, *, stage: str = "repack") -> dict[str, float]:

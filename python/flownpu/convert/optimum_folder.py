@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flownpu.attention_folding import prompt_folding
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.graph_file import GRAPH_FILE, check_data, load_graph
+from flownpu.convert.graph_file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
 from flownpu.convert.rewritten_folder import make_rewritten_folder
 from flownpu.graph_rewrites.plain_rewriter import rewrite_plain
@@ -18,15 +18,11 @@ from flownpu.ops.onnx_function import DOMAIN
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import onnx_ir as ir
-
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
 
 __all__ = ["convert_optimum_folder"]
 
-# Domains whose operators ONNX Runtime has.
-_KNOWN_DOMAINS = {"", "ai.onnx", "com.microsoft"}
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +55,9 @@ def convert_optimum_folder(request: Request) -> None:
     positions = _positions(config, request.context_length, source)
     model = load_graph(path)
     data_files = check_data(model, path)
-    _check_domains(model, path)
+    if any(node.domain == DOMAIN for node in model.graph):
+        raise ConversionError(f"{path}: is a model for FlowNPU already")
+    check_operators(model, path)
     try:
         report = rewrite_plain(model, positions=positions, tile=prompt_folding)
     except ValueError as error:
@@ -97,22 +95,6 @@ def _positions(config: dict[str, Any], context_length: int | None, source: Path)
     if largest and not 1 <= context_length <= largest:
         raise ConversionError(f"{source}: expected a context length of 1 to {largest}, got {context_length}")
     return context_length
-
-
-def _check_domains(model: ir.Model, path: Path) -> None:
-    if any(node.domain == DOMAIN for node in model.graph):
-        raise ConversionError(f"{path}: is a model for FlowNPU already")
-    unknown = sorted(
-        {
-            f"{node.domain}.{node.op_type}"
-            for node in model.graph.all_nodes()
-            if node.domain not in _KNOWN_DOMAINS and node.op_identifier() not in model.functions
-        }
-    )
-    if unknown:
-        raise ConversionError(
-            f"{path}: {', '.join(unknown)}: operators that ONNX Runtime does not have; export the model without them"
-        )
 
 
 def _check_rewritten(path: Path, report: Report, positions: int) -> None:

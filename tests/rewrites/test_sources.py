@@ -35,7 +35,6 @@ PROMPT, PARTS, NEW = 30, ((0, 19), (19, 30)), 20
 IDS = np.random.default_rng(5).integers(4, 260, (1, PROMPT))
 
 
-
 def check_placement(placement: Path) -> None:
     """Asserts that all nodes are FlowNPU's, in one partition."""
     report = json.loads(placement.read_text())

@@ -4,8 +4,8 @@
     python -m benchmarks.vision --layers 27
 
 makes a Gemma3 of random weights with the public models' vision tower (`vision_checkpoint`), converts it with `flownpu
-convert` and, for OpenVINO, exports it with optimum-intel, in an environment that is made once and kept. Each engine is a
-process; they load one after the other and are then asked in turn, so that whatever else the machine does meets all of
+convert` and, for OpenVINO, exports it with optimum-intel, in an environment that is made once and kept. Each engine is
+a process; they load one after the other and are then asked in turn, so that whatever else the machine does meets all of
 them. Models and environment are kept in the folder of `flownpu bench`'s peers.
 """
 
@@ -53,7 +53,9 @@ class Engine:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended without an answer (exit code {self.process.wait()}): see what it said above")
+            raise RuntimeError(
+                f"{self.name} ended without an answer (exit code {self.process.wait()}): see what it said above"
+            )
         return dict(json.loads(line))
 
     def measure(self) -> float:
@@ -89,9 +91,9 @@ def prepare(layers: int, weight_format: str) -> dict[str, tuple[Path, Path]]:
     exported = root / f"openvino-{weight_format}"
     with finished_folder(exported, layers) as folder:
         if folder is not None:
-            command: list[str | Path] = [python.with_name("optimum-cli"), "export", "openvino", "-m", root / "checkpoint"]
-            options: list[str | Path] = ["--task", "image-text-to-text", "--weight-format", weight_format, folder]
-            run([*command, *options], root / "openvino.log")
+            tool, options = python.with_name("optimum-cli"), ["--task", "image-text-to-text", "--weight-format"]
+            source = root / "checkpoint"
+            run([tool, "export", "openvino", "-m", source, *options, weight_format, folder], root / "openvino.log")
     own = (Path(sys.executable), root / "flownpu")
     return {"flownpu": own, "ort-cpu": own, "openvino": (python, exported)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a Gemma3 checkpoint of random weights with the vision tower of the public models, SigLIP-So400m, and a small text part.
+"""Writes a Gemma3 of random weights: the vision tower of the public models, SigLIP-So400m, and a small text part.
 
     python -m benchmarks.vision_checkpoint FOLDER --layers 27
 
@@ -19,6 +19,7 @@ __all__ = ["write_checkpoint"]
 
 _TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "gemma3-topics" / "tokenizer.json"
 _SPECIAL = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_WORDS = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 _CHAT = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 _VISION = {
     "hidden_size": 1152,
@@ -69,12 +70,10 @@ def write_checkpoint(folder: Path, layers: int) -> None:
         projection = model.model.multi_modal_projector.mm_input_projection_weight
         projection.normal_(std=projection.shape[0] ** -0.5)
     model.bfloat16().save_pretrained(folder)
-    words = transformers.PreTrainedTokenizerFast(
+    words = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
         extra_special_tokens=_SPECIAL,
+        **_WORDS,
         chat_template=_CHAT,
     )
     pictures = transformers.Gemma3ImageProcessor(

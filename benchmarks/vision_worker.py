@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs in an engine's own environment: from a picture to the first token, again and again. Standard library and numpy only.
+"""Runs in an engine's own environment: from a picture to the first token, as often as it is asked.
 
     python vision_worker.py flownpu|ort-cpu|openvino FOLDER THREADS
 

@@ -4,7 +4,7 @@
     Y = activation(X . (W * scale) + bias) + residual               with transposed = 1: W^T, where W is [M, K]
 
 An encoder's projections are these. ONNX Runtime replaces a Cast of a constant by what it makes of it, so a graph that
-casts bfloat16 weights holds them in float32 before any execution provider sees it; this operator holds them as they are.
+casts bfloat16 weights holds them in float32 before any execution provider sees it; this operator keeps them.
 
 Inputs:
     X float32 [..., K]

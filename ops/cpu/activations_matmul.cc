@@ -52,19 +52,24 @@ class ActivationsMatMul final : public Step {
     const Shape leading_b = leading(b);
     const Shape batches = leading(outputs[0].shape);
     const Broadcast<2> broadcast(batches, {&leading_a, &leading_b});
-    broadcast.walk(0, batches.elements(), [&](std::int64_t first, std::int64_t count,
-                                              const auto& offsets) {
-      for (std::int64_t i = 0; i < count; ++i) {
-        const DenseWeight weight{
-            inputs[1].as<const float>() + (offsets[1] + i * broadcast.step(1)) * k * m,
-            DataType::kFloat32, k, m, false, nullptr};
-        DenseEpilogue epilogue;
-        epilogue.y = outputs[0].as<float>() + (first + i) * rows * m;
-        epilogue.m = m;
-        product_.run(inputs[0].as<const float>() + (offsets[0] + i * broadcast.step(0)) * rows * k,
-                     rows, weight, epilogue, scratch.data());
-      }
-    });
+    broadcast.walk(
+        0, batches.elements(), [&](std::int64_t first, std::int64_t count, const auto& offsets) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            const DenseWeight weight{
+                inputs[1].as<const float>() + (offsets[1] + i * broadcast.step(1)) * k * m,
+                DataType::kFloat32,
+                k,
+                m,
+                false,
+                nullptr};
+            DenseEpilogue epilogue;
+            epilogue.y = outputs[0].as<float>() + (first + i) * rows * m;
+            epilogue.m = m;
+            product_.run(
+                inputs[0].as<const float>() + (offsets[0] + i * broadcast.step(0)) * rows * k, rows,
+                weight, epilogue, scratch.data());
+          }
+        });
   }
 
  private:

@@ -61,7 +61,8 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
   }
   if (node.has_output(kPresentKey)) cache_type_ = node.outputs[kPresentKey].type;
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
-  // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied faster.
+  // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied
+  // faster.
   const bool cached = node.has_output(kPresentKey) || node.input(kPastKey) != nullptr;
   constexpr auto kPairs = DataType::kBFloat16;
   if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)

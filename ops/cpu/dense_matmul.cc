@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul on the CPU, and MatMul and Gemm, which are the same without an epilogue or with a bias.
+// DenseMatMul on the CPU, and MatMul and Gemm, which are the same without an epilogue or with a
+// bias.
 #include "ops/cpu/dense_matmul.h"
 
 #include <algorithm>
@@ -71,8 +72,8 @@ class DenseMatMul final : public Step {
            std::span<std::byte> memory) const override {
     Scratch scratch(memory.data());
     float* product = take_product(scratch, inputs);
-    const DenseWeight weight{inputs[1].data,        type_, k_, m_,
-                             operands_.transposed, data(inputs, operands_.scale)};
+    const DenseWeight weight{
+        inputs[1].data, type_, k_, m_, operands_.transposed, data(inputs, operands_.scale)};
     DenseEpilogue epilogue{data(inputs, operands_.bias), operands_.activation, nullptr,
                            outputs[0].as<float>(), m_};
     if (product == nullptr) {

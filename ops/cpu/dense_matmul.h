@@ -23,8 +23,8 @@ class DenseProduct {
   // 64-byte aligned.
   std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t m) const;
   // `epilogue.m` is the weight's.
-  void run(const float* x, std::int64_t rows, const DenseWeight& weight,
-           DenseEpilogue epilogue, std::byte* scratch) const;
+  void run(const float* x, std::int64_t rows, const DenseWeight& weight, DenseEpilogue epilogue,
+           std::byte* scratch) const;
 
  private:
   struct Work;

@@ -96,8 +96,7 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,
                        DenseEpilogue epilogue, std::byte* memory) const {
   if (rows == 0 || weight.m == 0) return;
-  epilogue.streamed =
-      rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedBytes;
+  epilogue.streamed = rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedBytes;
   Scratch scratch(memory);
   Work work = take(scratch, rows, weight.k, weight.m);
   round(x, rows, weight.k, work);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. Where it makes a product's weight
-// there is no such step: the product reads x (ops/lowering/dense_matmul.cc).
+// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. Where it makes a product's
+// weight there is no such step: the product reads x (ops/lowering/dense_matmul.cc).
 #include <algorithm>
 
 #include "ops/cpu/cpu_step.h"
@@ -33,8 +33,7 @@ class DequantizeLinear final : public Step {
     const Shape& x = inputs[0].shape;
     const Shape& scale = inputs[1].shape;
     if (scale.elements() != 1 && (scale.rank() != 1 || scale[0] != x[axis(x)])) {
-      fail("[", name_, "] expected one scale, or ", x[axis(x)], " of them, got ",
-           to_string(scale));
+      fail("[", name_, "] expected one scale, or ", x[axis(x)], " of them, got ", to_string(scale));
     }
     if (inputs.size() > 2 && inputs[2].present() && !(inputs[2].shape == scale))
       fail("[", name_, "] expected zero_point of the scale's shape, got ",

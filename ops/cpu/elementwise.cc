@@ -81,9 +81,10 @@ float negative(float x) { return -x; }
 std::unique_ptr<Step> make_gelu(const Node& node, const Context& context) {
   const std::string approximate = node.text("approximate", "none");
   if (approximate != "none" && approximate != "tanh")
-    fail("[", to_string(node), "] expected approximate to be none or tanh, got '", approximate, "'");
-  return std::make_unique<Gelu>(
-      node, context, approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
+    fail("[", to_string(node), "] expected approximate to be none or tanh, got '", approximate,
+         "'");
+  return std::make_unique<Gelu>(node, context,
+                                approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
 }
 
 constexpr Operator kOperators[] = {

@@ -84,8 +84,8 @@ inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 // and f32, unrounded.
 enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8 };
 
-// A weight W[k, m] (transposed: [m, k]) as it lies in a model's file: f32, bf16, f16 or int8, dense,
-// row after row; `scales`, f32 [m] or null, multiply its columns.
+// A weight W[k, m] (transposed: [m, k]) as it lies in a model's file: f32, bf16, f16 or int8,
+// dense, row after row; `scales`, f32 [m] or null, multiply its columns.
 struct DenseWeight {
   const void* data = nullptr;
   DataType type = DataType::kFloat32;

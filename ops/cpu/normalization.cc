@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Norms over the last axis: LayerNormalization; the RMS norms SimplifiedLayerNormalization and
-// RMSNormalization (one operator under two names), and SkipSimplifiedLayerNormalization, which adds a
-// residual first and hands out the sum as well; and Softmax.
+// RMSNormalization (one operator under two names), and SkipSimplifiedLayerNormalization, which adds
+// a residual first and hands out the sum as well; and Softmax.
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
 

@@ -50,8 +50,7 @@ Window window_of(const Node& node, std::vector<std::int64_t> kernel) {
 }
 
 void check_images(const std::string& name, const Shape& shape) {
-  if (shape.rank() != 4)
-    fail("[", name, "] expected images [N, C, H, W], got ", to_string(shape));
+  if (shape.rank() != 4) fail("[", name, "] expected images [N, C, H, W], got ", to_string(shape));
 }
 
 class PatchConv final : public Step {

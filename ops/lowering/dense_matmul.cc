@@ -5,7 +5,8 @@
 //   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant where it lies, and s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
 //   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
-//                                                        -> DenseMatMul with bias, activation, residual
+//                                                        -> DenseMatMul with bias, activation,
+//                                                        residual
 #include <algorithm>
 #include <string>
 
@@ -48,7 +49,8 @@ bool is_symmetric(const Node& node, int axis) {
   if (zero == nullptr) return true;
   if (!is_constant(zero)) return false;
   const auto* points = static_cast<const std::int8_t*>(zero->constant);
-  return std::all_of(points, points + zero->shape->elements(), [](int point) { return point == 0; });
+  return std::all_of(points, points + zero->shape->elements(),
+                     [](int point) { return point == 0; });
 }
 
 Weight weight_of(Graph& graph, const Value& value, bool transposed) {

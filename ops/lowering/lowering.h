@@ -12,8 +12,8 @@
 //   qk_norm             norms of query and key -> inside the attention
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
-//   dense_matmul        MatMul and Gemm with a constant weight, and what follows them -> DenseMatMul
-//   unread_present      presents of an encoder's attention that nobody reads -> none
+//   dense_matmul        MatMul and Gemm with a constant weight, and what follows them ->
+//   DenseMatMul unread_present      presents of an encoder's attention that nobody reads -> none
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 #pragma once
 

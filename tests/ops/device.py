@@ -116,3 +116,10 @@ class Node:
 def run(op_type: str, inputs: list[np.ndarray | None], **keywords: Any) -> list[np.ndarray | None]:
     """Prepares a node for these inputs and runs it once."""
     return Node(op_type, inputs, **keywords)(*inputs)
+
+
+def one(op_type: str, inputs: list[np.ndarray | None], **keywords: Any) -> np.ndarray:
+    """As run, of a node with one output."""
+    (output,) = run(op_type, inputs, **keywords)
+    assert output is not None
+    return output

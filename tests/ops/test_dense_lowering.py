@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -28,7 +27,11 @@ Lines = list[tuple[str, list[str], str, dict[str, Any]]]
 
 
 def steps(
-    ep_devices: list[Any], folder: Path, lines: Lines, constants: dict[str, np.ndarray], shape: tuple[int | str, ...] = ALL
+    ep_devices: list[Any],
+    folder: Path,
+    lines: Lines,
+    constants: dict[str, np.ndarray],
+    shape: tuple[int | str, ...] = ALL,
 ) -> tuple[dict[str, int], np.ndarray]:
     """What the session's steps are called, and how many there are of each; and `y` of X, computed in float32."""
     nodes = [helper.make_node(op, inputs, [output], output, **attributes) for op, inputs, output, attributes in lines]

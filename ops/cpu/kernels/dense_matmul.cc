@@ -76,7 +76,8 @@ void finish_dense(const float* product, std::int64_t first, std::int64_t count, 
     }
   };
   // Only whole vectors at addresses that are a multiple of theirs.
-  const bool whole = e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
+  const bool whole =
+      e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
   with_activation(e.activation, [&]<Activation ACTIVATION>() {
     if (e.streamed && whole) {
       finish.template operator()<ACTIVATION, true>();

@@ -2,10 +2,10 @@
 // DenseMatMul in AVX-512, with dot products of int8 or of bf16.
 //
 // int8: 32 columns of the weight x 256 of k get one scale and one minimum a column, as Q4NXMatMul's
-// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile this is): w = minimum + scale * u with u in
-// 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8 is its code less 128,
-// exactly. Packed: for each 256 of k codes [k / 4][even columns, odd columns][16 lanes of 4], then
-// for each 256 of k the scales and minima.
+// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile this is): w = minimum + scale * u with u
+// in 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8 is its code less
+// 128, exactly. Packed: for each 256 of k codes [k / 4][even columns, odd columns][16 lanes of 4],
+// then for each 256 of k the scales and minima.
 //
 // bf16: weights are rounded to bf16 where they are not. Packed: [k / 2][even, odd][16 lanes of 2].
 #pragma once
@@ -101,8 +101,8 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
       reinterpret_cast<const ByteParameters*>(packed + k_blocks * kByteBlockBytes);
   for (std::int64_t b = 0; b < k_blocks; b += kByteBlocks) {
     const std::int64_t blocks = std::min(kByteBlocks, k_blocks - b);
-    const std::int64_t groups = std::min(blocks * q4nx::kGroupsPerBlock,
-                                         a.filled_groups - b * q4nx::kGroupsPerBlock);
+    const std::int64_t groups =
+        std::min(blocks * q4nx::kGroupsPerBlock, a.filled_groups - b * q4nx::kGroupsPerBlock);
     const ByteStretch stretch{packed + b * kByteBlockBytes, parameters + b, b, blocks, groups};
     for (std::int64_t row = 0; row < count; row += kTile) {
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
@@ -153,7 +153,8 @@ void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::
   if (group > 0) {
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * kDenseColumns);
   }
-  for (std::int64_t pair = 0; pair < groups * q4nx::kGroup / 2; ++pair, packed += kPairBytes, x += 2) {
+  for (std::int64_t pair = 0; pair < groups * q4nx::kGroup / 2;
+       ++pair, packed += kPairBytes, x += 2) {
     const __m512i even = _mm512_load_si512(packed);
     const __m512i odd = _mm512_load_si512(packed + 64);
     for (int r = 0; r < COUNT; ++r)
@@ -167,11 +168,11 @@ inline void dense_bf16(const std::byte* packed, const RoundedActivations& a, std
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Stretch) {
     const std::int64_t groups = std::min(kBFloat16Stretch, a.filled_groups - group);
     for (std::int64_t row = 0; row < count; row += kBFloat16Rows) {
-      with_count<kBFloat16Rows>(
-          std::min<std::int64_t>(kBFloat16Rows, count - row), [&]<int COUNT>() {
-            tile_dense_bf16<COUNT>(packed, a, first + row, group, groups,
-                                   out + row * kDenseColumns);
-          });
+      with_count<kBFloat16Rows>(std::min<std::int64_t>(kBFloat16Rows, count - row),
+                                [&]<int COUNT>() {
+                                  tile_dense_bf16<COUNT>(packed, a, first + row, group, groups,
+                                                         out + row * kDenseColumns);
+                                });
     }
   }
 }

@@ -2,9 +2,9 @@
 // DenseMatMul in f32, with any instruction set: what there is without dot products of bf16 or int8,
 // and what products of a few rows use, which are not worth rounding a weight for.
 //
-// Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data cache:
-// tiles of kFloatRows rows of activations by two vectors of columns, accumulated in registers, which
-// go to `out` between stretches.
+// Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data
+// cache: tiles of kFloatRows rows of activations by two vectors of columns, accumulated in
+// registers, which go to `out` between stretches.
 #pragma once
 
 #include <algorithm>
@@ -97,7 +97,8 @@ inline void scale_columns(const DenseWeight& weight, std::int64_t count, std::in
   float scales[kDenseColumns] = {};
   std::copy_n(weight.scales + column, std::min(kDenseColumns, weight.m - column), scales);
   for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
-    for (int c = 0; c < kDenseColumns; c += kLanes) store(out + c, load(out + c) * load(scales + c));
+    for (int c = 0; c < kDenseColumns; c += kLanes)
+      store(out + c, load(out + c) * load(scales + c));
   }
 }
 
@@ -127,8 +128,7 @@ void tile_dense(const float* packed, std::int64_t k, std::int64_t end, const flo
     }
   }
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v)
-      store(out + r * kDenseColumns + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kColumnVectors; ++v) store(out + r * kDenseColumns + v * kLanes, sum[r][v]);
   }
 }
 

@@ -92,10 +92,9 @@ def test_epilogue(isa: str, activation: str, residual: str) -> None:
     bias = rng.standard_normal(37, dtype=np.float32)
     shapes = {"same": (1, 6, 37), "broadcast": (37,), "wider": (3, 6, 1)}
     extra = rng.standard_normal(shapes[residual], dtype=np.float32) if residual in shapes else None
-    inputs = [x, weight, None, bias, extra]
     # On AVX-512 the product would be of rounded numbers: of 4 rows at a time it is not.
     parts = [(slice(0, 4), slice(0, 4)), (slice(4, 6), slice(4, 6))]
-    expected = dense_matmul.reference(*inputs, activation=activation)
+    expected = dense_matmul.reference(x, weight, None, bias, extra, activation=activation)
     for rows, out in parts:
         cut = [x[:, rows], weight, None, bias, extra if extra is None or residual == "broadcast" else extra[:, rows]]
         y = one("DenseMatMul", [None if a is None else np.ascontiguousarray(a) for a in cut],

@@ -24,7 +24,7 @@ IMAGES = RNG.standard_normal((2, 3, 13, 12), dtype=np.float32)
 def test_layer_norm(isa: str, biased: bool, width: int, mean: float) -> None:
     x = RNG.standard_normal((2, 3, width), dtype=np.float32) + np.float32(mean)
     weight, bias = RNG.standard_normal((2, width), dtype=np.float32)
-    inputs = [x, weight, bias] if biased else [x, weight]
+    inputs: list[np.ndarray | None] = [x, weight, bias] if biased else [x, weight]
     y = one("LayerNormalization", inputs, domain="", options={"cpu_isa": isa}, epsilon=1e-6, axis=-1)
     exact = x.astype(np.float64)
     centred = exact - exact.mean(-1, keepdims=True)
@@ -110,7 +110,7 @@ def test_dequantize_linear(dtype: Any, axis: int | None, zero: bool) -> None:
     if axis is not None:
         shape[axis] = count
     expected = (x.astype(np.float32) - (point.reshape(shape) if zero else 0)) * scale.reshape(shape)
-    inputs = [x, scale, point] if zero else [x, scale]
+    inputs: list[np.ndarray | None] = [x, scale, point] if zero else [x, scale]
     attributes = {} if axis is None else {"axis": axis}
     y = one("DequantizeLinear", inputs, domain="", **attributes)
     np.testing.assert_array_equal(y, expected, strict=True)

@@ -49,8 +49,8 @@ _LENGTHS = """
     lengths = Reshape (seqlens_k, minus_one)
     total = Reshape (total_sequence_length, minus_one)
 """
-# Max of one value, not Identity: where S is known, ONNX carries its value on from Shape as int64, whatever it is cast to,
-# and the inference of GroupQueryAttention fails on that type. It carries none through Max.
+# Max of one value, not Identity: where S is known, ONNX carries its value on from Shape as int64, whatever it is cast
+# to, and the inference of GroupQueryAttention fails on that type. It carries none through Max.
 _NO_LENGTHS = """
     batch = Shape <start = 0, end = 1> (q2)
     one = Constant <value = int32 {1}> ()

@@ -138,8 +138,8 @@ std::string QuantizedWeight::obstacle() const {
   // What is quantised again has to be finite itself.
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
-      const float largest = values[row * blocks() + block] *
-                            (std::abs(zero_point(row, block)) + q4nx::kLargestCode);
+      const float largest =
+          values[row * blocks() + block] * (std::abs(zero_point(row, block)) + q4nx::kLargestCode);
       if (!(std::abs(largest) <= kLargestWeight))
         return scales.name + " makes a weight that is not finite, or too large for bf16";
     }

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["VisionTower"]
@@ -54,7 +55,7 @@ class VisionTower:
     @property
     def pooled_per_side(self) -> int:
         """Features in a row of a picture; its square is F."""
-        return round(self.tokens_per_image**0.5)
+        return math.isqrt(self.tokens_per_image)
 
     @property
     def pool_size(self) -> int:

@@ -72,9 +72,9 @@ def test_product(isa: str, activations: str, dtype: str, transposed: int, shape:
     exact_x, exact_w = x.astype(np.float64), dense_matmul.reference(np.eye(k), weight, scale)
     slack = np.zeros((rows, m))
     if rounds(isa, rows):
-        exact_x = rounded(x, activations)
+        exact_x = rounded(x, activations, 256)
         exact_w, error = rounded_weight(weight, scale, activations)
-        slack = tie_error(x, activations) @ np.abs(exact_w) + np.abs(exact_x) @ error
+        slack = tie_error(x, activations, 256) @ np.abs(exact_w) + np.abs(exact_x) @ error
     # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
     # over a group of 32 and over a block of 256), relative to the sum of magnitudes, of which minimum and steps of an
     # 8-bit code are up to three times the weight's largest.

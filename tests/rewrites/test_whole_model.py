@@ -15,7 +15,6 @@ from flownpu.convert import convert
 from flownpu.graph_rewrites import rewrite
 from flownpu.ops import q4nx
 from tests.decoding import Decoder, float32_tolerance
-from tests.rewrites.conftest import OPTIONS
 from tests.rewrites.genai_export import WINDOW
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def tolerance(name: str, logits: Array) -> float:
 
 
 @pytest.mark.parametrize("sliding_window_cache", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_same_logits_in_stock_onnxruntime(
     name: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -48,7 +47,7 @@ def test_same_logits_in_stock_onnxruntime(
         np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance(name, expected))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) -> None:
     convert(exports[name], tmp_path / "model", kv_dtype="fp32")
     original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
@@ -59,7 +58,7 @@ def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) ->
         np.testing.assert_allclose(result[0], expected[-1], rtol=0, atol=tolerance(name, expected))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_operators_that_are_left(name: str, exports: dict[str, Path]) -> None:
     model = ir.load(exports[name] / "model.onnx")
     before = _operators(model)

@@ -7,12 +7,15 @@ import onnx_ir as ir
 from onnx_ir import tape
 
 from flownpu.graph_rewrites.node import SEQLENS_K, optional_input
+from flownpu.graph_rewrites.plain_graph import scalar
 from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.onnx_function import DOMAIN
 
 _RULE = "last_token_logits"
 # Products with the LM head: each row of the output depends on the same row of the first input alone.
 _HEADS = {(DOMAIN, "Q4NXMatMul"), ("com.microsoft", "MatMulNBits"), ("", "MatMul")}
+# What may follow it, number by number: the soft cap c tanh(x / c), with c a scalar.
+_CAPS = {"Div", "Tanh", "Mul"}
 
 
 def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int, list[Miss]]:
@@ -47,7 +50,8 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
         return 0, [] if which == "last" else [Miss(_RULE, output, reason)]
     if which == "all":
         return 0, []
-    head, seqlens_k = logits.producer(), _seqlens_k(model)
+    values = _before_caps(logits)
+    head, seqlens_k = values[-1].producer(), _seqlens_k(model)
     if head is None or (head.domain, head.op_type) not in _HEADS or logits.uses():
         made_by = "an input" if head is None else head.op_type
         reason = f"{output} comes from {made_by}, expected the product with the LM head, and no other use"
@@ -61,9 +65,21 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
     selected = _rows(builder, hidden, seqlens_k)
     model.graph.insert_before(head, builder.nodes)
     head.replace_input_with(0, selected)
-    if logits.shape is not None and logits.shape.rank() == 3:
-        logits.shape = ir.Shape([logits.shape[0], 1, logits.shape[2]])
+    for value in values:
+        if value.shape is not None and value.shape.rank() == 3:
+            value.shape = ir.Shape([value.shape[0], 1, value.shape[2]])
     return 1, []
+
+
+def _before_caps(logits: ir.Value) -> list[ir.Value]:
+    """The logits, what they are before their soft cap, and what is between, each of which has no other use."""
+    values = [logits]
+    while (node := values[-1].producer()) is not None and node.domain == "" and node.op_type in _CAPS:
+        value = node.inputs[0]
+        if value is None or len(value.uses()) != 1 or any(scalar(operand) is None for operand in node.inputs[1:]):
+            break
+        values.append(value)
+    return values
 
 
 def _seqlens_k(model: ir.Model) -> ir.Value | None:

@@ -81,9 +81,15 @@ def test_head_of_another_kind() -> None:
     [
         (_model(shape="[B, 1, 40]"), "all", "logits has shape [B,1,40]: the export computes the last token's only"),
         (
-            _model(HEAD.replace("logits", "raw") + "  logits = Tanh (raw)"),
+            _model(HEAD.replace("logits", "raw") + "  logits = Sigmoid (raw)"),
             "last",
-            "logits comes from Tanh, expected the product with the LM head, and no other use",
+            "logits comes from Sigmoid, expected the product with the LM head, and no other use",
+        ),
+        (
+            # The next token's scale is not one number.
+            _model(HEAD.replace("logits", "raw") + "  twice = Add (raw, raw)  logits = Mul (raw, twice)"),
+            "last",
+            "logits comes from Mul, expected the product with the LM head, and no other use",
         ),
         (
             testing.parse(
@@ -119,3 +125,15 @@ def test_logits_that_are_as_asked_for_stay(shape: str, which: str) -> None:
 def test_unknown_choice() -> None:
     with pytest.raises(ValueError, match="logits='first': expected 'last' or 'all'"):
         set_logits(_model(), "first")
+
+
+def test_a_soft_cap_stays_behind_the_head() -> None:
+    """c tanh(x / c), as Gemma 2's graphs have it."""
+    cap = (
+        "cap = Constant <value = float {3.0}> ()  small = Div (raw, cap)  bent = Tanh (small)  logits = Mul (bent, cap)"
+    )
+    model = _model(HEAD.replace("logits", "raw") + cap)
+    assert set_logits(model, "last") == (1, [])
+    names = testing.operator_names(model)
+    assert names[names.index("GatherND") :] == ["GatherND", "Q4NXMatMul", "Constant", "Div", "Tanh", "Mul"]
+    assert {str(node.outputs[0].shape) for node in model.graph if node.op_type == "Mul"} == {"[B,1,40]"}

@@ -32,7 +32,8 @@ template <typename To>
 To to_integer(float x) {
   // Both ends are powers of two, exact in float; NaN is in no range.
   constexpr auto kLowest = static_cast<float>(std::numeric_limits<To>::lowest());
-  constexpr float kEnd = static_cast<float>(std::numeric_limits<To>::max() / 2 + 1) * 2;
+  constexpr To kHalf = std::numeric_limits<To>::max() / 2 + 1;
+  constexpr float kEnd = static_cast<float>(kHalf) * 2;
   return x > kLowest - 1 && x < kEnd ? static_cast<To>(x) : std::numeric_limits<To>::lowest();
 }
 

@@ -121,7 +121,8 @@ class Reduce final : public Step {
     });
     if constexpr (std::is_same_v<Function, Mean>) {
       if (results == 0) return;
-      const auto count = static_cast<T>(shape.elements() / results);
+      const std::int64_t each = shape.elements() / results;
+      const auto count = static_cast<T>(each);
       if (std::is_integral_v<T> && count == 0) fail("[", name_, "] expected elements, got none");
       for (std::int64_t i = 0; i < results; ++i) y[i] /= count;
     }

@@ -17,13 +17,16 @@ namespace {
 
 enum Input : std::uint8_t { kX, kWeight, kScale, kBias, kResidual, kInputs };
 
-bool is_constant(const Value* value) {
-  return value != nullptr && value->constant != nullptr && value->shape.has_value();
+// The shape of a constant; null if it is none.
+const Shape* constant_shape(const Value* value) {
+  if (value == nullptr || value->constant == nullptr || !value->shape) return nullptr;
+  return &*value->shape;
 }
 
 bool is_vector(const Value& value, std::int64_t elements) {
-  return is_constant(&value) && value.type == DataType::kFloat32 && value.shape->rank() > 0 &&
-         value.shape->elements() == elements && (*value.shape)[-1] == elements;
+  const Shape* shape = constant_shape(&value);
+  return shape != nullptr && value.type == DataType::kFloat32 && shape->rank() > 0 &&
+         shape->elements() == elements && (*shape)[-1] == elements;
 }
 
 // A weight as it lies in the file; no name if it is none that DenseMatMul takes.
@@ -39,27 +42,28 @@ bool is_symmetric(const Node& node, int axis) {
   const Value* x = node.input(0);
   const Value* scale = node.input(1);
   const Value* zero = node.input(2);
-  if (!is_constant(x) || x->type != DataType::kInt8 || x->shape->rank() != 2 ||
-      !is_constant(scale) || !is_vector(*scale, (*x->shape)[axis]) ||
-      node.integer("block_size", 0) != 0) {
+  const Shape* shape = constant_shape(x);
+  if (shape == nullptr || x->type != DataType::kInt8 || shape->rank() != 2 || scale == nullptr ||
+      !is_vector(*scale, (*shape)[axis]) || node.integer("block_size", 0) != 0) {
     return false;
   }
   const std::int64_t given = node.integer("axis", 1);
   if ((given < 0 ? given + 2 : given) != axis) return false;
   if (zero == nullptr) return true;
-  if (!is_constant(zero)) return false;
+  const Shape* zeros = constant_shape(zero);
+  if (zeros == nullptr) return false;
   const auto* points = static_cast<const std::int8_t*>(zero->constant);
-  return std::all_of(points, points + zero->shape->elements(),
-                     [](int point) { return point == 0; });
+  return std::all_of(points, points + zeros->elements(), [](int point) { return point == 0; });
 }
 
 Weight weight_of(Graph& graph, const Value& value, bool transposed) {
   Weight weight;
   const Node* maker = value.constant == nullptr ? graph.producer(value.name) : nullptr;
   const Value* source = maker == nullptr ? &value : maker->input(0);
+  const Shape* shape = constant_shape(source);
   if (maker != nullptr) {
     const bool cast = maker->op_type == "Cast" && maker->domain.empty() &&
-                      maker->outputs[0].type == DataType::kFloat32 && is_constant(source) &&
+                      maker->outputs[0].type == DataType::kFloat32 && shape != nullptr &&
                       (source->type == DataType::kBFloat16 || source->type == DataType::kFloat16);
     const bool scaled = maker->op_type == "DequantizeLinear" && maker->domain.empty() &&
                         is_symmetric(*maker, transposed ? 0 : 1);
@@ -68,10 +72,10 @@ Weight weight_of(Graph& graph, const Value& value, bool transposed) {
   } else if (value.type != DataType::kFloat32) {
     return weight;
   }
-  if (!is_constant(source) || source->shape->rank() != 2) return weight;
+  if (shape == nullptr || shape->rank() != 2) return weight;
   weight.value = *source;
-  weight.k = (*source->shape)[transposed ? 1 : 0];
-  weight.m = (*source->shape)[transposed ? 0 : 1];
+  weight.k = (*shape)[transposed ? 1 : 0];
+  weight.m = (*shape)[transposed ? 0 : 1];
   return weight;
 }
 
@@ -138,8 +142,9 @@ void flattened(Graph& graph, Node& node) {
   const Node* before = graph.producer(product->inputs[kX].name);
   if (before == nullptr || before->op_type != "Reshape" || !before->domain.empty()) return;
   const Value x = before->inputs[0];
-  const std::int64_t k =
-      (*product->inputs[kWeight].shape)[product->integer("transposed", 0) != 0 ? 1 : 0];
+  const Shape* weight = constant_shape(&product->inputs[kWeight]);
+  if (weight == nullptr) return;
+  const std::int64_t k = (*weight)[product->integer("transposed", 0) != 0 ? 1 : 0];
   if (!x.shape || x.shape->rank() < 2 || (*x.shape)[-1] != k ||
       !is_product_shape(x.shape, node.outputs[0].shape)) {
     return;

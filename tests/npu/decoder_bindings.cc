@@ -160,8 +160,14 @@ void bind_device(nb::module_& module) {
           },
           nb::arg("partition"), nb::arg("folder") = "",
           nb::arg("outputs") = std::vector<std::string>{}, nb::keep_alive<0, 2>())
-      .def("lower_again", [](const NpuDevice& device,
-                             const Lowered& lowered) { return device.lower(lowered.nodes, {}); })
+      .def("lower_again",
+           [](const NpuDevice& device, const Lowered& lowered) {
+             Lowering lowering;  // All that is computed leaves: nothing of it is dead.
+             for (const Node& node : lowered.nodes) {
+               for (const Value& output : node.outputs) lowering.outputs.push_back(output.name);
+             }
+             return device.lower(lowered.nodes, lowering);
+           })
       .def("compatibility",
            [](const NpuDevice& device, const std::string& folder) {
              return device.compatibility({.model_folder = folder});

@@ -41,12 +41,22 @@ class Range final : public Step {
       const T start = *inputs[0].as<const T>();
       const T delta = *inputs[2].as<const T>();
       auto* y = outputs[0].as<T>();
-      for (std::int64_t i = 0; i < outputs[0].shape[0]; ++i)
-        y[i] = static_cast<T>(start + static_cast<T>(i) * delta);
+      for (std::int64_t i = 0; i < outputs[0].shape[0]; ++i) y[i] = element(start, delta, i);
     });
   }
 
  private:
+  // start + i delta. The product of integers may be too long where the sum is not: it wraps.
+  template <typename T>
+  static T element(T start, T delta, std::int64_t i) {
+    if constexpr (std::is_integral_v<T>) {
+      const auto offset = static_cast<std::uint64_t>(i) * static_cast<std::uint64_t>(delta);
+      return static_cast<T>(static_cast<std::uint64_t>(start) + offset);
+    } else {
+      return start + static_cast<T>(i) * delta;
+    }
+  }
+
   // Of numbers start, start + delta .. before the limit.
   template <typename T>
   std::int64_t count(T start, T limit, T delta) const {

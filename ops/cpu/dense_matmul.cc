@@ -10,7 +10,6 @@
 #include "ops/error.h"
 
 namespace flownpu::cpu {
-namespace {
 
 void check_float(const Node& node, std::size_t input, std::string_view what) {
   const Value* value = node.input(input);
@@ -19,6 +18,8 @@ void check_float(const Node& node, std::size_t input, std::string_view what) {
          value == nullptr ? "none" : name_of(value->type));
   }
 }
+
+namespace {
 
 // Where the operands of a product stand among a node's inputs; kAbsent: it has none.
 constexpr std::size_t kAbsent = 99;

@@ -3,7 +3,10 @@
 // constant weight, MatMul of two activations, a convolution of patches).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string_view>
 
 #include "ops/cpu/cpu_step.h"
 
@@ -37,6 +40,9 @@ class DenseProduct {
   Context context_;
   DenseRounding rounding_;
 };
+
+// Throws Error unless the input, called `what` there, is of type float.
+void check_float(const Node& node, std::size_t input, std::string_view what);
 
 // Throws Error if W is not a constant of two axes, or another operand does not fit it.
 std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context);

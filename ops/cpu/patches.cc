@@ -26,14 +26,6 @@ bool all(const std::vector<std::int64_t>& values, std::int64_t value) {
   return std::ranges::all_of(values, [value](std::int64_t v) { return v == value; });
 }
 
-void check_float(const Node& node, std::size_t input) {
-  const Value* value = node.input(input);
-  if (value == nullptr || value->type != DataType::kFloat32) {
-    fail("[", to_string(node), "] expected input ", input, " to be float, got ",
-         value == nullptr ? "none" : name_of(value->type));
-  }
-}
-
 // The window of a node that cuts images into windows side by side; throws Error for others.
 Window window_of(const Node& node, std::vector<std::int64_t> kernel) {
   std::vector<std::int64_t> strides = node.integers("strides");
@@ -58,8 +50,8 @@ class PatchConv final : public Step {
   // Pixels are multiplied as they are: the product takes a thousandth of an encoder's time.
   PatchConv(const Node& node, const Context& context)
       : context_(context), name_(to_string(node)), product_(context, DenseRounding::kFloat) {
-    check_float(node, 0);
-    check_float(node, 1);
+    check_float(node, 0, "images");
+    check_float(node, 1, "the weight");
     const Value* weight = node.input(1);
     if (weight->constant == nullptr || !weight->shape || weight->shape->rank() != 4)
       fail("[", name_, "] expected a constant weight of shape [M, C, height, width]");
@@ -69,7 +61,7 @@ class PatchConv final : public Step {
     window_ = window_of(node, {shape[2], shape[3]});
     channels_ = shape[1];
     m_ = shape[0];
-    if (node.input(2) != nullptr) check_float(node, 2);
+    if (node.input(2) != nullptr) check_float(node, 2, "the bias");
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -164,7 +156,7 @@ class AveragePool final : public Step {
       : context_(context),
         name_(to_string(node)),
         window_(window_of(node, node.integers("kernel_shape"))) {
-    check_float(node, 0);
+    check_float(node, 0, "images");
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {

@@ -72,9 +72,9 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
 
 def option_help(option: OptionInfo, default: object) -> str:
     """What an option does, with its default unless that is nothing or told already."""
-    if default in (None, "", False) or "[default:" in (option.help or ""):
+    if default in (None, "", False) or "(default:" in (option.help or ""):
         return str(option.help)
-    return f"{option.help} [default: {default}]"
+    return f"{option.help} (default: {default})"
 
 
 if __name__ == "__main__":

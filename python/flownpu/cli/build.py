@@ -58,20 +58,20 @@ Operators = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL|OPS",
-        help="Folder that `flownpu convert` wrote; or operators, such as gemm and flow_kv. [default: all operators]",
+        help="Folder that `flownpu convert` wrote; or operators, such as gemm and flow_kv. (default: all operators)",
     ),
 ]
 KindOption = Annotated[
     Kind | None,
-    typer.Option("--for", help="MODEL's artifacts for the emulator, or for an NPU. [default: xclbin]"),
+    typer.Option("--for", help="MODEL's artifacts for the emulator, or for an NPU. (default: xclbin)"),
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option("--context", min=1, help="MODEL's longest context on the NPU. [default: the model's, 4096 at most]"),
+    typer.Option("--context", min=1, help="MODEL's longest context on the NPU. (default: the model's, 4096 at most)"),
 ]
 WeightsOption = Annotated[
     Weights | None,
-    typer.Option("--weights", help="What MODEL's prompts are multiplied by; bfp16 is less exact. [default: bf16]"),
+    typer.Option("--weights", help="What MODEL's prompts are multiplied by; bfp16 is less exact. (default: bf16)"),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -79,8 +79,8 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="DIR",
-        help="Of a MODEL, the folder to make [default: MODEL/artifacts/emulate or /TARGET]; of operators, where to "
-        "build: the files go to DIR/TARGET [default: artifacts].",
+        help="Of a MODEL, the folder to make (default: MODEL/artifacts/emulate or /TARGET); of operators, where to "
+        "build: the files go to DIR/TARGET (default: artifacts).",
     ),
 ]
 
@@ -96,7 +96,7 @@ def build(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Only this model's shapes of operators, such as gemma3-1b; may be repeated. [default: all]",
+            help="Only this model's shapes of operators, such as gemma3-1b; may be repeated. (default: all)",
         ),
     ] = None,
     output: OutputOption = None,

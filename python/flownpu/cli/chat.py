@@ -33,15 +33,10 @@ def chat(
     context: Annotated[
         int, typer.Option(min=2, help="Tokens the conversation may grow to; the KV cache is of this size.")
     ] = 4096,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy. [default: the model's own settings]")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")] = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
     provider: options.ProviderOption = options.Provider.FLOWNPU,
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,

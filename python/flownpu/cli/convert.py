@@ -50,7 +50,7 @@ WindowCache = Annotated[
     typer.Option("--sliding-window-cache", help="Keep only a window of the KV cache in layers that see no more."),
 ]
 ContextLength = Annotated[
-    int | None, typer.Option("--context-length", min=1, help="Largest context. [default: the model's]")
+    int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the model's)")
 ]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a model that is there.")]
@@ -73,7 +73,7 @@ def convert(
         VisionWeights | None,
         typer.Option(
             "--vision-weights",
-            help="Type of the vision tower's matrices; none: the text decoder alone. [default: bf16, if there is one]",
+            help="Type of the vision tower's matrices; none: the text decoder alone. (default: bf16, if there is one)",
         ),
     ] = None,
     force: Force = False,

@@ -32,7 +32,7 @@ def explain(
     bandwidth: Annotated[
         float | None,
         typer.Option(
-            "--bandwidth", metavar="GB/S", min=0.1, help="Rate at which the CPU reads memory. [default: measured]"
+            "--bandwidth", metavar="GB/S", min=0.1, help="Rate at which the CPU reads memory. (default: measured)"
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -13,12 +13,12 @@ from flownpu.errors import require
 
 def make_model(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help=f"One of {', '.join(SHAPES)}.")],
-    output: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Folder to make. [default: SHAPE]")] = None,
+    output: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Folder to make. (default: SHAPE)")] = None,
     random: Annotated[bool, typer.Option("--random", help="Random weights: the only ones that can be made.")] = False,
     kv_dtype: convert.KvDtypeOption = convert.KvDtype.BF16,
     sliding_window_cache: convert.WindowCache = False,
     context_length: Annotated[
-        int | None, typer.Option("--context-length", min=1, help="Largest context. [default: the shape's, up to 40960]")
+        int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
     force: convert.Force = False,

@@ -10,7 +10,7 @@ import typer
 from flownpu.generation import LanguageModel
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
-__all__ += ["ActivationsOption", "Threads", "open_model", "provider_options"]
+__all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
 
 
 class Provider(StrEnum):
@@ -48,12 +48,18 @@ ActivationsOption = Annotated[
     typer.Option("--activations", help="What matrix products round activations to; int8 is faster and less exact."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads of the CPU kernels. [default: one for each core]")
+    int | None, typer.Option("--threads", min=1, help="Threads of the CPU kernels. (default: one for each core)")
 ]
 Option = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="KEY=VALUE", help="Any option of FlowNPU's provider; may be repeated."),
 ]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="0 is greedy. (default: the model's own settings)")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")]
+TopP = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 

@@ -29,7 +29,7 @@ def predict(
             "--context",
             metavar="LENGTHS",
             help="Lengths such as 1k,2k,4096; `...` doubles up to the next: 1k,...,128k. "
-            "[default: 1k,... as far as the model goes]",
+            "(default: 1k,... as far as the model goes)",
         ),
     ] = None,
     design: Annotated[

@@ -29,15 +29,10 @@ def run(
         typer.Option("--image", metavar="FILE", help="An image that the prompt is about; may be repeated."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 128,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy. [default: the model's own settings]")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")] = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is, not as a turn of a conversation.")
     ] = False,

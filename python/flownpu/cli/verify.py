@@ -25,7 +25,7 @@ def verify(
             "--against", metavar="SRC", help="A Hugging Face checkpoint folder, or a model folder with 4-bit weights."
         ),
     ],
-    text: Annotated[str | None, typer.Option("--text", help="What to run both on. [default: a paragraph]")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="What to run both on. (default: a paragraph)")] = None,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same, out of a file.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text that are used, at most.")] = 256,
     provider: options.ProviderOption = options.Provider.FLOWNPU,

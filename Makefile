@@ -62,6 +62,7 @@ build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard t
 figures: .venv/demo
 	$(BIN)/python scripts/draw_demo.py
 	$(BIN)/python scripts/draw_npu_designs.py
+	$(BIN)/python -m scripts.draw_shapes
 
 clean:
 	rm -rf .venv build out

@@ -11,7 +11,6 @@ them. Models and environment are kept in the folder of `flownpu bench`'s peers.
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.engine_process import EngineProcess
 from benchmarks.vision_checkpoint import write_checkpoint
 from flownpu.convert import convert
 from flownpu.peers import openvino_genai
@@ -39,38 +39,14 @@ class Engine:
 
     name: str
     weights: int
-    process: "subprocess.Popen[str]" = field(repr=False)
+    process: EngineProcess = field(repr=False)
     load_seconds: float = 0.0
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
 
-    def answer(self) -> dict[str, float]:
-        """The next line that the engine says.
-
-        Raises:
-            RuntimeError: it ended.
-        """
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(
-                f"{self.name} ended without an answer (exit code {self.process.wait()}): see what it said above"
-            )
-        return dict(json.loads(line))
-
     def measure(self) -> float:
         """Seconds from the picture to the first token."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.answer()["seconds"]
-
-    def finish(self) -> None:
-        """Ends the engine."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.peak = int(self.answer()["peak"])
-        self.process.wait()
+        return float(self.process.ask()["seconds"])
 
 
 def prepare(layers: int, weight_format: str) -> dict[str, tuple[Path, Path]]:
@@ -100,12 +76,10 @@ def prepare(layers: int, weight_format: str) -> dict[str, tuple[Path, Path]]:
 
 def start(name: str, python: Path, folder: Path, threads: int) -> Engine:
     """An engine that has loaded its model and run once."""
-    process = subprocess.Popen(
-        [python, _WORKER, name, folder, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = EngineProcess(name, [python, _WORKER, name, folder, str(threads)])
     weights = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in {".data", ".bin"})
     engine = Engine(name, weights, process)
-    engine.load_seconds = engine.answer()["load_seconds"]
+    engine.load_seconds = process.answer()["load_seconds"]
     engine.measure()
     return engine
 
@@ -125,7 +99,7 @@ def main(
         for engine in running:
             engine.seconds.append(engine.measure())
     for engine in running:
-        engine.finish()
+        engine.peak = int(engine.process.finish()["peak"])
     if as_json:
         results = [{key: value for key, value in vars(engine).items() if key != "process"} for engine in running]
         print(json.dumps({"layers": layers, "threads": threads, "engines": results}, indent=2))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small model that sees answers questions about pictures it was not trained on, through ORT GenAI."""
+
+import io
+import json
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from flownpu.convert import convert
+from flownpu.npu_calls import build_artifacts
+from tests.fixtures.shapes_pictures import draw, random_question, random_scene
+
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-shapes"
+
+SEED = 20261122  # training draws from seeds that are texts
+PICTURES = 40
+QUESTIONS_EACH = 4
+
+# Asked for by the model's specification. Answers are deterministic, and metadata.json says what training ended with:
+# the margin is for other pictures, not for other runs.
+LEAST_RIGHT = 0.95
+
+Answer = Callable[[Image.Image, str], str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shapes") / "model"
+    convert(CHECKPOINT, folder)
+    return folder
+
+
+def open_model(genai: Any, folder: Path) -> Answer:
+    """What asks a model about a picture, greedily, and returns what it says."""
+    model = genai.Model(str(folder))
+    tokenizer, processor = genai.Tokenizer(model), model.create_multimodal_processor()
+
+    def answer(picture: Image.Image, question: str) -> str:
+        file = io.BytesIO()
+        picture.save(file, "png")
+        turn = json.dumps([{"role": "user", "content": f"<start_of_image>{question}"}])
+        prompt = tokenizer.apply_chat_template(turn, add_generation_prompt=True)
+        inputs = processor(prompt, images=genai.Images.open_bytes(file.getvalue()))
+        parameters = genai.GeneratorParams(model)
+        parameters.set_search_options(do_sample=False, max_length=400)
+        generator = genai.Generator(model, parameters)
+        generator.set_inputs(inputs)
+        tokens = []
+        while not generator.is_done():
+            generator.generate_next_token()
+            tokens.append(generator.get_next_tokens()[0])
+        return str(tokenizer.decode(tokens))
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def answer(genai: Any, folder: Path) -> Answer:
+    return open_model(genai, folder)
+
+
+def test_answers_held_out_pictures(answer: Answer) -> None:
+    """160 questions on 40 pictures of many sizes, with a seed that training does not use."""
+    generator = random.Random(SEED)
+    right, wrong = defaultdict[str, int](int), []
+    for _ in range(PICTURES):
+        scene = random_scene(generator)
+        picture = draw(scene, generator.randint(100, 600))
+        for question in (random_question(scene, generator) for _ in range(QUESTIONS_EACH)):
+            said = answer(picture, question.question)
+            if said == question.answer:
+                right[question.kind] += 1
+            else:
+                wrong.append((question, said))
+    total = sum(right.values()) + len(wrong)
+    assert total == PICTURES * QUESTIONS_EACH
+    assert len(right) == 6, f"expected right answers to every kind of question, got {dict(right)}"
+    assert sum(right.values()) >= LEAST_RIGHT * total, f"{len(wrong)} of {total} are wrong: {wrong}"
+
+
+def test_sees_the_picture(answer: Answer) -> None:
+    """The same question about other pictures has other answers; without that, the words alone would tell."""
+    said = {answer(draw(random_scene(random.Random(seed)), 256), "What is this?") for seed in range(12)}
+    assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
+
+
+def test_the_emulated_tower_tells_the_decoder_the_same(
+    genai: Any, folder: Path, answer: Answer, tmp_path: Path
+) -> None:
+    """GenAI gives each graph its own options: the tower on the emulated array, the decoder on the CPU device."""
+    copied = shutil.copytree(folder, tmp_path / "model")
+    build_artifacts(copied)
+    config = json.loads((copied / "genai_config.json").read_text())
+    placements = tmp_path / "placements"
+    placements.mkdir()
+    options = {"device": "emulate", "placement": f"{placements}/"}
+    config["model"]["vision"]["session_options"] = {"provider_options": [{"FlowNPUExecutionProvider": options}]}
+    (copied / "genai_config.json").write_text(json.dumps(config))
+    emulated = open_model(genai, copied)
+    for seed in range(2):
+        picture = draw(random_scene(random.Random(SEED + seed)), 200)
+        said = emulated(picture, "What do you see?")
+        assert said == answer(picture, "What do you see?")
+        assert len(said) > len("A red star.") - 1
+    placement = json.loads((placements / "vision.json").read_text())
+    assert placement["lowered"] == ["an encoder's 2 layers in 18 dispatches an image"]

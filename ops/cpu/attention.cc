@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/cpu/cache_bytes.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {

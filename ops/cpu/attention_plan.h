@@ -50,8 +50,4 @@ struct AttentionPlan {
 
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine& machine);
 
-// L2 of a core of this machine; 512 KB, the least of the processors in sight (Haswell and Skylake
-// have 256 KB and 1 MB, Zen 512 KB and 1 MB), if the system does not tell.
-std::int64_t cache_bytes();
-
 }  // namespace flownpu::cpu

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 
+#include "ops/cpu/cache_bytes.h"
 #include "ops/cpu/cpu_step.h"
 
 namespace flownpu::cpu {
@@ -18,7 +19,7 @@ class DenseProduct {
  public:
   // What to round to; products of a few rows round nothing.
   DenseProduct(const Context& context, DenseRounding rounding)
-      : context_(context), rounding_(rounding) {}
+      : context_(context), rounding_(rounding), cache_bytes_(cache_bytes()) {}
 
   // As the option `activations` says, where the instruction set has dot products.
   static DenseProduct rounded(const Context& context);
@@ -39,6 +40,7 @@ class DenseProduct {
 
   Context context_;
   DenseRounding rounding_;
+  std::int64_t cache_bytes_;
 };
 
 // Throws Error unless the input, called `what` there, is of type float.

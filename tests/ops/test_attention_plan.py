@@ -34,8 +34,11 @@ def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> Non
         assert tokens <= plan["tiles"] * plan["tile_tokens"] < tokens + plan["tile_tokens"]
         assert plan["tasks"] == kv_heads * plan["tiles"] * plan["parts"]
         assert plan["slots"] == min(threads, plan["tasks"])
-        # A token's heads are not parted; else a tile is at most 256 rows.
-        assert rows <= max(256, per_group)
+        # A token's heads are not parted; else a tile's queries (as they come, in f32, and as they are multiplied) and
+        # numerators fill at most half of the L2, where that has room for 256 of them; and 1024 are enough.
+        row_bytes = head_size * (4 + MACHINE["element"] + 4)
+        assert rows <= max(256, per_group) or rows * row_bytes <= cache_bytes / 2
+        assert rows <= max(1024, per_group)
         assert bool(plan["few"]) == (rows <= MACHINE["few_rows"])
         assert plan["chunk_keys"] % 16 == 0
         # What is re-ordered for a chunk, and a block of scores, take half of the L2, or a chunk is at its least.

@@ -19,8 +19,8 @@ CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 H, G, D = 4, 2, 64
 # Where several queries look into a bf16 cache with AVX-512, queries and probabilities are rounded to bf16: half an ulp.
 PAIRS_EPSILON = 2.0**-9
-# And e^x is a polynomial whose first missing term is (ln 2 / 2)^5 / 5!.
-PAIRS_EXP = 4.2e-5
+# And e^x is a polynomial whose relative error was made least.
+PAIRS_EXP = 2.7e-6
 
 
 def multiplies_pairs(cache: str, isa: str) -> bool:
@@ -414,6 +414,37 @@ def test_position_ids_and_attention_bias(cache: str) -> None:
     weight = (tokens + 32) * EPSILON + (2 * (PAIRS_EPSILON + PAIRS_EXP) if pairs else 0)
     bound = largest * (2 * D**-0.5 * score + weight + flips)
     np.testing.assert_allclose(output, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("tokens", [1, 40, 200])
+def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache: str, tokens: int) -> None:
+    """Its scores are then all the lowest float, below which nothing moves them, and softmax gives equal weights.
+
+    The masked queries' outputs are the values' mean; PAIRS_EPSILON each for the probabilities and what they sum to.
+    The others are as they would be without the mask, to the bit.
+    """
+    rng = np.random.default_rng(5)
+    query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
+    bias = np.zeros((1, 1, tokens, tokens), np.float32)
+    masked = np.arange(tokens) % 3 == 0
+    inputs = [query, *[None] * 9, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "causal": 0}
+    options = {"cpu_isa": isa, "threads": "2"}
+    inputs[3:5] = [np.zeros((1, G, 0, D), CACHE_TYPES[cache]) for _ in range(2)]
+    node = Node("FlowQKVAttention", inputs, ("float", cache, cache), options=options, **sizes)
+    plain, *_ = node(*inputs)
+    bias[:, :, masked] = np.finfo(np.float32).min
+    output, _, values = node(*inputs)
+    assert output is not None
+    assert plain is not None
+    assert values is not None
+    v = np.repeat(values[0].astype(np.float64), H // G, axis=0)
+    error = np.abs(output[0, masked].reshape(-1, H, D) - v.mean(1))
+    weight = 2 * PAIRS_EPSILON if multiplies_pairs(cache, isa) and tokens > 1 else (tokens + 4) * EPSILON
+    assert np.all(error <= weight * np.abs(v).mean(1))
+    np.testing.assert_array_equal(output[0, ~masked], plain[0, ~masked])
 
 
 def test_flow_kv_attention_is_the_same_for_one_token() -> None:

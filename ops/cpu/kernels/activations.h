@@ -8,10 +8,11 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// GELU with the tanh of Hendrycks and Gimpel: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// GELU with the tanh of Hendrycks and Gimpel: x / 2 (1 + tanh u), u = sqrt(2 / pi) (x + 0.044715
+// x^3), which is x / (1 + e^(-2 u)): (1 + tanh u) / 2 is the logistic function of 2 u.
 inline Vector gelu_tanh(Vector x) {
-  constexpr float kSqrtTwoOverPi = 0.797884561F;
-  return 0.5F * x * (1.0F + tanh(kSqrtTwoOverPi * (x + 0.044715F * x * x * x)));
+  constexpr float kMinusTwoSqrtTwoOverPi = -1.59576912F;
+  return x / (1.0F + exp(kMinusTwoSqrtTwoOverPi * (x + 0.044715F * x * x * x)));
 }
 
 // erf x = sign(x) (1 - (a1 t + .. + a5 t^5) e^(-x^2)), t = 1 / (1 + p |x|): Abramowitz and Stegun,

@@ -104,7 +104,11 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
     const std::int64_t groups =
         std::min(blocks * q4nx::kGroupsPerBlock, a.filled_groups - b * q4nx::kGroupsPerBlock);
     const ByteStretch stretch{packed + b * kByteBlockBytes, parameters + b, b, blocks, groups};
+    // What follows in memory: codes of more of k, or of the next columns.
+    StretchFetch fetch(stretch.codes + blocks * kByteBlockBytes, kByteBlocks * kByteBlockBytes,
+                       q4nx::ceil_div(count, kTile));
     for (std::int64_t row = 0; row < count; row += kTile) {
+      fetch.step();
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
         tile_int8<COUNT>(stretch, a, first + row, out + row * kDenseColumns);
       });
@@ -167,7 +171,11 @@ inline void dense_bf16(const std::byte* packed, const RoundedActivations& a, std
                        std::int64_t count, float* out) {
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Stretch) {
     const std::int64_t groups = std::min(kBFloat16Stretch, a.filled_groups - group);
+    constexpr std::int64_t kPackedBytes = q4nx::kGroup / 2 * kPairBytes;
+    StretchFetch fetch(packed + (group + groups) * kPackedBytes, kBFloat16Stretch * kPackedBytes,
+                       q4nx::ceil_div(count, kBFloat16Rows));
     for (std::int64_t row = 0; row < count; row += kBFloat16Rows) {
+      fetch.step();
       with_count<kBFloat16Rows>(std::min<std::int64_t>(kBFloat16Rows, count - row),
                                 [&]<int COUNT>() {
                                   tile_dense_bf16<COUNT>(packed, a, first + row, group, groups,

@@ -17,18 +17,6 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-inline Vector load_some(const float* x, std::int64_t count) {
-  if (count == kLanes) return load(x);
-  float padded[kLanes] = {};
-  std::memcpy(padded, x, static_cast<std::size_t>(count) * sizeof(float));
-  return load(padded);
-}
-
-inline void store_some(float* y, Vector v, std::int64_t count) {
-  if (count == kLanes) return store(y, v);
-  std::memcpy(y, &v, static_cast<std::size_t>(count) * sizeof(float));
-}
-
 // Without reading the line before, as other stores do; y is a multiple of a vector's size.
 inline void store_past_caches(float* y, Vector v) {
 #if defined(__AVX512F__)
@@ -62,6 +50,9 @@ void with_weight_type(DataType type, const Function& function) {
   }
 }
 
+// 16 lines on their way at a time; other distances were not tried.
+constexpr std::int64_t kRowsAhead = 16;
+
 // Rows k .. k + count of columns 32 * block .. as out[count][32], without the scales; zero past the
 // weight's last column.
 inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_t count,
@@ -82,6 +73,8 @@ inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_
     }
     for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
       const auto* from = data + (k + i) * weight.m + column;
+      // Rows of a wide weight lie in pages of their own, which no hardware fetches ahead.
+      __builtin_prefetch(from + kRowsAhead * weight.m);
       std::int64_t c = 0;
       for (; c + kLanes <= columns; c += kLanes) store(out + c, Type::load_vector(from + c));
       for (; c < columns; ++c) out[c] = Type::load_one(from + c);

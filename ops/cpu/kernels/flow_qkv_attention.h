@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/query_blocks.h"
@@ -34,6 +35,7 @@ class ManyRows {
   static constexpr int kBlockRows = Blocks::kRows;
   static_assert(kTile % A::kStep == 0 && kAttentionKeyStep % A::kStep == 0);
   static constexpr float kNothing = Blocks::kNothing;
+  static constexpr float kLowest = std::numeric_limits<float>::lowest();
 
  public:
   explicit ManyRows(const AttentionSweep& sweep) : ManyRows(sweep, Parts(sweep.scratch)) {}
@@ -120,14 +122,20 @@ class ManyRows {
     }
   }
 
-  // S^T of kTile keys; those past the chunk's end repeat its last one, and are masked.
-  void score_tile(std::int64_t block, std::int64_t key, std::int64_t start, std::int64_t end,
-                  float* scores) const {
+  // S^T of kTile keys; those past the chunk's end repeat its last one, and are masked. Not inline,
+  // so that the rows' addresses find registers; and a loop that ends below, as a head has steps:
+  // GCC 12 keeps sums of a loop that may not be entered in memory before and after it.
+  [[gnu::noinline]] void score_tile(std::int64_t block, std::int64_t key, std::int64_t start,
+                                    std::int64_t end, float* scores) const {
     const Element* query = blocks_.query(block);
     const std::byte* rows[kTile];
     for (int j = 0; j < kTile; ++j) rows[j] = key_row(std::min(key + j, end - 1), start);
-    Vector sums[kTile][VECTORS] = {};
-    for (std::int64_t step = 0; step < head_steps_; ++step) {
+    Vector sums[kTile][VECTORS];
+    for (int j = 0; j < kTile; ++j) {
+      for (int v = 0; v < VECTORS; ++v) sums[j][v] = Vector{};
+    }
+    std::int64_t step = 0;
+    do {
       Packed q[VECTORS];
       for (int v = 0; v < VECTORS; ++v)
         q[v] = A::load_packed(query + (step * VECTORS + v) * kLanes);
@@ -135,13 +143,14 @@ class ManyRows {
         const Packed k = A::broadcast_element(rows[j] + step * sizeof(Element));
         for (int v = 0; v < VECTORS; ++v) A::dot(sums[j][v], q[v], k);
       }
-    }
+    } while (++step < head_steps_);
     for (int j = 0; j < kTile; ++j) {
       for (int v = 0; v < VECTORS; ++v) store(scores + (j * VECTORS + v) * kLanes, sums[j][v]);
     }
   }
 
-  // Softcap and bias, in place.
+  // Softcap and bias, in place. The lowest f32, which some models mask with, stays finite in units
+  // of A: a row that sees nothing else gives its keys equal weights.
   void adjust(std::int64_t block, const Range& range) {
     for (std::int64_t r = 0; r < kBlockRows; ++r) {
       const std::int64_t row = std::min(block * kBlockRows + r, sweep_.rows - 1);
@@ -150,7 +159,7 @@ class ManyRows {
         float s = score / A::kScoreUnit;
         if (sweep_.softcap > 0) s = sweep_.softcap * std::tanh(s / sweep_.softcap);
         if (sweep_.bias != nullptr) s += sweep_.bias[row][key];
-        score = s * A::kScoreUnit;
+        score = s == kNothing ? s : std::max(s * A::kScoreUnit, kLowest);
       }
     }
   }
@@ -214,16 +223,17 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) store(denominators + v * kLanes, sum[v]);
   }
 
-  // Eq. 11 for kTile elements of the head.
-  void value_tile(const Element* values, std::int64_t steps, const float* correction,
-                  float* numerator) const {
+  // Eq. 11 for kTile elements of the head. Not inline: as score_tile.
+  [[gnu::noinline]] void value_tile(const Element* values, std::int64_t steps,
+                                    const float* correction, float* numerator) const {
     const auto* factors = reinterpret_cast<const Element*>(scores_);
     Vector y[kTile][VECTORS];
     for (int v = 0; v < VECTORS; ++v) {
       const Vector c = load(correction + v * kLanes);
       for (int i = 0; i < kTile; ++i) y[i][v] = c * load(numerator + (i * VECTORS + v) * kLanes);
     }
-    for (std::int64_t step = 0; step < steps; ++step) {
+    std::int64_t step = 0;
+    do {
       Packed f[VECTORS];
       for (int v = 0; v < VECTORS; ++v)
         f[v] = A::load_packed(factors + (step * VECTORS + v) * kLanes);
@@ -231,7 +241,7 @@ class ManyRows {
         const Packed value = A::broadcast_element(values + step * kTile + i);
         for (int v = 0; v < VECTORS; ++v) A::dot(y[i][v], f[v], value);
       }
-    }
+    } while (++step < steps);
     for (int i = 0; i < kTile; ++i) {
       for (int v = 0; v < VECTORS; ++v) store(numerator + (i * VECTORS + v) * kLanes, y[i][v]);
     }

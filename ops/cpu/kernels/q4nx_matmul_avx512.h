@@ -153,7 +153,9 @@ inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
       block = column < column_blocks ? 0 : row_blocks;
       column = column < column_blocks ? column : 0;
     }
-    return StretchFetch(stretch_at(column, block), std::min(kByteBlocks, column_blocks - column),
+    const std::int64_t blocks_in_stretch = std::min(kByteBlocks, column_blocks - column);
+    return StretchFetch(stretch_at(column, block),
+                        blocks_in_stretch * static_cast<std::int64_t>(q4nx::kBlockBytes),
                         q4nx::ceil_div(count, kTile));
   };
   for (std::int64_t column = 0; column < column_blocks; column += kByteBlocks) {

@@ -166,27 +166,26 @@ inline ByteStretch unpack_int8(const std::uint8_t* blocks, std::int64_t first_bl
   return {scratch, parameters, first_block, count, groups};
 }
 
-// Fetches a stretch of blocks while another one is multiplied, a part with each of `steps` tiles:
-// all at once would be more than the core can ask for. Into L2, because L1 is full.
+// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part
+// with each of `steps` tiles: all at once would be more than the core can ask for. Into L2, because
+// L1 is full.
 class StretchFetch {
  public:
-  StretchFetch(const std::uint8_t* blocks, std::int64_t count, std::int64_t steps)
-      : next_(blocks), end_(blocks + count * static_cast<std::int64_t>(q4nx::kBlockBytes)) {
-    const std::int64_t lines = (end_ - next_) / kLine;
-    step_ = q4nx::ceil_div(lines, steps) * kLine;
+  StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
+      : next_(static_cast<const char*>(stretch)), end_(next_ + bytes) {
+    step_ = q4nx::ceil_div(bytes / kLine, steps) * kLine;
   }
 
   // Always inline: GCC takes a function that only fetches for one without effect.
   [[gnu::always_inline]] void step() {
-    const std::uint8_t* until = std::min(next_ + step_, end_);
-    for (; next_ < until; next_ += kLine)
-      _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
+    const char* until = std::min(next_ + step_, end_);
+    for (; next_ < until; next_ += kLine) _mm_prefetch(next_, _MM_HINT_T1);
   }
 
  private:
   static constexpr std::int64_t kLine = 64;
-  const std::uint8_t* next_;
-  const std::uint8_t* end_;
+  const char* next_;
+  const char* end_;
   std::int64_t step_;
 };
 

@@ -142,11 +142,9 @@ class QueryBlocks {
           square[s] = load(numerator_ + (block * padded_head_ + element) * kRows + v * kLanes);
         }
         transpose(square);
-        const auto bytes =
-            static_cast<std::size_t>(std::min<std::int64_t>(kLanes, sweep_.head_size - i)) *
-            sizeof(float);
+        const std::int64_t elements = std::min<std::int64_t>(kLanes, sweep_.head_size - i);
         for (std::int64_t r = 0; r < rows; ++r)
-          std::memcpy(sweep_.numerator[row + r] + i, &square[r], bytes);
+          store_some(sweep_.numerator[row + r] + i, square[r], elements);
       }
     }
   }

@@ -46,6 +46,19 @@ inline Integers load_integers(const std::int32_t* x) {
 
 inline void store(float* x, Vector v) { std::memcpy(x, &v, sizeof(v)); }
 
+// The first `count` <= kLanes elements.
+inline Vector load_some(const float* x, std::int64_t count) {
+  if (count == kLanes) return load(x);
+  float padded[kLanes] = {};
+  std::memcpy(padded, x, static_cast<std::size_t>(count) * sizeof(float));
+  return load(padded);
+}
+
+inline void store_some(float* y, Vector v, std::int64_t count) {
+  if (count == kLanes) return store(y, v);
+  std::memcpy(y, &v, static_cast<std::size_t>(count) * sizeof(float));
+}
+
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
 inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
 inline Vector min(Vector a, Vector b) { return a < b ? a : b; }

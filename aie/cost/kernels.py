@@ -23,7 +23,6 @@ _ELEMENTS: dict[str, Callable[..., int]] = {
     "rms_norm": lambda rows, n, _: rows * n,
     "rms_norm_add": lambda rows, n, _: rows * n,
     "add_rms_norm": lambda rows, n, _: rows * n,
-    "layer_norm": lambda rows, n, _: rows * n,
     "add_layer_norm": lambda rows, n, _: rows * n,
     "rms_norm_rope": lambda heads, d, _: heads * d,
     "rope": lambda heads, d: heads * d,

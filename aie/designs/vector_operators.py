@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators on rows: norms, softmax, RoPE, GeGLU and SwiGLU, each a `stream` of rows.
 
-A core has two streams in, so what takes three operands gets two of them on one: LayerNorm its weight and its bias, a
-norm with a residual its weight (and bias), ahead of the residual's rows, which the core copies.
+A core has two streams in, so what takes three operands gets two of them on one: a norm
+with a residual its weight (and bias), ahead of the residual's rows, which the core copies.
 
 Run-time parameters of a core: word 0, its number of rows; word 1, epsilon's bits (norms) or the columns that count
 (softmax).
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Program
 
 __all__ = [
-    "LayerNorm", "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
+    "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
 ]  # fmt: skip
 
 
@@ -102,35 +102,6 @@ class ResidualRMSNorm:
             self.target, self.cores, rows, operands, results[: 1 if norm_first else 2], body, kernels, [bits(epsilon)],
             state=lambda core: [Buffer(row, name=f"weight_{core}")],
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LayerNorm:
-    """y = (x - mean) / deviation * weight + bias for rows of `n` elements (a multiple of 16).
-
-    Attributes:
-        target: npu1 or npu2.
-        n: elements of a row, bf16.
-        cores: compute tiles, at most the target's columns.
-    """
-
-    target: str
-    n: int
-    cores: int = 1
-
-    def program(self, rows: int, epsilon: float) -> Program:
-        """Host buffers x [rows, n], weight and bias [2, n], y [rows, n], bf16."""
-        n, row = self.n, tensor(self.n)
-        norm = kernel("layer_norm", "layer_norm", row, row, row, row, I32, I32, I32)
-
-        def body(x: ObjectFifoHandle, affine: ObjectFifoHandle, y: ObjectFifoHandle, norm: Kernel, rtp: Any) -> None:
-            count, epsilon_bits = rtp[0], rtp[1]
-            held: Any = affine.acquire(2)
-            _for_each(count, (x, y), lambda source, target: norm(source, held[0], held[1], target, 1, n, epsilon_bits))
-            affine.release(2)
-
-        operands = [each("x", rows, n), once("weight_and_bias", n, objects=2)], [each("y", rows, n)]
-        return stream(self.target, self.cores, rows, *operands, body, [norm], [bits(epsilon)])
 
 
 @dataclass(frozen=True)

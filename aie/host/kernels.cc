@@ -39,7 +39,6 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(rms_norm),
     FLOWNPU_KERNEL(rms_norm_add),
     FLOWNPU_KERNEL(add_rms_norm),
-    FLOWNPU_KERNEL(layer_norm),
     FLOWNPU_KERNEL(add_layer_norm),
     FLOWNPU_KERNEL(rope),
     FLOWNPU_KERNEL(rope_interleaved),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer normalisation, alone and with the residual connection before it:
-//     y = (x - mean) / sqrt(variance + epsilon) weight + bias
+// The residual connection and the layer normalisation after it, s = x + residual:
+//     y = (s - mean) / sqrt(variance + epsilon) weight + bias
 //
-// Dataflow: three passes over a row in L1; the variance is the mean of (x - mean)^2, never a
+// Dataflow: three passes over a row in L1; the variance is the mean of (s - mean)^2, never a
 // difference of large sums. Layout: lines(rows, n). Caller: aie/designs/vector_operators.py.
 #include "aie/kernels/kernels.h"
 #include "aie/kernels/normalize.h"
@@ -46,17 +46,6 @@ void normalize_row(const bfloat16* x, const bfloat16* weight, const bfloat16* bi
 }  // namespace flownpu
 
 extern "C" {
-
-void layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict weight,
-                const bfloat16* __restrict bias, bfloat16* __restrict y, std::int32_t rows,
-                std::int32_t n, std::int32_t epsilon) {
-  event0();
-  flownpu::round_to_nearest();
-  for (std::int32_t row = 0; row < rows; ++row) {
-    flownpu::normalize_row(x + row * n, weight, bias, y + row * n, n, flownpu::float_of(epsilon));
-  }
-  event1();
-}
 
 // The sum is rounded to bf16 before its norm is taken: that is the residual the next layer reads.
 void add_layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict residual,

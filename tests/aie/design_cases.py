@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.gemm import Gemm
     from flownpu.aie.designs.norm_rope import NormRope
     from flownpu.aie.designs.patch_pooling import PatchPooling
-    from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, Softmax
+    from flownpu.aie.designs.vector_operators import ResidualRMSNorm, Softmax
 
     Rng = np.random.Generator
 
@@ -42,7 +42,6 @@ __all__ = [
     "biased_fused_dqp_case",
     "dequant_engine_case",
     "gated_gemm_case",
-    "layer_norm_case",
     "norm_rope_case",
     "patch_pooling_case",
     "projection_case",
@@ -201,20 +200,6 @@ def residual_rms_norm_case(design: ResidualRMSNorm, rows: int, rng: Rng, *, outp
         tolerance = (relative + BF16_ROUNDING) * np.abs(expected)
     inputs = {"x": x, "residual": residual, "weight": weight}
     return Case(plan_of(design.program(rows, 1e-6)), inputs, output, expected, tolerance)
-
-
-def layer_norm_case(design: LayerNorm, rows: int, rng: Rng) -> Case:
-    """Rows about 2, less their mean, over their deviation; times a weight, plus a bias."""
-    x, affine = bf16(rng.normal(size=(rows, design.n)) + 2), bf16(rng.normal(size=(2, design.n)))
-    weight, bias = wide(affine)
-    mean, deviation = wide(x).mean(-1, keepdims=True), wide(x).std(-1, keepdims=True)
-    normal = (wide(x) - mean) / np.sqrt(deviation**2 + 1e-6) * weight
-    expected = normal + bias
-    # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMSNorm, with three products.
-    shift = (INVERSE + design.n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
-    relative = 3 * PRODUCT + 2 * INVERSE + design.n * F32_ROUNDING
-    tolerance = BF16_ROUNDING * np.abs(expected) + relative * np.abs(normal) + shift + 2.0**-20
-    return Case(plan_of(design.program(rows, 1e-6)), {"x": x, "weight_and_bias": affine}, "y", expected, tolerance)
 
 
 def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:

@@ -43,7 +43,7 @@ def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, 
     else:
         mean, deviation = summed.mean(-1, keepdims=True), summed.std(-1, keepdims=True)
         normal = (summed - mean) / np.sqrt(deviation**2 + 1e-6) * weight
-        # As of LayerNorm (design_cases.py).
+        # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMSNorm, with 3 products.
         shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
         relative = 3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING
         expected, tolerance = wide(before), np.zeros(before.shape)

@@ -10,7 +10,7 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from tests.aie.cases import (
     flow_kv_case,
     flow_qkv_case,
@@ -23,7 +23,6 @@ from tests.aie.cases import (
 from tests.aie.design_cases import (
     dequant_engine_case,
     gated_gemm_case,
-    layer_norm_case,
     norm_rope_case,
     patch_pooling_case,
     projection_case,
@@ -59,7 +58,6 @@ CASES = {
         residual_rms_norm_case(ResidualRMSNorm("npu1", 96, cores=3), 17, rng, output=output) for output in "sy"
     ],
     "norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu1", 96, True, 3), 17, rng),
-    "layer_norm": lambda rng: layer_norm_case(LayerNorm("npu1", 96, 3), 17, rng),
     "norm_rope": lambda rng: [
         norm_rope_case(NormRope("npu1", 4, 2, 64, True, 3), 17, 40, rng, output=output) for output in ("q", "cache")
     ],

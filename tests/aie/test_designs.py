@@ -20,7 +20,7 @@ from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import (
-    LayerNorm,
+    ResidualLayerNorm,
     ResidualRMSNorm,
     RMSNorm,
     RotaryEmbedding,
@@ -159,7 +159,6 @@ def test_vector_operators(name, target):
             RMSNorm(target, hidden, 4).program(tokens, 1e-6),
             ResidualRMSNorm(target, hidden, cores=4).program(tokens, 1e-6),
             ResidualRMSNorm(target, hidden, norm_first=True, cores=4).program(tokens, 1e-6),
-            LayerNorm(target, hidden, 4).program(tokens, 1e-6),
             Softmax(target, 4096, 4).program(heads * tokens, tokens),
             RotaryEmbedding(target, heads + kv_heads, size // 32 * 32, cores=4).program(tokens),
             *(
@@ -174,7 +173,7 @@ def test_vector_operators(name, target):
 @pytest.mark.parametrize("target", ["npu1", "npu2"])
 def test_patch_pooling_of_siglip(target):
     assert violations(PatchPooling(target, 1152).program(64)) == []
-    assert violations(LayerNorm(target, 1152, 4).program(4096, 1e-6)) == []
+    assert violations(ResidualLayerNorm(target, 1152, 4).program(4096, 1e-6)) == []
 
 
 def test_xdna():
@@ -216,7 +215,7 @@ def test_xdna():
         ],
         lambda: [RMSNorm("npu2", 1152, 4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [ResidualRMSNorm("npu2", 1152, cores=4).program(rows, 1e-6) for rows in (1, 17, 1023)],
-        lambda: [LayerNorm("npu2", 1152, 4).program(rows, epsilon) for rows, epsilon in ((1, 1e-6), (4096, 1e-5))],
+        lambda: [ResidualLayerNorm("npu2", 1152, 4).program(r, epsilon) for r, epsilon in ((1, 1e-6), (4096, 1e-5))],
         lambda: [Softmax("npu2", 1024, 4).program(rows, n) for rows, n in ((1, 1), (1023, 1000))],
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
@@ -316,7 +315,7 @@ ALL = {
     "rms_norm": lambda: RMSNorm("npu2", 1152, 4).program(17, 1e-6),
     "residual_rms_norm": lambda: ResidualRMSNorm("npu2", 1152, cores=4).program(17, 1e-6),
     "norm first": lambda: ResidualRMSNorm("npu2", 1152, True, 4).program(17, 1e-6),
-    "layer_norm": lambda: LayerNorm("npu2", 1152, 4).program(17, 1e-6),
+    "residual_layer_norm": lambda: ResidualLayerNorm("npu2", 1152, 4).program(17, 1e-6),
     "softmax": lambda: Softmax("npu2", 1024, 4).program(17, 1000),
     "patch_pooling": lambda: PatchPooling("npu2", 1152).program(64),
     "rope": lambda: RotaryEmbedding("npu2", 12, 256, cores=4).program(17),

@@ -14,7 +14,7 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from tests.aie.cases import (
     flow_kv_case,
     flow_qkv_case,
@@ -28,7 +28,6 @@ from tests.aie.design_cases import (
     biased_fused_dqp_case,
     dequant_engine_case,
     gated_gemm_case,
-    layer_norm_case,
     norm_rope_case,
     patch_pooling_case,
     projection_case,
@@ -188,7 +187,6 @@ def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
 def test_rows(rng, target, rows):
     """Fewer rows than cores, an odd number, and many."""
     rms_norm_case(RMSNorm(target, 96, 3), rows, rng).check()
-    layer_norm_case(LayerNorm(target, 96, 3), rows, rng).check()
     softmax_case(Softmax(target, 64, 3), rows, 49, rng).check()
     gated_activation_case(target, "geglu", 256 * rows, rng, cores=3).check()
     gated_activation_case(target, "swiglu", 256 * rows, rng, cores=4).check()
@@ -227,7 +225,6 @@ def test_rows_of_models(rng):
     rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 4096, cores=8), 257, rng, output="y").check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 1152, True, 8), 257, rng).check()
-    layer_norm_case(LayerNorm("npu2", 1152, 8), 4096, rng).check()
     softmax_case(Softmax("npu2", 4096, 8), 100, 4096, rng).check()
     softmax_case(Softmax("npu2", 8192, 8), 20, 8001, rng).check()
     rotary_embedding_case(RotaryEmbedding("npu2", 5, 256, cores=8), 1023, rng).check()
@@ -254,7 +251,6 @@ SERIES = {
         flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, causal=causal)
         for tokens, past, window, causal in ((17, 0, None, True), (130, 17, 40, True), (5, 0, None, False))
     ],
-    "layer_norm": lambda rng: [layer_norm_case(LayerNorm("npu2", 96, 3), rows, rng) for rows in (17, 1, 2)],
     "residual_rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu2", 96, cores=3), rows, rng) for rows in (17, 1, 2)
     ],

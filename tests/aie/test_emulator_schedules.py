@@ -13,7 +13,7 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import LayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from flownpu.aie.plan import Await, Free, Release, SetBarrier, Transfer, WriteParameter
 from tests.aie.cases import (
     flow_kv_case,
@@ -27,7 +27,6 @@ from tests.aie.cases import (
 from tests.aie.design_cases import (
     dequant_engine_case,
     gated_gemm_case,
-    layer_norm_case,
     norm_rope_case,
     patch_pooling_case,
     residual_rms_norm_case,
@@ -55,7 +54,6 @@ CASES = {
     "rms_norm": lambda rng: rms_norm_case(RMSNorm("npu2", 96, 4), 17, rng),
     "residual rms_norm": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, False, 3), 17, rng),
     "residual rms_norm, norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, True, 3), 17, rng),
-    "layer_norm": lambda rng: layer_norm_case(LayerNorm("npu1", 96, 3), 17, rng),
     "softmax": lambda rng: softmax_case(Softmax("npu2", 64, 3), 17, 49, rng),
     "rope": lambda rng: rotary_embedding_case(RotaryEmbedding("npu2", 5, 64, cores=4), 17, rng),
     "norm_rope": lambda rng: norm_rope_case(NormRope("npu2", 4, 2, 64, True, 4), 17, 40, rng),
@@ -187,7 +185,6 @@ IDLE = {  # calls that leave some cores without work, and those after them that 
     "residual rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu2", 96, False, 4), rows, rng) for rows in (1, 9, 2, 9)
     ],
-    "layer_norm": lambda rng: [layer_norm_case(LayerNorm("npu2", 96, 4), rows, rng) for rows in (1, 9, 2, 9)],
     "softmax": lambda rng: [softmax_case(Softmax("npu2", 64, 4), rows, 49, rng) for rows in (1, 9, 2, 9)],
     "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 4), grid, rng) for grid in (2, 14, 4)],
     "norm_rope": lambda rng: [

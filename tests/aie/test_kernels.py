@@ -235,12 +235,15 @@ def test_rms_norm_and_residual(kernels, rng):
 
 @pytest.mark.parametrize(("rows", "n"), [(1, 64), (3, 1152)])
 @pytest.mark.parametrize("offset", [0, 20])
-def test_layer_norm(kernels, rng, rows, n, offset):
-    x, weight, bias = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
-    y = np.zeros((rows, n), BFLOAT16)
-    kernels.call("layer_norm", x, weight, bias, y, rows, n, bits(1e-6))
-    mean, deviation = wide(x).mean(-1, keepdims=True), wide(x).std(-1, keepdims=True)
-    normal = (wide(x) - mean) / np.sqrt(deviation**2 + 1e-6) * wide(weight)
+def test_layer_norm_of_a_sum(kernels, rng, rows, n, offset):
+    x, residual = bf16(rng.normal(size=(rows, n)) + offset), bf16(rng.normal(size=(rows, n)))
+    weight, bias = bf16(rng.normal(size=n)), bf16(rng.normal(size=n))
+    total, y = np.zeros((rows, n), BFLOAT16), np.zeros((rows, n), BFLOAT16)
+    kernels.call("add_layer_norm", x, residual, weight, bias, total, y, rows, n, bits(1e-6))
+    summed = bf16(x.astype(np.float32) + residual.astype(np.float32))
+    np.testing.assert_array_equal(total.view(np.uint16), summed.view(np.uint16))
+    mean, deviation = wide(summed).mean(-1, keepdims=True), wide(summed).std(-1, keepdims=True)
+    normal = (wide(summed) - mean) / np.sqrt(deviation**2 + 1e-6) * wide(weight)
     expected = normal + wide(bias)
     # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMS norm, with three products.
     shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(wide(weight))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,20 +80,25 @@ class FloatWeight:
         Raises:
             ValueError: a weight that is not finite.
         """
+        packed = self._pack_parts()
+        self._release()
+        return packed
+
+    def _pack_parts(self) -> Packed:
         blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns), np.uint8)
         squared_error = squares = 0.0
-        parts = self._parts()
+        # Mapped here, once: onnx_ir's tensors do not expect two threads to be the first.
+        stored, parts = self._stored(), self._parts()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(cores) as pool:
-            for part, packed in zip(parts, pool.map(self._pack_rows, parts), strict=True):
+            for part, packed in zip(parts, pool.map(self._pack_rows, repeat(stored), parts), strict=True):
                 blocks[part.start // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = packed.blocks
                 squared_error += packed.squared_error
                 squares += packed.squares
-        self._release()
         return Packed(blocks, squared_error, squares)
 
-    def _pack_rows(self, part: slice) -> Packed:
-        weights = self._rows(part)
+    def _pack_rows(self, stored: NDArray[np.float32], part: slice) -> Packed:
+        weights = self._rows(stored, part)
         quantized = q4nx.quantize(weights)
         error = _sum_of_squares(weights - q4nx.dequantize_codes(quantized))
         return Packed(q4nx.pack(*quantized), error, _sum_of_squares(weights))
@@ -105,17 +111,21 @@ class FloatWeight:
     def _equals(self, other: FloatWeight) -> bool:
         if (self.rows, self.columns) != (other.rows, other.columns):
             return False
-        return all(np.array_equal(self._rows(part), other._rows(part)) for part in self._parts())
+        ours, theirs = self._stored(), other._stored()
+        return all(np.array_equal(self._rows(ours, part), other._rows(theirs, part)) for part in self._parts())
 
     def _parts(self) -> list[slice]:
         at_once = max(1, _WEIGHTS_AT_ONCE // (self.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
         return [slice(first, min(first + at_once, self.rows)) for first in range(0, self.rows, at_once)]
 
-    def _rows(self, part: slice) -> NDArray[np.float32]:
+    def _stored(self) -> NDArray[np.float32]:
+        """The constant as it is stored, [M, K] or [K, M]."""
         tensor = ir.convenience.get_const_tensor(self.value)
         assert tensor is not None
-        array = tensor.numpy()
-        return np.ascontiguousarray(array[:, part].T if self.transposed else array[part])
+        return tensor.numpy()
+
+    def _rows(self, stored: NDArray[np.float32], part: slice) -> NDArray[np.float32]:
+        return np.ascontiguousarray(stored[:, part].T if self.transposed else stored[part])
 
     @property
     def _sizes(self) -> tuple[int, int]:

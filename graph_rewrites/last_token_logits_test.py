@@ -100,6 +100,11 @@ def test_head_of_another_kind() -> None:
             "no FlowQKVAttention tells where sequences end (seqlens_k)",
         ),
         (
+            testing.parse("nothing (float[B, S, 40] logits) => (float[B, S, 40] logits) {}"),
+            "last",
+            "logits comes from an input, expected the product with the LM head, and no other use",
+        ),
+        (
             testing.parse("nothing (float[B] x) => (float[B] y) { y = Tanh (x) }"),
             "last",
             "the graph has no such output",

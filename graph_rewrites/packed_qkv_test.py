@@ -52,6 +52,14 @@ def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x"
     return testing.parse(text, **_weights(heads, groups, size), **constants)
 
 
+def _with_fed_weight() -> ir.Model:
+    model = _model()
+    weight = model.graph.initializers.pop("q_weight")
+    weight.const_value = None
+    model.graph.inputs.append(weight)
+    return model
+
+
 BIASES = {"q_bias": ", q_bias", "k_bias": ", k_bias", "v_bias": ", v_bias"}
 
 
@@ -112,6 +120,7 @@ def test_three_projections_become_one(heads: int, groups: int, size: int, biases
     [
         (_model(2, 1, 48), "Q and K have 96 and 48 rows, expected multiples of 32"),
         (_model(q_bias=", q_bias"), "query_projection has an epilogue (bias, residual or gating)"),
+        (_with_fed_weight(), "the weight of query_projection is not a constant of the model"),
         (_model(key_input="other"), "Binding failure: x bound to two different values."),
     ],
 )

@@ -124,7 +124,7 @@ def read_attention(softmax: ir.Node) -> Match | str:
 
 
 def _read_sides(scores: Scores, values: ir.Value) -> _Sides | str:
-    """Queries, keys and values as far back as queries and keys go alike."""
+    """Queries, keys and values as far back as queries and keys go alike: at last without RoPE and norm, if they can be read."""
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
     if isinstance(value, str):
         return value
@@ -143,7 +143,7 @@ def _read_sides(scores: Scores, values: ir.Value) -> _Sides | str:
         )
         if same_norm and query.rotary == key.rotary:
             return _Sides(query, key, value)
-    return reason or "RoPE or norm of queries and keys differ"
+    return reason
 
 
 def _obstacle(query: Operand, key: Operand, value: Operand) -> str | None:  # noqa: PLR0911 # each is a reason

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
 # Where a block has its float16 scales, and how many.
-K_QUANTS = {GGMLQuantizationType.Q4_K: (0, 2), GGMLQuantizationType.Q6_K: (208, 1)}
+K_QUANTS = {
+    GGMLQuantizationType.Q3_K: (108, 1),
+    GGMLQuantizationType.Q4_K: (0, 2),
+    GGMLQuantizationType.Q6_K: (208, 1),
+}
 # A GGUF file says no other attention scale than 1 / sqrt(head size), which is that of the public Gemmas up to 12B.
 PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
 CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)

@@ -168,6 +168,14 @@ def edit_tensor(name: str, change: Callable[[NDArray[Any]], NDArray[Any] | None]
     return edit
 
 
+def add_tensor(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {name: np.ones(8, np.float16)}, folder / "model.safetensors")
+
+    return edit
+
+
 def filled(value: float) -> Callable[[NDArray[Any]], NDArray[Any]]:
     return lambda tensor: np.full_like(tensor, value)
 
@@ -181,6 +189,9 @@ DOWN = "model.layers.2.mlp.down_proj"
         (edit_config(bits=3), "expected 4 bits, got 3; convert the checkpoint that it was made of"),
         (edit_config(bits=8), "expected 4 bits, got 8"),
         (edit_config(group_size=8), "multiple of 32, for Q4NX has one scale for 32 columns, got 8"),
+        (edit_config(quant_method="awq", version="gemm", bits=3), "expected 4 bits, got 3"),
+        (edit_config(quant_method="awq", version="gemm", group_size=8), "32 columns, got 8"),
+        (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
         (edit_config(group_size=48), "got 48"),
         (edit_config(group_size=0), "got 0"),
         (edit_config(quant_method="bitsandbytes"), 'expected quant_method awq or gptq, got "bitsandbytes"'),
@@ -201,6 +212,7 @@ DOWN = "model.layers.2.mlp.down_proj"
             f"{DOWN}.qweight has type float32, expected int",
         ),
         (edit_tensor(f"{DOWN}.scales", filled(np.nan)), "down_proj: expected every scale to be finite"),
+        (add_tensor(f"{DOWN}.channel_scale"), rf"1 tensors have no place .* \({DOWN}.channel_scale\)"),
         (edit_tensor(f"{DOWN}.bias", filled(0.5)), f"{DOWN}.bias is not zero"),
         (edit_tensor(f"{DOWN}.qzeros", filled(-1)), f"{DOWN}.qzeros has a stored zero point of 15.*save .* as gptq_v2"),
         (edit_tensor(f"{DOWN}.g_idx", filled(3)), f"{DOWN}.g_idx has 3..3, expected groups 0..2"),

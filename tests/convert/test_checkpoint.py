@@ -154,6 +154,18 @@ def test_missing_tensor(checkpoint: Path, tmp_path: Path) -> None:
     assert f"tensor {name} is missing" in refused(checkpoint, tmp_path)
 
 
+def test_tensors_without_a_place(checkpoint: Path, tmp_path: Path) -> None:
+    """What transformers would leave unread, with a warning, changes what the model computes."""
+    frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    change_tensors(checkpoint, lambda tensors: tensors.update({frequencies: np.ones(8, np.float32)}))
+    convert(checkpoint, tmp_path / "frequencies")
+    name = "model.layers.1.self_attn.q_proj.bias"
+    change_tensors(checkpoint, lambda tensors: tensors.update({name: np.ones(96, np.float32)}))
+    assert f"1 tensors have no place in a model of this family as FlowNPU knows it ({name})" in refused(
+        checkpoint, tmp_path
+    )
+
+
 def test_missing_embedding(checkpoint: Path, tmp_path: Path) -> None:
     change_tensors(checkpoint, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     assert "model.embed_tokens.weight is missing" in refused(checkpoint, tmp_path)

@@ -92,12 +92,12 @@ def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Ty
 MIXED = {
     "embed_tokens": Type.Q6_K,
     "lm_head": Type.F16,
-    "q_proj": Type.Q4_K,
+    "q_proj": Type.Q3_K,
     "k_proj": Type.Q8_0,
     "v_proj": Type.Q4_1,
     "o_proj": Type.BF16,
     "gate_proj": Type.Q4_0,
-    "up_proj": Type.Q5_1,
+    "up_proj": Type.Q4_K,
     "down_proj": Type.F32,
 }
 
@@ -116,8 +116,8 @@ def test_other_types_are_quantised_again_and_each_is_said(
         ("WARNING", "BF16: 3 weights: quantised to Q4NX"),
         ("WARNING", "F16: 1 weight: quantised to Q4NX"),
         ("WARNING", "F32: 3 weights: quantised to Q4NX"),
+        ("WARNING", "Q3_K: 3 weights: dequantised, and quantised again to Q4NX"),
         ("WARNING", "Q4_K: 3 weights: dequantised, and quantised again to Q4NX"),
-        ("WARNING", "Q5_1: 3 weights: dequantised, and quantised again to Q4NX"),
         ("WARNING", "Q6_K: 1 weight: dequantised, and quantised again to Q4NX"),
         ("WARNING", "Q8_0: 3 weights: dequantised, and quantised again to Q4NX"),
     ]
@@ -185,6 +185,17 @@ def drop_tensor(name: str) -> Edit:
     return lambda writer: writer.tensors[0].pop(name) and None
 
 
+def set_type(name: str, kind: int) -> Edit:
+    """Says of a tensor that it is of a type; its bytes are as many as those of the same number of I32."""
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        tensor = writer.tensors[0][name]
+        tensor.shape, tensor.tensor = (160, 96), np.zeros((160, 96), np.int32)
+        tensor.nbytes, tensor.dtype = tensor.tensor.nbytes, kind
+
+    return edit
+
+
 # That the header describes.
 LAST_TENSOR = b"output.weight"
 U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL"))
@@ -209,6 +220,8 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
         (drop_tensor("token_embd.weight"), "tensor token_embd.weight is missing"),
         (add_tensor("blk.0.attn_q.bias", [0.0] * 96), r"1 tensors have no place .* \(blk.0.attn_q.bias\)"),
         (add_tensor("blk.7.attn_q.weight", [[0.0]]), r"1 tensors have no place .* \(blk.7.attn_q.weight\)"),
+        (set_type("blk.2.ffn_up.weight", Type.I32), "ffn_up.weight has type I32, which the gguf package cannot deq"),
+        (set_type("blk.2.ffn_up.weight", 4), "ffn_up.weight has type 4, which the installed gguf package does not kn"),
         (lambda w: w.tensors[0]["rope_freqs.weight"].__setattr__("shape", (4,)), "expected 8 positive values in rope_"),
     ],
 )  # fmt: skip

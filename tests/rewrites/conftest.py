@@ -10,17 +10,18 @@ import pytest
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from tests.rewrites import optimum_export
-from tests.rewrites.genai_export import Export, export, make_checkpoint
+from tests.rewrites.genai_export import Export, export, make_checkpoint, round_scales
 from tests.rewrites.optimum_reference import write_reference
 
 TOPICS = Path(__file__).parent.parent / "fixtures" / "gemma3-topics"
 
 # One of each family, in the forms that exports come in. accuracy_level=0 keeps activations in float32: the builder's
 # default for the CPU rounds them to int8, which would hide everything that is to be compared here.
+WITH_ZERO_POINTS = "is_symmetric=false"
 OPTIONS = {
     "gemma3": ("accuracy_level=0",),
     "gemma2": ("accuracy_level=0",),
-    "llama": ("accuracy_level=0", "block_size=64"),
+    "llama": ("accuracy_level=0", "block_size=64", WITH_ZERO_POINTS),
     "qwen3": ("accuracy_level=0", "disable_qkv_fusion=true"),
     "topics": ("accuracy_level=0",),
     "topics in blocks of 16": ("accuracy_level=0", "block_size=16"),
@@ -36,6 +37,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         checkpoint = TOPICS if name.startswith("topics") else make_checkpoint(name, folder / f"{name}-checkpoint")
         runs.append(Export(str(checkpoint), str(folder / name), options))
     export(*runs)
+    for name, options in OPTIONS.items():
+        if WITH_ZERO_POINTS in options:
+            round_scales(folder / name)
     return {name: folder / name for name in OPTIONS}
 
 

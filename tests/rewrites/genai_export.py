@@ -113,6 +113,21 @@ def export(*exports: Export) -> None:
         raise RuntimeError(f"ORT GenAI's builder failed:\n{(result.stdout + result.stderr)[-3000:]}")
 
 
+def round_scales(folder: Path) -> None:
+    """Rounds an export's scales to 4 bits, so that bfloat16 holds -scale * zero point, and Q4NX loses nothing of it."""
+    import numpy as np
+    import onnx
+
+    model = onnx.load(folder / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("_scales"):
+            mantissa, exponent = np.frexp(onnx.numpy_helper.to_array(tensor))
+            rounded = np.ldexp(np.rint(mantissa * 16) / 16, exponent).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(rounded, tensor.name))
+    (folder / "model.onnx.data").unlink()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+
+
 def _make_tokenizer(folder: Path) -> int:
     """Writes a tokenizer of 256 bytes and the special tokens; returns the size of its vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -112,10 +112,10 @@ def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[
         assert tokens == _generate(exports["topics"], 100)
 
 
-def _to_custom(folder: Path) -> None:
+def _to_custom(folder: Path, domain: str = "somebody.else", operator: str = "Norm") -> None:
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     node = next(node for node in model.graph.node if node.op_type == "SkipSimplifiedLayerNormalization")
-    node.domain = "somebody.else"
+    node.domain, node.op_type = domain, operator
     model.opset_import.append(onnx.helper.make_opsetid("somebody.else", 1))
     onnx.save(model, folder / "model.onnx")
 
@@ -172,7 +172,9 @@ def _spoil_scales(folder: Path) -> None:
             lambda s: _for_each_matmul(s, lambda _: 8, "block_size"),
             r"(?s)expected weights of 4 bits .* and 15 more: block_size=8: Q4NX has one scale for 32 columns",
         ),
-        (_to_custom, "somebody.else.SkipSimplifiedLayerNormalization: operators that ONNX Runtime does not have"),
+        (_to_custom, "somebody.else.Norm: operators that ONNX Runtime does not have"),
+        (lambda s: _to_custom(s, "com.microsoft"), "com.microsoft.Norm: operators that ONNX Runtime does not have"),
+        (lambda s: _to_custom(s, ""), "ai.onnx.Norm: operators that ONNX Runtime does not have"),
         (_spoil_scales, r"weight .*qkv_proj.*: \[from_affine\] expected every scale to be finite in bf16, got NaN"),
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],

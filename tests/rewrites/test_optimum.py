@@ -153,6 +153,16 @@ def _to_opset_99(model: onnx.ModelProto) -> None:
     next(opset for opset in model.opset_import if opset.domain == "").version = 99
 
 
+def _to_int8(model: onnx.ModelProto) -> None:
+    """Products as ONNX Runtime's dynamic quantisation has them."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in tensors:
+            codes = np.ones(tensors[node.input[1]].dims, np.uint8)
+            tensors[node.input[1]].CopyFrom(numpy_helper.from_array(codes, node.input[1]))
+            node.op_type, node.domain = "MatMulIntegerToFloat", "com.microsoft"
+
+
 def _to_custom(model: onnx.ModelProto) -> None:
     node = next(node for node in model.graph.node if node.op_type == "Erf")
     node.domain, node.op_type = "somebody.else", "FastErf"
@@ -164,6 +174,7 @@ def _to_custom(model: onnx.ModelProto) -> None:
         (_to_custom, "somebody.else.FastErf: operators that ONNX Runtime does not have"),
         (_to_opset_99, r"ONNX opset 99, expected \d+ or older; export with an older opset"),
         (_to_float16, "expected products with float32 weights, and none of them can be used"),
+        (_to_int8, "expected products with float32 weights, and none of them can be used"),
     ],
 )
 def test_refused(change: Any, reason: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:

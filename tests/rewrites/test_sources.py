@@ -18,7 +18,15 @@ from flownpu.explanation import explain
 from tests.decoding import Decoder, float32_tolerance
 from tests.end_to_end.test_numbers import logit_error
 from tests.rewrites.optimum_export import DECODERS, ENCODER, TASKS
-from tests.rewrites.optimum_reference import BFLOAT16_TOLERANCE, calls, check_close, feeds_of, open_session, valid
+from tests.rewrites.optimum_reference import (
+    BFLOAT16_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    calls,
+    check_close,
+    feeds_of,
+    open_session,
+    valid,
+)
 from tests.rewrites.sources import FAMILIES, SOURCES, UNCONVERTED, Entry, make_entry
 
 if TYPE_CHECKING:
@@ -100,11 +108,17 @@ def test_encoder(
     placement = tmp_path / "placement.json"
     options = ort.SessionOptions()
     options.add_provider_for_devices(ep_devices[:1], OPTIONS | {"placement": str(placement)})
-    expected, found = open_session(references[name]), open_session(folded[name], options)
+    expected = open_session(references[name])
+    # The CPU device's roundings would hide another GELU, or another epsilon.
+    others = [
+        (open_session(folded[name]), FLOAT32_TOLERANCE),
+        (open_session(folded[name], options), BFLOAT16_TOLERANCE),
+    ]
     for arguments in calls(name):
         feeds = feeds_of(expected, **arguments)
-        outputs = [valid(expected, session.run(None, feeds), feeds) for session in (expected, found)]
-        check_close(*outputs, tolerance=BFLOAT16_TOLERANCE)
+        reference = valid(expected, expected.run(None, feeds), feeds)
+        for session, tolerance in others:
+            check_close(reference, valid(expected, session.run(None, feeds), feeds), tolerance)
     towers = 2 if name == "clip" else 1
     check_folded(folded[name], towers * ENCODER["num_hidden_layers"])
     check_placement(placement)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from flownpu.convert.data_file import DataFile
 from flownpu.convert.errors import ConversionError
@@ -33,8 +34,6 @@ __all__ = [
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # model.onnx, the configuration and the manifest of the deepest model come to less than half of this.
 SMALL_FILES = 4 << 20
-# Domains whose operators ONNX Runtime has.
-_DOMAINS = {"", "ai.onnx", "com.microsoft"}
 # Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
 _LARGEST_IN_GRAPH = 256
 
@@ -83,11 +82,12 @@ def check_operators(model: ir.Model, path: Path) -> None:
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
+    known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
     unknown = sorted(
         {
-            f"{node.domain}.{node.op_type}"
+            f"{node.domain or 'ai.onnx'}.{node.op_type}"
             for node in model.graph.all_nodes()
-            if node.domain not in _DOMAINS and node.op_identifier() not in model.functions
+            if (node.domain, node.op_type) not in known and node.op_identifier() not in model.functions
         }
     )
     if unknown:

@@ -62,6 +62,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None) -> N
     weights = QuantizedWeights(tensors, decoder.norm_offset)
     plan = weight_plan(decoder)
     weights.check(plan)
+    tensors.check_places(plan)
     tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(

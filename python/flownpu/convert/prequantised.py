@@ -49,6 +49,8 @@ _IN_A_WORD = 32 // _BITS
 # Which of eight values is in the lowest four bits of a word, which in the next.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
+# The ends of the names of a weight's parts.
+_PARTS = ("qweight", "qzeros", "scales", "g_idx", "bias")
 _INSTEAD = "convert the checkpoint that it was made of"
 
 _log = logging.getLogger(__name__)
@@ -194,6 +196,10 @@ class PrequantisedWeights(CheckpointWeights):
         for kind, text in said.items():
             _log.log(logging.INFO if kind == self._packing.method else logging.WARNING, "%s: %s", kind, text)
         return said
+
+    def _whole(self, name: str) -> str:
+        module, _, part = name.rpartition(".")
+        return f"{module}.weight" if part in _PARTS and f"{module}.qweight" in self._names else name
 
     def _is_packed(self, tensor: str) -> bool:
         return self._part(tensor, "qweight") in self._names

@@ -80,7 +80,8 @@ class Explanation:
 
     Attributes:
         path: the .onnx file.
-        source: "converted" (FlowNPU's operators), "genai" (int4 of GenAI's builder) or "plain" (any other graph).
+        source: "converted" (FlowNPU's operators), "compiled" (what a session made of a model), "genai" (int4 of GenAI's
+            builder) or "plain" (any other graph).
         placement: what runs where, as the model is.
         attentions: blocks, of a model that is not converted as they would be converted.
         misses: what the rules leave, of a model that is not converted.
@@ -148,12 +149,14 @@ def _source(graph: Any) -> str:
     operators = {(node.domain, node.op_type) for node in graph}
     if any(domain == _DOMAIN for domain, _ in operators):
         return "converted"
+    if ("com.microsoft", "EPContext") in operators:
+        return "compiled"
     return "genai" if ("com.microsoft", "MatMulNBits") in operators else "plain"
 
 
 def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None:
-    """Applies the converter's rules to the graph; None if it is converted."""
-    if source == "converted":
+    """Applies the converter's rules to the graph; None if it is converted or compiled."""
+    if source in {"converted", "compiled"}:
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
     from flownpu.attention_folding import prompt_folding  # noqa: PLC0415 slow to import

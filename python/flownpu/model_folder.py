@@ -31,6 +31,11 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
     if not path.is_file():
+        if (folder / "config.json").is_file() and (folder / "model.onnx").is_file():
+            raise FlowNPUError(
+                f"{folder} is a model for optimum and onnxruntime.InferenceSession (model.onnx, config.json), and this "
+                "needs one for ORT GenAI, with genai_config.json"
+            )
         if (folder / "config.json").is_file():
             raise FlowNPUError(f"{folder} is a checkpoint; `flownpu convert {folder} OUT` makes a model of it to run")
         raise FlowNPUError(f"{folder} holds no genai_config.json: give the folder that `flownpu convert` wrote")
@@ -70,7 +75,8 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
             return onnx_path(path, settings), settings["model"]
         return path / "model.onnx", {}
     if path.suffix != ".onnx":
-        raise FlowNPUError(f"expected a model folder or an .onnx file, got {path}")
+        hint = f"; `flownpu convert {path} OUT` makes one of it" if path.suffix == ".gguf" else ""
+        raise FlowNPUError(f"expected a model folder or an .onnx file, got {path}{hint}")
     if not path.is_file():
         raise FlowNPUError(f"no such file: {path}")
     return path, {}

@@ -191,7 +191,7 @@ def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise FlowNPUError(f"{folder} holds no tokenizer.json, which `flownpu convert` copies: convert the model again")
+        raise FlowNPUError(f"{folder} holds no tokenizer.json: copy that of the model that it was made of")
     tokenizer = require("tokenizers", extra="verify", purpose="flownpu verify").Tokenizer.from_file(str(path))
     tokens = np.array(tokenizer.encode(text).ids[:most], np.int64)
     if len(tokens) < 2:

@@ -17,6 +17,7 @@ def test_the_compiled_folder_says_the_same(flownpu, model_copy, tmp_path):
     settings = json.loads((compiled / "genai_config.json").read_text())
     session = settings["model"]["decoder"]["session_options"]
     assert session["provider_options"] == [{"FlowNPUExecutionProvider": {"activations": "bf16"}}]
+    assert "compiled, in nodes that stand for all of their parts" in flownpu("explain", compiled).out
     after = flownpu("run", compiled, *PROMPT)
     assert after.code == 0, after.err
     assert after.out == before.out  # The same steps on the same numbers.

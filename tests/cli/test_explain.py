@@ -340,7 +340,7 @@ def test_a_picture_of_34_layers_is_legible():
         ("absent", None, "expected a model folder or an .onnx file"),
         ("absent.onnx", None, "no such file"),
         ("model.onnx", b"not a model", "is not an ONNX model"),
-        ("model.gguf", b"GGUF", "expected a model folder or an .onnx file"),
+        ("model.gguf", b"GGUF", "model.gguf OUT` makes one of it"),
     ],
 )
 def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):

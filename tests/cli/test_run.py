@@ -163,6 +163,13 @@ def test_a_checkpoint_is_told_from_a_model(flownpu, checkpoint):
     assert f"`flownpu convert {checkpoint} OUT` makes a model of it" in done.err
 
 
+def test_a_model_for_optimum_is_told_from_one_for_genai(flownpu, model_copy):
+    (model_copy / "genai_config.json").rename(model_copy / "config.json")
+    done = flownpu("run", model_copy, "-p", PROMPT)
+    assert done.code == 1
+    assert f"{model_copy} is a model for optimum and onnxruntime.InferenceSession" in done.err
+
+
 def test_an_option_of_flownpu_does_not_go_with_another_provider(flownpu, model):
     done = flownpu("run", model, "-p", PROMPT, "--device", "cpu", *CPU)
     assert done.code == 1

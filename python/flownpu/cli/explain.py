@@ -65,6 +65,7 @@ def explain(
 def _print(explanation: "Explanation") -> None:
     kinds = {
         "converted": "a converted model",
+        "compiled": "compiled, in nodes that stand for all of their parts; explain the model that it was made of",
         "genai": "int4 of ORT GenAI's builder; repacked when a session is made, or by `flownpu convert`",
         "plain": "a plain graph, for `flownpu convert`",
     }

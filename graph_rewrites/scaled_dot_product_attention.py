@@ -124,7 +124,7 @@ def read_attention(softmax: ir.Node) -> Match | str:
 
 
 def _read_sides(scores: Scores, values: ir.Value) -> _Sides | str:
-    """Queries, keys and values as far back as queries and keys go alike: at last without RoPE and norm, if they can be read."""
+    """Queries, keys and values as far back as queries and keys go alike: at last to RoPE and norm, and not through."""
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
     if isinstance(value, str):
         return value

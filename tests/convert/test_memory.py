@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are read, quantised and written in parts: no weight is ever whole in memory."""
+"""Weights are read, quantised and written in parts: no weight is ever whole in memory, but in Q4NX out of an export."""
 
+import json
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from flownpu import integrity
 from flownpu.convert import convert, quantise
 from flownpu.convert.export_q4nx import export_q4nx
+from flownpu.graph_rewrites import float_weight, quantized_weight
 from tests.convert.conftest import write_tiny
 from tests.convert.gguf_files import write_gguf
 
@@ -47,3 +51,44 @@ def test_peak(source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch
     finally:
         tracemalloc.stop()
     assert peak < SMALLEST_FORM
+
+
+PRODUCTS = {"optimum": "MatMul (x, weight)", "genai": "com.microsoft.MatMulNBits <{sizes}> (x, codes, scales)"}
+
+
+def write_export(folder: Path, kind: str) -> None:
+    """An LM head as an exporter writes it, its weights in a file of their own."""
+    rng = np.random.default_rng(2)
+    product = PRODUCTS[kind].format(sizes=f"K = {HIDDEN}, N = {VOCABULARY}, block_size = 32")
+    header = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
+    model = onnx.parser.parse_model(
+        f"{header} head (float[B, S, {HIDDEN}] x) => (float[B, S, {VOCABULARY}] logits) {{ logits = {product} }}"
+    )
+    constants = {
+        "weight": rng.standard_normal((HIDDEN, VOCABULARY), np.float32),
+        "codes": rng.integers(0, 256, (VOCABULARY, HIDDEN // 32, 16), np.uint8),
+        "scales": rng.uniform(1, 2, (VOCABULARY, HIDDEN // 32)).astype(np.float32),
+    }
+    used = {name: array for name, array in constants.items() if name in product}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in used.items())
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    name, settings = {"optimum": ("config.json", {}), "genai": ("genai_config.json", {"model": {"decoder": {}}})}[kind]
+    (folder / name).write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_peak_of_exports(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_export(tmp_path / kind, kind)
+    monkeypatch.setattr(float_weight, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
+    monkeypatch.setattr(quantized_weight, "_ROWS_AT_ONCE", 128)
+    monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
+    tracemalloc.start()
+    try:
+        convert(tmp_path / kind, tmp_path / "model")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # In float32, and unpacked, the weight would take more than twice what Q4NX takes of it, which is whole in memory.
+    assert 2 * SMALLEST_FORM < VOCABULARY * HIDDEN * 4
+    assert SMALLEST_FORM < peak < 2 * SMALLEST_FORM

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,8 @@ def test_threads_share_the_mapping_of_a_weight_in_a_file(tmp_path: Path, monkeyp
     value = ir.Value(name="w", shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     # So many parts that every core has some, and a first read in which all of them would come.
     monkeypatch.setattr(float_weight, "_WEIGHTS_AT_ONCE", 32 * 64)
-    monkeypatch.setattr(float_weight.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    load = ir.ExternalTensor._load
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    load: Any = ir.ExternalTensor._load
 
     def slow_load(self: Any) -> None:
         time.sleep(0.05)

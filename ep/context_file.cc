@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -163,6 +164,29 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
+// Whether a text is UTF-8, as ONNX's names are. Python passes on no message with a name that is
+// not.
+bool is_utf8(std::string_view text) {
+  // The least code points of two, three and four bytes: a shorter one could have been used below.
+  constexpr std::uint32_t kLeast[] = {0x80, 0x800, 0x10000};
+  for (std::size_t at = 0; at < text.size();) {
+    const std::uint32_t first = static_cast<unsigned char>(text[at++]);
+    if (first < 0x80) continue;
+    if (first < 0xc0 || first > 0xf4) return false;
+    const std::size_t following = first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    if (text.size() - at < following) return false;
+    std::uint32_t code = first & (0x3fU >> following);
+    for (std::size_t i = 0; i < following; ++i, ++at) {
+      const std::uint32_t byte = static_cast<unsigned char>(text[at]);
+      if ((byte & 0xc0) != 0x80) return false;
+      code = code << 6 | (byte & 0x3f);
+    }
+    const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+    if (code < kLeast[following - 1] || code > 0x10ffff || surrogate) return false;
+  }
+  return true;
+}
+
 class HeadReader {
  public:
   explicit HeadReader(std::span<const std::byte> head) : head_(head) {}
@@ -191,6 +215,7 @@ class HeadReader {
     const std::size_t size = count();
     std::string value(reinterpret_cast<const char*>(head_.data() + at_), size);
     at_ += size;
+    if (!is_utf8(value)) damaged();
     return value;
   }
   template <typename Read>

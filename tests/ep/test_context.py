@@ -141,6 +141,18 @@ def test_only_files_beside_the_model_are_read(compiled: Any, make_session: MakeS
         make_session(path)
 
 
+@pytest.mark.parametrize("letter", [b"\xe9", b"\xc3(", b"\xed\xa0\x80", b"\xc1\x81", b"\xf4\x90\x80\x80"])
+def test_a_name_that_is_no_utf8_is_refused(compiled: Any, make_session: MakeSession, letter: bytes) -> None:
+    """Half a letter, one that does not go on, half a surrogate pair, a letter that is too long, one beyond the last."""
+    path = compiled()
+    file = path.with_name("small_ctx.0.flownpu")
+    content = file.read_bytes()
+    at = content.index(b"SkipSimplifiedLayerNormalization")
+    file.write_bytes(content[:at] + letter + content[at + len(letter) :])
+    with pytest.raises(Exception, match="its head is damaged"):
+        make_session(path)
+
+
 def test_damaged_heads_are_refused(compiled: Any, make_session: MakeSession) -> None:
     """Cut anywhere, or with a byte of the head changed: an error of ours, or numbers; never a crash."""
     path = compiled()

@@ -164,7 +164,9 @@ void FlowQKVAttention::infer(std::span<const Tensor> inputs, std::span<Shape> ou
 }
 
 void FlowQKVAttention::check(const AttentionCall& call) const {
-  if (attributes_.window_sized_cache && call.capacity < attributes_.window) {
+  // A smaller one does for a sequence that ends before it is full.
+  if (attributes_.window_sized_cache && call.capacity < attributes_.window &&
+      call.total > call.capacity) {
     fail("[", attributes_.name, "] expected a window-sized KV cache of at least ",
          attributes_.window, " positions, got ", call.capacity,
          ": set past_present_share_buffer to true, or convert without it");

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
-from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from flownpu.convert.data_file import DataFile
 from flownpu.convert.errors import ConversionError
@@ -82,6 +81,9 @@ def check_operators(model: ir.Model, path: Path) -> None:
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
+    # Here, lest all that converts imports ONNX Runtime. Its public modules do not list its operators.
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # noqa: PLC0415
+
     known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
     unknown = sorted(
         {

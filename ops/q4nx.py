@@ -1,180 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Q4NX: 4-bit weights in blocks of 32 rows by 256 columns, 5 bits a weight.
+r"""Q4NX: 4-bit weights in blocks of 32 rows by some groups of 32 columns (ops/q4nx.h, the same in C++).
 
-Each group of 32 columns of a row has a bf16 scale d and a bf16 minimum m ("Gemma3 on NPU", equation 3):
+A weight W[rows, columns] is stored as a uint8 tensor of shape [ceil(rows/32), ceil(columns/(32 G)), bytes of a block],
+G being the groups of a block. With n = 64 G, a block is
 
-    w = d * code + m,    code in 0..15                                                                      (3)
+    bytes    0 ..       n - 1      scales,  bf16, little-endian, ordered [column/32][row]
+    bytes    n ..     2 n - 1      minima,  the same; a symmetric block has none, and its codes begin here
+    then     8 n bytes             codes: two strips of 16 rows; a strip is 32 G columns of 8 bytes; byte j of a column
+                                   holds row 2j in its low nibble and row 2j+1 in its high nibble
 
-evaluated in float32: d * code is exact there (8 + 4 significant bits), so the sum's rounding is the only one.
+    WIDE       G = 8   [.., ceil(columns/256), 5120]   the papers', `.q4nx` files', the NPU's
+    NARROW     G = 1   [.., ceil(columns/32), 640]     converted models': read in one stream, without padding
+    SYMMETRIC  G = 1   [.., ceil(columns/32), 576]     the same, of weights whose every minimum is -8 times its scale
 
-A weight W[rows, columns] is stored as a uint8 tensor of shape [ceil(rows/32), ceil(columns/256), 5120]. A block is
-
-    bytes    0 ..  511   256 scales,  bf16, little-endian, ordered [column/32][row]
-    bytes  512 .. 1023   256 minima,  the same
-    bytes 1024 .. 5119   codes: two strips of 16 rows; a strip is 256 columns of 8 bytes; byte j of a column holds
-                         row 2j in its low nibble and row 2j+1 in its high nibble
-
-What lies beyond `rows` or `columns` is zero: codes, scales and minima. (Columns that fill up the last group of 32 have
-the group's scale and minimum and code 0: they are no weights, and everyone who reads blocks skips them.)
+The last dimension tells which. What lies beyond `rows` or `columns` is zero: codes, scales and minima. (Columns that
+fill up the last group of 32 have the group's scale and minimum and code 0: they are no weights, and everyone who reads
+blocks skips them.)
 """
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
+from flownpu.ops.q4nx_quantize import (
+    BFLOAT16,
+    GROUP,
+    LARGEST_CODE,
+    MINIMUM_OF_SYMMETRIC,
+    Bytes,
+    Floats,
+    Quantized,
+    ceil_divide,
+    check_quantized,
+    dequantize_codes,
+    from_affine,
+    is_symmetric,
+    quantize,
+    relative_error,
+    stack,
+)
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-Bytes: TypeAlias = "NDArray[np.uint8]"
-Floats: TypeAlias = "NDArray[np.float32]"
+__all__ = [
+    "BFLOAT16",
+    "BLOCK_BYTES",
+    "BLOCK_COLUMNS",
+    "BLOCK_ROWS",
+    "GROUP",
+    "LARGEST_CODE",
+    "NARROW",
+    "PARAMETER_BYTES",
+    "SYMMETRIC",
+    "WIDE",
+    "Bytes",
+    "Floats",
+    "Layout",
+    "Quantized",
+    "blocks_shape",
+    "dequantize",
+    "dequantize_codes",
+    "from_affine",
+    "gather",
+    "is_symmetric",
+    "layout_of",
+    "pack",
+    "pack_gated",
+    "quantize",
+    "relative_error",
+    "stack",
+    "unpack",
+]
 
 BLOCK_ROWS = 32
-BLOCK_COLUMNS = 256
-# Columns that share a scale and a minimum.
-GROUP = 32
 STRIP_ROWS = 16
-GROUPS_PER_BLOCK = BLOCK_COLUMNS // GROUP
-# Bytes of a block's scales, and of its minima: 8 groups x 32 rows of bf16.
-PARAMETER_BYTES = GROUPS_PER_BLOCK * BLOCK_ROWS * 2
-# The block as numpy reads it; bf16 as its bits.
-_BLOCK = np.dtype(
-    [
-        ("scale", "<u2", (GROUPS_PER_BLOCK, BLOCK_ROWS)),
-        ("minimum", "<u2", (GROUPS_PER_BLOCK, BLOCK_ROWS)),
-        ("codes", "u1", (BLOCK_ROWS // STRIP_ROWS, BLOCK_COLUMNS, STRIP_ROWS // 2)),
-    ]
-)
-BLOCK_BYTES = _BLOCK.itemsize
-LARGEST_CODE = 15
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_WEIGHT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-
-# How far the search's starts move a group's smallest and largest weight inwards, in steps of range/15; every pair is
-# tried. On normal and on Student-t (4 degrees of freedom) weights, these 4 x 4 starts with one refit each, then 3
-# refits of the best, come within 2.2 % of the squared error of 12 x 12 starts with 3 refits each, in a tenth of the
-# time.
-_STARTS = (-0.3, 0.15, 0.6, 1.2)
-_FINAL_REFITS = 3
-# Groups that are searched together: 32 x 2048 float32 are 256 KB, so that the work arrays stay in a core's L2 cache.
-_GROUPS_AT_ONCE = 2048
 
 
-class Quantized(NamedTuple):
-    """A weight's codes and parameters, row by row.
+class Layout(NamedTuple):
+    """Where the bytes of a block are.
 
     Attributes:
-        codes: uint8 [rows, columns], 0..15.
-        scale: bfloat16 [rows, ceil(columns/32)], d of equation 3.
-        minimum: bfloat16 [rows, ceil(columns/32)], m of equation 3.
+        groups: Groups of 32 columns that a block has.
+        minima: Whether it has minima; without, each is -8 times its scale.
     """
 
-    codes: Bytes
-    scale: NDArray[Any]
-    minimum: NDArray[Any]
+    groups: int
+    minima: bool
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The weight's rows and columns."""
-        rows, columns = self.codes.shape
-        return rows, columns
+    def block_columns(self) -> int:
+        """Columns of a block."""
+        return self.groups * GROUP
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return int(self.dtype.itemsize)
 
-def quantize(weight: NDArray[Any]) -> Quantized:
-    """Quantises to the codes, scales and minima of least squared error that a search finds.
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of a block's scales, and of its minima."""
+        return self.groups * BLOCK_ROWS * BFLOAT16.itemsize
 
-    Codes are chosen for the *rounded* scale and minimum, so that rounding to bf16 costs nothing twice. The search
-    alternates codes and a least-squares fit of scale and minimum from several starts, and keeps what is best by the
-    error of the weights that will be read back.
-
-    Args:
-        weight: float32, float16 or bfloat16 [rows, columns].
-
-    Raises:
-        ValueError: `weight` has another type or rank, is empty, or has a value that is not finite or too large for
-            bf16.
-    """
-    weight = np.asarray(weight)
-    if weight.dtype not in _WEIGHT_DTYPES:
-        raise ValueError(
-            f"[quantize] expected a weight of type float32, float16 or bfloat16, got {weight.dtype}; convert it first"
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """A block as numpy reads it: scale, minimum, codes; bf16 as its bits."""
+        parameters = ("scale", "minimum") if self.minima else ("scale",)
+        return np.dtype(
+            [
+                *((name, "<u2", (self.groups, BLOCK_ROWS)) for name in parameters),
+                ("codes", "u1", (BLOCK_ROWS // STRIP_ROWS, self.block_columns, STRIP_ROWS // 2)),
+            ]
         )
-    if weight.ndim != 2 or weight.size == 0:
-        raise ValueError(
-            f"[quantize] expected a weight of shape [rows, columns], neither of them 0, got {list(weight.shape)}"
-        )
-    rows, columns = weight.shape
-    groups = _ceil_divide(columns, GROUP)
-    codes = np.empty((rows, columns), np.uint8)
-    scale = np.empty((rows, groups), BFLOAT16)
-    minimum = np.empty((rows, groups), BFLOAT16)
-    whole = columns // GROUP * GROUP
-    at_once = max(1, _GROUPS_AT_ONCE // groups)
-    for first in range(0, rows, at_once):
-        part = slice(first, min(first + at_once, rows))
-        values = weight[part].astype(np.float32)
-        _check_finite(values, first)
-        if whole:
-            _quantize_groups(values[:, :whole], GROUP, codes[part, :whole], scale[part], minimum[part])
-        if whole < columns:  # the last group is shorter: nothing but weights takes part in its fit
-            _quantize_groups(
-                values[:, whole:], columns - whole, codes[part, whole:], scale[part, -1:], minimum[part, -1:]
-            )
-    return Quantized(codes, scale, minimum)
 
 
-def from_affine(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any]) -> Quantized:
-    """Takes codes that exist unchanged, and rounds their scales and minima to bf16.
+WIDE = Layout(8, minima=True)
+NARROW = Layout(1, minima=True)
+SYMMETRIC = Layout(1, minima=False)
 
-    GGUF Q4_1 stores d and m: scale = d, minimum = m. Q4_0 stores d of w = d * (code - 8), and MatMulNBits scale and
-    zero point of w = scale * (code - zero_point): minimum = -scale * zero_point. Where a scale is shared by more than
-    32 columns, the caller repeats it (np.repeat).
-
-    Args:
-        codes: integers [rows, columns], 0..15.
-        scale: floats [rows, ceil(columns/32)].
-        minimum: floats [rows, ceil(columns/32)].
-
-    Raises:
-        ValueError: Shapes that do not fit one another, a code above 15, a parameter that is not finite in bf16.
-    """
-    codes = np.asarray(codes)
-    if not np.issubdtype(codes.dtype, np.integer):
-        raise ValueError(f"[from_affine] expected integer codes, got {codes.dtype}")
-    if codes.size and (int(codes.min()) < 0 or int(codes.max()) > LARGEST_CODE):
-        raise ValueError(f"[from_affine] expected codes in 0..15, got {int(codes.min())}..{int(codes.max())}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        quantized = Quantized(
-            codes.astype(np.uint8), np.asarray(scale).astype(BFLOAT16), np.asarray(minimum).astype(BFLOAT16)
-        )
-    _check_quantized("from_affine", *quantized)
-    for name, parameter in (("scale", quantized.scale), ("minimum", quantized.minimum)):
-        if not np.isfinite(parameter).all():
-            raise ValueError(f"[from_affine] expected every {name} to be finite in bf16, got NaN or infinity")
-    return quantized
+# Of wide blocks.
+BLOCK_COLUMNS = WIDE.block_columns
+BLOCK_BYTES = WIDE.block_bytes
+PARAMETER_BYTES = WIDE.parameter_bytes
 
 
-def stack(*parts: Quantized) -> Quantized:
-    """Puts the rows of several weights below one another: packed QKV. A part's rows need not be a multiple of 32.
-
-    Raises:
-        ValueError: No part, or parts that differ in columns.
-    """
-    columns = {part.shape[1] for part in parts}
-    if len(columns) != 1:
-        raise ValueError(f"[stack] expected one or more weights of equal columns, got columns {sorted(columns)}")
-    return Quantized(
-        np.concatenate([part.codes for part in parts]),
-        np.concatenate([part.scale for part in parts]),
-        np.concatenate([part.minimum for part in parts]),
-    )
-
-
-def blocks_shape(rows: int, columns: int, *, gated: bool = False) -> tuple[int, int, int]:
+def blocks_shape(rows: int, columns: int, layout: Layout = WIDE, *, gated: bool = False) -> tuple[int, int, int]:
     """The shape of the uint8 tensor that holds W[rows, columns], or a gated pair of such weights.
 
     Raises:
@@ -182,65 +138,90 @@ def blocks_shape(rows: int, columns: int, *, gated: bool = False) -> tuple[int, 
     """
     if rows < 1 or columns < 1:
         raise ValueError(f"[q4nx] expected rows and columns of at least 1, got {rows} and {columns}")
-    return (1 + gated) * _ceil_divide(rows, BLOCK_ROWS), _ceil_divide(columns, BLOCK_COLUMNS), BLOCK_BYTES
+    return (1 + gated) * ceil_divide(rows, BLOCK_ROWS), ceil_divide(columns, layout.block_columns), layout.block_bytes
 
 
-def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any]) -> Bytes:
+def layout_of(blocks_or_shape: Bytes | Sequence[int]) -> Layout:
+    """The layout of a weight's blocks, or of their shape, told by the last of its three dimensions.
+
+    Raises:
+        ValueError: They have no layout's shape.
+    """
+    shape = list(blocks_or_shape.shape if isinstance(blocks_or_shape, np.ndarray) else blocks_or_shape)
+    for layout in (WIDE, NARROW, SYMMETRIC):
+        if len(shape) == 3 and shape[-1] == layout.block_bytes:
+            return layout
+    known = ", ".join(
+        f"[ceil(rows/{BLOCK_ROWS}), ceil(columns/{layout.block_columns}), {layout.block_bytes}]"
+        for layout in (WIDE, NARROW, SYMMETRIC)
+    )
+    raise ValueError(f"[q4nx] expected blocks of one of the shapes {known}, got {shape}")
+
+
+def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any], layout: Layout = WIDE) -> Bytes:
     """Lays a quantised weight out in blocks, as in `pack(*quantize(weight))`.
 
     Args:
         codes: uint8 [rows, columns], 0..15.
         scale: bfloat16 [rows, ceil(columns/32)].
         minimum: bfloat16 [rows, ceil(columns/32)].
+        layout: Of the blocks.
 
     Returns:
-        uint8 [ceil(rows/32), ceil(columns/256), 5120].
+        uint8 `blocks_shape(rows, columns, layout)`.
 
     Raises:
-        ValueError: Types or shapes that do not fit, a code above 15.
+        ValueError: Types or shapes that do not fit, a code above 15, or a layout without minima for a weight that
+            is not symmetric.
     """
-    _check_quantized("pack", codes, scale, minimum)
+    check_quantized("pack", codes, scale, minimum)
     if codes.max() > LARGEST_CODE:
         raise ValueError(f"[pack] expected codes in 0..15, got {int(codes.max())}")
-    block_rows, block_columns, _ = blocks_shape(*codes.shape)
-    blocks = np.empty((block_rows, block_columns), _BLOCK)
-    for name, parameter in (("scale", scale), ("minimum", minimum)):
-        padded = _pad(parameter.view(np.uint16), block_rows * BLOCK_ROWS, block_columns * GROUPS_PER_BLOCK)
-        by_block = padded.reshape(block_rows, BLOCK_ROWS, block_columns, GROUPS_PER_BLOCK)
+    if not layout.minima and not is_symmetric(Quantized(codes, scale, minimum)):
+        raise ValueError(
+            f"[pack] expected every minimum to be {MINIMUM_OF_SYMMETRIC} times its scale for a layout without minima, "
+            "got others; choose one with minima"
+        )
+    rows, columns = codes.shape
+    shape = block_rows, block_columns, _ = blocks_shape(rows, columns, layout)
+    blocks = np.empty((block_rows, block_columns), layout.dtype)
+    for name, parameter in (("scale", scale), ("minimum", minimum))[: 1 + layout.minima]:
+        padded = _pad(parameter.view(np.uint16), block_rows * BLOCK_ROWS, block_columns * layout.groups)
+        by_block = padded.reshape(block_rows, BLOCK_ROWS, block_columns, layout.groups)
         blocks[name] = by_block.transpose(0, 2, 3, 1)
-    padded = _pad(codes, block_rows * BLOCK_ROWS, block_columns * BLOCK_COLUMNS)
-    pairs = padded.reshape(block_rows, 2, STRIP_ROWS // 2, 2, block_columns, BLOCK_COLUMNS)
+    padded = _pad(codes, block_rows * BLOCK_ROWS, block_columns * layout.block_columns)
+    pairs = padded.reshape(block_rows, 2, STRIP_ROWS // 2, 2, block_columns, layout.block_columns)
     blocks["codes"] = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).transpose(0, 3, 1, 4, 2)
-    return blocks.view(np.uint8).reshape(block_rows, block_columns, BLOCK_BYTES)
+    return blocks.view(np.uint8).reshape(shape)
 
 
-def pack_gated(gate: Quantized, up: Quantized) -> Bytes:
+def pack_gated(gate: Quantized, up: Quantized, layout: Layout = WIDE) -> Bytes:
     """Blocks of a gated pair: the gate's blocks, then the up projection's, each padded to 32 rows.
 
     Raises:
-        ValueError: The two differ in shape.
+        ValueError: The two differ in shape, or `pack` refuses one.
     """
     if gate.shape != up.shape:
         raise ValueError(f"[pack_gated] expected gate and up of one shape, got {gate.shape} and {up.shape}")
-    return np.concatenate([pack(*gate), pack(*up)])
+    return np.concatenate([pack(*gate, layout), pack(*up, layout)])
 
 
 def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
-    """The inverse of `pack`.
+    """The inverse of `pack`, for any layout.
 
     Raises:
         ValueError: `blocks` is not the uint8 tensor of that many rows and columns.
     """
-    _check_blocks("unpack", blocks, rows, columns)
+    layout = _check_blocks("unpack", blocks, rows, columns)
     padded_rows = blocks.shape[0] * BLOCK_ROWS
-    fields = np.ascontiguousarray(blocks).view(_BLOCK)[..., 0]
-    scale, minimum = (
-        np.ascontiguousarray(
-            fields[name].transpose(0, 3, 1, 2).reshape(padded_rows, -1)[:rows, : _ceil_divide(columns, GROUP)],
-            dtype=np.uint16,
-        ).view(BFLOAT16)
-        for name in ("scale", "minimum")
-    )
+    fields = np.ascontiguousarray(blocks).view(layout.dtype)[..., 0]
+
+    def by_row(name: str) -> NDArray[Any]:
+        values = fields[name].transpose(0, 3, 1, 2).reshape(padded_rows, -1)[:rows, : ceil_divide(columns, GROUP)]
+        return np.ascontiguousarray(values, dtype=np.uint16).view(BFLOAT16)
+
+    scale = by_row("scale")
+    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(MINIMUM_OF_SYMMETRIC)
     packed = fields["codes"]
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)  # [block row, block column, strip, column, j, nibble]
     codes = pairs.transpose(0, 2, 4, 5, 1, 3).reshape(padded_rows, -1)[:rows, :columns]
@@ -254,18 +235,6 @@ def dequantize(blocks: Bytes, rows: int, columns: int) -> Floats:
         ValueError: `blocks` is not the uint8 tensor of that many rows and columns.
     """
     return dequantize_codes(unpack(blocks, rows, columns))
-
-
-def dequantize_codes(quantized: Quantized) -> Floats:
-    """Equation 3 in float32, of codes that are not packed: [rows, columns]."""
-    _, columns = quantized.shape
-    scale, minimum = (
-        np.repeat(parameter.astype(np.float32), GROUP, axis=1)[:, :columns]
-        for parameter in (quantized.scale, quantized.minimum)
-    )
-    scale *= quantized.codes
-    scale += minimum
-    return scale
 
 
 def gather(blocks: Bytes, indices: NDArray[Any], rows: int, columns: int) -> Floats:
@@ -290,133 +259,16 @@ def gather(blocks: Bytes, indices: NDArray[Any], rows: int, columns: int) -> Flo
     return values[position].reshape(*indices.shape, columns)
 
 
-def relative_error(weight: NDArray[Any], approximation: NDArray[Any]) -> float:
-    """|W - W'| / |W| in the Frobenius norm; 0 for equal weights, even where both are zero."""
-    difference = squares = 0.0
-    for row, other in zip(weight, approximation, strict=True):  # by row: no second float64 copy of a large table
-        exact = row.astype(np.float64)
-        difference += float(np.square(exact - other.astype(np.float64)).sum())
-        squares += float(np.square(exact).sum())
-    if difference == 0.0:
-        return 0.0
-    return float(np.sqrt(difference / squares)) if squares else float("inf")
-
-
-def _quantize_groups(values: Floats, group: int, codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any]) -> None:
-    """Searches scale and minimum of every `group` columns of `values` [rows, n * group], and writes the results."""
-    weights = np.ascontiguousarray(values.reshape(-1, group).T)  # [group, n]: reductions run over contiguous vectors
-    # Searched at magnitudes of 1/2 to 1, where no square overflows or vanishes. Powers of two change no rounding.
-    exponent = np.maximum(np.frexp(np.maximum(weights.max(axis=0), -weights.min(axis=0)))[1], -126)
-    best = [np.ldexp(p, exponent) for p in _search(weights * np.ldexp(np.float32(1), -exponent))]
-    for found, parameter in zip(best, (scale, minimum), strict=True):
-        by_row = found.reshape(len(values), -1)
-        parameter[:, : by_row.shape[1]] = by_row
-    # Rounded once more: below 2^-126 powers of two do change it.
-    codes[...] = _nearest_codes(weights, *(_round(p) for p in best)).T.reshape(values.shape)
-
-
-def _search(weights: Floats) -> tuple[Floats, Floats]:
-    """Scale and minimum, both values of bf16, of each column of `weights` [group, n]."""
-    smallest, largest = weights.min(axis=0), weights.max(axis=0)
-    total = weights.sum(axis=0)
-    step = largest / LARGEST_CODE - smallest / LARGEST_CODE
-    # A constant group is its minimum alone; it is also what any other start must beat.
-    best_scale = np.zeros_like(step)
-    best_minimum = _round(total / len(weights))
-    best_error = _squared_error(weights, best_scale, best_minimum, np.zeros_like(weights))
-
-    def consider(scale: Floats, minimum: Floats) -> Floats:
-        """Keeps these parameters where they are better; returns the codes they give."""
-        codes = _nearest_codes(weights, scale, minimum)
-        error = _squared_error(weights, scale, minimum, codes)
-        better = error < best_error
-        for best, new in ((best_scale, scale), (best_minimum, minimum), (best_error, error)):
-            np.copyto(best, new, where=better)
-        return codes
-
-    for low in _STARTS:
-        for high in _STARTS:
-            codes = consider(_round(step * ((LARGEST_CODE - low - high) / LARGEST_CODE)), _round(smallest + low * step))
-            consider(*_least_squares(weights, codes, total))
-    for _ in range(_FINAL_REFITS):
-        consider(*_least_squares(weights, _nearest_codes(weights, best_scale, best_minimum), total))
-    return best_scale, best_minimum
-
-
-def _nearest_codes(weights: Floats, scale: Floats, minimum: Floats) -> Floats:
-    """The codes, as float32, that bring min + scale * code nearest to the weights."""
-    # A scale below the smallest normal number has no finite inverse; its codes are 0.
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale >= np.finfo(np.float32).tiny)
-    codes = weights - minimum
-    codes *= inverse
-    np.rint(codes, out=codes)
-    return np.clip(codes, 0, LARGEST_CODE, out=codes)
-
-
-def _least_squares(weights: Floats, codes: Floats, total: Floats) -> tuple[Floats, Floats]:
-    """Scale and minimum that fit given codes best; the minimum for the scale that bf16 has."""
-    count = len(weights)
-    code_sum = codes.sum(axis=0)
-    code_squares = (codes * codes).sum(axis=0)
-    products = (weights * codes).sum(axis=0)
-    determinant = count * code_squares - code_sum * code_sum
-    numerator = count * products - code_sum * total
-    scale = np.divide(numerator, determinant, out=np.zeros_like(total), where=determinant > 0)
-    scale = _round(np.maximum(scale, 0, out=scale))
-    return scale, _round((total - scale * code_sum) / count)
-
-
-def _squared_error(weights: Floats, scale: Floats, minimum: Floats, codes: Floats) -> Floats:
-    difference = codes * scale
-    difference += minimum
-    difference -= weights
-    difference *= difference
-    error: Floats = difference.sum(axis=0)
-    return error
-
-
-def _round(values: Floats) -> Floats:
-    """To the nearest value of bf16, still in float32."""
-    rounded: Floats = values.astype(BFLOAT16).astype(np.float32)
-    return rounded
-
-
-def _check_finite(values: Floats, first_row: int) -> None:
-    # A minimum of this magnitude cannot become infinite when it is rounded to bf16.
-    limit = 2.0**127
-    wrong = ~(np.abs(values) <= limit)
-    if wrong.any():
-        row, column = (int(i) for i in np.argwhere(wrong)[0])
-        raise ValueError(
-            f"[quantize] expected finite weights of at most {limit:g}, got {values[row, column]:g} in row "
-            f"{first_row + row}, column {column}; the checkpoint is damaged or was saved from a diverged training"
-        )
-
-
-def _check_quantized(name: str, codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any]) -> None:
-    if codes.ndim != 2 or codes.size == 0 or codes.dtype != np.uint8:
-        raise ValueError(f"[{name}] expected codes uint8 [rows, columns], got {codes.dtype} {list(codes.shape)}")
-    expected = (codes.shape[0], _ceil_divide(codes.shape[1], GROUP))
-    for what, parameter in (("scale", scale), ("minimum", minimum)):
-        if parameter.shape != expected or parameter.dtype != BFLOAT16:
-            raise ValueError(
-                f"[{name}] expected {what} bfloat16 {list(expected)} for codes {list(codes.shape)}, "
-                f"got {parameter.dtype} {list(parameter.shape)}"
-            )
-
-
-def _check_blocks(name: str, blocks: Bytes, rows: int, columns: int) -> None:
-    expected = blocks_shape(rows, columns)
+def _check_blocks(name: str, blocks: Bytes, rows: int, columns: int) -> Layout:
+    layout = layout_of(blocks)
+    expected = blocks_shape(rows, columns, layout)
     if blocks.dtype != np.uint8 or blocks.shape != expected:
         raise ValueError(
             f"[{name}] expected blocks uint8 {list(expected)} for {rows} rows and {columns} columns, "
             f"got {blocks.dtype} {list(blocks.shape)}"
         )
+    return layout
 
 
 def _pad(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
     return np.pad(values, ((0, rows - values.shape[0]), (0, columns - values.shape[1])))
-
-
-def _ceil_divide(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

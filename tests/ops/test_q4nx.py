@@ -18,13 +18,20 @@ from flownpu.ops import q4nx
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 BFLOAT16 = ml_dtypes.bfloat16
 shapes = st.tuples(st.integers(1, 80), st.integers(1, 600))
+LAYOUTS = {"wide": q4nx.WIDE, "narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def random_quantized(rows: int, columns: int, seed: int) -> q4nx.Quantized:
-    """Codes and parameters that no weight need have; parameters between 2^-8 and 2^8."""
+def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q4nx.WIDE) -> q4nx.Quantized:
+    """Codes and parameters that no weight need have, but that `layout` can hold; between 2^-8 and 2^8."""
     rng = np.random.default_rng(seed)
     groups = -(-columns // 32)
     scale, minimum = np.exp2(rng.uniform(-8, 8, (2, rows, groups))) * rng.choice([-1, 1], (2, rows, groups))
+    if not layout.minima:
+        scale = np.where(rng.random(scale.shape) < 0.1, 0, scale)
+        scale[rng.random(scale.shape) < 0.5] *= -1  # GGUF's Q4_0 has negative scales
+        scale = scale.astype(BFLOAT16)
+        return q4nx.Quantized(rng.integers(0, 16, (rows, columns), dtype=np.uint8), scale, BFLOAT16(-8) * scale)
     codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
     return q4nx.Quantized(codes, np.abs(scale).astype(BFLOAT16), minimum.astype(BFLOAT16))
 
@@ -35,20 +42,28 @@ def assert_same(actual: q4nx.Quantized, expected: q4nx.Quantized) -> None:
     np.testing.assert_array_equal(actual.minimum.view(np.uint16), expected.minimum.view(np.uint16))
 
 
-def pack_by_the_description(quantized: q4nx.Quantized) -> np.ndarray:
+def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> np.ndarray:
     """One byte at a time, from the format's description: no layout code is shared with the packer."""
     rows, columns = quantized.codes.shape
-    blocks = np.zeros((-(-rows // 32), -(-columns // 256), 5120), np.uint8)
+    groups, block_bytes, minima_at, codes_at, strip_bytes = {
+        q4nx.WIDE: (8, 5120, 512, 1024, 2048),
+        q4nx.NARROW: (1, 640, 64, 128, 256),
+        q4nx.SYMMETRIC: (1, 576, None, 64, 256),
+    }[layout]
+    blocks = np.zeros((-(-rows // 32), -(-columns // (32 * groups)), block_bytes), np.uint8)
     for row in range(rows):
         for group in range(-(-columns // 32)):
-            block = blocks[row // 32, group // 8]
-            at = 2 * (group % 8 * 32 + row % 32)
+            block = blocks[row // 32, group // groups]
+            at = 2 * (group % groups * 32 + row % 32)
             block[at : at + 2] = np.frombuffer(quantized.scale[row, group].tobytes(), np.uint8)
-            block[512 + at : 512 + at + 2] = np.frombuffer(quantized.minimum[row, group].tobytes(), np.uint8)
+            if minima_at is not None:
+                at += minima_at
+                block[at : at + 2] = np.frombuffer(quantized.minimum[row, group].tobytes(), np.uint8)
         for column in range(columns):
             strip, row_in_strip = divmod(row % 32, 16)
-            at = 1024 + strip * 2048 + column % 256 * 8 + row_in_strip // 2
-            blocks[row // 32, column // 256, at] |= quantized.codes[row, column] << 4 * (row % 2)
+            block, column_in_block = divmod(column, 32 * groups)
+            at = codes_at + strip * strip_bytes + column_in_block * 8 + row_in_strip // 2
+            blocks[row // 32, block, at] |= quantized.codes[row, column] << 4 * (row % 2)
     return blocks
 
 
@@ -75,27 +90,68 @@ def test_golden_bytes() -> None:
     assert weight[17, 33] == 1.5 + 0.5 * 15
 
 
-@given(shapes, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=25)
-def test_pack_follows_the_description_and_unpack_inverts_it(shape: tuple[int, int], seed: int) -> None:
-    quantized = random_quantized(*shape, seed)
-    blocks = q4nx.pack(*quantized)
-    assert blocks.shape == q4nx.blocks_shape(*shape)
-    np.testing.assert_array_equal(blocks, pack_by_the_description(quantized))
+def test_golden_bytes_of_narrow_blocks() -> None:
+    """The same weight: its second group begins a block."""
+    codes = np.zeros((18, 34), np.uint8)
+    codes[0, 0], codes[1, 0], codes[17, 33], codes[16, 33] = 3, 10, 15, 1
+    scale = np.zeros((18, 2), BFLOAT16)
+    scale[1, 0], scale[17, 1] = 1.0, -0.5  # 0x3F80, 0xBF00; times -8: 0xC100, 0x4080
+    minimum = BFLOAT16(-8) * scale
+    scales_and_codes = np.zeros((2, 64 + 512), np.uint8)
+    scales_and_codes[0, [2, 3]] = 0x80, 0x3F
+    scales_and_codes[1, [34, 35]] = 0x00, 0xBF
+    scales_and_codes[0, 64] = 0xA3  # strip 0, column 0, rows 0 and 1
+    scales_and_codes[1, 64 + 256 + 8] = 0xF1  # strip 1, column 1 of the block, rows 16 and 17
+    minima = np.zeros((2, 32, 2), np.uint8)
+    minima[:, :18] = 0x00, 0x80  # -8 * 0 = -0
+    minima[0, 1], minima[1, 17] = (0x00, 0xC1), (0x80, 0x40)
+
+    symmetric = q4nx.pack(codes, scale, minimum, q4nx.SYMMETRIC)
+    narrow = q4nx.pack(codes, scale, minimum, q4nx.NARROW)
+
+    np.testing.assert_array_equal(symmetric, scales_and_codes[None])
+    expected = np.concatenate([scales_and_codes[:, :64], minima.reshape(2, 64), scales_and_codes[:, 64:]], axis=1)
+    np.testing.assert_array_equal(narrow, expected[None])
+
+
+@each_layout
+@given(shape=shapes, seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=15)
+def test_pack_follows_the_description_and_unpack_inverts_it(
+    layout: q4nx.Layout, shape: tuple[int, int], seed: int
+) -> None:
+    quantized = random_quantized(*shape, seed, layout)
+    blocks = q4nx.pack(*quantized, layout)
+    assert blocks.shape == q4nx.blocks_shape(*shape, layout)
+    assert q4nx.layout_of(blocks) == q4nx.layout_of(blocks.shape) == layout
+    np.testing.assert_array_equal(blocks, pack_by_the_description(quantized, layout))
     assert_same(q4nx.unpack(blocks, *shape), quantized)
 
 
-@given(shapes, st.integers(0, 2**32))
-@settings(deadline=None, max_examples=25)
-def test_dequantize_is_the_equation_in_float32(shape: tuple[int, int], seed: int) -> None:
-    quantized = random_quantized(*shape, seed)
-    blocks = q4nx.pack(*quantized)
+@each_layout
+@given(shape=shapes, seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=15)
+def test_dequantize_is_the_equation_in_float32(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
+    quantized = random_quantized(*shape, seed, layout)
+    blocks = q4nx.pack(*quantized, layout)
     # In float64 the equation is exact (12 bits plus 8 bits, at most 20 binary places apart): one rounding is left.
     scale, minimum = (p.astype(np.float64).repeat(32, axis=1)[:, : shape[1]] for p in quantized[1:])
     expected = (minimum + scale * quantized.codes).astype(np.float32)
     np.testing.assert_array_equal(q4nx.dequantize(blocks, *shape), expected)
     indices = np.random.default_rng(seed).integers(0, shape[0], (2, 3))
     np.testing.assert_array_equal(q4nx.gather(blocks, indices, *shape), expected[indices])
+
+
+def test_symmetric_weights_are_told_by_the_bits_of_their_minima() -> None:
+    symmetric = random_quantized(5, 96, 0, q4nx.SYMMETRIC)
+    assert q4nx.is_symmetric(symmetric)
+    assert q4nx.is_symmetric(symmetric._replace(scale=0 * symmetric.scale, minimum=BFLOAT16(-8) * 0 * symmetric.scale))
+    minimum = symmetric.minimum.copy()
+    minimum.view(np.uint16)[4, 2] ^= 1  # one of fifteen, by its last bit
+    other = symmetric._replace(minimum=minimum)
+    assert not q4nx.is_symmetric(other)
+    with pytest.raises(ValueError, match="every minimum to be -8 times its scale for a layout without minima"):
+        q4nx.pack(*other, q4nx.SYMMETRIC)
 
 
 @given(shapes, st.integers(0, 2**32))
@@ -260,10 +316,12 @@ def test_stack_does_not_align_its_parts() -> None:
         assert_same(q4nx.Quantized(*(a[first : first + len(part.codes)] for a in stacked)), part)
 
 
-def test_a_gated_pair_is_aligned() -> None:
-    gate, up = random_quantized(40, 96, 0), random_quantized(40, 96, 1)
-    blocks = q4nx.pack_gated(gate, up)
-    assert blocks.shape == q4nx.blocks_shape(40, 96, gated=True) == (4, 1, 5120)
+@each_layout
+def test_a_gated_pair_is_aligned(layout: q4nx.Layout) -> None:
+    gate, up = random_quantized(40, 96, 0, layout), random_quantized(40, 96, 1, layout)
+    blocks = q4nx.pack_gated(gate, up, layout)
+    shape = {q4nx.WIDE: (4, 1, 5120), q4nx.NARROW: (4, 3, 640), q4nx.SYMMETRIC: (4, 3, 576)}[layout]
+    assert blocks.shape == q4nx.blocks_shape(40, 96, layout, gated=True) == shape
     assert_same(q4nx.unpack(blocks[:2], 40, 96), gate)
     assert_same(q4nx.unpack(blocks[2:], 40, 96), up)
 
@@ -315,6 +373,14 @@ def test_malformed_arguments_are_refused() -> None:
         q4nx.from_affine(codes, scale, np.full((3, 2), 3.4e38))
     with pytest.raises(ValueError, match=r"\[1, 2, 5120\] for 3 rows and 300 columns, got uint8 \[1, 1, 5120\]"):
         q4nx.unpack(blocks, 3, 300)
+    with pytest.raises(ValueError, match=r"\[1, 2, 640\] for 3 rows and 40 columns, got uint8 \[1, 1, 640\]"):
+        q4nx.unpack(q4nx.pack(codes[:, :32], scale[:, :1], minimum[:, :1], q4nx.NARROW), 3, 40)
+    with pytest.raises(
+        ValueError, match=r"ceil\(columns/256\), 5120\], .*/32\), 640\], .*/32\), 576\], got \[1, 1, 512\]"
+    ):
+        q4nx.unpack(blocks[..., :512], 3, 40)
+    with pytest.raises(ValueError, match=r"got \[4, 5120\]"):
+        q4nx.layout_of((4, 5120))
     with pytest.raises(ValueError, match="got int8"):
         q4nx.dequantize(blocks.view(np.int8), 3, 40)
     with pytest.raises(ValueError, match="at least 1, got 0 and 40"):

@@ -56,12 +56,16 @@ struct Layout {
   }
   constexpr std::int64_t strip_bytes() const { return kGroupStripBytes << group_bits; }
   constexpr std::int64_t block_bytes() const { return code_offset() + 2 * strip_bytes(); }
-  constexpr std::int64_t column_blocks(std::int64_t k) const { return ceil_div(k, block_columns()); }
+  constexpr std::int64_t column_blocks(std::int64_t k) const {
+    return ceil_div(k, block_columns());
+  }
   // Groups of a row of blocks, padding included, and its bytes.
   constexpr std::int64_t stored_groups(std::int64_t k) const {
     return column_blocks(k) << group_bits;
   }
-  constexpr std::int64_t row_bytes(std::int64_t k) const { return column_blocks(k) * block_bytes(); }
+  constexpr std::int64_t row_bytes(std::int64_t k) const {
+    return column_blocks(k) * block_bytes();
+  }
 
   // Offsets within a row of blocks: of a group's scales, and of its codes in rows 0-15. Its minima
   // are minimum_offset() after the scales, its codes in rows 16-31 strip_bytes() after those.

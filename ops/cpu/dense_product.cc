@@ -74,12 +74,12 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
     return work;
   }
   const bool int8 = work.rounding == DenseRounding::kInt8;
-  a.padded_k = q4nx::column_blocks(k) * q4nx::kBlockColumns;
+  a.padded_k = q4nx::ceil_div(k, kPartColumns) * kPartColumns;
   a.groups = a.padded_k / q4nx::kGroup;
   a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
   a.values = work.values =
       scratch.take<std::byte>(rows * a.padded_k * element_bytes(work.rounding));
-  if (int8) a.part_columns = q4nx::kBlockColumns;
+  if (int8) a.part_columns = kPartColumns;
   const std::int64_t parts = a.padded_k / a.part_columns;
   a.sums = work.sums = scratch.take<float>(rows * parts);
   if (int8) a.scales = work.scales = scratch.take<float>(rows * parts);

@@ -10,24 +10,29 @@
 #include <string_view>
 #include <vector>
 
+#include "ops/cpu/q4nx_rows.h"
 #include "ops/tensor.h"
 
 namespace flownpu::cpu {
 
+// Columns of which int8 activations of many rows have one scale, on AVX-512: 8 groups of a weight.
+inline constexpr std::int64_t kPartColumns = 256;
+inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
+
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
-// whole blocks of 256, as the weight is.
+// whole parts of 256, which is also what wide blocks of a weight are padded to.
 struct RoundedActivations {
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
-  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also 256, its block.
+  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also kPartColumns.
   std::int64_t part_columns = 32;
   // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
   // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply.
   const float* sums = nullptr;
-  // K in whole blocks, and its groups of 32; and the groups that have any activation, which is what
-  // products of many rows compute. Those of few rows are as fast as memory is, and there reading
-  // the padding costs less than jumping over it.
+  // K in whole parts, and its groups of 32; and the groups that have any activation, which is what
+  // products of many rows compute. Those of few rows are as fast as memory is, and compute all that
+  // the weight has stored: reading the padding of wide blocks costs less than jumping over it.
   std::int64_t padded_k = 0;
   std::int64_t groups = 0;
   std::int64_t filled_groups = 0;
@@ -71,8 +76,8 @@ inline constexpr std::int64_t kAttentionKeyStep = 16;
 
 // `row_blocks` rows of blocks (32 rows of the weight each) times `count` rows of activations from
 // row `first` on: out[row_blocks][count][32] = dequantised weight . activations. `scratch` has
-// kMatMulScratchBytes.
-using MatMulBlocks = void (*)(const std::uint8_t* blocks, std::int64_t row_blocks,
+// kMatMulScratchBytes. The layout of the blocks does not change a bit of it.
+using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
@@ -144,7 +149,7 @@ struct Kernels {
                        std::int64_t column, const DenseEpilogue& epilogue);
 
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
-  void (*dequantize_row)(const std::uint8_t* blocks, std::int64_t row, std::int64_t k, float* out);
+  void (*dequantize_row)(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out);
 
   // y = gelu_tanh(gate) * up and y = silu(gate) * up, n elements.
   void (*geglu)(const float* gate, const float* up, float* y, std::int64_t n);

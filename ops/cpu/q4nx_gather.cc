@@ -14,7 +14,7 @@ class Q4NXGather final : public Step {
         name_(to_string(node)),
         m_(node.required_integer("M")),
         k_(node.required_integer("K")) {
-    check_q4nx_weight(node, 0, q4nx::row_blocks(m_), k_);
+    layout_ = q4nx_layout(node, 0, q4nx::row_blocks(m_), k_);
     const Value* indices = node.input(1);
     if (indices == nullptr ||
         (indices->type != DataType::kInt64 && indices->type != DataType::kInt32)) {
@@ -42,15 +42,12 @@ class Q4NXGather final : public Step {
              ": is the tokenizer that of this model?");
       }
     }
-    const std::size_t row_stride =
-        static_cast<std::size_t>(q4nx::column_blocks(k_)) * q4nx::kBlockBytes;
-    const auto* weight = inputs[0].as<const std::uint8_t>();
+    const Q4NXRows weight(inputs[0].as<const std::uint8_t>(), layout_, k_);
     auto* y = outputs[0].as<float>();
     context_.pool->run(count, [&](std::int64_t i) {
       const std::int64_t row = index(indices, i);
-      context_.kernels.dequantize_row(
-          weight + static_cast<std::size_t>(row / q4nx::kBlockRows) * row_stride,
-          row % q4nx::kBlockRows, k_, y + i * k_);
+      context_.kernels.dequantize_row(weight.from(row / q4nx::kBlockRows), row % q4nx::kBlockRows,
+                                      k_, y + i * k_);
     });
   }
 
@@ -64,6 +61,7 @@ class Q4NXGather final : public Step {
   std::string name_;
   std::int64_t m_;
   std::int64_t k_;
+  q4nx::Layout layout_;
 };
 
 }  // namespace

@@ -30,7 +30,7 @@ class Q4NXMatMul : public Step {
         m_(node.required_integer("M")),
         k_(node.required_integer("K")),
         gating_(gating_of(node)),
-        padded_k_(q4nx::column_blocks(k_) * q4nx::kBlockColumns) {
+        padded_k_(q4nx::ceil_div(k_, kPartColumns) * kPartColumns) {
     if (m_ <= 0 || k_ <= 0)
       fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
@@ -40,8 +40,7 @@ class Q4NXMatMul : public Step {
       fail("[", name_, "] expected a bias of ", m_, " elements, got ", to_string(*bias->shape));
     }
     row_blocks_ = q4nx::row_blocks(m_);
-    row_stride_ = static_cast<std::size_t>(q4nx::column_blocks(k_)) * q4nx::kBlockBytes;
-    check_q4nx_weight(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
+    layout_ = q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -74,7 +73,7 @@ class Q4NXMatMul : public Step {
 
     if (rows == 0) return;
     const MatMulPlan plan = plan_matmul(rows, row_blocks_, context_.pool->threads());
-    const auto* weight = inputs[1].as<const std::uint8_t>();
+    const Q4NXRows weight(inputs[1].as<const std::uint8_t>(), layout_, k_);
     const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
                             inputs.size() > 3 ? inputs[3].as<const float>() : nullptr,
                             outputs[0].as<float>()};
@@ -136,7 +135,7 @@ class Q4NXMatMul : public Step {
 
   // Rows of blocks (and their partners of the up projection) times `count` rows of activations,
   // epilogue included.
-  void multiply(const std::uint8_t* weight, const RoundedActivations& a, std::int64_t first,
+  void multiply(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                 std::int64_t count, std::int64_t block, std::int64_t row_blocks,
                 const Epilogue& epilogue) const {
     alignas(64) std::byte scratch[kMatMulScratchBytes];
@@ -145,10 +144,9 @@ class Q4NXMatMul : public Step {
     const Kernels& kernels = context_.kernels;
     const MatMulBlocks matmul =
         context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
-    matmul(weight + block * row_stride_, row_blocks, a, first, count, scratch, product);
+    matmul(weight.from(block), row_blocks, a, first, count, scratch, product);
     if (gating_ != Gating::kNone) {
-      matmul(weight + (row_blocks_ + block) * row_stride_, row_blocks, a, first, count, scratch,
-             up);
+      matmul(weight.from(row_blocks_ + block), row_blocks, a, first, count, scratch, up);
       const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
       gate(product, up, product, row_blocks * count * q4nx::kBlockRows);
     }
@@ -183,7 +181,7 @@ class Q4NXMatMul : public Step {
   Gating gating_;
   std::int64_t padded_k_;
   std::int64_t row_blocks_ = 0;
-  std::size_t row_stride_ = 0;
+  q4nx::Layout layout_;
 };
 
 class FusedDQP final : public Q4NXMatMul {
@@ -208,20 +206,22 @@ constexpr Operator kOperators[] = {
 
 }  // namespace
 
-void check_q4nx_weight(const Node& node, std::size_t input, std::int64_t row_blocks,
-                       std::int64_t k) {
+q4nx::Layout q4nx_layout(const Node& node, std::size_t input, std::int64_t row_blocks,
+                         std::int64_t k) {
   const Value* weight = node.input(input);
   if (weight == nullptr || weight->constant == nullptr) {
     fail("[", to_string(node), "] expected input ", input,
          " to be a constant Q4NX weight, got one that is computed");
   }
-  const Shape expected{row_blocks, q4nx::column_blocks(k),
-                       static_cast<std::int64_t>(q4nx::kBlockBytes)};
-  if (weight->type != DataType::kUInt8 || !weight->shape || !(*weight->shape == expected)) {
+  const Shape shape = weight->shape.value_or(Shape{});
+  const q4nx::Layout layout = q4nx::layout_of(shape).value_or(q4nx::kNarrow);
+  const Shape expected{row_blocks, layout.column_blocks(k), layout.block_bytes()};
+  if (weight->type != DataType::kUInt8 || !(shape == expected)) {
     fail("[", to_string(node), "] expected weight '", weight->name, "' to be uint8 ",
          to_string(expected), ", got ", name_of(weight->type), " ",
-         weight->shape ? to_string(*weight->shape) : "of unknown shape");
+         weight->shape ? to_string(shape) : "of unknown shape");
   }
+  return layout;
 }
 
 std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context) {

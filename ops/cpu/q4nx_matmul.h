@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ops/cpu/cpu_step.h"
+#include "ops/q4nx.h"
 
 namespace flownpu::cpu {
 
@@ -14,9 +15,9 @@ std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context)
 std::unique_ptr<Step> make_fused_dqp(const Node& node, const Context& context);
 std::unique_ptr<Step> make_q4nx_gather(const Node& node, const Context& context);
 
-// Throws Error unless the input is a constant Q4NX weight of `row_blocks` rows of blocks and k
-// columns.
-void check_q4nx_weight(const Node& node, std::size_t input, std::int64_t row_blocks,
-                       std::int64_t k);
+// The layout of an input that is a constant Q4NX weight of `row_blocks` rows of blocks and k
+// columns; throws Error if it is none.
+q4nx::Layout q4nx_layout(const Node& node, std::size_t input, std::int64_t row_blocks,
+                         std::int64_t k);
 
 }  // namespace flownpu::cpu

@@ -23,8 +23,8 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 // --- int8 -------------------------------------------------------------------------------------
 
 inline std::int64_t int8_block_bytes(std::int64_t k) {
-  return q4nx::column_blocks(k) *
-         (kByteBlockBytes + static_cast<std::int64_t>(sizeof(ByteParameters)));
+  return q4nx::ceil_div(k, kPartColumns) *
+         (kBytePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
 }
 
 // The range of `count` rows of 32 columns; of int8 weights that of their type, so that codes are
@@ -57,12 +57,12 @@ inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse)
 }
 
 inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* packed) {
-  alignas(64) float columns[q4nx::kBlockColumns * kDenseColumns];
-  const std::int64_t k_blocks = q4nx::column_blocks(weight.k);
-  auto* parameters = reinterpret_cast<ByteParameters*>(packed + k_blocks * kByteBlockBytes);
+  alignas(64) float columns[kPartColumns * kDenseColumns];
+  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, kPartColumns);
+  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * kBytePartBytes);
   for (std::int64_t b = 0; b < k_blocks; ++b) {
-    const std::int64_t k = b * q4nx::kBlockColumns;
-    const std::int64_t count = std::min(q4nx::kBlockColumns, weight.k - k);
+    const std::int64_t k = b * kPartColumns;
+    const std::int64_t count = std::min(kPartColumns, weight.k - k);
     widen_columns(weight, k, count, block, columns);
     std::fill(columns + count * kDenseColumns, std::end(columns), 0.0F);
     const ByteRange range = dense_range(weight, columns, count);
@@ -70,7 +70,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
     const __m512 part = _mm512_set1_ps(1.0F / 256.0F);
     const Rows inverse{_mm512_mul_ps(range.inverse.even, part),
                        _mm512_mul_ps(range.inverse.odd, part)};
-    std::byte* codes = packed + b * kByteBlockBytes;
+    std::byte* codes = packed + b * kBytePartBytes;
     for (std::int64_t i = 0; i < count; i += 4, codes += 128) {
       __m512 even[4];
       __m512 odd[4];
@@ -84,7 +84,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
       _mm512_store_si512(codes + 64, code_quad(odd, lowest.odd, inverse.odd));
     }
     // The rest of the last group, which activations of zero meet.
-    std::fill(codes, packed + b * kByteBlockBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
+    std::fill(codes, packed + b * kBytePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
               std::byte{0});
     alignas(64) float scales[2 * kDenseColumns];
     store_rows(range.parameters.scale, scales);
@@ -96,16 +96,15 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
 
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
                        std::int64_t count, float* out) {
-  const std::int64_t k_blocks = a.groups / q4nx::kGroupsPerBlock;
-  const auto* parameters =
-      reinterpret_cast<const ByteParameters*>(packed + k_blocks * kByteBlockBytes);
-  for (std::int64_t b = 0; b < k_blocks; b += kByteBlocks) {
-    const std::int64_t blocks = std::min(kByteBlocks, k_blocks - b);
+  const std::int64_t k_blocks = a.groups / kGroupsPerPart;
+  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kBytePartBytes);
+  for (std::int64_t b = 0; b < k_blocks; b += kByteParts) {
+    const std::int64_t blocks = std::min(kByteParts, k_blocks - b);
     const std::int64_t groups =
-        std::min(blocks * q4nx::kGroupsPerBlock, a.filled_groups - b * q4nx::kGroupsPerBlock);
-    const ByteStretch stretch{packed + b * kByteBlockBytes, parameters + b, b, blocks, groups};
+        std::min(blocks * kGroupsPerPart, a.filled_groups - b * kGroupsPerPart);
+    const ByteStretch stretch{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
     // What follows in memory: codes of more of k, or of the next columns.
-    StretchFetch fetch(stretch.codes + blocks * kByteBlockBytes, kByteBlocks * kByteBlockBytes,
+    StretchFetch fetch(stretch.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
                        q4nx::ceil_div(count, kTile));
     for (std::int64_t row = 0; row < count; row += kTile) {
       fetch.step();

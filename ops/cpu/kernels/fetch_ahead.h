@@ -6,28 +6,29 @@
 
 #include <cstdint>
 
-#include "ops/q4nx.h"
+#include "ops/cpu/q4nx_rows.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Fetches the eighth of a block that lies two blocks after group `group` of a row of blocks: DRAM
-// answers after some 100 ns, in which a thread that reads 20 GB/s takes 2 KB, and the rest evens
-// out its waits. Past the outer caches, which hold what is read again.
+// Fetches a group's bytes 16 groups after group `group` of a row of blocks: DRAM answers after some
+// 100 ns, in which a thread that reads 20 GB/s takes 2 KB, and the rest of these 10 KB evens out
+// its waits. Past the outer caches, which hold what is read again.
 //
 // The weight is fetched in the order of its bytes, whatever the order of their use, and on past the
-// end of the row: so, on a Zen 5, two threads multiplied one row of activations at 42-45 GB/s;
-// group by group, or jumping over the padding of K = 1152, at 30-38, and without at 31-35. Asking
-// for the two blocks at once when a task begins, and for none beyond its end, made a decode step
-// some 2 % longer.
+// end of the row: so, on a Zen 5, two threads multiplied one row of activations with wide blocks at
+// 42-45 GB/s; group by group, or jumping over the padding of K = 1152, at 30-38, and without at
+// 31-35. Asking for the 10 KB at once when a task begins, and for none beyond its end, made a
+// decode step some 2 % longer.
 //
 // Always inline: GCC takes a function that only fetches for one without effect.
-[[gnu::always_inline]] inline void fetch_ahead(const std::uint8_t* blocks, std::int64_t group) {
+[[gnu::always_inline]] inline void fetch_ahead(const Q4NXRows& weight, std::int64_t group) {
   constexpr std::int64_t kLine = 64;
-  constexpr std::int64_t kBytes =
-      static_cast<std::int64_t>(q4nx::kBlockBytes) / q4nx::kGroupsPerBlock;
-  const std::uint8_t* ahead = blocks + (group + 2 * q4nx::kGroupsPerBlock) * kBytes;
-  for (std::int64_t line = 0; line < kBytes; line += kLine)
+  constexpr std::int64_t kGroupsAhead = 16;
+  // 640, or 576 without minima.
+  const std::int64_t bytes = weight.layout.block_bytes() >> weight.layout.group_bits;
+  const std::uint8_t* ahead = weight.bytes + (group + kGroupsAhead) * bytes;
+  for (std::int64_t line = 0; line < q4nx::kNarrow.block_bytes(); line += kLine)
     _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_NTA);
 }
 

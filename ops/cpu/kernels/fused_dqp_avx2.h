@@ -27,26 +27,26 @@ void store_strips(const Rows (&total)[kStrips][COUNT], float* out) {
 }
 
 template <int COUNT>
-void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+void fused_dqp_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                     float* out) {
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
   Rows total[kStrips][COUNT];
-  for (std::int64_t group = 0; group < a.groups; ++group, x += kGroup, ++scales, ++sums) {
-    const GroupBytes bytes(blocks, group);
-    fetch_ahead(blocks, group);
+  for (std::int64_t group = 0; group < weight.stored_groups;
+       ++group, x += kGroup, ++scales, ++sums) {
+    fetch_ahead(weight, group);
     for (int strip = 0; strip < kStrips; ++strip) {
       // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can
       // hold: a quarter of the speed.
       IntegerRows dot[COUNT];
 #pragma GCC unroll 2
       for (int quad = 0; quad < kGroup / 4; ++quad) {
-        const ByteCodes codes = byte_codes(bytes.codes(strip) + quad * 4 * q4nx::kColumnBytes);
+        const ByteCodes codes =
+            byte_codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes);
         for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
       }
-      const Rows scale = bytes.scale(strip);
-      const Rows minimum = bytes.minimum(strip);
+      const auto [scale, minimum] = load_parameters(weight, group, strip);
       for (int r = 0; r < COUNT; ++r) {
         const std::int64_t at = r * a.groups;
         add_group(total[strip][r], dot[r], scales[at], scale, minimum, sums[at]);
@@ -57,23 +57,21 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
 }
 
 template <int COUNT>
-void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+void fused_dqp_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                     float* out) {
   const float* sums = a.sums + first * a.groups;
   Rows total[kStrips][COUNT];
-  for (std::int64_t group = 0; group < a.groups; ++group, ++sums) {
-    const GroupBytes bytes(blocks, group);
-    fetch_ahead(blocks, group);
+  for (std::int64_t group = 0; group < weight.stored_groups; ++group, ++sums) {
+    fetch_ahead(weight, group);
     alignas(32) float x[COUNT * kGroup];
     widen(a, first, COUNT, group * kGroup, kGroup, x);
     for (int strip = 0; strip < kStrips; ++strip) {
       Rows dot[COUNT];
       for (int column = 0; column < kGroup; ++column) {
-        const Rows codes = float_codes(bytes.codes(strip) + column * q4nx::kColumnBytes);
+        const Rows codes = float_codes(weight.codes(group, strip) + column * q4nx::kColumnBytes);
         for (int r = 0; r < COUNT; ++r) dot_float(dot[r], codes, x + r * kGroup + column);
       }
-      const Rows scale = bytes.scale(strip);
-      const Rows minimum = bytes.minimum(strip);
+      const auto [scale, minimum] = load_parameters(weight, group, strip);
       for (int r = 0; r < COUNT; ++r) {
         add_group(total[strip][r], dot[r], scale, minimum, sums[r * a.groups]);
       }

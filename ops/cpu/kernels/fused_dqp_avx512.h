@@ -16,26 +16,21 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-constexpr std::int64_t kGroupBytes =
-    static_cast<std::int64_t>(q4nx::kBlockBytes) / q4nx::kGroupsPerBlock;
-
 template <int COUNT>
-void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+void fused_dqp_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                     float* out) {
   const __m512i table = bf16_of_code();
   const auto* x = static_cast<const std::uint16_t*>(a.values) + first * a.padded_k;
   const float* sums = a.sums + first * a.groups;
   Rows total[COUNT];
-  for (std::int64_t group = 0; group < a.groups; ++group) {
-    const std::int64_t within = group % q4nx::kGroupsPerBlock;
-    const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
-    const std::uint8_t* codes =
-        block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
-    fetch_ahead(blocks, group);
+  for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
+    const std::uint8_t* codes0 = weight.codes(group, 0);
+    const std::uint8_t* codes1 = weight.codes(group, 1);
+    fetch_ahead(weight, group);
     Rows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
-      const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
-      const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
+      const __m512i strip0 = _mm512_loadu_si512(codes0 + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(codes1 + eight * 64);
       for (int pair = 0; pair < 4; ++pair) {
         const BFloat16Codes weights = bf16_codes(strip0, strip1, kColumnPairs[pair], table);
         for (int r = 0; r < COUNT; ++r) {
@@ -45,8 +40,7 @@ void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std
         }
       }
     }
-    const Rows scale = load_group_rows(block + within * 64);
-    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + within * 64);
+    const auto [scale, minimum] = load_parameters(weight, group);
     for (int r = 0; r < COUNT; ++r)
       add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + group);
   }
@@ -54,22 +48,20 @@ void fused_dqp_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std
 }
 
 template <int COUNT>
-void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+void fused_dqp_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                     float* out) {
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
   Rows total[COUNT];
-  for (std::int64_t group = 0; group < a.groups; ++group) {
-    const std::int64_t within = group % q4nx::kGroupsPerBlock;
-    const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
-    const std::uint8_t* codes =
-        block + q4nx::kCodeOffset + within * q4nx::kGroup * q4nx::kColumnBytes;
-    fetch_ahead(blocks, group);
+  for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
+    const std::uint8_t* codes0 = weight.codes(group, 0);
+    const std::uint8_t* codes1 = weight.codes(group, 1);
+    fetch_ahead(weight, group);
     IntegerRows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
-      const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
-      const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
+      const __m512i strip0 = _mm512_loadu_si512(codes0 + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(codes1 + eight * 64);
       for (int quad = 0; quad < 2; ++quad) {
         const ByteCodes weights = byte_codes(strip0, strip1, kColumnQuads[quad]);
         for (int r = 0; r < COUNT; ++r) {
@@ -78,8 +70,7 @@ void fused_dqp_int8(const std::uint8_t* blocks, const RoundedActivations& a, std
         }
       }
     }
-    const Rows scale = load_group_rows(block + within * 64);
-    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + within * 64);
+    const auto [scale, minimum] = load_parameters(weight, group);
     for (int r = 0; r < COUNT; ++r) {
       const std::int64_t at = r * a.groups + group;
       add_group(total[r], dot[r], scales + at, scale, minimum, sums + at);

@@ -16,7 +16,7 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
 #include "ops/cpu/kernels/with_count.h"
-#include "ops/q4nx.h"
+#include "ops/cpu/q4nx_rows.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -57,23 +57,19 @@ inline Rows load_rows(const float* in) {
   return {_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
 }
 
-// One group of 32 columns of all 32 rows.
-struct GroupBytes {
-  const std::uint8_t* parameters;
-  const std::uint8_t* first_codes;
-
-  GroupBytes(const std::uint8_t* blocks, std::int64_t group) {
-    const std::int64_t within = group % q4nx::kGroupsPerBlock;
-    const std::uint8_t* block = blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes;
-    parameters = block + within * q4nx::kBlockRows * 2;
-    first_codes = block + q4nx::kCodeOffset + within * kGroup * q4nx::kColumnBytes;
-  }
-  const std::uint8_t* codes(int strip) const { return first_codes + strip * q4nx::kStripBytes; }
-  Rows scale(int strip) const { return load_group_rows(parameters + strip * kStripRows * 2); }
-  Rows minimum(int strip) const {
-    return load_group_rows(parameters + q4nx::kMinimumOffset + strip * kStripRows * 2);
-  }
+// Of a strip of a group of 32 columns.
+struct Parameters {
+  Rows scale;
+  Rows minimum;
 };
+
+inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, int strip) {
+  const std::int64_t offset = strip * q4nx::kStripRows * 2;
+  const Rows scale = load_group_rows(weight.scales(group) + offset);
+  if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group) + offset)};
+  const __m256 factor = _mm256_set1_ps(q4nx::kMinimumOfSymmetric);
+  return {scale, {_mm256_mul_ps(scale.even, factor), _mm256_mul_ps(scale.odd, factor)}};
+}
 
 // total += dot * scale + minimum * (sum of activations): eq. 3 taken out of the sum over a group.
 inline void add_group(Rows& total, Rows dot, Rows scale, Rows minimum, float sum) {

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "ops/q4nx.h"
+#include "ops/cpu/q4nx_rows.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -30,6 +30,19 @@ inline Rows load_group_rows(const std::uint8_t* bf16) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
           _mm512_castsi512_ps(_mm512_and_si512(pairs, high))};
+}
+
+struct Parameters {
+  Rows scale;
+  Rows minimum;
+};
+
+// Those of a group of 32 columns in the first row of blocks.
+inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group) {
+  const Rows scale = load_group_rows(weight.scales(group));
+  if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group))};
+  const __m512 factor = _mm512_set1_ps(q4nx::kMinimumOfSymmetric);
+  return {scale, {_mm512_mul_ps(scale.even, factor), _mm512_mul_ps(scale.odd, factor)}};
 }
 
 // Stores the rows in order: out[32].

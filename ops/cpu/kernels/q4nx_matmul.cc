@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/kernels/q4nx_generic.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -94,37 +95,28 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::i
   }
 }
 
-void dequantize_row(const std::uint8_t* blocks, std::int64_t row, std::int64_t k, float* out) {
-  const std::int64_t strip = row / 16;
-  const std::int64_t byte = row % 16 / 2;
+void dequantize_row(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out) {
+  const int strip = row < q4nx::kStripRows ? 0 : 1;
+  const std::int64_t byte = row % q4nx::kStripRows / 2;
   const int shift = row % 2 == 0 ? 0 : 4;
-  for (std::int64_t column = 0; column < k; ++column) {
-    const std::int64_t within = column % q4nx::kBlockColumns;
-    const std::uint8_t* block = blocks + column / q4nx::kBlockColumns * q4nx::kBlockBytes;
-    const std::uint8_t* parameters = block + within / q4nx::kGroup * 64 + row * 2;
-    std::uint16_t scale;
-    std::uint16_t minimum;
-    std::memcpy(&scale, parameters, sizeof(scale));
-    std::memcpy(&minimum, parameters + q4nx::kMinimumOffset, sizeof(minimum));
-    const std::uint8_t codes =
-        block[q4nx::kCodeOffset + strip * q4nx::kStripBytes + within * q4nx::kColumnBytes + byte];
-    out[column] = float_from_bf16(minimum) +
-                  float_from_bf16(scale) * static_cast<float>((codes >> shift) & 0x0f);
+  for (std::int64_t start = 0; start < k; start += q4nx::kGroup) {
+    const std::int64_t group = start / q4nx::kGroup;
+    const RowParameters w = row_parameters(weight, group, row);
+    const std::uint8_t* codes = weight.codes(group, strip) + byte;
+    for (std::int64_t column = start; column < std::min(start + q4nx::kGroup, k); ++column) {
+      out[column] = w.minimum + w.scale * static_cast<float>((*codes >> shift) & 0x0f);
+      codes += q4nx::kColumnBytes;
+    }
   }
 }
 
 // Kernels of one row of blocks, one row after the other.
 template <auto MULTIPLY>
-void each_row_of_blocks(const std::uint8_t* blocks, std::int64_t row_blocks,
+void each_row_of_blocks(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(a.groups / q4nx::kGroupsPerBlock) * q4nx::kBlockBytes;
-  for (std::int64_t block = 0; block < row_blocks; ++block) {
-    MULTIPLY(blocks, a, first, count, scratch, out);
-    blocks += row_bytes;
-    out += count * q4nx::kBlockRows;
-  }
+  for (std::int64_t block = 0; block < row_blocks; ++block)
+    MULTIPLY(weight.from(block), a, first, count, scratch, out + block * count * q4nx::kBlockRows);
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ constexpr std::int64_t kBFloat16Groups = kInt8Groups / static_cast<int>(sizeof(f
 // Groups whose codes are unpacked together: scratch [strip][columns or quadruples of them][even,
 // odd].
 struct Stretch {
-  const std::uint8_t* blocks;
+  Q4NXRows weight;
   std::int64_t first_group;
   std::int64_t groups;
 };
@@ -38,7 +38,7 @@ struct Stretch {
 inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
   for (int strip = 0; strip < kStrips; ++strip) {
     for (std::int64_t g = 0; g < stretch.groups; ++g) {
-      const std::uint8_t* codes = GroupBytes(stretch.blocks, stretch.first_group + g).codes(strip);
+      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
       for (int quad = 0; quad < kGroup / 4; ++quad) {
         const ByteCodes four = byte_codes(codes + quad * 4 * q4nx::kColumnBytes);
         _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked), four.even);
@@ -52,7 +52,7 @@ inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
 inline void unpack_float(const Stretch& stretch, float* unpacked) {
   for (int strip = 0; strip < kStrips; ++strip) {
     for (std::int64_t g = 0; g < stretch.groups; ++g) {
-      const std::uint8_t* codes = GroupBytes(stretch.blocks, stretch.first_group + g).codes(strip);
+      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
       for (int column = 0; column < kGroup; ++column) {
         const Rows one = float_codes(codes + column * q4nx::kColumnBytes);
         _mm256_store_ps(unpacked, one.even);
@@ -84,9 +84,7 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
       const ByteCodes codes{load_bytes(unpacked), load_bytes(unpacked + 32)};
       for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k);
     }
-    const GroupBytes bytes(stretch.blocks, first + g);
-    const Rows scale = bytes.scale(strip);
-    const Rows minimum = bytes.minimum(strip);
+    const auto [scale, minimum] = load_parameters(stretch.weight, first + g, strip);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
     }
@@ -111,9 +109,7 @@ void tile_float(const Stretch& stretch, const float* unpacked, int strip,
       const Rows codes{_mm256_load_ps(unpacked), _mm256_load_ps(unpacked + 8)};
       for (int r = 0; r < COUNT; ++r) dot_float(dot[r], codes, x + r * columns);
     }
-    const GroupBytes bytes(stretch.blocks, first + g);
-    const Rows scale = bytes.scale(strip);
-    const Rows minimum = bytes.minimum(strip);
+    const auto [scale, minimum] = load_parameters(stretch.weight, first + g, strip);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scale, minimum, sums[r * a.groups]);
     }
@@ -121,14 +117,14 @@ void tile_float(const Stretch& stretch, const float* unpacked, int strip,
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-inline void matmul_int8(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(blocks, a, first, out); });
+        count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(weight, a, first, out); });
   }
   for (std::int64_t group = 0; group < a.filled_groups; group += kInt8Groups) {
-    const Stretch stretch{blocks, group, std::min(kInt8Groups, a.filled_groups - group)};
+    const Stretch stretch{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
     unpack_int8(stretch, scratch);
     for (std::int64_t row = 0; row < count; row += kTileInt8) {
       with_count<kTileInt8>(std::min<std::int64_t>(kTileInt8, count - row), [&]<int COUNT>() {
@@ -141,15 +137,15 @@ inline void matmul_int8(const std::uint8_t* blocks, const RoundedActivations& a,
   }
 }
 
-inline void matmul_bf16(const std::uint8_t* blocks, const RoundedActivations& a, std::int64_t first,
+inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(blocks, a, first, out); });
+        count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(weight, a, first, out); });
   }
   auto* unpacked = reinterpret_cast<float*>(scratch);
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Groups) {
-    const Stretch stretch{blocks, group, std::min(kBFloat16Groups, a.filled_groups - group)};
+    const Stretch stretch{weight, group, std::min(kBFloat16Groups, a.filled_groups - group)};
     const std::int64_t columns = stretch.groups * kGroup;
     unpack_float(stretch, unpacked);
     for (std::int64_t row = 0; row < count; row += kTileBFloat16) {

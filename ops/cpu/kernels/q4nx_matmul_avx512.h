@@ -23,24 +23,13 @@ namespace {
 // Bytes that 32 rows of codes take when unpacked to bf16, for one column.
 constexpr std::int64_t kBFloat16ColumnBytes = q4nx::kBlockRows * 2;
 
-inline const std::uint8_t* codes_of_group(const std::uint8_t* blocks, std::int64_t group) {
-  return blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes + q4nx::kCodeOffset +
-         group % q4nx::kGroupsPerBlock * q4nx::kGroup * q4nx::kColumnBytes;
-}
-
-inline const std::uint8_t* scales_of_group(const std::uint8_t* blocks, std::int64_t group) {
-  return blocks + group / q4nx::kGroupsPerBlock * q4nx::kBlockBytes +
-         group % q4nx::kGroupsPerBlock * 64;
-}
-
-inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, std::int64_t groups,
+inline void unpack_bf16(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
                         std::byte* tile) {
   const __m512i table = bf16_of_code();
   for (std::int64_t group = first_group; group < first_group + groups; ++group) {
-    const std::uint8_t* codes = codes_of_group(blocks, group);
     for (int eight = 0; eight < 4; ++eight) {
-      const __m512i strip0 = _mm512_loadu_si512(codes + eight * 64);
-      const __m512i strip1 = _mm512_loadu_si512(codes + q4nx::kStripBytes + eight * 64);
+      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
       for (const ColumnIndex& pair : kColumnPairs) {
         const BFloat16Codes weights = bf16_codes(strip0, strip1, pair, table);
         _mm512_storeu_si512(tile, weights.even);
@@ -53,7 +42,7 @@ inline void unpack_bf16(const std::uint8_t* blocks, std::int64_t first_group, st
 
 // Groups of columns of a row of blocks whose codes are unpacked together.
 struct Stretch {
-  const std::uint8_t* blocks;
+  Q4NXRows weight;
   std::int64_t first_group;
   std::int64_t groups;
 };
@@ -77,9 +66,7 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
         dot_bf16(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
       }
     }
-    const std::uint8_t* parameters = scales_of_group(stretch.blocks, stretch.first_group + g);
-    const Rows scale = load_group_rows(parameters);
-    const Rows minimum = load_group_rows(parameters + q4nx::kMinimumOffset);
+    const auto [scale, minimum] = load_parameters(stretch.weight, stretch.first_group + g);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + stretch.first_group + g);
     }
@@ -93,19 +80,18 @@ constexpr int kFusedRows = 4;
 
 // product(row of blocks, results) for each row of blocks.
 template <typename Product>
-void multiply_fused(const std::uint8_t* blocks, std::int64_t row_blocks,
-                    const RoundedActivations& a, std::int64_t count, float* out,
+void multiply_fused(const Q4NXRows& weight, std::int64_t row_blocks, std::int64_t count, float* out,
                     const Product& product) {
   for (std::int64_t block = 0; block < row_blocks; ++block)
-    product(blocks + block * a.groups * kGroupBytes, out + block * count * q4nx::kBlockRows);
+    product(weight.from(block), out + block * count * q4nx::kBlockRows);
 }
 
-inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
+inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(blocks, row_blocks, a, count, out, [&](const std::uint8_t* row, float* y) {
+      multiply_fused(weight, row_blocks, count, out, [&](const Q4NXRows& row, float* y) {
         fused_dqp_bf16<COUNT>(row, a, first, y);
       });
     });
@@ -113,9 +99,8 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
-      const Stretch stretch{blocks + block * a.groups * kGroupBytes, group,
-                            std::min(kGroups, a.filled_groups - group)};
-      unpack_bf16(stretch.blocks, group, stretch.groups, scratch);
+      const Stretch stretch{weight.from(block), group, std::min(kGroups, a.filled_groups - group)};
+      unpack_bf16(stretch.weight, group, stretch.groups, scratch);
       float* y = out + block * count * q4nx::kBlockRows;
       for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
         with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
@@ -126,42 +111,39 @@ inline void matmul_bf16(const std::uint8_t* blocks, std::int64_t row_blocks,
   }
 }
 
-// Those multiply the 4-bit codes, whose groups have scales of their own; more rows multiply blocks.
+// Those multiply the 4-bit codes, whose groups have scales of their own; more rows multiply parts.
 inline std::int64_t int8_part_columns(std::int64_t rows) {
-  return rows <= kFusedRows ? q4nx::kGroup : q4nx::kBlockColumns;
+  return rows <= kFusedRows ? q4nx::kGroup : kPartColumns;
 }
 
-inline void matmul_int8(const std::uint8_t* blocks, std::int64_t row_blocks,
+inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(blocks, row_blocks, a, count, out, [&](const std::uint8_t* row, float* y) {
+      multiply_fused(weight, row_blocks, count, out, [&](const Q4NXRows& row, float* y) {
         fused_dqp_int8<COUNT>(row, a, first, y);
       });
     });
   }
-  const std::int64_t column_blocks = a.groups / q4nx::kGroupsPerBlock;
-  const auto stretch_at = [&](std::int64_t column, std::int64_t block) {
-    return blocks + (block * column_blocks + column) * static_cast<std::int64_t>(q4nx::kBlockBytes);
-  };
+  const std::int64_t parts = a.groups / kGroupsPerPart;
   // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
   // the last one, most likely the rows of blocks that follow.
-  const auto next_stretch = [&](std::int64_t column, std::int64_t block) {
+  const auto next_stretch = [&](std::int64_t part, std::int64_t block) {
     if (++block == row_blocks) {
-      column += kByteBlocks;
-      block = column < column_blocks ? 0 : row_blocks;
-      column = column < column_blocks ? column : 0;
+      part += kByteParts;
+      block = part < parts ? 0 : row_blocks;
+      part = part < parts ? part : 0;
     }
-    const std::int64_t blocks_in_stretch = std::min(kByteBlocks, column_blocks - column);
-    return StretchFetch(stretch_at(column, block),
-                        blocks_in_stretch * static_cast<std::int64_t>(q4nx::kBlockBytes),
-                        q4nx::ceil_div(count, kTile));
+    const Q4NXRows row = weight.from(block);
+    const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
+    const std::uint8_t* start = row.scales(part * kGroupsPerPart);
+    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile));
   };
-  for (std::int64_t column = 0; column < column_blocks; column += kByteBlocks) {
+  for (std::int64_t part = 0; part < parts; part += kByteParts) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
-      const ByteStretch stretch = unpack_int8(stretch_at(0, block), column, a, scratch);
-      StretchFetch fetch = next_stretch(column, block);
+      const ByteStretch stretch = unpack_int8(weight.from(block), part, a, scratch);
+      StretchFetch fetch = next_stretch(part, block);
       float* y = out + block * count * q4nx::kBlockRows;
       for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
         fetch.step();

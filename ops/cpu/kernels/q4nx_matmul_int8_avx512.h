@@ -8,13 +8,13 @@
 // variance which 4 bits have put there, times the square of how much wider the range of 256 weights
 // is (docs/performance.md has what was measured).
 //
-// Activations have one scale for each 256 columns too, so that a block is one sum of integers.
+// Activations have one scale for each 256 columns too, so that a part is one sum of integers.
 // (With a scale for each 32, prompts of a 1B model were read some 5 % slower.)
 //
 // Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
-// each tile of kTile rows of activations and each block of columns: its dots in int32, in
+// each tile of kTile rows of activations and each part of columns: its dots in int32, in
 // registers, times both scales, plus minimum times the activations' sum, into `out`. Scratch: codes
-// [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each block scales and minima
+// [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each part scales and minima
 // f32 [even rows, odd rows][16].
 #pragma once
 
@@ -30,22 +30,16 @@ namespace {
 // leave the compiler room; 8 measured 2 % slower, 12 half as fast (GCC 12 spills).
 constexpr int kTile = 6;
 
-constexpr std::int64_t kByteBlockBytes = q4nx::kBlockRows * q4nx::kBlockColumns;
-constexpr std::int64_t kByteBlocks = kMatMulScratchBytes / (kByteBlockBytes + 4 * 64);
+constexpr std::int64_t kBytePartBytes = q4nx::kBlockRows * kPartColumns;
+constexpr std::int64_t kByteParts = kMatMulScratchBytes / (kBytePartBytes + 4 * 64);
 
-// Scale and minimum of 32 rows x 256 columns.
-struct ByteParameters {
-  Rows scale;
-  Rows minimum;
-};
-
-// Blocks of 8-bit codes of 32 rows.
+// Parts of 8-bit codes of 32 rows x 256 columns, with scale and minimum of each.
 struct ByteStretch {
   const std::byte* codes;
-  const ByteParameters* parameters;
-  std::int64_t first_block;
-  std::int64_t blocks;
-  // Groups with weights: 8 a block but for the last block of a K that fills none.
+  const Parameters* parameters;
+  std::int64_t first_part;
+  std::int64_t parts;
+  // Groups with weights: 8 a part but for the last part of a K that fills none.
   std::int64_t groups;
 };
 
@@ -62,7 +56,7 @@ inline __m512i twice(__m512i low) {
   return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
 }
 
-// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the block's
+// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the part's
 // minimum. A half step is added so that dropping the fraction rounds to nearest.
 inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
   constexpr int kHalf = 128;
@@ -90,7 +84,7 @@ inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
 // The range of 32 rows over `groups` groups of columns, as scale and minimum of 8-bit codes; and
 // 256 / scale, 0 where all weights of a row are equal.
 struct ByteRange {
-  ByteParameters parameters;
+  Parameters parameters;
   Rows inverse;
 };
 
@@ -106,13 +100,12 @@ inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
           {inverse(range.even), inverse(range.odd)}};
 }
 
-inline ByteRange byte_range(const std::uint8_t* block, std::int64_t groups) {
+inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
   const __m512 largest_code = _mm512_set1_ps(15.0F);
-  Rows lowest = load_group_rows(block + q4nx::kMinimumOffset);
+  Rows lowest = load_parameters(weight, first_group).minimum;
   Rows highest = lowest;
-  for (std::int64_t group = 0; group < groups; ++group) {
-    const Rows scale = load_group_rows(block + group * 64);
-    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + group * 64);
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const auto [scale, minimum] = load_parameters(weight, group);
     const __m512 even = _mm512_fmadd_ps(scale.even, largest_code, minimum.even);
     const __m512 odd = _mm512_fmadd_ps(scale.odd, largest_code, minimum.odd);
     // Some quantisers write negative scales.
@@ -124,21 +117,18 @@ inline ByteRange byte_range(const std::uint8_t* block, std::int64_t groups) {
   return range_of(lowest, highest);
 }
 
-// One block of 32 rows to 8-bit codes: `groups` groups of columns.
-inline ByteParameters unpack_block(const std::uint8_t* block, std::int64_t groups,
-                                   std::byte* codes) {
-  const ByteRange range = byte_range(block, groups);
-  for (std::int64_t group = 0; group < groups; ++group) {
-    const Rows scale = load_group_rows(block + group * 64);
-    const Rows minimum = load_group_rows(block + q4nx::kMinimumOffset + group * 64);
+// One part of 32 rows to 8-bit codes: `groups` groups of columns.
+inline Parameters unpack_part(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
+                              std::byte* codes) {
+  const ByteRange range = byte_range(weight, first_group, groups);
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const auto [scale, minimum] = load_parameters(weight, group);
     const Rows& lowest = range.parameters.minimum;
     const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
     const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
-    const std::uint8_t* strip =
-        block + q4nx::kCodeOffset + group * q4nx::kGroup * q4nx::kColumnBytes;
-    for (int eight = 0; eight < 4; ++eight, strip += 64) {
-      const __m512i strip0 = _mm512_loadu_si512(strip);
-      const __m512i strip1 = _mm512_loadu_si512(strip + q4nx::kStripBytes);
+    for (int eight = 0; eight < 4; ++eight) {
+      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
       for (const ColumnIndex& quad : kColumnQuads) {
         const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
         _mm512_store_si512(codes, byte_codes<0>(bytes, even));
@@ -150,20 +140,20 @@ inline ByteParameters unpack_block(const std::uint8_t* block, std::int64_t group
   return range.parameters;
 }
 
-// The stretch of kByteBlocks blocks (fewer at the end of the row) from `first_block` on.
-inline ByteStretch unpack_int8(const std::uint8_t* blocks, std::int64_t first_block,
+// The stretch of kByteParts parts (fewer at the end of the row) from `first_part` on.
+inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
                                const RoundedActivations& a, std::byte* scratch) {
-  const std::int64_t count = std::min(kByteBlocks, a.groups / q4nx::kGroupsPerBlock - first_block);
-  const std::int64_t groups = std::min(count * q4nx::kGroupsPerBlock,
-                                       a.filled_groups - first_block * q4nx::kGroupsPerBlock);
-  auto* parameters = reinterpret_cast<ByteParameters*>(scratch + kByteBlocks * kByteBlockBytes);
-  for (std::int64_t b = 0; b < count; ++b) {
-    parameters[b] =
-        unpack_block(blocks + (first_block + b) * static_cast<std::int64_t>(q4nx::kBlockBytes),
-                     std::min(q4nx::kGroupsPerBlock, groups - b * q4nx::kGroupsPerBlock),
-                     scratch + b * kByteBlockBytes);
+  const std::int64_t count = std::min(kByteParts, a.groups / kGroupsPerPart - first_part);
+  const std::int64_t first_group = first_part * kGroupsPerPart;
+  const std::int64_t groups = std::min(count * kGroupsPerPart, a.filled_groups - first_group);
+  auto* parameters = reinterpret_cast<Parameters*>(scratch + kByteParts * kBytePartBytes);
+  for (std::int64_t p = 0; p < count; ++p) {
+    const std::int64_t before = p * kGroupsPerPart;
+    parameters[p] =
+        unpack_part(weight, first_group + before, std::min(kGroupsPerPart, groups - before),
+                    scratch + p * kBytePartBytes);
   }
-  return {scratch, parameters, first_block, count, groups};
+  return {scratch, parameters, first_part, count, groups};
 }
 
 // Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part
@@ -189,10 +179,10 @@ class StretchFetch {
   std::int64_t step_;
 };
 
-// The dots of COUNT rows of activations with a block: at most 256 x 255 x 127, far from 2^31.
+// The dots of COUNT rows of activations with a part: at most 256 x 255 x 127, far from 2^31.
 template <int COUNT>
-inline void dot_block(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
-                      std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {
+inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
+                     std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {
   for (std::int64_t g = 0; g < groups; ++g) {
     for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, codes += 128, x += 4) {
       const __m512i even = _mm512_load_si512(codes);
@@ -207,29 +197,29 @@ inline void dot_block(const std::byte* codes, std::int64_t groups, const std::in
 template <int COUNT>
 void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
                float* out) {
-  const std::int64_t blocks = a.groups / q4nx::kGroupsPerBlock;
-  for (std::int64_t b = 0; b < stretch.blocks; ++b) {
-    const std::int64_t block = stretch.first_block + b;
+  const std::int64_t parts = a.groups / kGroupsPerPart;
+  for (std::int64_t p = 0; p < stretch.parts; ++p) {
+    const std::int64_t part = stretch.first_part + p;
     IntegerRows dot[COUNT];
-    dot_block<COUNT>(
-        stretch.codes + b * kByteBlockBytes,
-        std::min(q4nx::kGroupsPerBlock, stretch.groups - b * q4nx::kGroupsPerBlock),
-        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + block * q4nx::kBlockColumns,
+    dot_part<COUNT>(
+        stretch.codes + p * kBytePartBytes,
+        std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
+        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
         a.padded_k, dot);
-    const ByteParameters& parameters = stretch.parameters[b];
+    const Parameters& parameters = stretch.parameters[p];
     for (int r = 0; r < COUNT; ++r) {
-      const __m512 scale = _mm512_set1_ps(a.scales[(row + r) * blocks + block]);
-      const __m512 sum = _mm512_set1_ps(a.sums[(row + r) * blocks + block]);
+      const __m512 scale = _mm512_set1_ps(a.scales[(row + r) * parts + part]);
+      const __m512 sum = _mm512_set1_ps(a.sums[(row + r) * parts + part]);
       const __m512 even = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].even), scale);
       const __m512 odd = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].odd), scale);
       float* y = out + r * q4nx::kBlockRows;
       Rows result;
-      if (block > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
+      if (part > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
       result.even = _mm512_fmadd_ps(even, parameters.scale.even, result.even);
       result.odd = _mm512_fmadd_ps(odd, parameters.scale.odd, result.odd);
       result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
       result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
-      if (block + 1 < blocks) {  // In the order of the registers until they are complete.
+      if (part + 1 < parts) {  // In the order of the registers until they are complete.
         _mm512_storeu_ps(y, result.even);
         _mm512_storeu_ps(y + 16, result.odd);
       } else {

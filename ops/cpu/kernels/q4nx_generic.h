@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NX one row of the weight at a time, in plain C++.
+#pragma once
+
+#include <cstring>
+
+#include "ops/cpu/kernels/vector.h"
+#include "ops/cpu/q4nx_rows.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+struct RowParameters {
+  float scale;
+  float minimum;
+};
+
+// Those of a group in row `row` < 32 of the first row of blocks.
+inline RowParameters row_parameters(const Q4NXRows& weight, std::int64_t group, std::int64_t row) {
+  const auto load = [&](const std::uint8_t* parameters) {
+    std::uint16_t bits;
+    std::memcpy(&bits, parameters + row * static_cast<std::int64_t>(sizeof(bits)), sizeof(bits));
+    return float_from_bf16(bits);
+  };
+  const float scale = load(weight.scales(group));
+  const std::uint8_t* minima = weight.minima(group);
+  return {scale, minima == nullptr ? q4nx::kMinimumOfSymmetric * scale : load(minima)};
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

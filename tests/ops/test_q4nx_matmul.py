@@ -137,6 +137,51 @@ def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
             np.testing.assert_array_equal(output, side[0])
 
 
+def symmetric_weight(rows: int, columns: int, rng: np.random.Generator) -> q4nx.Quantized:
+    """Random codes and scales; each minimum is -8 times its scale, which bf16 holds exactly."""
+    scale = rng.uniform(0.5, 2, (rows, -(-columns // 32))).astype(ml_dtypes.bfloat16)
+    codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    return q4nx.Quantized(codes, scale, (-8 * scale.astype(np.float32)).astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 5, 13])
+def test_the_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
+    """Wide blocks are compared with float64 above; the others hold the same weights."""
+    rng = np.random.default_rng(tokens)
+    rows, columns = shape
+    weight = symmetric_weight(rows, columns, rng)
+    x = rng.standard_normal((tokens, columns), dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    wide, narrow, symmetric = (
+        run("Q4NXMatMul", [x, q4nx.pack(*weight, layout)], constants=(1,), options=options, M=rows, K=columns)[0]
+        for layout in (q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC)
+    )
+    assert wide is not None
+    assert np.abs(wide).max() > 0
+    np.testing.assert_array_equal(narrow, wide)
+    np.testing.assert_array_equal(symmetric, wide)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_the_layout_changes_no_bit_of_a_gated_pair(isa: str, tokens: int) -> None:
+    rng = np.random.default_rng(11)
+    gate, up = symmetric_weight(70, 320, rng), symmetric_weight(70, 320, rng)
+    x = rng.standard_normal((tokens, 320), dtype=np.float32)
+    attributes = {"M": 70, "K": 320, "gating": "swiglu"}
+    wide, narrow, symmetric = (
+        run(
+            "Q4NXMatMul", [x, q4nx.pack_gated(gate, up, layout)], constants=(1,), options={"cpu_isa": isa}, **attributes
+        )
+        for layout in (q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC)
+    )
+    np.testing.assert_array_equal(narrow[0], wide[0])
+    np.testing.assert_array_equal(symmetric[0], wide[0])
+
+
 def test_eight_bit_weights_of_equal_and_of_falling_rows() -> None:
     """A row whose weights are all equal has no range, and some quantisers write negative scales."""
     codes = np.tile(np.arange(256) % 16, (32, 1)).astype(np.uint8)
@@ -262,12 +307,27 @@ def test_unknown_instruction_set_lists_those_there_are() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_gather(isa: str) -> None:
+@pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+def test_gather(isa: str, layout: q4nx.Layout) -> None:
     rng = np.random.default_rng(9)
-    blocks = blocks_of(100, 300, rng)
+    weight = symmetric_weight(100, 300, rng)
     indices = rng.integers(0, 100, (2, 7))
+    blocks = q4nx.pack(*weight, layout)
     (y,) = run("Q4NXGather", [blocks, indices], constants=(0,), options={"cpu_isa": isa}, M=100, K=300)
-    np.testing.assert_array_equal(y, q4nx.dequantize(blocks, 100, 300)[indices])
+    np.testing.assert_array_equal(y, q4nx.dequantize_codes(weight)[indices])
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (q4nx.NARROW, r"expected weight 'input1' to be uint8 \[1,10,640\], got uint8 \[1,8,640\]"),
+        (q4nx.SYMMETRIC, r"expected weight 'input1' to be uint8 \[1,10,576\], got uint8 \[1,8,576\]"),
+    ],
+)
+def test_narrow_blocks_that_do_not_fit_are_refused(layout: q4nx.Layout, message: str) -> None:
+    blocks = q4nx.pack(*symmetric_weight(32, 256, np.random.default_rng(12)), layout)
+    with pytest.raises(RuntimeError, match=message):
+        Node("Q4NXMatMul", [np.zeros((1, 300), np.float32), blocks], constants=(1,), M=32, K=300)
 
 
 @pytest.mark.parametrize("index", [-1, 100, 2**40])

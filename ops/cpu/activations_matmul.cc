@@ -62,7 +62,7 @@ class ActivationsMatMul final : public Step {
                 m,
                 false,
                 nullptr};
-            DenseEpilogue epilogue;
+            ProductEpilogue epilogue;
             epilogue.y = outputs[0].as<float>() + (first + i) * rows * m;
             epilogue.m = m;
             product_.run(

@@ -75,8 +75,8 @@ class DenseMatMul final : public Step {
     float* product = take_product(scratch, inputs);
     const DenseWeight weight{
         inputs[1].data, type_, k_, m_, operands_.transposed, data(inputs, operands_.scale)};
-    DenseEpilogue epilogue{data(inputs, operands_.bias), operands_.activation, nullptr,
-                           outputs[0].as<float>(), m_};
+    ProductEpilogue epilogue{data(inputs, operands_.bias), operands_.activation, nullptr,
+                             outputs[0].as<float>(), m_};
     if (product == nullptr) {
       epilogue.residual = data(inputs, operands_.residual);
     } else {

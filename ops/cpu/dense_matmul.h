@@ -27,7 +27,7 @@ class DenseProduct {
   // 64-byte aligned.
   std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t m) const;
   // `epilogue.m` is the weight's.
-  void run(const float* x, std::int64_t rows, const DenseWeight& weight, DenseEpilogue epilogue,
+  void run(const float* x, std::int64_t rows, const DenseWeight& weight, ProductEpilogue epilogue,
            std::byte* scratch) const;
 
  private:
@@ -36,7 +36,7 @@ class DenseProduct {
   Work take(Scratch& scratch, std::int64_t rows, std::int64_t k, std::int64_t m) const;
   void round(const float* x, std::int64_t rows, std::int64_t k, Work& work) const;
   void multiply(const Work& work, std::int64_t first_block, std::int64_t blocks, std::int64_t rows,
-                const DenseEpilogue& epilogue) const;
+                const ProductEpilogue& epilogue) const;
 
   Context context_;
   DenseRounding rounding_;

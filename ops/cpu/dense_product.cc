@@ -20,7 +20,7 @@ constexpr std::int64_t kFewRows = 4;
 constexpr std::int64_t kPanelBytes = 8 << 20;
 // A result larger than a third-level cache of common size is written past the caches: whoever reads
 // it would not find it there.
-constexpr std::int64_t kStreamedBytes = 32 << 20;
+constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
 // Rows of a task, at least: a thread multiplies 32 columns by 48 rows in twice the time that it
 // takes to read them from a third-level cache (taken as 20 GB/s; 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
@@ -119,9 +119,10 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
 }
 
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,
-                       DenseEpilogue epilogue, std::byte* memory) const {
+                       ProductEpilogue epilogue, std::byte* memory) const {
   if (rows == 0 || weight.m == 0) return;
-  epilogue.streamed = rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedBytes;
+  epilogue.streamed =
+      rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedDenseBytes;
   Scratch scratch(memory);
   Work work = take(scratch, rows, weight.k, weight.m);
   round(x, rows, weight.k, work);
@@ -137,7 +138,7 @@ void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& wei
 }
 
 void DenseProduct::multiply(const Work& work, std::int64_t first_block, std::int64_t blocks,
-                            std::int64_t rows, const DenseEpilogue& epilogue) const {
+                            std::int64_t rows, const ProductEpilogue& epilogue) const {
   const std::int64_t row_bytes = work.activations.padded_k * element_bytes(work.rounding);
   const MatMulPlan plan =
       plan_dense(rows, row_bytes, blocks, context_.pool->threads(), cache_bytes_);
@@ -148,8 +149,8 @@ void DenseProduct::multiply(const Work& work, std::int64_t first_block, std::int
     for (std::int64_t block = begin; block < end; ++block) {
       context_.kernels.matmul_dense(work.packed + block * work.block_bytes, work.rounding,
                                     work.activations, first, last - first, product);
-      context_.kernels.finish_dense(product, first, last - first,
-                                    (first_block + block) * kDenseColumns, epilogue);
+      context_.kernels.finish_product(product, 1, first, last - first,
+                                      (first_block + block) * kDenseColumns, epilogue);
     }
   });
 }

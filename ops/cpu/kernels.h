@@ -107,7 +107,7 @@ inline constexpr std::int64_t kDenseColumns = 32;
 enum class Activation : std::uint8_t { kNone, kGelu, kGeluTanh };
 
 // What becomes of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
-struct DenseEpilogue {
+struct ProductEpilogue {
   const float* bias = nullptr;
   Activation activation = Activation::kNone;
   const float* residual = nullptr;
@@ -131,6 +131,10 @@ struct Kernels {
   std::int64_t (*int8_part_columns)(std::int64_t rows);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
+  // The epilogue of product[blocks][count][32], which is rows `first` .. and columns `column` .. of
+  // y; columns beyond its last are left out.
+  void (*finish_product)(const float* product, std::int64_t blocks, std::int64_t first,
+                         std::int64_t count, std::int64_t column, const ProductEpilogue& epilogue);
 
   // What products of many rows may round to: kFloat where there are no dot products.
   DenseRounding (*dense_rounding)(bool int8);
@@ -144,10 +148,6 @@ struct Kernels {
   void (*matmul_dense)(const std::byte* packed, DenseRounding rounding,
                        const RoundedActivations& activations, std::int64_t first,
                        std::int64_t count, float* out);
-  // The epilogue of product[count][32], which is rows `first` .. and columns `column` .. of y.
-  void (*finish_dense)(const float* product, std::int64_t first, std::int64_t count,
-                       std::int64_t column, const DenseEpilogue& epilogue);
-
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
   void (*dequantize_row)(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out);
 

@@ -84,7 +84,7 @@ class PatchConv final : public Step {
     const Shape& images = inputs[0].shape;
     const Work work = take(scratch, images);
     const DenseWeight weight{inputs[1].data, DataType::kFloat32, k(), m_, true, nullptr};
-    DenseEpilogue epilogue;
+    ProductEpilogue epilogue;
     epilogue.bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
     epilogue.y = work.products;
     epilogue.m = m_;

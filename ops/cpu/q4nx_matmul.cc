@@ -74,9 +74,12 @@ class Q4NXMatMul : public Step {
     if (rows == 0) return;
     const MatMulPlan plan = plan_matmul(rows, row_blocks_, context_.pool->threads());
     const Q4NXRows weight(inputs[1].as<const std::uint8_t>(), layout_, k_);
-    const Epilogue epilogue{inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
-                            inputs.size() > 3 ? inputs[3].as<const float>() : nullptr,
-                            outputs[0].as<float>()};
+    const ProductEpilogue epilogue{
+        .bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr,
+        .residual = inputs.size() > 3 ? inputs[3].as<const float>() : nullptr,
+        .y = outputs[0].as<float>(),
+        .m = m_,
+        .streamed = rows * m_ * static_cast<std::int64_t>(sizeof(float)) > kStreamedBytes};
     context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
       const auto [first, last] = part(rows, plan.row_parts, task / plan.block_parts);
       const auto [begin, end] = part(row_blocks_, plan.block_parts, task % plan.block_parts);
@@ -96,12 +99,6 @@ class Q4NXMatMul : public Step {
   }
 
  private:
-  struct Epilogue {
-    const float* bias;
-    const float* residual;
-    float* y;
-  };
-
   // Values, scales and sums of `rows` rows; without memory, only counts.
   void take(Scratch& scratch, std::int64_t rows, RoundedActivations& activations) const {
     const bool int8 = context_.activations == Activations::kInt8;
@@ -137,7 +134,7 @@ class Q4NXMatMul : public Step {
   // epilogue included.
   void multiply(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                 std::int64_t count, std::int64_t block, std::int64_t row_blocks,
-                const Epilogue& epilogue) const {
+                const ProductEpilogue& epilogue) const {
     alignas(64) std::byte scratch[kMatMulScratchBytes];
     alignas(64) float product[kMaxProducts * q4nx::kBlockRows];
     alignas(64) float up[kMaxProducts * q4nx::kBlockRows];
@@ -150,28 +147,7 @@ class Q4NXMatMul : public Step {
       const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
       gate(product, up, product, row_blocks * count * q4nx::kBlockRows);
     }
-    for (std::int64_t i = 0; i < row_blocks; ++i)
-      store(product + i * count * q4nx::kBlockRows, first, count, block + i, epilogue);
-  }
-
-  // Adds bias and residual to the results of a row of blocks and puts them in their place.
-  void store(float* values, std::int64_t first, std::int64_t count, std::int64_t block,
-             const Epilogue& epilogue) const {
-    const Kernels& kernels = context_.kernels;
-    const std::int64_t column = block * q4nx::kBlockRows;
-    const std::int64_t columns = std::min(q4nx::kBlockRows, m_ - column);
-    for (std::int64_t row = first; row < first + count; ++row, values += q4nx::kBlockRows) {
-      const std::int64_t at = row * m_ + column;
-      float* y = epilogue.y + at;
-      if (epilogue.bias != nullptr) kernels.add(values, epilogue.bias + column, values, columns);
-      if (epilogue.residual != nullptr) {
-        kernels.add(values, epilogue.residual + at, y, columns);
-      } else if (columns == q4nx::kBlockRows) {  // A size that the compiler knows: no call.
-        std::memcpy(y, values, q4nx::kBlockRows * sizeof(float));
-      } else {
-        std::copy_n(values, columns, y);
-      }
-    }
+    kernels.finish_product(product, row_blocks, first, count, block * q4nx::kBlockRows, epilogue);
   }
 
   Context context_;

@@ -19,6 +19,12 @@ inline constexpr std::int64_t kTaskRowBlocks = 4;
 // stream.
 inline constexpr std::int64_t kMaxProducts = kTaskRows * kTaskRowBlocks;
 
+// A result larger than the second-level caches of two cores (1 MB each) is written past the caches:
+// what reads it would not find it there, and ordinary stores read each line first. Prompts of 1024
+// tokens were read 4.9 % faster by it (Qwen3-0.6B; Gemma3-1B 2.9 %), those of 64 tokens, whose
+// results are smaller, 3 % slower when they were streamed as well.
+inline constexpr std::int64_t kStreamedBytes = 2 << 20;
+
 // Part `index` of `parts` nearly equal parts of [0, whole).
 struct Part {
   std::int64_t begin;

@@ -17,24 +17,6 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Without reading the line before, as other stores do; y is a multiple of a vector's size.
-inline void store_past_caches(float* y, Vector v) {
-#if defined(__AVX512F__)
-  _mm512_stream_ps(y, v);
-#elif defined(__AVX2__)
-  _mm256_stream_ps(y, v);
-#else
-  store(y, v);
-#endif
-}
-
-// Such stores come before all that follow in the eyes of other threads.
-inline void finish_streams() {
-#if defined(__AVX2__)
-  _mm_sfence();
-#endif
-}
-
 // Calls function.template operator()<Type>() with the weight's type.
 template <typename Function>
 void with_weight_type(DataType type, const Function& function) {

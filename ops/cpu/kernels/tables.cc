@@ -12,6 +12,7 @@ const Kernels& kernels() {
     filled.isa = FLOWNPU_TEXT(FLOWNPU_ISA);
     fill_q4nx_matmul(filled);
     fill_dense_matmul(filled);
+    fill_product_epilogue(filled);
     fill_elementwise(filled);
     fill_attention(filled);
     return filled;

@@ -8,6 +8,7 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 
 void fill_q4nx_matmul(Kernels& kernels);
 void fill_dense_matmul(Kernels& kernels);
+void fill_product_epilogue(Kernels& kernels);
 void fill_elementwise(Kernels& kernels);
 void fill_attention(Kernels& kernels);
 

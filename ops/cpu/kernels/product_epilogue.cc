@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of 32 columns of a product: bias, activation, residual, and their place in y.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/kernels/activations.h"
+#include "ops/cpu/kernels/tables.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Without reading the line before, as other stores do; y is a multiple of a vector's size.
+inline void store_past_caches(float* y, Vector v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(y, v);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(y, v);
+#else
+  store(y, v);
+#endif
+}
+
+// Such stores come before all that follow in the eyes of other threads.
+inline void finish_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
+// One row of 32 columns, of which the first `columns` are y's.
+template <Activation ACTIVATION, bool STREAMED>
+void finish_row(const float* product, std::int64_t columns, const float* bias,
+                const float* residual, float* y) {
+  for (std::int64_t i = 0; i < columns; i += kLanes) {
+    const std::int64_t count = std::min<std::int64_t>(kLanes, columns - i);
+    Vector value = load(product + i);
+    if (bias != nullptr) value += load_some(bias + i, count);
+    value = activate<ACTIVATION>(value);
+    if (residual != nullptr) value += load_some(residual + i, count);
+    if constexpr (STREAMED) {
+      store_past_caches(y + i, value);
+    } else {
+      store_some(y + i, value, count);
+    }
+  }
+}
+
+// Row by row, all blocks of a row one after the other: memory takes what lies side by side faster.
+void finish_product(const float* product, std::int64_t blocks, std::int64_t first,
+                    std::int64_t count, std::int64_t column, const ProductEpilogue& e) {
+  const auto finish = [&]<Activation ACTIVATION, bool STREAMED>() {
+    for (std::int64_t row = 0; row < count; ++row) {
+      for (std::int64_t block = 0; block < blocks; ++block) {
+        const std::int64_t from = column + block * kDenseColumns;
+        const std::int64_t at = (first + row) * e.m + from;
+        finish_row<ACTIVATION, STREAMED>(
+            product + (block * count + row) * kDenseColumns, std::min(kDenseColumns, e.m - from),
+            e.bias == nullptr ? nullptr : e.bias + from,
+            e.residual == nullptr ? nullptr : e.residual + at, e.y + at);
+      }
+    }
+  };
+  // Only whole vectors at addresses that are a multiple of theirs.
+  const bool whole =
+      e.m % kLanes == 0 && reinterpret_cast<std::uintptr_t>(e.y) % sizeof(Vector) == 0;
+  with_activation(e.activation, [&]<Activation ACTIVATION>() {
+    if (e.streamed && whole) {
+      finish.template operator()<ACTIVATION, true>();
+      finish_streams();
+    } else {
+      finish.template operator()<ACTIVATION, false>();
+    }
+  });
+}
+
+}  // namespace
+
+void fill_product_epilogue(Kernels& kernels) { kernels.finish_product = finish_product; }
+
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -244,7 +244,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
   context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
     keep_past(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
   });
-  context_.pool->run(call.batch * call.tokens, [&](std::int64_t task) {
+  context_.pool->run_rows(call.batch * call.tokens, [&](std::int64_t task) {
     const std::int64_t batch = task / call.tokens;
     const std::int64_t token = task % call.tokens;
     if (token < row_of(call, batch).tokens) append_token(call, batch, token);

@@ -110,12 +110,7 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
       kernels.round_to_bf16(x + row * k, k, a.padded_k, values, sums);
     }
   };
-  // Rows that follow one another, which are fetched ahead.
-  constexpr std::int64_t kRowsEach = 16;
-  context_.pool->run(q4nx::ceil_div(rows, kRowsEach), [&](std::int64_t task) {
-    const std::int64_t end = std::min(rows, (task + 1) * kRowsEach);
-    for (std::int64_t row = task * kRowsEach; row < end; ++row) round_row(row);
-  });
+  context_.pool->run_rows(rows, round_row);
 }
 
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,

@@ -47,7 +47,7 @@ class RmsNorm final : public Step {
            std::span<std::byte> /*scratch*/) const override {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
-    context_.pool->run(rows, [&](std::int64_t row) {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
       context_.kernels.rms_norm(inputs[0].as<const float>() + row * n, inputs[1].as<const float>(),
                                 epsilon_, outputs[0].as<float>() + row * n, n);
     });
@@ -83,7 +83,7 @@ class LayerNorm final : public Step {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
     const float* bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
-    context_.pool->run(rows, [&](std::int64_t row) {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
       context_.kernels.layer_norm(inputs[0].as<const float>() + row * n,
                                   inputs[1].as<const float>(), bias, epsilon_,
                                   outputs[0].as<float>() + row * n, n);
@@ -112,7 +112,7 @@ class Softmax final : public Step {
            std::span<std::byte> /*scratch*/) const override {
     const std::int64_t n = inputs[0].shape[-1];
     const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
-    context_.pool->run(rows, [&](std::int64_t row) {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
       context_.kernels.softmax(inputs[0].as<const float>() + row * n,
                                outputs[0].as<float>() + row * n, n);
     });
@@ -153,7 +153,7 @@ class SkipRmsNorm final : public Step {
     auto* normed = outputs[0].as<float>();
     // Without a use for the sum, it is kept where the norm will overwrite it.
     auto* sums = outputs.size() > 3 && outputs[3].data != nullptr ? outputs[3].as<float>() : normed;
-    context_.pool->run(rows, [&](std::int64_t row) {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
       const std::int64_t at = row * n;
       context_.kernels.add(inputs[0].as<const float>() + at, inputs[1].as<const float>() + at,
                            sums + at, n);

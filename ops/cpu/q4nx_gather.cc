@@ -44,7 +44,7 @@ class Q4NXGather final : public Step {
     }
     const Q4NXRows weight(inputs[0].as<const std::uint8_t>(), layout_, k_);
     auto* y = outputs[0].as<float>();
-    context_.pool->run(count, [&](std::int64_t i) {
+    context_.pool->run_rows(count, [&](std::int64_t i) {
       const std::int64_t row = index(indices, i);
       context_.kernels.dequantize_row(weight.from(row / q4nx::kBlockRows), row % q4nx::kBlockRows,
                                       k_, y + i * k_);

@@ -118,7 +118,7 @@ class Q4NXMatMul : public Step {
     auto* scales = const_cast<float*>(a.scales);
     auto* sums = const_cast<float*>(a.sums);
     const std::int64_t parts = padded_k_ / a.part_columns;
-    context_.pool->run(rows, [&](std::int64_t row) {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
       const float* source = x + row * k_;
       float* row_sums = sums + row * parts;
       if (scales != nullptr) {

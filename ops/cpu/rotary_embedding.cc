@@ -70,7 +70,7 @@ class RotaryEmbedding final : public Step {
     const std::int64_t d = head_size(inputs);
     const std::int64_t half = inputs[kCosCache].shape[1];
     check_positions(inputs);
-    context_.pool->run(x.elements() / std::max<std::int64_t>(x[-1], 1), [&](std::int64_t row) {
+    context_.pool->run_rows(x.elements() / std::max<std::int64_t>(x[-1], 1), [&](std::int64_t row) {
       const float* from = inputs[kX].as<const float>() + row * x[-1];
       float* to = outputs[0].as<float>() + row * x[-1];
       if (from != to) std::copy_n(from, x[-1], to);

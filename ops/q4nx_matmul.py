@@ -6,8 +6,8 @@
 
 Inputs:
     X float32 [..., K]
-    W uint8 [ceil(M/32), ceil(K/256), 5120]; with gating, the gate's blocks and below them the up projection's,
-        [2 ceil(M/32), ceil(K/256), 5120]
+    W uint8, Q4NX blocks of [M, K] in any layout (see `q4nx`); with gating, the gate's blocks and below them the up
+        projection's, twice as many rows of blocks
     bias float32 [M], optional, not with gating
     residual float32 [..., M], optional
 Output: Y float32 [..., M]
@@ -97,7 +97,7 @@ def body(overload: str, x: str, y: str) -> str:
 
 def helpers() -> list[ir.Function]:
     """Functions that the body calls."""
-    return [q4nx_unpack.project(), q4nx_unpack.unpack(), q4nx_unpack.bfloat16_from_bytes()]
+    return [q4nx_unpack.project(), q4nx_unpack.unpack(), q4nx_unpack.fields(), q4nx_unpack.parameters()]
 
 
 def reference(

@@ -9,10 +9,15 @@ Q4NXProject: the product of activations X and a weight, of whose unpacked form r
     a product with one column for each group of 32. In stock ONNX Runtime weights thus stay 4-bit; dequantised to
     float32 they would be folded into constants, eight times as large.
 
-Q4NXUnpack: W uint8 [R, C, 5120] -> codes uint8 [32 R, 8 C, 16] in MatMulNBits' order (byte i has column 2i of a group
-    in its low nibble, column 2i + 1 in its high nibble), scale and minimum float32 [32 R, 8 C]. `q4nx` describes W.
+Q4NXUnpack: W uint8 [R, C, bytes of a block] -> codes uint8 [32 R, C G, 16] in MatMulNBits' order (byte i has column 2i
+    of a group in its low nibble, column 2i + 1 in its high nibble), scale and minimum float32 [32 R, C G]. `q4nx`
+    describes W, whose last dimension tells G, the groups of a block, and whether it has minima.
 
-BFloat16FromBytes: uint8 [..., 2], low byte first -> float32 [..., 1]
+Q4NXFields: rows of W's blocks, uint8 [R, C, bytes of a block], and W -> parameters uint8 [R, 32, C G, 2 or 1, 2], the
+    bytes of scale and minimum, or of the scale alone; codes uint8 [R, C, 2, 32 G, 8]; groups int64 [1], C G
+
+Q4NXParameters: bytes uint8 [..., 2 or 1, 2] -> scale, minimum float32 [..., 1]; the minimum that is not there is -8
+    times the scale
 
 ONNX Runtime folds all of this when it loads a model, and holds every intermediate result until it is done: the steps
 are chosen so that there are few of them (about 8 bytes a weight in all), and bytes are moved while they are bytes.
@@ -27,11 +32,48 @@ from flownpu.ops.onnx_function import build
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+# A block has 640 bytes for each of its groups, or 576 where it has one and no minima: 512 of codes, and 64 of scales
+# and as many of minima. These numbers are W's, a constant's, so that they are folded; of blocks that are gathered R may
+# be 0, and Reshape cannot find out a dimension then. (It takes over one of 0.)
+_FIELDS = """
+    missing_minima = Constant <value_ints = [64]> ()
+    group_bytes = Constant <value_ints = [640]> ()
+    group_code_bytes = Constant <value_ints = [512]> ()
+    group_parameter_bytes = Constant <value_ints = [64]> ()
+    group_columns = Constant <value_ints = [32]> ()
+    block_bytes = Shape <start = 2> (W)
+    bytes_with_minima = Add (block_bytes, missing_minima)
+    groups_a_block = Div (bytes_with_minima, group_bytes)
+    code_bytes = Mul (groups_a_block, group_code_bytes)
+    parameter_bytes = Sub (block_bytes, code_bytes)
+    one_parameter_bytes = Mul (groups_a_block, group_parameter_bytes)
+    kinds = Div (parameter_bytes, one_parameter_bytes)
+    sizes = Concat <axis = 0> (parameter_bytes, code_bytes)
+    parameter_part, code_part = Split <axis = -1> (blocks, sizes)
+
+    rows_and_blocks = Constant <value_ints = [0, 0]> ()
+    row_and_bytes = Constant <value_ints = [32, 2]> ()
+    parameter_shape = Concat <axis = 0> (rows_and_blocks, kinds, groups_a_block, row_and_bytes)
+    parameters_by_group = Reshape (parameter_part, parameter_shape)
+    parameters_by_row = Transpose <perm = [0, 4, 1, 3, 2, 5]> (parameters_by_group)
+    block_columns = Shape <start = 1, end = 2> (W)
+    groups = Mul (block_columns, groups_a_block)
+    bytes_of_one = Constant <value_ints = [2]> ()
+    row_shape = Concat <axis = 0> (rows_and_blocks, groups, kinds, bytes_of_one)
+    parameters = Reshape (parameters_by_row, row_shape)
+
+    strips = Constant <value_ints = [2]> ()
+    columns = Mul (groups_a_block, group_columns)
+    column_bytes = Constant <value_ints = [8]> ()
+    strip_shape = Concat <axis = 0> (rows_and_blocks, strips, columns, column_bytes)
+    codes = Reshape (code_part, strip_shape)
+"""
+
 # A table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models this travels in, so sign, exponent
 # and fraction are taken apart by integer division, and put together as
 #     (-1)^sign * (128 [exponent > 0] + fraction) * 2^(max(exponent, 1) - 134),    134 = bias 127 + 7 fraction bits,
 # every factor of which is exact in float32, and so is the product. (Infinity comes out as 2^128 = infinity.)
-_BFLOAT16_FROM_BYTES = """
+_PARAMETERS = """
     zero = Constant <value = int32 {0}> ()
     one = Constant <value = int32 {1}> ()
     two = Constant <value = int32 {2}> ()
@@ -62,27 +104,30 @@ _BFLOAT16_FROM_BYTES = """
     low_and_high = Cast <to = 6> (bytes)
     place_values = Constant <value = int32[2, 1] {1, 256}> ()
     bits = MatMul (low_and_high, place_values)
-    value = Gather (table, bits)
+    values = Gather (table, bits)
+
+    first = Constant <value_int = 0> ()
+    last = Constant <value_int = -1> ()
+    scale = Gather <axis = -2> (values, first)
+    last_value = Gather <axis = -2> (values, last)
+    kinds = Shape <start = -2, end = -1> (values)
+    only_scale = Constant <value_ints = [1]> ()
+    is_symmetric = Equal (kinds, only_scale)
+    minus_eight = Constant <value = float {-8}> ()
+    one_float = Constant <value = float {1}> ()
+    times = Where (is_symmetric, minus_eight, one_float)
+    minimum = Mul (last_value, times)
 """
 
 _UNPACK = """
-    sizes = Constant <value_ints = [1024, 4096]> ()
-    parameter_bytes, code_bytes = Split <axis = -1> (W, sizes)
+    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFields (W, W)
+    scales, minima = ai.flownpu.Q4NXParameters (parameter_bytes)
     minus_one = Constant <value_ints = [-1]> ()
-    groups_a_block = Constant <value_ints = [8]> ()
-    block_columns = Shape <start = 1, end = 2> (W)
-    groups = Mul (block_columns, groups_a_block)
-
-    parameter_shape = Constant <value_ints = [0, 0, 2, 8, 32, 2]> ()
-    parameters_by_group = Reshape (parameter_bytes, parameter_shape)
-    parameters_by_row = Transpose <perm = [2, 0, 4, 1, 3, 5]> (parameters_by_group)
-    parameters = ai.flownpu.BFloat16FromBytes (parameters_by_row)
-    scales, minima = Split <axis = 0, num_outputs = 2> (parameters)
     rows_and_groups = Concat <axis = 0> (minus_one, groups)
     scale = Reshape (scales, rows_and_groups)
     minimum = Reshape (minima, rows_and_groups)
 
-    column_pair_shape = Constant <value_ints = [0, 0, 2, 128, 2, 8, 1]> ()
+    column_pair_shape = Constant <value_ints = [0, 0, 2, -1, 2, 8, 1]> ()
     column_pairs = Reshape (code_bytes, column_pair_shape)
     left, right = Split <axis = 4, num_outputs = 2> (column_pairs)
     four = Constant <value = uint8 {4}> ()
@@ -141,9 +186,14 @@ _PROJECT = """
 """
 
 
-def bfloat16_from_bytes() -> ir.Function:
-    """The function BFloat16FromBytes."""
-    return build("BFloat16FromBytes", "", [], ["bytes"], ["value"], _BFLOAT16_FROM_BYTES)
+def fields() -> ir.Function:
+    """The function Q4NXFields."""
+    return build("Q4NXFields", "", [], ["blocks", "W"], ["parameters", "codes", "groups"], _FIELDS)
+
+
+def parameters() -> ir.Function:
+    """The function Q4NXParameters."""
+    return build("Q4NXParameters", "", [], ["bytes"], ["scale", "minimum"], _PARAMETERS)
 
 
 def unpack() -> ir.Function:

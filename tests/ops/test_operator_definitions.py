@@ -20,10 +20,17 @@ M, K = 70, 300  # neither a multiple of a block, nor K of a group
 HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 16}
 
 
-def random_blocks(seed: int, gated: bool = False) -> np.ndarray:
+def random_blocks(seed: int, layout: q4nx.Layout = q4nx.WIDE, *, gated: bool = False) -> np.ndarray:
+    """A weight; the same in all layouts that have minima."""
     rng = np.random.default_rng(seed)
     parts = [q4nx.quantize(rng.standard_normal((M, K)).astype(np.float32)) for _ in range(1 + gated)]
-    return q4nx.pack_gated(*parts) if gated else q4nx.pack(*parts[0])
+    if not layout.minima:
+        parts = [symmetric(part) for part in parts]
+    return q4nx.pack_gated(parts[0], parts[1], layout) if gated else q4nx.pack(*parts[0], layout)
+
+
+def symmetric(weight: q4nx.Quantized) -> q4nx.Quantized:
+    return weight._replace(minimum=BFLOAT16(-8) * weight.scale)
 
 
 def project(
@@ -110,6 +117,22 @@ def test_gated_projection(operator: Any, rows: int, gating: str, with_residual: 
     assert np.all(np.abs(actual - exact) <= bound + 4 * U * np.abs(residual.get("residual", 0.0)))
 
 
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+def test_a_projection_does_not_depend_on_the_layout(
+    layout: q4nx.Layout, operator: Any, rows: int, *, gated: bool
+) -> None:
+    x = activations((rows,), is_sparse=False)
+    parts = [q4nx.unpack(blocks, M, K) for blocks in np.split(random_blocks(0, layout, gated=gated), 1 + gated)]
+    wide = np.concatenate([q4nx.pack(*part) for part in parts])
+    attributes = {"M": M, "K": K, **({"gating": "geglu"} if gated else {})}
+    expected = project(operator, x, wide, {}, **attributes)
+    np.testing.assert_array_equal(
+        project(operator, x, random_blocks(0, layout, gated=gated), {}, **attributes), expected
+    )
+
+
 def test_fused_dqp_refuses_a_second_row() -> None:
     x = np.ones((1, 2, K), np.float32)
     with pytest.raises(Exception, match="cannot be reshaped"):
@@ -124,10 +147,11 @@ def gather(blocks: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return run(with_functions(model), {"indices": indices})[0]
 
 
+@pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(), (5,), (2, 0), (2, 4)])
-def test_gather_is_exact(shape: tuple[int, ...], dtype: Any) -> None:
-    blocks = random_blocks(0)
+def test_gather_is_exact(shape: tuple[int, ...], dtype: Any, layout: q4nx.Layout) -> None:
+    blocks = random_blocks(0, layout)
     indices = np.random.default_rng(0).integers(0, M, shape).astype(dtype)
     expected = q4nx.dequantize(blocks, M, K)[indices]
     np.testing.assert_array_equal(gather(blocks, indices), expected)
@@ -143,17 +167,22 @@ def test_gather_refuses_an_index_outside_the_table(index: int) -> None:
         q4nx_gather.reference(random_blocks(0), indices, rows=M, columns=K)
 
 
-def test_every_bf16_is_read_exactly() -> None:
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_every_bf16_is_read_exactly(kinds: int) -> None:
     bits = np.arange(65536, dtype=np.uint16)
-    expected = bits.view(BFLOAT16).astype(np.float32)
-    as_bytes = value("bytes", bits.view(np.uint8).reshape(-1, 2))
-    model = model_of([node("BFloat16FromBytes", [as_bytes])], [as_bytes])
-    function = q4nx_unpack.bfloat16_from_bytes()
+    values = bits.view(BFLOAT16).astype(np.float32).reshape(-1, kinds)
+    pairs = bits.view(np.uint8).reshape(-1, kinds, 2)
+    as_bytes = value("bytes", pairs)
+    model = model_of([node("Q4NXParameters", [as_bytes], outputs=2)], [as_bytes])
+    function = q4nx_unpack.parameters()
     model.functions[function.identifier()] = function
     model.opset_imports[DOMAIN] = 1
-    actual = run(model, {"bytes": bits.view(np.uint8).reshape(-1, 2)})[0][:, 0]
-    number = ~np.isnan(expected)
-    np.testing.assert_array_equal(actual[number], expected[number])
+    scale, minimum = run(model, {"bytes": pairs})
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = [values[:, :1], values[:, 1:] if kinds == 2 else -8 * values]
+    for actual, exact in zip((scale, minimum), expected, strict=True):
+        number = ~np.isnan(exact)
+        np.testing.assert_array_equal(actual[number], exact[number])
 
 
 def two_projections() -> ir.Model:
@@ -181,7 +210,8 @@ def test_a_model_gets_the_functions_it_needs_once() -> None:
             (DOMAIN, "Q4NXMatMul", "geglu"),
             (DOMAIN, "Q4NXProject", ""),
             (DOMAIN, "Q4NXUnpack", ""),
-            (DOMAIN, "BFloat16FromBytes", ""),
+            (DOMAIN, "Q4NXFields", ""),
+            (DOMAIN, "Q4NXParameters", ""),
         }
         assert [n.overload for n in model.graph] == ["", "bias", "geglu", "geglu"]
     assert model.opset_imports == {"": 21, DOMAIN: 1, "com.microsoft": 1}

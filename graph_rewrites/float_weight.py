@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads float32 weights of plain graphs and writes them as Q4NX initializers."""
+"""Reads float32 weights of plain graphs and writes them as Q4NX initializers, in narrow blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FloatWeight:
             if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
                 return existing
         name = unique_name(graph, f"{self.value.name}_Q4NX")
-        tensor = Q4NXTensor(self.pack, q4nx.blocks_shape(self.rows, self.columns), name)
+        tensor = Q4NXTensor(self.pack, q4nx.blocks_shape(self.rows, self.columns, q4nx.NARROW), name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
         value.meta[_SOURCE] = self
         graph.register_initializer(value)
@@ -85,7 +85,7 @@ class FloatWeight:
         return packed
 
     def _pack_parts(self) -> Packed:
-        blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns), np.uint8)
+        blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns, q4nx.NARROW), np.uint8)
         squared_error = squares = 0.0
         # Mapped here, once: onnx_ir's tensors do not expect two threads to be the first.
         stored, parts = self._stored(), self._parts()
@@ -101,7 +101,7 @@ class FloatWeight:
         weights = self._rows(stored, part)
         quantized = q4nx.quantize(weights)
         error = _sum_of_squares(weights - q4nx.dequantize_codes(quantized))
-        return Packed(q4nx.pack(*quantized), error, _sum_of_squares(weights))
+        return Packed(q4nx.pack(*quantized, q4nx.NARROW), error, _sum_of_squares(weights))
 
     def _release(self) -> None:
         """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""

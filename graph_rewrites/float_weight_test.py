@@ -36,4 +36,4 @@ def test_threads_share_the_mapping_of_a_weight_in_a_file(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(ir.ExternalTensor, "_load", slow_load)
     packed = FloatWeight(value, transposed=False).pack()
-    np.testing.assert_array_equal(packed.blocks, q4nx.pack(*q4nx.quantize(weight)))
+    np.testing.assert_array_equal(packed.blocks, q4nx.pack(*q4nx.quantize(weight), q4nx.NARROW))

@@ -64,11 +64,12 @@ class GatedProjection(Rule):
         assert gate_node is not None
         assert up_node is not None
         weights = [weight for node in (gate_node, up_node) if (weight := node.inputs[1]) is not None]
+        columns = attribute_int(gate_node, "K")
         product: ir.Value = op.Q4NXMatMul(
             x,
-            concatenated_initializer(op, weights, "gate_up_proj.weight_Q4NX"),
+            concatenated_initializer(op, weights, columns, "gate_up_proj.weight_Q4NX"),
             M=attribute_int(gate_node, "M"),
-            K=attribute_int(gate_node, "K"),
+            K=columns,
             gating="swiglu" if activation.op_type == "Mul" else "geglu",
             _domain=DOMAIN,
             _version=1,

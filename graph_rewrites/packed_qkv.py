@@ -81,12 +81,13 @@ class PackedQKV(Rule):
         projections = _producers(query, key, value)
         rows = sum(attribute_int(projection, "M") for projection in projections)
         weights = [weight for projection in projections if (weight := projection.inputs[1]) is not None]
+        columns = attribute_int(projections[0], "K")
         packed = op.Q4NXMatMul(
             x,
-            concatenated_initializer(op, weights, "qkv_proj.weight_Q4NX"),
+            concatenated_initializer(op, weights, columns, "qkv_proj.weight_Q4NX"),
             *_bias(op, projections),
             M=rows,
-            K=attribute_int(projections[0], "K"),
+            K=columns,
             _domain=DOMAIN,
             _version=1,
         )

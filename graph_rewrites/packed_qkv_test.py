@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +11,7 @@ from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.packed_qkv import PackedQKV
 from flownpu.ops import q4nx
 
+Layouts: TypeAlias = tuple[q4nx.Layout, q4nx.Layout, q4nx.Layout]
 MODEL = """
 attention (float[B, S, 96] x, float[B, S, 96] other, float[B, {groups}, P, {size}] past_key,
            float[B, {groups}, P, {size}] past_value, int32[B] seqlens_k, int32 total)
@@ -25,15 +26,28 @@ attention (float[B, S, 96] x, float[B, S, 96] other, float[B, {groups}, P, {size
 """
 
 
-def _weights(heads: int = 4, groups: int = 2, size: int = 16) -> dict[str, Any]:
+LAYOUTS = (q4nx.NARROW, q4nx.NARROW, q4nx.NARROW)
+
+
+def _weights(heads: int = 4, groups: int = 2, size: int = 16, layouts: Layouts = LAYOUTS) -> dict[str, Any]:
     generator = np.random.default_rng(heads * groups * size)
-    return {
-        f"{name}_weight": q4nx.pack(*q4nx.quantize(generator.standard_normal((count * size, 96), np.float32)))
-        for name, count in (("q", heads), ("k", groups), ("v", groups))
-    }
+    weights = {}
+    for name, count, layout in zip("qkv", (heads, groups, groups), layouts, strict=True):
+        weight = q4nx.quantize(generator.standard_normal((count * size, 96), np.float32))
+        if not layout.minima:
+            weight = weight._replace(minimum=-8 * weight.scale)
+        weights[f"{name}_weight"] = q4nx.pack(*weight, layout)
+    return weights
 
 
-def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x", **biases: str) -> ir.Model:
+def _model(
+    heads: int = 4,
+    groups: int = 2,
+    size: int = 16,
+    key_input: str = "x",
+    layouts: Any = LAYOUTS,
+    **biases: str,
+) -> ir.Model:
     text = MODEL.format(
         heads=heads,
         groups=groups,
@@ -49,7 +63,7 @@ def _model(heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x"
         for name, count in (("q", heads), ("k", groups), ("v", groups))
         if f"{name}_bias" in biases
     }
-    return testing.parse(text, **_weights(heads, groups, size), **constants)
+    return testing.parse(text, **_weights(heads, groups, size, layouts), **constants)
 
 
 def _with_fed_weight() -> ir.Model:
@@ -58,6 +72,29 @@ def _with_fed_weight() -> ir.Model:
     weight.const_value = None
     model.graph.inputs.append(weight)
     return model
+
+
+@pytest.mark.parametrize(
+    ("layouts", "joined"),
+    [
+        ((q4nx.WIDE,) * 3, q4nx.WIDE),
+        ((q4nx.SYMMETRIC,) * 3, q4nx.SYMMETRIC),
+        ((q4nx.SYMMETRIC, q4nx.NARROW, q4nx.SYMMETRIC), q4nx.NARROW),
+        ((q4nx.SYMMETRIC, q4nx.NARROW, q4nx.WIDE), q4nx.NARROW),
+    ],
+    ids=str,
+)
+def test_weights_of_several_layouts_are_joined(layouts: Layouts, joined: q4nx.Layout) -> None:
+    model, misses = testing.rewritten(_model(layouts=layouts), PackedQKV)
+    assert misses == []
+    weight = model.graph[0].inputs[1]
+    assert weight is not None
+    assert weight.const_value is not None
+    blocks = weight.const_value.numpy()
+    assert weight.shape == blocks.shape == q4nx.blocks_shape(128, 96, joined)
+    parts = _weights(layouts=layouts).values()
+    expected = [q4nx.dequantize(part, rows, 96) for part, rows in zip(parts, (64, 32, 32), strict=True)]
+    np.testing.assert_array_equal(q4nx.dequantize(blocks, 128, 96), np.concatenate(expected))
 
 
 BIASES = {"q_bias": ", q_bias", "k_bias": ", k_bias", "v_bias": ", v_bias"}

@@ -87,6 +87,7 @@ def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_poin
     assert testing.operator_names(model) == ["Q4NXMatMul"]
     assert misses == []
     blocks = _blocks(model)
+    assert q4nx.layout_of(blocks) == (q4nx.NARROW if zero_points else q4nx.SYMMETRIC)
     np.testing.assert_array_equal(q4nx.unpack(blocks, rows, columns).codes, case.codes)
     weight = q4nx.dequantize(blocks, rows, columns)
     # The minimum is zero_point * scale, whose 4 + 8 bits bf16 rounds, except for the default zero point 8; and then
@@ -103,6 +104,21 @@ def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_poin
     testing.check(model)
 
 
+@pytest.mark.parametrize("written", ["packed", "float"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
+    """Three of a row, so that packed ones have half a byte of padding, which is 0."""
+    points = np.full((40, 3), 8, np.uint8)
+    points.flat[:others] = 4
+    given = testing.pack_nibbles(np.pad(points, ((0, 0), (0, 1)))) if written == "packed" else points.astype(np.float32)
+    case = Case(zero_points=written, constants={"zero_points": given})
+    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    blocks = _blocks(model)
+    assert q4nx.layout_of(blocks) == (q4nx.NARROW if others else q4nx.SYMMETRIC)
+    expected = case.scale * (case.codes - np.repeat(points.astype(np.float32), 32, axis=1))
+    np.testing.assert_array_equal(q4nx.dequantize(blocks, 40, 96), expected)
+
+
 @pytest.mark.parametrize("zero_points", ["", "packed", "float"])
 @pytest.mark.parametrize(("rows", "columns"), [(40, 96), (7, 80)])
 def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: str) -> None:
@@ -111,6 +127,7 @@ def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: 
     model, misses = testing.rewritten(case.model, Q4NXMatMul)
     assert misses == []
     weight = q4nx.dequantize(_blocks(model), rows, columns)
+    assert q4nx.layout_of(_blocks(model)) == q4nx.NARROW
     np.testing.assert_array_equal(weight, q4nx.dequantize_codes(q4nx.quantize(case.weight)))
     tensor = _weight(model).const_value
     assert isinstance(tensor, Q4NXTensor)

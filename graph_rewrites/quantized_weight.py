@@ -7,7 +7,8 @@ MatMulNBits and GatherBlockQuantized hold a weight W[M, K] as codes of 4 bits (l
     W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
 
 Q4NX says the same with a minimum (flownpu.ops.q4nx, equation 3). The codes stay as they are. Only where a block is 16
-columns, two of which share Q4NX's scale, are the weights quantised again.
+columns, two of which share Q4NX's scale, are the weights quantised again. Blocks are narrow, and symmetric where every
+zero point is 8.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Packed(NamedTuple):
     """Q4NX bytes, and how far their weights are from those they were made of.
 
     Attributes:
-        blocks: uint8 [.., .., 5120].
+        blocks: uint8 [row of blocks, block, byte].
         squared_error: sum of squares of the differences.
         squares: sum of squares of the weights they were made of.
     """
@@ -129,8 +130,14 @@ class QuantizedWeight:
         """Whether its codes are Q4NX's; if not, the weights are quantised again."""
         return self.block_size % q4nx.GROUP == 0
 
+    @property
+    def layout(self) -> q4nx.Layout:
+        """Of its blocks: without minima, where these are what zero points of 8 make of the scales."""
+        symmetric = self.keeps_codes and bool((self._zero_point_array() == DEFAULT_ZERO_POINT).all())
+        return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
+
     def initializer(self, op: Builder) -> ir.Value:
-        """The weight's Q4NX initializer: uint8 [ceil(M/32), ceil(K/256), 5120], packed when it is read.
+        """The weight's Q4NX initializer, packed when it is read.
 
         Of one table there is one initializer, however many operators read it.
         """
@@ -142,13 +149,13 @@ class QuantizedWeight:
             if existing.meta.get(_SOURCE) == source:
                 return existing
         name = unique_name(graph, f"{(self.codes.name or 'weight').removesuffix('_Q4')}_Q4NX")
-        shape = q4nx.blocks_shape(self.rows, self.columns)
+        shape = q4nx.blocks_shape(self.rows, self.columns, self.layout)
         value: ir.Value = op.initializer(Q4NXTensor(self.pack, shape, name, keeps_codes=self.keeps_codes))
         value.meta[_SOURCE] = source
         return value
 
     def pack(self) -> Packed:
-        """The weight's Q4NX bytes, uint8 [ceil(M/32), ceil(K/256), 5120], and what they cost.
+        """The weight's Q4NX bytes, and what they cost.
 
         Where codes are kept, the scale is rounded to bf16, and the minimum is -zero_point times the rounded scale: the
         weights round with their scale (relative error 2^-8), and for a power of two such as the default zero point
@@ -160,21 +167,23 @@ class QuantizedWeight:
         codes = _array(self.codes).reshape(self.rows, -1)
         scales = _array(self.scales).reshape(self.rows, self._blocks)
         zero_points = self._zero_point_array()
-        blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns), np.uint8)
+        layout = self.layout
+        blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns, layout), np.uint8)
         squared_error = squares = 0.0
         for first in range(0, self.rows, _ROWS_AT_ONCE):
             part = slice(first, min(first + _ROWS_AT_ONCE, self.rows))
             of_part = unpack_nibbles(codes[part])[:, : self.columns]
-            exact = of_part - self._by_column(zero_points[part])
+            points = zero_points[part].astype(np.float32)
+            exact = of_part - self._by_column(points)
             exact *= self._by_column(scales[part])
             if self.keeps_codes:
                 rounded = scales[part].astype(q4nx.BFLOAT16).astype(np.float32)
-                minima = self._by_group(-rounded * zero_points[part])
+                minima = self._by_group(-rounded * points)
                 quantized = q4nx.from_affine(of_part, self._by_group(rounded), minima)
             else:
                 quantized = q4nx.quantize(exact)
             # An exact division but for the last part, which ends with the blocks.
-            blocks[first // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = q4nx.pack(*quantized)
+            blocks[first // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = q4nx.pack(*quantized, layout)
             squares += _sum_of_squares(exact)
             squared_error += _sum_of_squares(exact - q4nx.dequantize_codes(quantized))
         return Packed(blocks, squared_error, squares)
@@ -189,13 +198,12 @@ class QuantizedWeight:
         repeated: NDArray[np.float32] = np.repeat(parameter, self.block_size, axis=1)
         return repeated[:, : self.columns]
 
-    def _zero_point_array(self) -> NDArray[np.float32]:
+    def _zero_point_array(self) -> NDArray[Any]:
+        """uint8 or float32 [M, ceil(K / block_size)]."""
         if self.zero_points is None:
-            return np.full((self.rows, self._blocks), DEFAULT_ZERO_POINT, np.float32)
+            return np.broadcast_to(np.uint8(DEFAULT_ZERO_POINT), (self.rows, self._blocks))
         values = _array(self.zero_points).reshape(self.rows, -1)
-        if values.dtype == np.uint8:
-            values = unpack_nibbles(values)[:, : self._blocks]
-        return values.astype(np.float32)
+        return unpack_nibbles(values)[:, : self._blocks] if values.dtype == np.uint8 else values
 
     @property
     def _blocks(self) -> int:
@@ -208,24 +216,29 @@ def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
 
 
-def concatenated_initializer(op: Builder, parts: Sequence[ir.Value], name: str) -> ir.Value:
+def concatenated_initializer(op: Builder, parts: Sequence[ir.Value], columns: int, name: str) -> ir.Value:
     """An initializer of several Q4NX weights below one another, joined when it is read.
 
     Args:
         op: the builder of the rule that asks.
         parts: Q4NX initializers of equal K. All but the last have a multiple of 32 rows, unless each is to be padded.
+            Of several layouts, all become narrow.
+        columns: K.
         name: last part of the new name; what the parts' names have in common comes before it.
     """
     graph = parts[0].graph
     assert isinstance(graph, ir.Graph)
     tensors = [part.const_value for part in parts if part.const_value is not None]
     assert len(tensors) == len(parts)
+    shapes = [tensor.shape.numpy() for tensor in tensors]
+    layouts = {q4nx.layout_of(shape) for shape in shapes}
+    layout = layouts.pop() if len(layouts) == 1 else q4nx.NARROW
     words = zip(*((part.name or "").split(".") for part in parts), strict=False)
     common = [word for word, *_ in takewhile(lambda same: len(set(same)) == 1, words)]
     joined: ir.Value = op.initializer(
         Q4NXTensor(
-            lambda: _concatenate([_read(tensor) for tensor in tensors]),
-            (sum(tensor.shape.numpy()[0] for tensor in tensors), *tensors[0].shape.numpy()[1:]),
+            lambda: _concatenate([_read(tensor, columns, layout) for tensor in tensors]),
+            (sum(shape[0] for shape in shapes), *q4nx.blocks_shape(q4nx.BLOCK_ROWS, columns, layout)[1:]),
             unique_name(graph, ".".join([*common, name])),
             keeps_codes=all(tensor.keeps_codes for tensor in tensors if isinstance(tensor, Q4NXTensor)),
         )
@@ -241,9 +254,12 @@ def unique_name(graph: ir.Graph, name: str) -> str:
     return taken
 
 
-def _read(tensor: ir.TensorProtocol) -> Packed:
-    """A Q4NX tensor's bytes; of one that is there already, no error is known."""
-    return tensor.pack() if isinstance(tensor, Q4NXTensor) else Packed(tensor.numpy(), 0.0, 0.0)
+def _read(tensor: ir.TensorProtocol, columns: int, layout: q4nx.Layout) -> Packed:
+    """A Q4NX tensor's bytes in some layout; of one that is there already, no error is known."""
+    packed = tensor.pack() if isinstance(tensor, Q4NXTensor) else Packed(tensor.numpy(), 0.0, 0.0)
+    if q4nx.layout_of(packed.blocks) == layout:
+        return packed
+    return packed._replace(blocks=q4nx.repack(packed.blocks, columns, layout))
 
 
 def _concatenate(parts: Sequence[Packed]) -> Packed:

@@ -74,6 +74,7 @@ __all__ = [
     "pack_gated",
     "quantize",
     "relative_error",
+    "repack",
     "stack",
     "unpack",
 ]
@@ -226,6 +227,20 @@ def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)  # [block row, block column, strip, column, j, nibble]
     codes = pairs.transpose(0, 2, 4, 5, 1, 3).reshape(padded_rows, -1)[:rows, :columns]
     return Quantized(np.ascontiguousarray(codes), scale, minimum)
+
+
+def repack(blocks: Bytes, columns: int, layout: Layout) -> Bytes:
+    """The same weight, or gated pair, in another layout; rows that fill up a block are taken for the weight's.
+
+    Args:
+        blocks: uint8 blocks of any layout.
+        columns: Of the weight.
+        layout: Of the result.
+
+    Raises:
+        ValueError: `blocks` is not of that many columns, or `layout` is without minima that the weight has.
+    """
+    return pack(*unpack(blocks, len(blocks) * BLOCK_ROWS, columns), layout)
 
 
 def dequantize(blocks: Bytes, rows: int, columns: int) -> Floats:

@@ -142,6 +142,16 @@ def test_dequantize_is_the_equation_in_float32(layout: q4nx.Layout, shape: tuple
     np.testing.assert_array_equal(q4nx.gather(blocks, indices, *shape), expected[indices])
 
 
+@pytest.mark.parametrize("columns", [1, 256, 300])
+def test_repacking_changes_no_bit_of_a_weight(columns: int) -> None:
+    weight = random_quantized(40, columns, 0, q4nx.SYMMETRIC)
+    for source in LAYOUTS.values():
+        for layout in LAYOUTS.values():
+            again = q4nx.repack(q4nx.pack(*weight, source)[:1], columns, layout)
+            assert q4nx.layout_of(again) == layout
+            assert_same(q4nx.unpack(again, 32, columns), q4nx.Quantized(*(field[:32] for field in weight)))
+
+
 def test_symmetric_weights_are_told_by_the_bits_of_their_minima() -> None:
     symmetric = random_quantized(5, 96, 0, q4nx.SYMMETRIC)
     assert q4nx.is_symmetric(symmetric)

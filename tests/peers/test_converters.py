@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
+from flownpu.ops import q4nx
 from flownpu.peers import llama_cpp, onnxruntime_genai
-from flownpu.peers.export import encode, export_model
+from flownpu.peers.export import encode, export_model, taken_over
 from flownpu.peers.exported import ExportedModel
 from tests.convert.conftest import CONFIGS, SIZES, TinyModel, is_projection, write_tiny
 from tests.convert.test_numbers import random_ids, tolerance
@@ -43,6 +44,32 @@ def test_what_the_form_can_hold_is_kept(seed: int, exponent: int):
     codes[:, ::32] = -8  # the scale's own code
     weight = codes * np.float32(2.0**exponent)
     np.testing.assert_array_equal(decode(*encode(weight)), weight)
+
+
+def symmetric(scale: np.ndarray) -> q4nx.Quantized:
+    """Codes of which few are 0: encoding their values again would choose other scales."""
+    codes = np.random.default_rng(0).integers(3, 16, (len(scale), 32 * scale.shape[1]), np.uint8)
+    scale = scale.astype(q4nx.BFLOAT16)
+    return q4nx.Quantized(codes, scale, q4nx.BFLOAT16.type(-8) * scale)
+
+
+def test_symmetric_weights_are_taken_over():
+    # Negative scales as GGUF's, none, and the least and largest that float16 has too, 2^-24 and 255/128 * 2^15.
+    weight = symmetric(np.array([[0.5, -0.0125, 0.0], [2.0**-24, 65280.0, -3.0]]))
+    found = taken_over(weight)
+    assert found is not None
+    np.testing.assert_array_equal(decode(*found), q4nx.dequantize_codes(weight))
+
+
+@pytest.mark.parametrize("scale", [2.0**-25, 1.5 * 2.0**-24, 65536.0])
+def test_what_float16_lacks_is_not_taken_over(scale: float):
+    assert taken_over(symmetric(np.array([[1.0, scale]]))) is None
+
+
+def test_weights_with_minima_are_not_taken_over():
+    weight = symmetric(np.ones((2, 2)))
+    weight.minimum[1, 1] = -7
+    assert taken_over(weight) is None
 
 
 def test_encoding_is_off_by_half_a_step():
@@ -194,6 +221,34 @@ def test_a_graph_that_is_not_ours_is_refused(exported, tmp_path: Path):
     (tmp_path / "exported").mkdir()
     with pytest.raises(FlowNPUError, match="which a model that `flownpu convert` made of a checkpoint has"):
         export_model(tmp_path, tmp_path / "exported")
+
+
+def test_a_symmetric_model_is_exported_as_it_is(tmp_path: Path):
+    tiny = write_tiny("llama", tmp_path / "checkpoint")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    graph = ir.load(tmp_path / "model" / "model.onnx")
+    weights = {}
+    for node in graph.graph:
+        if node.op_type == "Q4NXMatMul":
+            tensor, columns = node.inputs[1].const_value, node.attributes["K"].as_int()
+            weight = q4nx.unpack(tensor.numpy(), 32 * tensor.shape[0], columns)
+            weight = weight._replace(minimum=q4nx.BFLOAT16.type(-8) * weight.scale)
+            weights[tensor.name] = q4nx.dequantize_codes(weight)
+            blocks = ir.tensor(q4nx.pack(*weight, q4nx.SYMMETRIC), name=tensor.name)
+            node.inputs[1].const_value, node.inputs[1].shape = blocks, blocks.shape
+    ir.save(graph, tmp_path / "model" / "model.onnx")
+    (tmp_path / "exported").mkdir()
+    export_model(tmp_path / "model", tmp_path / "exported")
+    model, config = ExportedModel.read(tmp_path / "exported"), tiny.reference.config
+    query = config.num_attention_heads * config.head_dim
+    for name, initializer, first in (
+        ("layers.0.self_attn.k_proj", "layers.0.self_attn.qkv_proj", query),
+        ("layers.0.mlp.gate_proj", "layers.0.mlp.gate_up_proj", 0),
+        ("layers.2.mlp.up_proj", "layers.2.mlp.gate_up_proj", config.intermediate_size),
+        ("layers.1.mlp.down_proj", "layers.1.mlp.down_proj", 0),
+    ):
+        values = decode(model.codes(name), model.scales(name))
+        np.testing.assert_array_equal(values, weights[initializer][first : first + len(values)])
 
 
 def test_the_exported_form_is_what_it_says(exported):

@@ -2,9 +2,10 @@
 """Writes the weights of a converted model in the one 4-bit form that every peer takes, for the peers' own converters.
 
 The peers' common ground is 4 bits and a scale for each 32 weights: w = scale * (code - 8). llama.cpp calls it Q4_0,
-ONNX Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Q4NX has a minimum
-besides (5 bits a weight, not 4.5), so its values are encoded again; all peers then hold the same values, bit for bit.
-What this costs in accuracy does not matter to a measurement of speed.
+ONNX Runtime MatMulNBits without zero points, OpenVINO a symmetric int4 weight with groups of 32. Symmetric Q4NX is that
+form, and its codes and scales are written as they are. Other Q4NX has minima besides (5 bits a weight, not 4.5), so its
+values are encoded again; what this costs in accuracy does not matter to a measurement of speed. All peers hold the same
+values, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from flownpu.converted_model import ConvertedModel
 from flownpu.errors import FlowNPUError
+from flownpu.ops import q4nx
 from flownpu.peers.exported import GROUP
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ExportProgress", "encode", "export_model"]
+__all__ = ["ExportProgress", "encode", "export_model", "taken_over"]
 
 ExportProgress: TypeAlias = "Callable[[int, int], None]"
 """Hears how many weights of how many are written."""
@@ -45,7 +47,16 @@ def encode(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.f
     scale = (extreme / -8).astype(np.float16)
     inverse = np.divide(1, scale, out=np.zeros(scale.shape, np.float32), where=scale != 0, dtype=np.float32)
     codes = np.clip(np.rint(groups * inverse) + 8, 0, 15).astype(np.uint8).reshape(rows, columns)
-    return codes[:, 0::2] | codes[:, 1::2] << 4, scale[..., 0]
+    return _packed(codes), scale[..., 0]
+
+
+def taken_over(weight: q4nx.Quantized) -> tuple[NDArray[np.uint8], NDArray[np.float16]] | None:
+    """The packed codes and scales that a weight has, if it is symmetric and float16 holds each scale; else None."""
+    with np.errstate(over="ignore"):
+        scale = weight.scale.astype(np.float16)
+    if not q4nx.is_symmetric(weight) or (scale.astype(np.float32) != weight.scale.astype(np.float32)).any():
+        return None
+    return _packed(weight.codes), scale
 
 
 def export_model(model: Path, output: Path, *, progress: ExportProgress = lambda _done, _total: None) -> None:
@@ -71,11 +82,14 @@ def export_model(model: Path, output: Path, *, progress: ExportProgress = lambda
         scales = np.empty((rows, columns // GROUP), np.float16)
         for start in range(0, rows, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, rows)
-            codes[start:stop], scales[start:stop] = encode(
-                graph.rows(initializer, first + start, first + stop, columns)
-            )
+            weight = graph.quantized(initializer, first + start, first + stop, columns)
+            codes[start:stop], scales[start:stop] = taken_over(weight) or encode(q4nx.dequantize_codes(weight))
             done += (stop - start) * columns
             progress(done, total)
         np.save(output / f"{name}.scales.npy", scales)
     for name, values in graph.vectors().items():
         np.save(output / f"{name}.npy", values)
+
+
+def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.q4nx` files: safetensors in which quantised weights are Q4NX blocks, as FastFlowLM's converter writes them.
+"""`.q4nx` files: safetensors in which quantised weights are wide Q4NX blocks, as FastFlowLM's converter writes them.
 
 A file holds two kinds of tensors, and no metadata:
 
@@ -176,8 +176,8 @@ def _entry(name: str, tensor: NDArray[Any]) -> Entry:
     if tensor.dtype == np.uint8 and tensor.ndim == 3 and tensor.shape[-1] == q4nx.BLOCK_BYTES:
         return Entry("I8", (tensor.shape[0] * tensor.shape[1], q4nx.BLOCK_BYTES), lambda: [tensor])
     raise ValueError(
-        f"[q4nx_file] tensor {name!r}: expected blocks, uint8 [rows, columns, {q4nx.BLOCK_BYTES}], or bfloat16, got "
-        f"{tensor.dtype} {list(tensor.shape)}"
+        f"[q4nx_file] tensor {name!r}: expected wide blocks, uint8 [rows, columns, {q4nx.BLOCK_BYTES}], or bfloat16, "
+        f"got {tensor.dtype} {list(tensor.shape)}"
     )
 
 

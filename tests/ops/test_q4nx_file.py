@@ -142,9 +142,12 @@ def test_a_full_disk_leaves_everything_as_it_was(file: Path) -> None:
     assert_unchanged(file.parent, before)
 
 
-@pytest.mark.parametrize("tensor", [np.ones(3, np.float32), np.ones((2, 5120), np.uint8), np.ones((1, 1, 5), np.uint8)])
+@pytest.mark.parametrize(
+    "tensor",
+    [np.ones(3, np.float32), np.ones((2, 5120), np.uint8), np.ones((1, 1, q4nx.NARROW.block_bytes), np.uint8)],
+)
 def test_write_refuses_other_tensors(tmp_path: Path, tensor: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"tensor 'w': expected blocks.* got " + str(tensor.dtype)):
+    with pytest.raises(ValueError, match=r"tensor 'w': expected wide blocks.* got " + str(tensor.dtype)):
         q4nx_file.write(tmp_path / "w.q4nx", {"w": tensor})
     assert not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <sstream>
@@ -55,8 +56,8 @@ bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
          same_bytes(a.codes, b.codes);
 }
 
-std::size_t packed_bytes(const QuantizedWeight& weight) {
-  return static_cast<std::size_t>(q4nx::blocks_shape(weight.rows, weight.columns).elements());
+std::size_t packed_bytes(const QuantizedWeight& weight, const q4nx::Layout& layout) {
+  return static_cast<std::size_t>(q4nx::row_blocks(weight.rows) * layout.row_bytes(weight.columns));
 }
 
 // Weights begin at pages, as in the files that others are mapped from: kernels read whole cache
@@ -158,14 +159,22 @@ float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
 
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
 
-double QuantizedWeight::pack(std::byte* blocks_out) const {
-  const std::size_t line =
-      static_cast<std::size_t>(q4nx::column_blocks(columns)) * q4nx::kBlockBytes;
-  std::memset(blocks_out, 0, packed_bytes(*this));
-  Difference all;
+q4nx::Layout QuantizedWeight::layout() const {
+  if (!keeps_codes()) return q4nx::kNarrow;
+  if (zero_points.name.empty()) return q4nx::kSymmetric;
   for (std::int64_t row = 0; row < rows; ++row) {
-    pack_row(row, blocks_out + static_cast<std::size_t>(row / q4nx::kBlockRows) * line, all);
+    for (std::int64_t block = 0; block < blocks(); ++block) {
+      if (zero_point(row, block) != kDefaultZeroPoint) return q4nx::kNarrow;
+    }
   }
+  return q4nx::kSymmetric;
+}
+
+double QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout) const {
+  std::memset(blocks_out, 0, packed_bytes(*this, layout));
+  Difference all;
+  for (std::int64_t row = 0; row < rows; ++row)
+    pack_row(row, blocks_out + row / q4nx::kBlockRows * layout.row_bytes(columns), layout, all);
   return all.squares > 0 ? std::sqrt(all.squared_error / all.squares) : 0;
 }
 
@@ -208,56 +217,56 @@ Q4NXGroup QuantizedWeight::new_group(std::int64_t row, std::int64_t first,
 
 // One row: its scale and minimum in each group, and its nibble in each column's bytes.
 void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks,
-                               Difference& difference) const {
+                               const q4nx::Layout& layout, Difference& difference) const {
   const std::int64_t in_block = row % q4nx::kBlockRows;
+  const std::int64_t in_codes =
+      in_block / q4nx::kStripRows * layout.strip_bytes() + in_block % q4nx::kStripRows / 2;
   const int shift = in_block % 2 == 0 ? 0 : 4;
   for (std::int64_t first = 0; first < columns; first += q4nx::kGroup) {
     const Q4NXGroup made = keeps_codes() ? group(row, first) : new_group(row, first, difference);
-    std::byte* block =
-        row_of_blocks + static_cast<std::size_t>(first / q4nx::kBlockColumns) * q4nx::kBlockBytes;
-    const std::int64_t column = first % q4nx::kBlockColumns;
-    const auto at =
-        static_cast<std::size_t>(column / q4nx::kGroup * q4nx::kBlockRows + in_block) * 2;
-    std::memcpy(block + at, &made.scale, 2);
-    std::memcpy(block + q4nx::kMinimumOffset + at, &made.minimum, 2);
-    std::byte* codes_of_row = block + q4nx::kCodeOffset +
-                              static_cast<std::size_t>(in_block / 16) * q4nx::kStripBytes +
-                              static_cast<std::size_t>(column) * q4nx::kColumnBytes +
-                              static_cast<std::size_t>(in_block % 16 / 2);
+    const std::int64_t number = first / q4nx::kGroup;
+    std::byte* scale = row_of_blocks + layout.scales_at(number) + in_block * 2;
+    std::memcpy(scale, &made.scale, 2);
+    if (layout.has_minima) std::memcpy(scale + layout.minimum_offset(), &made.minimum, 2);
+    std::byte* codes_of_row = row_of_blocks + layout.codes_at(number) + in_codes;
     for (std::size_t i = 0; i < made.codes.size(); ++i)
       codes_of_row[i * q4nx::kColumnBytes] |= static_cast<std::byte>(made.codes[i] << shift);
   }
 }
 
 Value RepackedWeights::add(const QuantizedWeight& weight) {
-  Value value;
-  value.type = DataType::kUInt8;
-  value.shape = q4nx::blocks_shape(weight.rows, weight.columns);
-  value.constant = &kToBeMade;
-  for (const auto& [name, parts] : weights_) {
-    if (parts.size() == 1 && same(parts.front(), weight)) {
-      value.name = name;
-      return value;
-    }
+  auto found = std::ranges::find_if(constants_, [&](const auto& named) {
+    return named.second.parts.size() == 1 && same(named.second.parts.front(), weight);
+  });
+  if (found == constants_.end()) {
+    Constant constant{{weight}, weight.layout()};
+    found = constants_.emplace(weight.codes.name + ".q4nx", std::move(constant)).first;
   }
-  value.name = weight.codes.name + ".q4nx";
-  weights_.emplace(value.name, std::vector{weight});
+  const auto& [name, constant] = *found;
+  Value value;
+  value.name = name;
+  value.type = DataType::kUInt8;
+  value.shape = q4nx::blocks_shape(weight.rows, weight.columns, constant.layout);
+  value.constant = &kToBeMade;
   return value;
 }
 
 Value RepackedWeights::join(const std::vector<const Value*>& parts) {
   Value value = *parts.front();
   std::int64_t row_blocks = 0;
-  std::vector<QuantizedWeight> weights;
+  Constant joined{{}, q4nx::kSymmetric};
   for (const Value* part : parts) {
-    for (const QuantizedWeight& weight : weights_.at(part->name)) {
+    const Constant& constant = constants_.at(part->name);
+    for (const QuantizedWeight& weight : constant.parts) {
       row_blocks += q4nx::row_blocks(weight.rows);
-      weights.push_back(weight);
+      joined.parts.push_back(weight);
     }
+    if (constant.layout.has_minima) joined.layout = q4nx::kNarrow;
     if (part != parts.front()) value.name += "+" + part->name;
   }
-  value.shape = q4nx::blocks_shape(row_blocks * q4nx::kBlockRows, weights.front().columns);
-  weights_.emplace(value.name, std::move(weights));
+  value.shape = q4nx::blocks_shape(row_blocks * q4nx::kBlockRows, joined.parts.front().columns,
+                                   joined.layout);
+  constants_.emplace(value.name, std::move(joined));
   return value;
 }
 
@@ -267,7 +276,7 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
   std::size_t end = 0;
   for (Node& node : nodes) {
     for (Value& value : node.inputs) {
-      if (!weights_.contains(value.name)) continue;
+      if (!constants_.contains(value.name)) continue;
       const auto [entry, is_new] = offsets.try_emplace(value.name, end);
       if (is_new) end += round_up(static_cast<std::size_t>(elements_of(value)), kAlignment);
       readers.emplace_back(&value, entry->second);
@@ -281,23 +290,27 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
   }
   struct Piece {
     const QuantizedWeight* weight;
-    std::byte* bytes;
+    const q4nx::Layout* layout;
+    std::byte* memory;
+
+    std::size_t bytes() const { return packed_bytes(*weight, *layout); }
   };
   std::vector<Piece> pieces;
   for (const auto& [name, offset] : offsets) {
-    std::byte* bytes = memory.get() + offset;
-    for (const QuantizedWeight& weight : weights_.at(name)) {
-      pieces.push_back({&weight, bytes});
-      bytes += packed_bytes(weight);
+    std::byte* next = memory.get() + offset;
+    const auto& [parts, layout] = constants_.at(name);
+    for (const QuantizedWeight& weight : parts) {
+      pieces.push_back({&weight, &layout, next});
+      next += pieces.back().bytes();
     }
   }
   // The largest first, so that the cores end together.
-  std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
-    return packed_bytes(*a.weight) > packed_bytes(*b.weight);
-  });
+  std::ranges::sort(pieces, std::ranges::greater(), &Piece::bytes);
   std::vector<double> errors(pieces.size());
-  parallel(pieces.size(),
-           [&](std::size_t i) { errors[i] = pieces[i].weight->pack(pieces[i].bytes); });
+  parallel(pieces.size(), [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    errors[i] = piece.weight->pack(piece.memory, *piece.layout);
+  });
   made_ = pieces.size();
   quantized_again_ = static_cast<std::size_t>(std::ranges::count_if(
       pieces, [](const Piece& piece) { return !piece.weight->keeps_codes(); }));

@@ -7,9 +7,10 @@
 //   W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
 //
 // Q4NX says the same with a minimum. Codes stay as they are; the scale is rounded to bf16, and the
-// minimum is -zero_point times that, rounded as well (graph_rewrites/quantized_weight.py makes the
-// same bytes). Only where a block is 16 columns, two of which share Q4NX's scale, are the weights
-// quantised again.
+// minimum is -zero_point times that, rounded as well. Only where a block is 16 columns, two of
+// which share Q4NX's scale, are the weights quantised again. Blocks of Q4NX are narrow, and
+// symmetric ones where codes stay and no zero point is other than 8.
+// graph_rewrites/quantized_weight.py makes the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,7 @@
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantize_group.h"
 #include "ops/node.h"
+#include "ops/q4nx.h"
 
 namespace flownpu::lowering {
 
@@ -42,9 +44,11 @@ struct QuantizedWeight {
   // Why it cannot become Q4NX; empty if it can.
   std::string obstacle() const;
   bool keeps_codes() const;
-  // Writes [ceil(rows / 32), ceil(columns / 256), 5120] bytes. Returns |W - W'| / |W| in the
-  // Frobenius norm, for the W' that it wrote, where weights are quantised again, and else 0.
-  double pack(std::byte* blocks) const;
+  // The smallest that holds it.
+  q4nx::Layout layout() const;
+  // Writes q4nx::blocks_shape(rows, columns, layout) bytes. Returns |W - W'| / |W| in the Frobenius
+  // norm, for the W' that it wrote, where weights are quantised again, and else 0.
+  double pack(std::byte* blocks, const q4nx::Layout& layout) const;
 
  private:
   std::int64_t blocks() const;
@@ -52,7 +56,8 @@ struct QuantizedWeight {
   Q4NXGroup group(std::int64_t row, std::int64_t first) const;
   Q4NXGroup new_group(std::int64_t row, std::int64_t first, Difference& difference) const;
   float weight(std::int64_t row, std::int64_t column) const;
-  void pack_row(std::int64_t row, std::byte* row_of_blocks, Difference& difference) const;
+  void pack_row(std::int64_t row, std::byte* row_of_blocks, const q4nx::Layout& layout,
+                Difference& difference) const;
 };
 
 // Q4NX constants of a graph that is being lowered: first by name, then, all at once and by all
@@ -62,7 +67,8 @@ class RepackedWeights {
   // The constant of a weight; of one that was added before (a table that is embedding and LM head),
   // the same.
   Value add(const QuantizedWeight& weight);
-  // The constant of several such, one below the other; each fills its last row of blocks.
+  // The constant of several such, one below the other; each fills its last row of blocks. Without
+  // minima if none of them has any.
   Value join(const std::vector<const Value*>& parts);
   // Gives the nodes' constants their bytes. Constants that no node reads are not made.
   void make(std::vector<Node>& nodes);
@@ -73,7 +79,12 @@ class RepackedWeights {
   double largest_error() const { return largest_error_; }
 
  private:
-  std::map<std::string, std::vector<QuantizedWeight>, std::less<>> weights_;
+  struct Constant {
+    std::vector<QuantizedWeight> parts;
+    q4nx::Layout layout;
+  };
+
+  std::map<std::string, Constant, std::less<>> constants_;
   std::size_t made_ = 0;
   std::size_t quantized_again_ = 0;
   double largest_error_ = 0;

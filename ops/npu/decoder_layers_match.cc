@@ -54,7 +54,6 @@ class Matcher {
   void take(const Node& node);
   const Node& projection(std::string_view x, const char* what);
   void check_product(const Node& node, const Projection& expected) const;
-  const std::byte* blocks(const Node& node, std::int64_t m, std::int64_t k) const;
   const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
   void check_epsilon(const Node& node, float epsilon);
   std::int64_t table_of(const Node& attention);
@@ -84,18 +83,6 @@ void Matcher::check_product(const Node& node, const Projection& expected) const 
   if (m == expected.rows && k == expected.columns && gating == wanted) return;
   fail(to_string(node), ": expected M = ", expected.rows, ", K = ", expected.columns,
        " and gating = ", wanted, " as in the layers before, got ", m, ", ", k, " and ", gating);
-}
-
-const std::byte* Matcher::blocks(const Node& node, std::int64_t m, std::int64_t k) const {
-  const Value* weight = node.input(1);
-  const bool gated = node.text("gating", "none") != "none";
-  const std::int64_t rows = q4nx::row_blocks(m) * (gated ? 2 : 1);
-  const Shape expected{rows, q4nx::column_blocks(k), static_cast<std::int64_t>(q4nx::kBlockBytes)};
-  if (weight == nullptr || weight->constant == nullptr || weight->type != DataType::kUInt8 ||
-      !weight->shape || !(*weight->shape == expected)) {
-    fail(to_string(node), ": expected W to be an initializer, uint8 ", to_string(expected));
-  }
-  return static_cast<const std::byte*>(weight->constant);
 }
 
 const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int64_t size) const {
@@ -306,11 +293,10 @@ Entry Matcher::layer(const Entry& entry) {
   std::array<Projection, 4> expected = shape.projections();
   expected[2].rows = expected[3].columns = shape.feed_forward;
   const std::array<const Node*, 4> nodes{&qkv, &output, &gate_up, &down};
-  const std::array<const std::byte**, 4> parts{&layer.qkv, &layer.output, &layer.gate_up,
-                                               &layer.down};
+  const std::array<Q4NXWeight*, 4> parts{&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     check_product(*nodes[i], expected[i]);
-    *parts[i] = blocks(*nodes[i], expected[i].rows, expected[i].columns);
+    *parts[i] = read_q4nx_weight(*nodes[i]);
   }
   layer.norms = entry.weights;
   // Nothing was added before the first layer.
@@ -371,7 +357,7 @@ void Matcher::finish(const Entry& entry) {
   head = &projection(selection.outputs[0].name, "the LM head");
   shape.vocabulary = head->required_integer("M");
   check_product(*head, shape.head());
-  constants.head = blocks(*head, shape.vocabulary, shape.hidden);
+  constants.head = read_q4nx_weight(*head);
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");

@@ -71,9 +71,9 @@ class PrefillCalls::Writer {
     step("rms_norm", of_rows(), {rows(source), norm_weight(number), rows("x")});
   }
 
-  // Dequantises a weight and multiplies by it. GEMM reads K padded to a block's columns of each
-  // row, whatever lies there, since the weights are zeros there; so the last row is followed by as
-  // much.
+  // Dequantises a weight and multiplies by it. GEMM reads K padded to a wide block's columns of
+  // each row, whatever lies there, since the weights are zeros there; so the last row is followed
+  // by as much.
   void project(std::size_t number, const char* source, const char* target) {
     const Projection& part = projections_[number];
     std::size_t first = static_cast<std::size_t>(layer_) * shape_.layer_weight_bytes();
@@ -83,7 +83,7 @@ class PrefillCalls::Writer {
     const View panels = scratch("panels", engine.buffers.back().bytes);
     step(engine, {blocks, panels});
 
-    const std::int64_t padded = q4nx::column_blocks(part.columns) * q4nx::kBlockColumns;
+    const std::int64_t padded = q4nx::kWide.stored_groups(part.columns) * q4nx::kGroup;
     const std::int64_t epilogue = !part.gated ? 0 : shape_.activation == "geglu" ? 1 : 2;
     step("gemm",
          {{"rows", {tokens_}}, {"k", {part.columns}}, {"n", {part.rows}}, {"epilogue", {epilogue}}},
@@ -208,7 +208,7 @@ void PrefillCalls::make_buffers() {
     buffers_[name] = std::move(buffer);
   };
   for (const auto& [name, width] : widths) {
-    const std::int64_t elements = chunks_.back().tokens * width + q4nx::kBlockColumns;
+    const std::int64_t elements = chunks_.back().tokens * width + q4nx::kWide.block_columns();
     make(name, static_cast<std::size_t>(elements) * kBFloat16Bytes);
   }
   std::size_t panels = 0;

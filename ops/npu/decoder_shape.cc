@@ -26,8 +26,8 @@ std::vector<std::int64_t> list(const std::vector<LayerKind>& layers, const Get& 
 }  // namespace
 
 std::size_t Projection::bytes() const {
-  const std::int64_t blocks = q4nx::row_blocks(rows) * q4nx::column_blocks(columns);
-  return static_cast<std::size_t>(blocks * (gated ? 2 : 1)) * q4nx::kBlockBytes;
+  const std::int64_t row_blocks = q4nx::row_blocks(rows) * (gated ? 2 : 1);
+  return static_cast<std::size_t>(row_blocks * q4nx::kWide.row_bytes(columns));
 }
 
 DecoderShape DecoderShape::read(const Node& node) {
@@ -100,7 +100,7 @@ std::int64_t DecoderShape::padded_feed_forward() const {
   return round_up(feed_forward, kGatedColumns);
 }
 
-std::int64_t DecoderShape::line() const { return round_up(hidden, q4nx::kBlockColumns); }
+std::int64_t DecoderShape::line() const { return round_up(hidden, q4nx::kWide.block_columns()); }
 
 std::array<Projection, 4> DecoderShape::projections() const {
   const std::int64_t attention = heads * head_size;

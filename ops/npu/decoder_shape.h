@@ -2,10 +2,10 @@
 // DecoderShape: the sizes of a decoder's layers, and what the array's host buffers hold where
 // (aie/designs/decode_layer_shape.py, which is the layouts' definition):
 //
-//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; Q4NX blocks
+//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
+//                   blocks (ops/q4nx.h)
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
-//   then
-//                   the final norms
+//                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]
 //   cache     bf16  [layer][context][G][2][d]
 //   state     bf16  what passes between the phases of a layer; it begins with the residual stream
@@ -33,7 +33,7 @@ struct Projection {
   std::int64_t columns = 0;
   bool gated = false;
 
-  // Of the Q4NX blocks; gated: of both weights.
+  // Of the wide Q4NX blocks; gated: of both weights.
   std::size_t bytes() const;
 };
 
@@ -74,7 +74,7 @@ struct DecoderShape {
   // I rounded up to 64: the dequantisation engine weaves a gate and an up projection 64 columns at
   // a time (aie/designs/dequant_engine.py). What is added has zero weights.
   std::int64_t padded_feed_forward() const;
-  // D rounded up to a block's columns: how vectors are moved.
+  // D rounded up to a wide block's columns: how vectors are moved.
   std::int64_t line() const;
   // QKV, output, gate and up, down.
   std::array<Projection, 4> projections() const;

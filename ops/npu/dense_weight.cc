@@ -6,8 +6,8 @@
 
 #include "ops/error.h"
 #include "ops/npu/decoder_operators.h"
+#include "ops/npu/q4nx_weight.h"
 #include "ops/number_formats.h"
-#include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
@@ -67,40 +67,13 @@ DenseWeight of_dense(const Node& product) {
        ": expected W to be an initializer of two axes: float, bfloat16, float16 or int8");
 }
 
-// w[m, k] of ops/q4nx.h.
-float q4nx_value(const std::byte* blocks, std::int64_t column_blocks, std::int64_t m,
-                 std::int64_t k) {
-  const std::int64_t row = m % q4nx::kBlockRows;
-  const std::int64_t column = k % q4nx::kBlockColumns;
-  const std::int64_t number = m / q4nx::kBlockRows * column_blocks + k / q4nx::kBlockColumns;
-  const std::byte* block = blocks + static_cast<std::size_t>(number) * q4nx::kBlockBytes;
-  const auto parameter = [&](std::size_t offset) {
-    const auto* values = reinterpret_cast<const std::uint16_t*>(block + offset);
-    return from_bfloat16(values[column / q4nx::kGroup * q4nx::kBlockRows + row]);
-  };
-  const std::size_t strip = row < q4nx::kBlockRows / 2 ? 0 : q4nx::kStripBytes;
-  const std::size_t place = static_cast<std::size_t>(column) * q4nx::kColumnBytes +
-                            static_cast<std::size_t>(row % (q4nx::kBlockRows / 2) / 2);
-  const auto pair = std::to_integer<unsigned>(block[q4nx::kCodeOffset + strip + place]);
-  const unsigned code = row % 2 == 0 ? pair & 15U : pair >> 4U;
-  return parameter(q4nx::kMinimumOffset) + parameter(0) * static_cast<float>(code);
-}
-
 DenseWeight of_q4nx(const Node& product) {
-  const std::int64_t m = product.required_integer("M");
-  const std::int64_t k = product.required_integer("K");
-  const Value* weight = product.input(1);
-  if (!is_constant(weight, DataType::kUInt8, 3) ||
-      !(shape_of(weight) == q4nx::blocks_shape(m, k)) || product.text("gating", "none") != "none") {
-    fail(to_string(product), ": expected W to be an initializer, uint8 ",
-         to_string(q4nx::blocks_shape(m, k)), ", and no gating");
-  }
-  DenseWeight found{.inner = k, .columns = m};
-  found.read_row = [owner = weight->owner, blocks = data_of<std::byte>(*weight),
-                    column_blocks = q4nx::column_blocks(k)](std::int64_t row_number,
-                                                            std::span<float> row) {
+  const Q4NXWeight weight = read_q4nx_weight(product);
+  if (weight.gated) fail(to_string(product), ": expected no gating");
+  DenseWeight found{.inner = weight.columns, .columns = weight.rows};
+  found.read_row = [owner = product.inputs[1].owner, weight](std::int64_t k, std::span<float> row) {
     for (std::size_t n = 0; n < row.size(); ++n)
-      row[n] = q4nx_value(blocks, column_blocks, static_cast<std::int64_t>(n), row_number);
+      row[n] = value_at(weight, static_cast<std::int64_t>(n), k);
   };
   return found;
 }

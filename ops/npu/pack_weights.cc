@@ -10,31 +10,32 @@
 namespace flownpu::npu {
 namespace {
 
+void write_rows(const Q4NXWeight& weight, PackedWriter& writer) {
+  for (std::int64_t i = 0; i < weight.row_blocks(); ++i)
+    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
+}
+
 // Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
 // zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
-void write_gate_up(const DecoderShape& shape, const std::byte* blocks, PackedWriter& writer) {
-  const std::int64_t rows = q4nx::row_blocks(shape.feed_forward);
+void write_gate_up(const DecoderShape& shape, const Q4NXWeight& weight, PackedWriter& writer) {
+  const std::int64_t rows = q4nx::row_blocks(weight.rows);
   const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
-  const std::size_t row =
-      static_cast<std::size_t>(q4nx::column_blocks(shape.hidden)) * q4nx::kBlockBytes;
-  const std::byte* up = blocks + static_cast<std::size_t>(rows) * row;
   for (std::int64_t i = 0; i < rows; ++i) {
-    writer.bytes(blocks + static_cast<std::size_t>(i) * row, row);
-    writer.bytes(up + static_cast<std::size_t>(i) * row, row);
+    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
+    write_wide_row(weight, rows + i, writer.take(weight.wide_row_bytes()));
   }
-  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * row);
+  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * weight.wide_row_bytes());
 }
 
 void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
                    PackedWriter writer) {
-  const auto [qkv, output, gate_up, down] = shape.projections();
   for (const LayerConstants& layer : constants.layers) {
-    writer.bytes(layer.qkv, qkv.bytes());
-    writer.bytes(layer.output, output.bytes());
+    write_rows(layer.qkv, writer);
+    write_rows(layer.output, writer);
     write_gate_up(shape, layer.gate_up, writer);
-    writer.bytes(layer.down, down.bytes());
+    write_rows(layer.down, writer);
   }
-  writer.bytes(constants.head, shape.head().bytes());
+  write_rows(constants.head, writer);
 }
 
 void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,

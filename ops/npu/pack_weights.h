@@ -8,16 +8,17 @@
 
 #include "ops/node.h"
 #include "ops/npu/decoder_shape.h"
+#include "ops/npu/q4nx_weight.h"
 
 namespace flownpu::npu {
 
-// Where the model has the constants of a layer: Q4NX blocks as in the file (ops/q4nx.h; the gate's
-// rows of blocks, then the up projection's), and f32 vectors, of which null stands for zeros.
+// Where the model has the constants of a layer: Q4NX weights, and f32 vectors, of which null stands
+// for zeros.
 struct LayerConstants {
-  const std::byte* qkv = nullptr;
-  const std::byte* output = nullptr;
-  const std::byte* gate_up = nullptr;
-  const std::byte* down = nullptr;
+  Q4NXWeight qkv;
+  Q4NXWeight output;
+  Q4NXWeight gate_up;
+  Q4NXWeight down;
   // Of both entries, entry_norms() each, [D].
   std::vector<const float*> norms;
   // Of queries and keys, [d].
@@ -32,7 +33,7 @@ struct RotaryTable {
 struct DecoderConstants {
   std::vector<LayerConstants> layers;
   std::vector<const float*> final_norms;  // entry_norms()
-  const std::byte* head = nullptr;
+  Q4NXWeight head;
   std::vector<RotaryTable> rotary;
 };
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
+from flownpu.ops import q4nx
 from tests.ops.device import _argument, testing
 
 if TYPE_CHECKING:
@@ -81,6 +82,34 @@ def read_nodes(folder: Path, file: str = "model.onnx") -> tuple[list[GivenNode],
 
 def _attribute(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def in_layout(nodes: list[GivenNode], layout: q4nx.Layout, *, symmetric: bool) -> list[GivenNode]:
+    """The nodes with their Q4NX weights in blocks of this layout.
+
+    Args:
+        nodes: any.
+        layout: of the new blocks.
+        symmetric: take -8 times the scales for minima, so that any layout can hold the weights.
+    """
+    return [_node_in_layout(node, layout, symmetric=symmetric) for node in nodes]
+
+
+def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) -> GivenNode:
+    place = {"Q4NXGather": 0, "Q4NXMatMul": 1}.get(node.op_type)
+    if place is None:
+        return node
+    name, kind, _, blocks = node.inputs[place]
+    gated = node.attributes.get("gating", "none") != "none"
+    halves = []
+    for half in np.split(blocks, 1 + gated):
+        quantized = q4nx.unpack(half, node.attributes["M"], node.attributes["K"])
+        if symmetric:
+            quantized = quantized._replace(minimum=quantized.scale * BFLOAT16(-8))
+        halves.append(q4nx.pack(*quantized, layout))
+    inputs = list(node.inputs)
+    inputs[place] = [name, kind, [sum(map(len, halves)), *halves[0].shape[1:]], np.concatenate(halves)]
+    return replace(node, inputs=inputs)
 
 
 def partition(nodes: list[GivenNode]) -> Any:

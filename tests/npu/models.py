@@ -26,9 +26,10 @@ SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 256,
 }
-# "narrow" is too small for prefill's designs.
+# "narrow" is too small for prefill's designs; the feed-forward of "uneven" fills neither blocks nor groups.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
+    "uneven": ("llama", {"intermediate_size": 600}),
     "narrow": ("llama", {"hidden_size": 160}),
 }
 # Layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and values

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from flownpu.aie.designs.decode_layer_shape import LayerShape, interleave
 from flownpu.ops import q4nx
 from tests.aie.decode_layer_model import checkpoint_layer, norm_weights, padded
-from tests.npu.decoders import GivenNode, npu, partition, read_nodes
+from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")
 BFLOAT16 = ml_dtypes.bfloat16
@@ -154,6 +154,18 @@ def test_constants_are_packed_as_the_designs_read_them(name, models):
     assert node.packed("rotary") == np.stack(angles).astype(BFLOAT16).tobytes()
 
 
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=["narrow", "symmetric"])
+@pytest.mark.parametrize("name", ["uneven", "gemma3_text"])
+def test_weights_of_any_layout_become_wide_blocks(name, layout, models):
+    """The array's bytes are those of the same weights in wide blocks; "uneven" has padding in all directions."""
+    nodes, outputs = read_nodes(models.converted(name))
+    found, expected = (
+        decoder_of(lower(in_layout(nodes, each, symmetric=not layout.minima), outputs)).packed("weights")
+        for each in (layout, q4nx.WIDE)
+    )
+    assert found == expected
+
+
 # --- What is in the way -----------------------------------------------------------------------------------------------
 
 
@@ -203,6 +215,10 @@ def static_batch(nodes):
                 value[2] = [2, 2, -1, 32]
 
 
+def other_blocks(nodes):
+    by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][2] = [9, 18, 640]
+
+
 def spoilt_weight(nodes):
     by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
 
@@ -218,7 +234,11 @@ CASES = {
     ),
     "another activation": (attribute("/layers.1.mlp.gate_up_proj", gating="swiglu"), "got 608, 288 and swiglu"),
     "no activation": (attribute("/layers.0.mlp.gate_up_proj", gating="none"), "gating = geglu or swiglu, got none"),
-    "a weight that is computed": (spoilt_weight, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\]"),
+    "a weight that is computed": (
+        spoilt_weight,
+        r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], \[9,19,640\] or \[9,19,576\]",
+    ),
+    "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
     "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
     "softcap": (attribute(ATTENTION, softcap=30.0), f"FlowQKVAttention '{ATTENTION}': expected no softcap"),

@@ -12,9 +12,10 @@ from flownpu.convert import convert
 from flownpu.npu_calls import build_artifacts
 from flownpu.npu_encoder import encoder_of_graph, read_encoder
 from flownpu.npu_graph import load_graph
+from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, panels
 from tests.convert.picture_models import VISION, reference, stored_matrices, write_pictures_checkpoint
-from tests.npu.decoders import GivenNode, npu, partition, read_nodes
+from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
 from tests.npu.rounding import encoder_error
 from tests.ops.device import _argument
 
@@ -111,10 +112,10 @@ def constants_of(folder):
     return {value[0]: value[3] for node in nodes for value in node.inputs if value[3] is not None}
 
 
-def packed(folder):
-    """The node EncoderLayers of a folder's encoder."""
+def packed(folder, change=lambda nodes: nodes):
+    """The node EncoderLayers of a folder's encoder, changed before."""
     nodes, outputs = read_nodes(folder, "vision.onnx")
-    given = partition(nodes)
+    given = partition(change(nodes))
     (node,) = npu.lower_encoder_layers(given, outputs).nodes
     KEPT.append(given)  # what was packed points to its initializers
     return node
@@ -136,6 +137,15 @@ def test_weights_of_every_type_become_panels(weights, converted):
             expected.append(padded(stored[name].T, constants[f"{name}.bias"]))
     expected.append(padded(stored["multi_modal_projector.mm_input_projection"].T, None))
     assert packed(converted(weights)).packed("weights") == np.concatenate(expected).tobytes()
+
+
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=["narrow", "symmetric"])
+def test_panels_do_not_depend_on_the_layout_of_q4nx(layout, converted):
+    found, expected = (
+        packed(converted("q4nx"), lambda nodes, of=of: in_layout(nodes, of, symmetric=not layout.minima))
+        for of in (layout, q4nx.WIDE)
+    )
+    assert found.packed("weights") == expected.packed("weights")
 
 
 def test_vectors(converted):

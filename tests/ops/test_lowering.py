@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 F32, U8 = TensorProto.FLOAT, TensorProto.UINT8
 
 
-def session(ep_devices: list[Any], model: onnx.ModelProto | Path, **options: str) -> onnxruntime.InferenceSession:
+def session(ep_devices: list[Any], model: onnx.ModelProto, **options: str) -> onnxruntime.InferenceSession:
     configuration = onnxruntime.SessionOptions()
     configuration.add_provider_for_devices(ep_devices, options)
-    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    return onnxruntime.InferenceSession(source, configuration)
+    return onnxruntime.InferenceSession(model.SerializeToString(), configuration)
 
 
 def stock(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -40,11 +39,17 @@ def codes_of(rng: np.random.Generator, rows: int, columns: int, block: int) -> t
 
 
 def points_of(rng: np.random.Generator, kind: str, rows: int, blocks: int) -> np.ndarray | None:
-    """Zero points: none, packed to whole bytes a row, or as numbers."""
+    """Zero points: none, packed to whole bytes a row, or as numbers; or eights, either way."""
     if kind == "none":
         return None
     if kind == "packed":
         return rng.integers(0, 256, (rows, -(-blocks // 2)), np.uint8)
+    if kind == "packed eights":
+        points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8)
+        points[:, -1] ^= 0x30 * (blocks % 2)  # beyond the last block: of none
+        return points
+    if kind == "eights":
+        return np.full((rows, blocks), 8, np.float32)
     return rng.integers(0, 16, (rows, blocks)).astype(np.float32)
 
 
@@ -115,7 +120,36 @@ def test_products_are_ort_s(
     np.testing.assert_array_less(np.abs(found - expected), rounding + shift)
 
 
-@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+def compiled(ep_devices: list[Any], model: onnx.ModelProto, folder: Path) -> bytes:
+    """The constants of a compiled model."""
+    onnx.save(model, folder / "m.onnx")
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_session_config_entry("ep.context_enable", "1")
+    configuration.add_provider_for_devices(ep_devices, {})
+    onnxruntime.InferenceSession(str(folder / "m.onnx"), configuration)
+    # Small models' nodes fill less than the first page (ep/context_file.h).
+    return (folder / "m_ctx.0.flownpu").read_bytes()[4096:]
+
+
+def quantized(codes: np.ndarray, scales: np.ndarray, points: np.ndarray | None, columns: int) -> q4nx.Quantized:
+    """The same codes, scales and minima."""
+    repeats, groups = codes.shape[2] * 2 // q4nx.GROUP, -(-columns // q4nx.GROUP)
+    minima = -scales * numbers_of(points, scales.shape)
+    return q4nx.from_affine(
+        unpacked(codes, columns), *(np.repeat(values, repeats, 1)[:, :groups] for values in (scales, minima))
+    )
+
+
+LAYOUTS = {
+    "none": q4nx.SYMMETRIC,
+    "packed eights": q4nx.SYMMETRIC,
+    "eights": q4nx.SYMMETRIC,
+    "packed": q4nx.NARROW,
+    "numbers": q4nx.NARROW,
+}
+
+
+@pytest.mark.parametrize("points", LAYOUTS)
 @pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (96, 320, 64)])
 def test_bytes_are_those_of_the_file_s_rule(
     ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
@@ -127,17 +161,35 @@ def test_bytes_are_those_of_the_file_s_rule(
     zero_points = points_of(rng, points, rows, scales.shape[1])
     if zero_points is not None:
         constants["points"] = zero_points
-    numbers = numbers_of(zero_points, scales.shape)
-    onnx.save(matmul(rows, columns, block, constants), tmp_path / "m.onnx")
-    configuration = onnxruntime.SessionOptions()
-    configuration.add_session_config_entry("ep.context_enable", "1")
-    configuration.add_provider_for_devices(ep_devices, {})
-    onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), configuration)
+    found = compiled(ep_devices, matmul(rows, columns, block, constants), tmp_path)
+    expected = q4nx.pack(*quantized(codes, scales, zero_points, columns), LAYOUTS[points])
+    assert found == expected.tobytes()
 
-    repeats, groups = block // q4nx.GROUP, -(-columns // q4nx.GROUP)
-    by_group = [np.repeat(values, repeats, 1)[:, :groups] for values in (scales, -scales * numbers)]
-    expected = q4nx.pack(*q4nx.from_affine(unpacked(codes, columns), *by_group)).tobytes()
-    assert expected in (tmp_path / "m_ctx.0.flownpu").read_bytes()
+
+@pytest.mark.parametrize("points", [("none", "none"), ("none", "packed"), ("numbers", "eights")])
+def test_joined_weights_have_no_minima_if_no_part_has(
+    ep_devices: list[Any], tmp_path: Path, points: tuple[str, str]
+) -> None:
+    """A gate and an up projection, each padded to blocks of 32 rows."""
+    rng = np.random.default_rng(1)
+    rows, columns = 40, 96
+    nodes, constants, parts = [], {}, []
+    for name, kind in zip(("gate", "up"), points, strict=True):
+        codes, scales = codes_of(rng, rows, columns, 32)
+        zero_points = points_of(rng, kind, rows, columns // 32)
+        given = {"codes": codes, "scales": scales} | ({} if zero_points is None else {"points": zero_points})
+        (node,) = matmul(rows, columns, 32, given).graph.node
+        node.name, node.input[1:], node.output[0] = name, [f"{name}.{key}" for key in given], name
+        nodes.append(node)
+        constants |= {f"{name}.{key}": value for key, value in given.items()}
+        parts.append(quantized(codes, scales, zero_points, columns))
+    nodes.append(helper.make_node("FastGelu", ["gate"], ["activated"], "activation", domain="com.microsoft"))
+    nodes.append(helper.make_node("Mul", ["activated", "up"], ["y"], "gated"))
+    model = matmul(rows, columns, 32, constants)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    layout = q4nx.SYMMETRIC if {LAYOUTS[kind] for kind in points} == {q4nx.SYMMETRIC} else q4nx.NARROW
+    assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
 
 
 @pytest.mark.parametrize("points", ["none", "packed", "numbers"])
@@ -156,6 +208,8 @@ def test_blocks_of_16_are_quantised_again(
     expected = q4nx.dequantize_codes(q4nx.quantize(weight.astype(np.float32)))
     report = tmp_path / "placement.json"
     model = session(ep_devices, matmul(rows, columns, 16, constants), activations="bf16", placement=str(report))
+    narrow = q4nx.blocks_shape(rows, columns, q4nx.NARROW)
+    assert len(compiled(ep_devices, matmul(rows, columns, 16, constants), tmp_path)) == np.prod(narrow)
     # A row of ones in turn reads the weight column by column; bf16 holds each.
     found = model.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
     # Both searches minimise the same; where two sums round apart, a group may fall to another that is as good.
@@ -187,17 +241,11 @@ def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp
     graph = helper.make_graph(nodes, "g", [tokens], list(product.output), [*product.initializer, shape])
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
-    onnx.save(model, tmp_path / "m.onnx")
     feeds = {"tokens": np.array([0, 63, 5])}
-    found = session(ep_devices, tmp_path / "m.onnx", activations="bf16").run(None, feeds)[0]
+    found = session(ep_devices, model, activations="bf16").run(None, feeds)[0]
     expected = stock(model).run(None, feeds)[0]
     weight, _ = dequantized(codes, scales, numbers_of(None, scales.shape), columns)
     # As above; a minimum of -8 scales is exact.
     x = weight[feeds["tokens"]]
     np.testing.assert_array_less(np.abs(found - expected), 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x**2) @ (weight**2).T))
-    configuration = onnxruntime.SessionOptions()
-    configuration.add_session_config_entry("ep.context_enable", "1")
-    configuration.add_provider_for_devices(ep_devices, {})
-    onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), configuration)
-    blocks = np.prod(q4nx.blocks_shape(rows, columns))
-    assert blocks <= (tmp_path / "m_ctx.0.flownpu").stat().st_size < 2 * blocks + 4096
+    assert len(compiled(ep_devices, model, tmp_path)) == np.prod(q4nx.blocks_shape(rows, columns, q4nx.SYMMETRIC))

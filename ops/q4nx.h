@@ -108,14 +108,4 @@ inline std::optional<Layout> layout_of(const Shape& weight) {
   return std::nullopt;
 }
 
-// Wide blocks alone: for callers that take no Layout yet.
-inline constexpr std::int64_t kBlockColumns = kWide.block_columns();
-inline constexpr std::int64_t kGroupsPerBlock = kWide.groups_per_block();
-inline constexpr std::size_t kMinimumOffset = kWide.minimum_offset();
-inline constexpr std::size_t kCodeOffset = kWide.code_offset();
-inline constexpr std::size_t kStripBytes = kWide.strip_bytes();
-inline constexpr std::size_t kBlockBytes = kWide.block_bytes();
-constexpr std::int64_t column_blocks(std::int64_t k) { return kWide.column_blocks(k); }
-inline Shape blocks_shape(std::int64_t m, std::int64_t k) { return blocks_shape(m, k, kWide); }
-
 }  // namespace flownpu::q4nx

@@ -20,6 +20,7 @@ def make_model(
     context_length: Annotated[
         int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
     ] = None,
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima, as Q4_0 has them.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
     force: convert.Force = False,
 ) -> None:
@@ -42,6 +43,7 @@ def make_model(
             kv_dtype=kv_dtype.value,
             sliding_window_cache=sliding_window_cache,
             context_length=context_length,
+            symmetric=symmetric,
             seed=seed,
             force=force,
             progress=report,

@@ -76,6 +76,10 @@ class CheckpointWeights:
         """Raises ConversionError unless the tensor is there and has that shape."""
         self.checkpoint.check_shape(self.locate(tensor), shape)
 
+    def is_symmetric(self, tensor: str) -> bool:  # noqa: ARG002  (as of any tensors)
+        """No: floats are quantised, to a minimum of their own."""
+        return False
+
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 

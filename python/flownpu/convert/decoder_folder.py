@@ -62,7 +62,7 @@ def make_decoder_folder(
     Raises:
         ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.
     """
-    size = output_bytes(decoder) + sum(map(len, tokenizer.values())) + (pictures.bytes if pictures else 0)
+    size = output_bytes(decoder, weights) + sum(map(len, tokenizer.values())) + (pictures.bytes if pictures else 0)
     with output_folder(output, force=force, size=size) as folder:
         errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)
         vision = {"vision": pictures.write(folder, progress)} if pictures else {}

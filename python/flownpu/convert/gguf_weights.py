@@ -102,6 +102,10 @@ class GgufWeights:
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
             )
 
+    def is_symmetric(self, tensor: str) -> bool:
+        """Whether each minimum is -8 times its scale: those of Q4_0."""
+        return self._file.tensors[self._names[tensor]].type == GGMLQuantizationType.Q4_0
+
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,33 @@ __all__ = ["make_model"]
 # Positions that the rotary caches hold: as many as benchmarks go to. 131072 of them would take 268 MB for Gemma3-4B.
 _CONTEXT = 40960
 
-# Codes 0..15 are drawn evenly: their variance is (16^2 - 1) / 12, their mean 7.5.
-_CODE_DEVIATION = math.sqrt(255 / 12)
-_CODE_MEAN = 7.5
-
 # Blocks that are drawn at once: 20 MB.
-_BLOCKS_AT_ONCE = 4096
+_BLOCKS_AT_ONCE = 32768
+
+
+class _Codes(NamedTuple):
+    """How codes are distributed.
+
+    Attributes:
+        layout: of the blocks that hold them.
+        mean: of a code; the minimum is so many scales below 0, that the mean of weights is 0.
+        deviation: of a code.
+    """
+
+    layout: q4nx.Layout
+    mean: float
+    deviation: float
+
+
+# Codes 0..15 are drawn evenly: their variance is (16^2 - 1) / 12, their mean 7.5.
+_EVEN = _Codes(q4nx.NARROW, 7.5, math.sqrt(255 / 12))
+# Minima of -8 scales want a mean of 8: a code of 0 becomes 8, and what is left are 1..15, 8 twice as often as others,
+# whose variance is 2 (1 + 4 + 9 + ... + 49) / 16.
+_SYMMETRIC = _Codes(q4nx.SYMMETRIC, 8, math.sqrt(280 / 16))
+# Of a byte, two codes, with 0 made 8 in both.
+_EIGHT_FOR_ZERO = np.array(
+    [byte | (0 if byte & 0x0F else 0x08) | (0 if byte & 0xF0 else 0x80) for byte in range(256)], np.uint8
+)
 
 
 class RandomWeights:
@@ -49,16 +70,22 @@ class RandomWeights:
     vanish nor saturate, and logits spread like a standard normal.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, symmetric: bool = False) -> None:
+        """Takes the numbers' seed, and whether every minimum is to be -8 times its scale, as in GGUF's Q4_0."""
+        self._codes = _SYMMETRIC if symmetric else _EVEN
         self._random = np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's
 
     def norm(self, weight: NormWeight) -> NDArray[np.float32]:
         """Ones: norms leave the scale as it is."""
         return np.ones(weight.size, np.float32)
 
+    def layout(self, projection: Projection) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
+        """Every projection's is the same."""
+        return self._codes.layout
+
     def blocks(self, projection: Projection) -> Iterator[BlockPart]:
         """Draws the blocks of a projection, whole rows of blocks at a time."""
-        _, across, _ = projection.blocks_shape
+        _, across, _ = projection.blocks_shape(self._codes.layout)
         for run in projection.runs:
             rows = sum(source.rows for source in run)
             at_once = max(1, _BLOCKS_AT_ONCE // across) * q4nx.BLOCK_ROWS
@@ -67,28 +94,28 @@ class RandomWeights:
                 yield BlockPart(self._draw(count, projection.columns), count * projection.columns)
 
     def _draw(self, rows: int, columns: int) -> NDArray[np.uint8]:
-        shape = q4nx.blocks_shape(rows, columns)
-        codes = shape[0] * shape[1] * q4nx.BLOCK_ROWS * q4nx.BLOCK_COLUMNS // 2
-        blocks = np.empty(shape, np.uint8)
-        parameters = 2 * q4nx.PARAMETER_BYTES
-        blocks[..., parameters:] = np.frombuffer(self._random.bytes(codes), np.uint8).reshape(*shape[:2], -1)
+        layout, mean, deviation = self._codes
+        shape = q4nx.blocks_shape(rows, columns, layout)
+        blocks = np.empty(shape[:2], layout.dtype)
+        codes = self._bytes(blocks["codes"].shape)
+        blocks["codes"] = codes if layout.minima else _EIGHT_FOR_ZERO[codes]
         # Scales within a quarter of the mean, so that neighbouring groups differ as they do in real weights.
-        scale = np.linspace(0.75, 1.25, 256) / (_CODE_DEVIATION * math.sqrt(columns))
-        choice = np.frombuffer(self._random.bytes(codes // 16), np.uint8).reshape(*shape[:2], -1)
-        for start, table in ((0, scale), (q4nx.PARAMETER_BYTES, -_CODE_MEAN * scale)):
-            values = table.astype(q4nx.BFLOAT16).view(np.uint16)[choice]
-            blocks[..., start : start + q4nx.PARAMETER_BYTES] = values.view(np.uint8)
-        return _without_padding(blocks, rows, columns)
+        scale = np.linspace(0.75, 1.25, 256) / (deviation * math.sqrt(columns))
+        choice = self._bytes(blocks["scale"].shape)
+        for name, table in (("scale", scale), ("minimum", -mean * scale))[: 1 + layout.minima]:
+            blocks[name] = table.astype(q4nx.BFLOAT16).view(np.uint16)[choice]
+        return _without_padding(blocks.view(np.uint8).reshape(shape), rows, columns, layout)
+
+    def _bytes(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        return np.frombuffer(self._random.bytes(math.prod(shape)), np.uint8).reshape(shape)
 
 
-def _without_padding(blocks: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.uint8]:
+def _without_padding(blocks: NDArray[np.uint8], rows: int, columns: int, layout: q4nx.Layout) -> NDArray[np.uint8]:
     """The blocks with zeros where there are no weights; only the last row and column of blocks can have such places."""
-    if columns % q4nx.BLOCK_COLUMNS:
-        last = columns // q4nx.BLOCK_COLUMNS * q4nx.BLOCK_COLUMNS
-        blocks[:, -1:] = q4nx.pack(*q4nx.unpack(blocks[:, -1:], blocks.shape[0] * q4nx.BLOCK_ROWS, columns - last))
-    if rows % q4nx.BLOCK_ROWS:
-        last = rows // q4nx.BLOCK_ROWS * q4nx.BLOCK_ROWS
-        blocks[-1:] = q4nx.pack(*q4nx.unpack(blocks[-1:], rows - last, columns))
+    if over := columns % layout.block_columns:
+        blocks[:, -1:] = q4nx.pack(*q4nx.unpack(blocks[:, -1:], blocks.shape[0] * q4nx.BLOCK_ROWS, over), layout)
+    if over := rows % q4nx.BLOCK_ROWS:
+        blocks[-1:] = q4nx.pack(*q4nx.unpack(blocks[-1:], over, columns), layout)
     return blocks
 
 
@@ -99,6 +126,7 @@ def make_model(
     kv_dtype: str = "bf16",
     sliding_window_cache: bool = False,
     context_length: int | None = None,
+    symmetric: bool = False,
     seed: int = 0,
     force: bool = False,
     progress: ProgressCallback = silent,
@@ -111,6 +139,7 @@ def make_model(
         kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32".
         sliding_window_cache: layers with a window keep a cache of the window's size.
         context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
+        symmetric: weights without minima, as checkpoints in GGUF's Q4_0 have them.
         seed: of the random numbers.
         force: replace a model that is at `output`.
         progress: hears how far it is.
@@ -123,13 +152,14 @@ def make_model(
     options = ModelOptions(kv_dtype, "last", sliding_window_cache)
     decoder = read_decoder(SHAPES[shape])
     decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT))
-    with output_folder(output, force=force, size=output_bytes(decoder)) as folder:
-        write_model(folder, decoder, RandomWeights(seed), options, stage="draw", progress=progress)
+    weights = RandomWeights(seed, symmetric=symmetric)
+    with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
+        write_model(folder, decoder, weights, options, stage="draw", progress=progress)
         _write_byte_tokenizer(folder)
         counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
         write_manifest(
             folder,
-            source={"kind": "random", "shape": shape, "seed": seed},
+            source={"kind": "random", "shape": shape, "symmetric": symmetric, "seed": seed},
             settings={**options.as_dict(), "context_length": decoder.context_length},
             quantisation={"format": "q4nx"},
             packages=PACKAGES,

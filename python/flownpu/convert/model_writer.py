@@ -63,10 +63,11 @@ class ModelOptions:
         return asdict(self)
 
 
-def output_bytes(decoder: Decoder) -> int:
+def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
     """The bytes that `write_model` writes, rounded up."""
     size = sum(
-        aligned(math.prod(w.blocks_shape) if isinstance(w, Projection) else 4 * w.size) for w in weight_plan(decoder)
+        aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, Projection) else 4 * w.size)
+        for w in weight_plan(decoder)
     )
     caches = 2 * len(decoder.rotaries) * aligned(4 * decoder.context_length * decoder.head_size // 2)
     return size + caches + _SMALL_FILES
@@ -108,8 +109,9 @@ def write_model(
     with DataFile(folder / _DATA_FILE) as data:
         for weight in plan:
             if isinstance(weight, Projection):
+                shape = weight.blocks_shape(weights.layout(weight))
                 parts = _measured(weights, weight, errors, counter)
-                tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, weight.blocks_shape, parts)
+                tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, shape, parts)
             else:
                 values = weights.norm(weight)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])

@@ -15,7 +15,8 @@ Both store a weight W[M, K] transposed, with a scale and a zero point for each g
 
 Q4NX has a scale s and a minimum for 32 columns: a group's are repeated, with s rounded to bf16 and -s * zero rounded
 once more (exactly, for a zero point that is a power of two). Each is at most 2^-8 of itself off, so that a weight is
-off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. Where columns that share a group are not
+off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. Where every zero point of a weight is 8, as
+GPTQ's with sym=true are, Q4NX needs no minima; the zero points, which are few, are read beforehand to know. Where columns that share a group are not
 neighbours (act-order), no 32 columns share a scale; such a weight is dequantised and quantised again.
 """
 
@@ -46,6 +47,10 @@ __all__ = ["Packing", "PrequantisedWeights", "read_packing"]
 
 _BITS = 4
 _IN_A_WORD = 32 // _BITS
+# Times a value of four bits: a word of eight such.
+_IN_EACH_PLACE = 0x11111111
+# Of a weight whose minima are -8 times its scales.
+_SYMMETRIC_ZERO = 8
 # Which of eight values is in the lowest four bits of a word, which in the next.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
@@ -128,6 +133,7 @@ class PrequantisedWeights(CheckpointWeights):
         self._packing = packing
         self._names = set(checkpoint.names())
         self._order: dict[str, NDArray[np.int64]] = {}
+        self._symmetric: set[str] = set()
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor is there, packed or not, and has that shape."""
@@ -152,6 +158,12 @@ class PrequantisedWeights(CheckpointWeights):
                 f"{self.checkpoint.folder}: {bias} is not zero; projections with a bias cannot be converted"
             )
         self._read_order(tensor, columns, groups)
+        if tensor not in self._order and self._has_one_zero(tensor, rows, _SYMMETRIC_ZERO):
+            self._symmetric.add(tensor)
+
+    def is_symmetric(self, tensor: str) -> bool:
+        """Whether it is packed with zero points of 8, which `check` looked for."""
+        return tensor in self._symmetric
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
@@ -225,6 +237,11 @@ class PrequantisedWeights(CheckpointWeights):
                 "of checkpoint_format gptq take for 0 and some for 16; save the checkpoint as gptq_v2"
             )
         return stored.astype(np.float32) + np.float32(self._packing.zero_offset)
+
+    def _has_one_zero(self, tensor: str, rows: int, zero: int) -> bool:
+        """Whether that is the zero point of every group."""
+        words = self._words(self._part(tensor, "qzeros"), 0, rows // _IN_A_WORD)
+        return bool((words == np.uint32((zero - self._packing.zero_offset) * _IN_EACH_PLACE)).all())
 
     def _unpacked_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         """Of words [n, rows / 8]: uint8 [rows, n]."""

@@ -49,6 +49,9 @@ class Tensors(Protocol):
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor is there and has that shape."""
 
+    def is_symmetric(self, tensor: str) -> bool:
+        """Whether the weight's rows are `Carried`, each minimum -8 times its scale: known before they are read."""
+
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight. Several threads call it; raises ValueError or ConversionError."""
 
@@ -81,18 +84,24 @@ class QuantizedWeights:
         """
         return self._offset + self._tensors.vector(weight.tensor, weight.size)
 
+    def layout(self, projection: Projection) -> q4nx.Layout:
+        """Without minima if every source has none; a source that has some gives them to its neighbours too."""
+        symmetric = all(self._tensors.is_symmetric(source.tensor) for source in projection.sources)
+        return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
+
     def blocks(self, projection: Projection) -> Iterator[BlockPart]:
         """Reads and quantises a projection on all cores.
 
         Raises:
             ConversionError: a tensor is missing, has another type, or a value that cannot be quantised.
         """
+        layout = self.layout(projection)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(cores) as pool:
             pending: deque[Future[BlockPart]] = deque()
             try:
                 for run, first, stop in _row_parts(projection):
-                    pending.append(pool.submit(self._part, projection.name, run, first, stop))
+                    pending.append(pool.submit(self._part, projection.name, run, first, stop, layout))
                     if len(pending) > cores:
                         yield pending.popleft().result()
                 while pending:
@@ -101,7 +110,9 @@ class QuantizedWeights:
                 for future in pending:
                     future.cancel()
 
-    def _part(self, name: str, run: Sequence[TensorSource], first: int, stop: int) -> BlockPart:
+    def _part(
+        self, name: str, run: Sequence[TensorSource], first: int, stop: int, layout: q4nx.Layout
+    ) -> BlockPart:
         """Rows first..stop-1 of the sources below one another."""
         quantized, squared_error, squares = [], 0.0, 0.0
         start = 0
@@ -118,7 +129,7 @@ class QuantizedWeights:
                 squares += _squares(exact)
             start += source.rows
         stacked = q4nx.stack(*quantized)
-        return BlockPart(q4nx.pack(*stacked), stacked.codes.size, squared_error, squares)
+        return BlockPart(q4nx.pack(*stacked, layout), stacked.codes.size, squared_error, squares)
 
 
 def _row_parts(projection: Projection) -> Iterator[tuple[Sequence[TensorSource], int, int]]:

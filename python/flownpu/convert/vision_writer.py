@@ -95,7 +95,7 @@ def _write_matrix(
     name, shape = weight.name, (weight.columns, weight.rows)
     if dense_format == "q4nx":
         quantized = q4nx.quantize(values)
-        blocks = q4nx.pack(*quantized)
+        blocks = q4nx.pack(*quantized, q4nx.NARROW)
         errors[name] = q4nx.relative_error(values, q4nx.dequantize_codes(quantized))
         return {name: data.write(name, ir.DataType.UINT8, blocks.shape, [blocks])}
     if dense_format == "bf16":
@@ -121,5 +121,5 @@ def _stored_bytes(weight: VisionWeight, dense_format: DenseFormat) -> int:
     if not isinstance(weight, Dense):
         return aligned(4 * math.prod(weight.shape))
     if dense_format == "q4nx":
-        return aligned(math.prod(q4nx.blocks_shape(weight.rows, weight.columns)))
+        return aligned(math.prod(q4nx.blocks_shape(weight.rows, weight.columns, q4nx.NARROW)))
     return aligned(2 * weight.size) if dense_format == "bf16" else aligned(weight.size) + aligned(4 * weight.rows)

@@ -51,10 +51,9 @@ class Projection:
         """M of Q4NXMatMul: what a product with this weight yields."""
         return self.sources[0].rows if self.gated else sum(source.rows for source in self.sources)
 
-    @property
-    def blocks_shape(self) -> tuple[int, int, int]:
+    def blocks_shape(self, layout: q4nx.Layout) -> tuple[int, int, int]:
         """The shape of the uint8 tensor."""
-        return q4nx.blocks_shape(self.rows, self.columns, gated=self.gated)
+        return q4nx.blocks_shape(self.rows, self.columns, layout, gated=self.gated)
 
     @property
     def runs(self) -> tuple[tuple[TensorSource, ...], ...]:
@@ -83,7 +82,7 @@ class BlockPart(NamedTuple):
     """Some rows of blocks of a projection.
 
     Attributes:
-        blocks: uint8 [n, ceil(columns / 256), 5120].
+        blocks: uint8 [n, ceil(columns / 32), 640 or 576], in the layout that the source says.
         size: weights in them, padding not counted.
         squared_error: sum of (w - w')^2 over them, w' being what the blocks hold.
         squares: sum of w^2.
@@ -97,6 +96,9 @@ class BlockPart(NamedTuple):
 
 class WeightSource(Protocol):
     """Where the values of a decoder's weights come from."""
+
+    def layout(self, projection: Projection) -> q4nx.Layout:
+        """How the projection's blocks are laid out: narrow, without minima where the weight needs none."""
 
     def blocks(self, projection: Projection) -> Iterator[BlockPart]:
         """The projection's blocks, part by part in their order."""

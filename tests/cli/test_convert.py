@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from flownpu.convert.shapes import SHAPES
 from flownpu.ops import q4nx
 
 
@@ -112,6 +113,18 @@ def test_make_model(flownpu, tmp_path):
     elements = {w["name"]: w["shape"][0] * w["shape"][1] for w in summary["weights"] if w["type"] == "q4nx"}
     assert 0.590e9 < sum(elements.values()) < 0.600e9
     assert sum(elements.values()) - 151936 * 1024 == pytest.approx(0.44e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("options", "bits"), [((), 5), (("--symmetric",), 4.5)])
+def test_bits_of_a_made_models_weights(flownpu, tmp_path, monkeypatch, options, bits):
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 1, "vocab_size": 320})
+    done = flownpu("make-model", "qwen3-0.6b", tmp_path / "qwen", "--random", "--context-length", 64, *options)
+    assert done.code == 0, done.err
+    summary = json.loads(flownpu("inspect", tmp_path / "qwen", "--json").out)
+    elements = sum(w["shape"][0] * w["shape"][1] for w in summary["weights"] if w["type"] == "q4nx")
+    assert summary["weight_bytes"]["q4nx"] == elements * bits / 8
+    source = json.loads((tmp_path / "qwen" / "flownpu_manifest.json").read_text())["source"]
+    assert source["symmetric"] == bool(options)
 
 
 @pytest.mark.parametrize(("line", "words"), [("gemma9-1b --random", "gemma3-1b"), ("gemma3-1b", "expected --random")])

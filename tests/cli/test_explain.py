@@ -202,8 +202,8 @@ def test_a_head_too_long_for_a_tile_is_not_folded(explained, graph_file, d, toke
 
 
 def blocks(rows, columns):
-    """32 x 256 weights take 5120 bytes."""
-    return math.ceil(rows / 32) * math.ceil(columns / 256) * 5120
+    """32 x 32 weights take 640 bytes."""
+    return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
 
 
 def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):

@@ -18,8 +18,8 @@ def sizes(checkpoint):
 
 
 def q4nx_bytes(rows, columns):
-    """32 x 256 weights take 5120 bytes."""
-    return math.ceil(rows / 32) * math.ceil(columns / 256) * 5120
+    """32 x 32 weights take 640 bytes."""
+    return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
 
 
 def test_q4nx_bytes_follow_from_the_checkpoints_sizes(flownpu, model, sizes):
@@ -91,7 +91,7 @@ def test_a_q4nx_file(flownpu, tmp_path):
     norm = np.ones(300, dtype=q4nx.BFLOAT16)
     q4nx_file.write(tmp_path / "model.q4nx", {"q_proj.weight": blocks, "norm.weight": norm})
     summary = json.loads(flownpu("inspect", tmp_path / "model.q4nx", "--json").out)
-    assert summary["weight_bytes"] == {"q4nx": q4nx_bytes(64, 300), "bfloat16": 600}
+    assert summary["weight_bytes"] == {"q4nx": 4 * 5120, "bfloat16": 600}
     shapes = {weight["name"]: weight["shape"] for weight in summary["weights"]}
     assert shapes == {"q_proj.weight": [4, 5120], "norm.weight": [300]}
 

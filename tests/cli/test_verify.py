@@ -9,14 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops.q4nx import BLOCK_BYTES
+from flownpu.ops.q4nx import NARROW
 from flownpu.verification import PARAGRAPH, Stage, tokens_of
 from flownpu.verification_runs import relative_error
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra verify")
 
 STAGES = ["embedding", *(f"layer {layer}" for layer in range(6)), "head"]
-SCALES = 512  # bytes of a block's scales, bfloat16; as many of minima follow
+HIDDEN = 256  # columns of the model's projections
+SCALES = 64  # bytes of a block's scales, bfloat16; as many of minima follow
 
 
 @pytest.fixture
@@ -40,15 +41,16 @@ def plant(folder, name, damage):
 
 
 def scaled_block(data):
-    """Half a block's rows 1.5 times as large."""
-    fields = data.reshape(-1, BLOCK_BYTES)[:, : 2 * SCALES].view(ml_dtypes.bfloat16)
+    """Half of the blocks 1.5 times as large."""
+    fields = data.reshape(-1, NARROW.block_bytes)[:, : 2 * SCALES].view(ml_dtypes.bfloat16)
     fields[: len(fields) // 2 + 1] *= np.asarray(1.5, ml_dtypes.bfloat16)
 
 
 def one_row(data):
     """The first row of a projection with the wrong sign: one neuron of many."""
-    fields = data.reshape(-1, BLOCK_BYTES)[0, : 2 * SCALES].view(ml_dtypes.bfloat16)
-    fields[::32] *= -1
+    blocks = HIDDEN // NARROW.block_columns
+    fields = data.reshape(-1, NARROW.block_bytes)[:blocks, : 2 * SCALES].view(ml_dtypes.bfloat16)
+    fields[:, ::32] *= -1
 
 
 def larger_norm(data):

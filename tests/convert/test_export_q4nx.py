@@ -47,9 +47,11 @@ def test_weights(family: str, tiny_models: Callable[[str], TinyModel], tmp_path:
             np.testing.assert_array_equal(file[name], (values + np.float32(gemma)).astype(q4nx.BFLOAT16), err_msg=name)
 
 
-def test_codes_of_a_gguf_file_reach_the_q4nx_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
+def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) -> None:
+    """Its blocks are wide and have minima, whatever the model's have."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
-    write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: Type.Q4_1, scales_in_bf16=False)
+    write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     assert main(["export-q4nx", str(tmp_path / "model"), str(tmp_path / "out" / "model.q4nx")]) == 0
     file = q4nx_file.read(tmp_path / "out" / "model.q4nx")
@@ -60,9 +62,11 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(tmp_path: Path) -> None:
         ("lm_head.weight", "output.weight"),
     ):
         data = stored[source].data
-        raw = data.reshape(len(data), -1, 20)
-        codes = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], axis=-1).reshape(len(data), -1)
-        scale, minimum = np.moveaxis(np.ascontiguousarray(raw[..., :4]).view(np.float16), -1, 0)
+        head = 2 if kind == Type.Q4_0 else 4
+        raw = data.reshape(len(data), -1, head + 16)
+        codes = np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], axis=-1).reshape(len(data), -1)
+        parameters = np.ascontiguousarray(raw[..., :head]).view(np.float16).astype(np.float32)
+        scale, minimum = parameters[..., 0], parameters[..., 1] if kind == Type.Q4_1 else -8 * parameters[..., 0]
         expected = q4nx.pack(codes, scale.astype(q4nx.BFLOAT16), minimum.astype(q4nx.BFLOAT16))
         np.testing.assert_array_equal(file[name], expected.reshape(-1, 5120))
 

@@ -63,16 +63,20 @@ def test_weights_are_those_of_transformers_model(shape: str) -> None:
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == PARAMETERS[shape]
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 512), (40, 1152), (33, 300)])
-def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, columns: int) -> None:
+def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, columns: int, symmetric: bool) -> None:
     projection = Projection("w", (TensorSource("w", rows),), columns)
-    blocks = np.concatenate([part.blocks for part in RandomWeights(1).blocks(projection)])
-    assert blocks.shape == projection.blocks_shape
-    np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns)), blocks)  # the padding is zero
+    random = RandomWeights(1, symmetric=symmetric)
+    layout = random.layout(projection)
+    assert layout == (q4nx.SYMMETRIC if symmetric else q4nx.NARROW)
+    blocks = np.concatenate([part.blocks for part in random.blocks(projection)])
+    assert blocks.shape == projection.blocks_shape(layout)
+    np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns), layout), blocks)  # the padding is zero
     weights = q4nx.dequantize(blocks, rows, columns)
     # The mean of n values of deviation s is off by s / sqrt(n); 5 of these do not happen. For the deviation itself the
     # uniform scales of 0.75..1.25 give a variance larger by 1 + 1/48, that is 1 %, and n values an error of
-    # 1 / sqrt(2n).
+    # 1 / sqrt(2n) if they are normal, and less if they are codes.
     deviation, n = columns**-0.5, weights.size
     assert abs(weights.mean()) < 5 * deviation / n**0.5
     assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5
@@ -81,7 +85,7 @@ def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, co
 def test_gated_blocks_are_drawn_for_both_halves() -> None:
     projection = Projection("w", (TensorSource("gate", 40), TensorSource("up", 40)), 256, gated=True)
     parts = list(RandomWeights(1).blocks(projection))
-    assert np.concatenate([part.blocks for part in parts]).shape == projection.blocks_shape == (4, 1, 5120)
+    assert np.concatenate([part.blocks for part in parts]).shape == projection.blocks_shape(q4nx.NARROW) == (4, 8, 640)
     assert sum(part.size for part in parts) == projection.size == 80 * 256
     assert not np.array_equal(parts[0].blocks, parts[1].blocks)
 
@@ -90,9 +94,12 @@ def test_norms_are_one() -> None:
     np.testing.assert_array_equal(RandomWeights(1).norm(NormWeight("n", "n", 5)), np.ones(5, np.float32))
 
 
-def test_made_model_runs_and_its_logits_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_made_model_runs_and_its_logits_spread(
+    symmetric: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
-    make_model("tiny", tmp_path / "model", kv_dtype="fp32")
+    make_model("tiny", tmp_path / "model", kv_dtype="fp32", symmetric=symmetric)
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.random.default_rng(0).integers(0, 1000, (4, 30))
     feeds: dict[str, Any] = {"input_ids": ids, "attention_mask": np.ones_like(ids)}

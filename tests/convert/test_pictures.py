@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from flownpu.convert import ConversionError, convert
+from flownpu.convert.data_file import aligned
+from flownpu.convert.vision_configuration import read_vision
+from flownpu.convert.vision_writer import vision_bytes
 from flownpu.integrity import damage
 from flownpu.ops import q4nx
 from tests.convert.picture_models import TEXT, VISION, reference, stored_matrices, write_pictures_checkpoint
@@ -95,6 +98,20 @@ def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[
     assert {"bf16": worst == 0, "int8": 0.004 < worst < 8 / 254 / math.sqrt(12), "q4nx": 0.05 < worst < 0.09}[
         vision_weights
     ]
+
+
+@pytest.mark.parametrize("vision_weights", FORMATS)
+def test_bytes_of_the_towers_weights(vision_weights: Any, checkpoint: Path, converted: Callable[[str], Path]) -> None:
+    """As many as were told beforehand, and Q4NX in narrow blocks."""
+    path = converted(vision_weights) / "vision.onnx"
+    tower = read_vision(json.loads((checkpoint / "config.json").read_text()), TEXT["hidden_size"])
+    data = path.with_name("vision.onnx.data").stat().st_size
+    assert vision_bytes(tower, vision_weights) == aligned(data)
+    tensors = [value.const_value for value in ir.load(path).graph.initializers.values()]
+    blocks = [tensor for tensor in tensors if tensor is not None and tensor.dtype == ir.DataType.UINT8]
+    assert {q4nx.layout_of(tensor.shape.numpy()) for tensor in blocks} == (
+        {q4nx.NARROW} if vision_weights == "q4nx" else set()
+    )
 
 
 def test_a_float32_checkpoint_loses_a_bit_in_bf16(spoilt: Path, tmp_path: Path) -> None:

@@ -25,10 +25,13 @@ def test_parts_are_the_whole(at_once: int, checkpoint: Path, monkeypatch: pytest
     for projection in (weight for weight in weight_plan(decoder) if isinstance(weight, Projection)):
         tensors = [source.rows(f"model.{part.tensor}", 0, part.rows).astype(np.float32) for part in projection.sources]
         quantized = [q4nx.quantize(tensor) for tensor in tensors]
-        expected = q4nx.pack_gated(*quantized) if projection.gated else q4nx.pack(*q4nx.stack(*quantized))
+        layout = weights.layout(projection)
+        assert layout == q4nx.NARROW
+        whole = q4nx.stack(*quantized)
+        expected = q4nx.pack_gated(*quantized, layout) if projection.gated else q4nx.pack(*whole, layout)
         parts = list(weights.blocks(projection))
         np.testing.assert_array_equal(np.concatenate([part.blocks for part in parts]), expected)
         assert sum(part.size for part in parts) == projection.size
-        whole, approximation = np.concatenate(tensors), np.concatenate([q4nx.dequantize_codes(q) for q in quantized])
+        exact, approximation = np.concatenate(tensors), np.concatenate([q4nx.dequantize_codes(q) for q in quantized])
         error = np.sqrt(sum(part.squared_error for part in parts) / sum(part.squares for part in parts))
-        assert error == pytest.approx(q4nx.relative_error(whole, approximation), rel=1e-6)
+        assert error == pytest.approx(q4nx.relative_error(exact, approximation), rel=1e-6)

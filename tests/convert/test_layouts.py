@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each source's blocks: narrow, without minima where the source has none, and with the very values."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from flownpu.convert import convert, data_file, decoder_folder
+from flownpu.convert.model_writer import _SMALL_FILES
+from flownpu.convert.output import output_folder
+from flownpu.converted_model import ConvertedModel
+from flownpu.ops import q4nx
+from tests.convert.conftest import TinyModel, write_tiny
+from tests.convert.gguf_files import write_model
+from tests.convert.prequantised_checkpoints import Form, write_prequantised
+from tests.convert.test_gguf import blocks_of
+
+PACKED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+TABLES = ("embed_tokens", "lm_head")
+
+Source = tuple[Path, TinyModel]
+Make = Callable[[Path], Source]
+
+
+def checkpoint(folder: Path) -> Source:
+    tiny = write_tiny("llama", folder / "checkpoint")
+    return tiny.folder, tiny
+
+
+def gguf_file(kind: Type, **others: Type) -> Make:
+    """A file of one type, but for the tensors that are named."""
+
+    def make(folder: Path) -> Source:
+        tiny = write_model(folder, type_of=lambda name: others.get(name.split(".")[-2], kind))
+        return folder / "model.gguf", tiny
+
+    return make
+
+
+def prequantised(form: Form, change: Callable[[dict[str, NDArray[Any]]], None] = lambda _: None) -> Make:
+    def make(folder: Path) -> Source:
+        tiny = write_prequantised(folder, "llama", form)
+        path = tiny.folder / "model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+        return tiny.folder, tiny
+
+    return make
+
+
+def zero_point_of_nine(tensors: dict[str, NDArray[Any]]) -> None:
+    """One group of the value projections has the zero point 9, which gptq stores as 8."""
+    for layer in range(3):
+        words = tensors[f"model.layers.{layer}.self_attn.v_proj.qzeros"].view(np.uint32)
+        words[-1, -1] = words[-1, -1] & 0x0FFFFFFF | 0x80000000
+
+
+SYMMETRIC = Form(symmetric=True)
+# What is made of it, and which of a layer's weights and of the tables have no minima.
+CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "floats": (checkpoint, ()),
+    "Q4_0": (gguf_file(Type.Q4_0), (*TABLES, *PACKED)),
+    "Q4_1": (gguf_file(Type.Q4_1), ()),
+    "Q8_0": (gguf_file(Type.Q8_0), ()),
+    "a mixed file": (
+        gguf_file(Type.Q4_0, embed_tokens=Type.Q8_0, v_proj=Type.Q4_1, up_proj=Type.F16),
+        ("lm_head", "o_proj", "down_proj"),
+    ),
+    "gptq": (prequantised(Form()), ()),
+    "symmetric gptq": (prequantised(SYMMETRIC), PACKED),
+    "symmetric gptq_v2": (prequantised(dataclasses.replace(SYMMETRIC, version="gptq_v2", order="plain")), PACKED),
+    "gptq with one other zero point": (
+        prequantised(SYMMETRIC, zero_point_of_nine),
+        ("o_proj", "gate_up_proj", "down_proj"),
+    ),
+    "symmetric gptq in act-order": (prequantised(dataclasses.replace(SYMMETRIC, group=64, order="act")), ()),
+    "awq": (prequantised(Form("awq", 64)), ()),
+    "awq with zero points of 8": (prequantised(Form("awq", 64, symmetric=True)), PACKED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layouts_and_values(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, symmetric = CASES[case]
+    source, tiny = make(tmp_path)
+    sizes = list[int]()
+
+    def spy(*args: Any, size: int, **options: Any) -> Any:
+        sizes.append(size)
+        return output_folder(*args, size=size, **options)
+
+    monkeypatch.setattr(decoder_folder, "output_folder", spy)
+    monkeypatch.setattr(data_file, "ALIGNMENT", 1)  # pages would hide what blocks of so small weights differ by
+    convert(source, tmp_path / "model")
+    blocks = blocks_of(tmp_path / "model")
+    assert len(blocks) == 2 + 3 * len(PACKED)
+    for name, tensor in blocks.items():
+        expected = q4nx.SYMMETRIC if name.split(".")[-1] in symmetric else q4nx.NARROW
+        assert q4nx.layout_of(tensor) == expected, name
+    model = ConvertedModel(tmp_path / "model")
+    for part in model.projections():
+        if case == "gptq with one other zero point" and part.name.endswith("v_proj"):
+            continue  # another weight than the reference's
+        stored = tiny.reference.get_parameter(("" if part.name == "lm_head" else "model.") + f"{part.name}.weight")
+        values = model.rows(part.initializer, part.first, part.first + part.rows, part.columns)
+        np.testing.assert_array_equal(values, stored.detach().numpy(), err_msg=part.name)
+    # What there had to be room for on the disk.
+    large = sum(path.stat().st_size for pattern in ("*.data", "*token*") for path in (tmp_path / "model").glob(pattern))
+    assert sizes == [large + _SMALL_FILES]
+
+
+def test_a_symmetric_weight_is_the_narrow_one_without_its_minima(tmp_path: Path) -> None:
+    """The bytes of both, where the source differs in a sibling's type alone."""
+    source, _ = gguf_file(Type.Q4_0)(tmp_path)
+    convert(source, tmp_path / "symmetric")
+    source, _ = gguf_file(Type.Q4_0, v_proj=Type.Q4_1)(tmp_path)
+    convert(source, tmp_path / "narrow")
+    symmetric, narrow = (blocks_of(tmp_path / name)["layers.1.self_attn.qkv_proj"] for name in ("symmetric", "narrow"))
+    # 6 heads of 16 rows and their keys: 4 rows of blocks; the values are the fifth.
+    scales, minima, codes = narrow[:4, :, :64], narrow[:4, :, 64:128], narrow[:4, :, 128:]
+    np.testing.assert_array_equal(symmetric[:4], np.concatenate([scales, codes], axis=-1))
+    floats = [np.ascontiguousarray(p).view(q4nx.BFLOAT16).astype(np.float32) for p in (scales, minima)]
+    np.testing.assert_array_equal(floats[1], -8 * floats[0])

@@ -16,8 +16,9 @@ Both store a weight W[M, K] transposed, with a scale and a zero point for each g
 Q4NX has a scale s and a minimum for 32 columns: a group's are repeated, with s rounded to bf16 and -s * zero rounded
 once more (exactly, for a zero point that is a power of two). Each is at most 2^-8 of itself off, so that a weight is
 off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. Where every zero point of a weight is 8, as
-GPTQ's with sym=true are, Q4NX needs no minima; the zero points, which are few, are read beforehand to know. Where columns that share a group are not
-neighbours (act-order), no 32 columns share a scale; such a weight is dequantised and quantised again.
+GPTQ's with sym=true are, Q4NX needs no minima; zero points are few, and are looked at beforehand. Where columns that
+share a group are not neighbours (act-order), no 32 columns share a scale; such a weight is dequantised and quantised
+again.
 """
 
 from __future__ import annotations

@@ -110,9 +110,7 @@ class QuantizedWeights:
                 for future in pending:
                     future.cancel()
 
-    def _part(
-        self, name: str, run: Sequence[TensorSource], first: int, stop: int, layout: q4nx.Layout
-    ) -> BlockPart:
+    def _part(self, name: str, run: Sequence[TensorSource], first: int, stop: int, layout: q4nx.Layout) -> BlockPart:
         """Rows first..stop-1 of the sources below one another."""
         quantized, squared_error, squares = [], 0.0, 0.0
         start = 0

@@ -29,7 +29,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tiny = write_tiny("llama", folder / "checkpoint", **sizes)
     write_gguf(folder / "q4_0.gguf", tiny.reference)
     write_gguf(folder / "q8_0.gguf", tiny.reference, type_of=lambda _: Type.Q8_0)
-    convert(folder / "q4_0.gguf", folder / "model")
+    for source in ("checkpoint", "q4_0.gguf"):  # both, for what they import is memory too
+        convert(folder / source, folder / "model", force=True)
     return {path.stem: path for path in folder.iterdir()}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the weights of a converted model as a `.q4nx` file, with the names and numbers of FastFlowLM's converter.
 
-model.layers.0.self_attn.q_proj.weight   int8 blocks; packed QKV and gate/up pairs are taken apart
-lm_head.weight                           int8 blocks; of tied embeddings, the embedding's
+model.layers.0.self_attn.q_proj.weight   int8, wide blocks; packed QKV and gate/up pairs are taken apart
+lm_head.weight                           int8, wide blocks; of tied embeddings, the embedding's
 model.embed_tokens.weight                bfloat16, dequantised; Gemma's times sqrt(hidden size)
 norms                                    bfloat16, as they are multiplied by: Gemma's with 1 added
 rope_freqs.weight                        bfloat16; Llama's, what the rotary frequencies are divided by
@@ -107,7 +107,8 @@ class _Entries:
         def parts() -> Iterator[NDArray[Any]]:
             for start in range(0, part.rows, _ROWS_AT_ONCE):
                 stop = min(start + _ROWS_AT_ONCE, part.rows)
-                yield (scale * self.model.rows(part.initializer, start, stop, part.columns)).astype(q4nx.BFLOAT16)
+                codes = self.model.quantized(part.initializer, start, stop, part.columns)
+                yield (scale * q4nx.dequantize_codes(codes)).astype(q4nx.BFLOAT16)
 
         return q4nx_file.Entry("BF16", (part.rows, part.columns), parts)
 

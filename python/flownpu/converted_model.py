@@ -100,10 +100,6 @@ class ConvertedModel:
         wanted = slice(start - first * q4nx.BLOCK_ROWS, stop - first * q4nx.BLOCK_ROWS)
         return q4nx.Quantized(*(field[wanted] for field in whole))
 
-    def rows(self, initializer: str, start: int, stop: int, columns: int) -> NDArray[np.float32]:
-        """Rows start..stop-1 of a weight, dequantised."""
-        return q4nx.dequantize_codes(self.quantized(initializer, start, stop, columns))
-
     def vectors(self) -> dict[str, NDArray[np.float32]]:
         """Norms, and the rotary embeddings' radians a position."""
         vectors = {

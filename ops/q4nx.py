@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BFLOAT16",
     "BLOCK_BYTES",
-    "BLOCK_COLUMNS",
     "BLOCK_ROWS",
     "GROUP",
     "LARGEST_CODE",
@@ -126,7 +125,6 @@ NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
 
 # Of wide blocks.
-BLOCK_COLUMNS = WIDE.block_columns
 BLOCK_BYTES = WIDE.block_bytes
 PARAMETER_BYTES = WIDE.parameter_bytes
 

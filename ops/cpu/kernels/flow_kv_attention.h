@@ -32,15 +32,16 @@ constexpr std::int64_t kFewKeysLeast = 32;
 constexpr std::int64_t kFewKeysMost = 256;
 constexpr int kCacheLine = 64;
 
-// A tile of scores is kScoreRows x kScoreKeys partial sums, one vector each: as many as a vector
-// has lanes, so that they are summed across lanes by one tree (16 of 32 registers with AVX-512, 8
-// of 16 with AVX2).
-constexpr int kScoreKeys = 4;
-constexpr int kScoreRows = kLanes / kScoreKeys;
-
-// A tile of values is kValueRows x kValueVectors numerators: half of the registers.
-constexpr int kValueRows = 4;
-constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
+// A tile of scores is ROWS rows x kLanes / ROWS keys, a vector of partial sums each: as many as a
+// vector has lanes, so that one tree sums them across lanes (16 of 32 registers with AVX-512, 8 of
+// 16 with AVX2).
+//
+// A tile of values is ROWS rows x kTileVectors / ROWS vectors of numerators: half of the registers
+// too, which are twice what keeps two multipliers of a latency of 4 busy. A single row, with so
+// many, would leave heads of 64 none.
+constexpr int kTileVectors = kLanes == 16 ? 16 : 8;
+template <int ROWS>
+constexpr int kValueVectors = std::min(kTileVectors / ROWS, kTileVectors / 2);
 
 // Where lane `lane` of what is added comes from, in a (0 .. kLanes - 1) or b (from kLanes on): with
 // DISTANCE 1 and 2 from the same four lanes, which processors move around faster than any others;
@@ -101,26 +102,49 @@ class FewRows {
       sweep_.maximum[r] = kNothing;
       sweep_.denominator[r] = 0;
       std::fill_n(sweep_.numerator[r], head_size_, 0.0F);
+      float* query = query_ + r * head_size_;
+      std::copy_n(sweep_.query + r * head_size_, head_size_, query);
+      rearrange(query, [](TwoVectors v) { return even_and_odd(v); });
     }
     for (std::int64_t start = 0; start < sweep_.keys; start += chunk_keys_)
       attend(start, std::min(chunk_keys_, sweep_.keys - start));
+    for (std::int64_t r = 0; r < sweep_.rows; ++r)
+      rearrange(sweep_.numerator[r], [](TwoVectors v) { return in_turn(v); });
   }
 
  private:
-  void attend(std::int64_t start, std::int64_t keys) {
-    for (std::int64_t key = 0; key < keys; key += kScoreKeys) {
-      for (std::int64_t row = 0; row < sweep_.rows; row += kScoreRows)
-        score_tile(row, start + key, start + keys, scores_ + key);
+  // Queries and numerators lie in the order in which load_two has the elements of K and V.
+  template <typename Order>
+  void rearrange(float* head, const Order& order) const {
+    if constexpr (Type::kEvenAndOdd) {
+      for (std::int64_t i = 0; i + 2 * kLanes <= head_size_; i += 2 * kLanes) {
+        const TwoVectors v = order({load(head + i), load(head + i + kLanes)});
+        store(head + i, v.first);
+        store(head + i + kLanes, v.second);
+      }
     }
-    for (std::int64_t row = 0; row < sweep_.rows; ++row) softmax_row(row, start, keys);
+  }
+
+  // Calls function.template operator()<ROWS>(row) for tiles of rows.
+  template <typename Function>
+  void each_tile(const Function& function) const {
     std::int64_t row = 0;
-    for (; row + kValueRows <= sweep_.rows; row += kValueRows)
-      value_rows<kValueRows>(row, start, keys);
+    for (; row + 4 <= sweep_.rows; row += 4) function.template operator()<4>(row);
     if (row + 2 <= sweep_.rows) {
-      value_rows<2>(row, start, keys);
+      function.template operator()<2>(row);
       row += 2;
     }
-    if (row < sweep_.rows) value_rows<1>(row, start, keys);
+    if (row < sweep_.rows) function.template operator()<1>(row);
+  }
+
+  void attend(std::int64_t start, std::int64_t keys) {
+    each_tile([&]<int ROWS>(std::int64_t row) {
+      constexpr int kKeys = kLanes / ROWS;
+      for (std::int64_t key = 0; key < keys; key += kKeys)
+        score_tile<ROWS, kKeys>(row, start + key, start + keys, scores_ + key);
+    });
+    for (std::int64_t row = 0; row < sweep_.rows; ++row) softmax_row(row, start, keys);
+    each_tile([&]<int ROWS>(std::int64_t row) { value_rows<ROWS>(row, start, keys); });
   }
 
   float dot(const float* query, const Element* key, std::int64_t from) const {
@@ -129,38 +153,48 @@ class FewRows {
     return sum;
   }
 
-  // scores[row][key] for kScoreRows rows from `row`, kScoreKeys keys from `key`. Rows and keys past
-  // the end repeat the last one; their results are not kept.
+  // As much as VECTORS vectors hold; returns where that ends.
+  template <int VECTORS>
+  static const Element* prefetch(const Element* x) {
+    for (int i = 0; i < VECTORS * kLanes; i += kLineElements) __builtin_prefetch(x + i);
+    return x + VECTORS * kLanes;
+  }
+
+  // scores[row][key] for ROWS rows from `row`, KEYS keys from `key`. Keys past the end repeat the
+  // last one; their results are not kept.
+  template <int ROWS, int KEYS>
   void score_tile(std::int64_t row, std::int64_t key, std::int64_t end, float* scores) const {
     const std::int64_t d = head_size_;
-    const float* query[kScoreRows];
-    const Element* cached[kScoreKeys];
-    for (int r = 0; r < kScoreRows; ++r)
-      query[r] = sweep_.query + std::min(row + r, sweep_.rows - 1) * d;
-    for (int j = 0; j < kScoreKeys; ++j) cached[j] = keys_ + std::min(key + j, end - 1) * d;
-
-    const Element* prefetched[kScoreKeys];
-    for (int j = 0; j < kScoreKeys; ++j) prefetched[j] = values_ + (cached[j] - keys_);
+    const float* query = query_ + row * d;
+    const Element* cached[KEYS];
+    for (int j = 0; j < KEYS; ++j) cached[j] = keys_ + std::min(key + j, end - 1) * d;
+    const Element* ahead = values_ + key * d;
 
     Vector sums[kLanes] = {};
-    const auto add = [&](std::int64_t i) {
-      Vector k[kScoreKeys];
-      for (int j = 0; j < kScoreKeys; ++j) k[j] = Type::load_vector(cached[j] + i);
-      for (int r = 0; r < kScoreRows; ++r) {
-        const Vector q = load(query[r] + i);
-        for (int j = 0; j < kScoreKeys; ++j) sums[r * kScoreKeys + j] += q * k[j];
-      }
-    };
     std::int64_t i = 0;
-    for (; i + kLineElements <= d; i += kLineElements) {
-      for (int j = 0; j < kScoreKeys; ++j) __builtin_prefetch(prefetched[j] + i);
-      for (int part = 0; part < kLineElements; part += kLanes) add(i + part);
+    for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
+      TwoVectors q[ROWS];
+      for (int r = 0; r < ROWS; ++r)
+        q[r] = {load(query + r * d + i), load(query + r * d + i + kLanes)};
+      for (int j = 0; j < KEYS; ++j) {
+        ahead = prefetch<2>(ahead);
+        const TwoVectors k = Type::load_two(cached[j] + i);
+        for (int r = 0; r < ROWS; ++r) {
+          sums[r * KEYS + j] += q[r].first * k.first;
+          sums[r * KEYS + j] += q[r].second * k.second;
+        }
+      }
     }
-    for (; i + kLanes <= d; i += kLanes) add(i);
-    float tile[kScoreRows][kScoreKeys];
+    for (; i + kLanes <= d; i += kLanes) {
+      for (int j = 0; j < KEYS; ++j) {
+        const Vector k = Type::load_vector(cached[j] + i);
+        for (int r = 0; r < ROWS; ++r) sums[r * KEYS + j] += load(query + r * d + i) * k;
+      }
+    }
+    float tile[ROWS][KEYS];
     store(tile[0], sum_each(sums));
-    for (int r = 0; r < kScoreRows && row + r < sweep_.rows; ++r) {
-      for (int j = 0; j < kScoreKeys && i < d; ++j) tile[r][j] += dot(query[r], cached[j], i);
+    for (int r = 0; r < ROWS; ++r) {
+      for (int j = 0; j < KEYS && i < d; ++j) tile[r][j] += dot(query + r * d, cached[j], i);
       std::memcpy(scores + (row + r) * kFewKeysMost, tile[r], sizeof(tile[r]));
     }
   }
@@ -214,11 +248,10 @@ class FewRows {
     // The next keys, in the order they lie in: a part of them for each tile.
     const Element* next =
         keys_ + std::min(start + keys, sweep_.keys - keys) * head_size_ + i * keys;
-    for (std::int64_t j = 0; j < keys; ++j, next += VECTORS * kLanes) {
-      for (int e = 0; e < VECTORS * kLanes; e += kLineElements) __builtin_prefetch(next + e);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      next = prefetch<VECTORS>(next);
       Vector value[VECTORS];
-      for (int v = 0; v < VECTORS; ++v)
-        value[v] = Type::load_vector(values + j * head_size_ + v * kLanes);
+      load_values(values + j * head_size_, value);
       for (int r = 0; r < ROWS; ++r) {
         const Vector f = broadcast(scores_[(row + r) * kFewKeysMost + j]);
         for (int v = 0; v < VECTORS; ++v) y[r][v] += f * value[v];
@@ -229,12 +262,28 @@ class FewRows {
     }
   }
 
+  // Two by two, or the one that is left.
+  template <int VECTORS>
+  static void load_values(const Element* x, Vector (&value)[VECTORS]) {
+    if constexpr (VECTORS == 1) {
+      value[0] = Type::load_vector(x);
+    } else {
+      for (int v = 0; v < VECTORS; v += 2) {
+        const TwoVectors two = Type::load_two(x + v * kLanes);
+        value[v] = two.first;
+        value[v + 1] = two.second;
+      }
+    }
+  }
+
   template <int ROWS>
   void value_rows(std::int64_t row, std::int64_t start, std::int64_t keys) const {
     const std::int64_t d = head_size_;
     std::int64_t i = 0;
-    for (; i + kValueVectors * kLanes <= d; i += kValueVectors * kLanes)
-      value_tile<ROWS, kValueVectors>(row, start, keys, i);
+    constexpr int kVectors = kValueVectors<ROWS>;
+    for (; i + kVectors * kLanes <= d; i += kVectors * kLanes)
+      value_tile<ROWS, kVectors>(row, start, keys, i);
+    for (; i + 2 * kLanes <= d; i += 2 * kLanes) value_tile<ROWS, 2>(row, start, keys, i);
     for (; i + kLanes <= d; i += kLanes) value_tile<ROWS, 1>(row, start, keys, i);
     for (; i < d; ++i) {
       for (int r = 0; r < ROWS; ++r) {
@@ -253,6 +302,7 @@ class FewRows {
   const Element* keys_;
   const Element* values_;
   const std::int64_t chunk_keys_;
+  alignas(64) float query_[kFewRows * kMaxHeadSize];
   alignas(64) float scores_[kFewRows * kFewKeysMost];
   float corrections_[kFewRows];
 };

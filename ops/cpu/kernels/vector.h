@@ -136,16 +136,51 @@ inline std::uint16_t half_from_float(float x) {
   return bits;
 }
 
-// Elements of a KV cache or of a weight, by type.
+struct TwoVectors {
+  Vector first;
+  Vector second;
+};
+
+template <int... I>
+inline TwoVectors even_and_odd(TwoVectors v, std::integer_sequence<int, I...> /*lanes*/) {
+  return {__builtin_shufflevector(v.first, v.second, 2 * I...),
+          __builtin_shufflevector(v.first, v.second, (2 * I + 1)...)};
+}
+
+template <int... I>
+inline TwoVectors in_turn(TwoVectors v, std::integer_sequence<int, I...> /*lanes*/) {
+  return {__builtin_shufflevector(v.first, v.second, (I / 2 + I % 2 * kLanes)...),
+          __builtin_shufflevector(v.first, v.second, ((kLanes + I) / 2 + I % 2 * kLanes)...)};
+}
+
+// Elements with even indices first, then those with odd ones; and back.
+inline TwoVectors even_and_odd(TwoVectors v) {
+  return even_and_odd(v, std::make_integer_sequence<int, kLanes>());
+}
+inline TwoVectors in_turn(TwoVectors v) {
+  return in_turn(v, std::make_integer_sequence<int, kLanes>());
+}
+
+// Elements of a KV cache or of a weight, by type. `load_two` reads 2 kLanes of them, those with
+// even indices first where kEvenAndOdd says so.
 struct Float {
   using Element = float;
+  static constexpr bool kEvenAndOdd = false;
   static Vector load_vector(const Element* x) { return load(x); }
+  static TwoVectors load_two(const Element* x) { return {load(x), load(x + kLanes)}; }
   static float load_one(const Element* x) { return *x; }
   static Element round(float x) { return x; }
 };
 
 struct BFloat16 {
   using Element = std::uint16_t;
+  static constexpr bool kEvenAndOdd = true;
+  // One instruction for a vector, where load_vector takes two.
+  static TwoVectors load_two(const Element* x) {
+    Bits pairs;
+    std::memcpy(&pairs, x, sizeof(pairs));
+    return {reinterpret_cast<Vector>(pairs << 16), reinterpret_cast<Vector>(pairs & 0xffff0000U)};
+  }
   static Vector load_vector(const Element* x) {
     // GCC 12 makes six instructions of the conversion, which a processor has one for.
 #if defined(__AVX512F__)
@@ -169,6 +204,8 @@ struct BFloat16 {
 
 struct Half {
   using Element = std::uint16_t;
+  static constexpr bool kEvenAndOdd = false;
+  static TwoVectors load_two(const Element* x) { return {load_vector(x), load_vector(x + kLanes)}; }
   static Vector load_vector(const Element* x) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));

@@ -5,7 +5,8 @@
 // Dataflow, for each chunk of keys: scores S = Q K^T (eq. 6) tile by tile; then row by row the
 // mask, the new maximum m (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left -
 // m) (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as
-// they lie in the cache, once for all rows, and converted in registers; all arithmetic is f32.
+// they lie in the cache, once for all rows, and converted in registers, bf16 two vectors at a time:
+// those with even indices, then those with odd ones; all arithmetic is f32.
 // While keys are scored, their values are prefetched, and while values are added, the next keys.
 // Caller: ops/cpu/flow_qkv_attention.cc.
 #pragma once
@@ -37,11 +38,8 @@ constexpr int kCacheLine = 64;
 // 16 with AVX2).
 //
 // A tile of values is ROWS rows x kTileVectors / ROWS vectors of numerators: half of the registers
-// too, which are twice what keeps two multipliers of a latency of 4 busy. A single row, with so
-// many, would leave heads of 64 none.
+// too; 8 keep two multipliers with a latency of 4 cycles busy.
 constexpr int kTileVectors = kLanes == 16 ? 16 : 8;
-template <int ROWS>
-constexpr int kValueVectors = std::min(kTileVectors / ROWS, kTileVectors / 2);
 
 // Where lane `lane` of what is added comes from, in a (0 .. kLanes - 1) or b (from kLanes on): with
 // DISTANCE 1 and 2 from the same four lanes, which processors move around faster than any others;
@@ -71,7 +69,8 @@ inline Vector sum_each(const Vector (&sums)[COUNT]) {
   if constexpr (COUNT == 1) {
     return sums[0];
   } else {
-    Vector half[COUNT / 2];
+    Vector half[COUNT / 2];  // Unrolled, or GCC keeps it and `sums` in memory.
+#pragma GCC unroll 8
     for (int i = 0; i < COUNT / 2; ++i) {
       half[i] = add_pairs<kLanes / COUNT>(sums[2 * i], sums[2 * i + 1],
                                           std::make_integer_sequence<int, kLanes>());
@@ -147,9 +146,14 @@ class FewRows {
     each_tile([&]<int ROWS>(std::int64_t row) { value_rows<ROWS>(row, start, keys); });
   }
 
+  // Of the elements from `from` on.
   float dot(const float* query, const Element* key, std::int64_t from) const {
-    float sum = 0;
-    for (std::int64_t i = from; i < head_size_; ++i) sum += query[i] * Type::load_one(key + i);
+    Vector sums{};
+    std::int64_t i = from;
+    for (; i + kLanes <= head_size_; i += kLanes)
+      sums += load(query + i) * Type::load_vector(key + i);
+    float sum = reduce_add(sums);
+    for (; i < head_size_; ++i) sum += query[i] * Type::load_one(key + i);
     return sum;
   }
 
@@ -160,6 +164,18 @@ class FewRows {
     return x + VECTORS * kLanes;
   }
 
+  // A tile's rows of KEYS scores.
+  template <int KEYS, int ROW, int... J>
+  static void store_row(Vector tile, float* scores, std::integer_sequence<int, J...> /*keys*/) {
+    typedef float Row __attribute__((vector_size(KEYS * sizeof(float))));
+    const Row row = __builtin_shufflevector(tile, tile, (ROW * KEYS + J)...);
+    std::memcpy(scores + ROW * kFewKeysMost, &row, sizeof(row));
+  }
+  template <int KEYS, int... ROW>
+  static void store_rows(Vector tile, float* scores, std::integer_sequence<int, ROW...> /*rows*/) {
+    (store_row<KEYS, ROW>(tile, scores, std::make_integer_sequence<int, KEYS>()), ...);
+  }
+
   // scores[row][key] for ROWS rows from `row`, KEYS keys from `key`. Keys past the end repeat the
   // last one; their results are not kept.
   template <int ROWS, int KEYS>
@@ -167,10 +183,14 @@ class FewRows {
     const std::int64_t d = head_size_;
     const float* query = query_ + row * d;
     const Element* cached[KEYS];
-    for (int j = 0; j < KEYS; ++j) cached[j] = keys_ + std::min(key + j, end - 1) * d;
+    cached[0] = keys_ + key * d;
+    for (int j = 1; j < KEYS; ++j) cached[j] = cached[j - 1] + (key + j < end ? d : 0);
     const Element* ahead = values_ + key * d;
 
-    Vector sums[kLanes] = {};
+    // Unrolled, or GCC keeps the sums in memory.
+    Vector sums[kLanes];
+#pragma GCC unroll 16
+    for (Vector& sum : sums) sum = Vector{};
     std::int64_t i = 0;
     for (; i + 2 * kLanes <= d; i += 2 * kLanes) {
       TwoVectors q[ROWS];
@@ -185,18 +205,14 @@ class FewRows {
         }
       }
     }
-    for (; i + kLanes <= d; i += kLanes) {
-      for (int j = 0; j < KEYS; ++j) {
-        const Vector k = Type::load_vector(cached[j] + i);
-        for (int r = 0; r < ROWS; ++r) sums[r * KEYS + j] += load(query + r * d + i) * k;
-      }
+    Vector tile = sum_each(sums);
+    if (i < d) {
+      float rest[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane)
+        rest[lane] = dot(query + lane / KEYS * d, cached[lane % KEYS], i);
+      tile += load(rest);
     }
-    float tile[ROWS][KEYS];
-    store(tile[0], sum_each(sums));
-    for (int r = 0; r < ROWS; ++r) {
-      for (int j = 0; j < KEYS && i < d; ++j) tile[r][j] += dot(query + r * d, cached[j], i);
-      std::memcpy(scores + (row + r) * kFewKeysMost, tile[r], sizeof(tile[r]));
-    }
+    store_rows<KEYS>(tile, scores + row * kFewKeysMost, std::make_integer_sequence<int, ROWS>());
   }
 
   // Softcap and bias of one row, in place.
@@ -276,15 +292,21 @@ class FewRows {
     }
   }
 
+  // From element `i` on, in tiles of VECTORS vectors while they fit the head, then of half as many,
+  // down to one; returns where they end.
+  template <int ROWS, int VECTORS>
+  std::int64_t value_tiles(std::int64_t row, std::int64_t start, std::int64_t keys,
+                           std::int64_t i) const {
+    for (; i + VECTORS * kLanes <= head_size_; i += VECTORS * kLanes)
+      value_tile<ROWS, VECTORS>(row, start, keys, i);
+    if constexpr (VECTORS > 1) return value_tiles<ROWS, VECTORS / 2>(row, start, keys, i);
+    return i;
+  }
+
   template <int ROWS>
   void value_rows(std::int64_t row, std::int64_t start, std::int64_t keys) const {
     const std::int64_t d = head_size_;
-    std::int64_t i = 0;
-    constexpr int kVectors = kValueVectors<ROWS>;
-    for (; i + kVectors * kLanes <= d; i += kVectors * kLanes)
-      value_tile<ROWS, kVectors>(row, start, keys, i);
-    for (; i + 2 * kLanes <= d; i += 2 * kLanes) value_tile<ROWS, 2>(row, start, keys, i);
-    for (; i + kLanes <= d; i += kLanes) value_tile<ROWS, 1>(row, start, keys, i);
+    std::int64_t i = value_tiles<ROWS, kTileVectors / ROWS>(row, start, keys, 0);
     for (; i < d; ++i) {
       for (int r = 0; r < ROWS; ++r) {
         float y = corrections_[row + r] * sweep_.numerator[row + r][i];

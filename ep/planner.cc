@@ -2,6 +2,7 @@
 #include "ep/planner.h"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace flownpu {
@@ -47,6 +48,7 @@ void Program::Planner::plan(std::vector<Node> nodes) {
     add_step(std::move(nodes[node]), std::move(steps[node]), index);
   }
   find_late_readers();
+  find_streams();
   program_.slots_ = slot_bytes_.size();
   program_.slices_begin_ = schedule_.begin;
   program_.slices_end_ = schedule_.end;
@@ -87,6 +89,18 @@ void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size
   planned.node = std::move(node);
   planned.node.packed.clear();
   program_.steps_.push_back(std::move(planned));
+}
+
+// Values that are there before the steps run: constants and inputs of the program.
+void Program::Planner::find_streams() {
+  std::size_t next = kNowhere;
+  for (PlannedStep& step : std::views::reverse(program_.steps_)) {
+    step.next_streamed = next;
+    const std::size_t input = step.step->streamed_input().value_or(step.inputs.size());
+    if (input >= step.inputs.size() || step.inputs[input] == kNowhere) continue;
+    const Home home = program_.values_[step.inputs[input]].home;
+    if (home == Home::kConstant || home == Home::kInput) next = step.inputs[input];
+  }
 }
 
 std::size_t Program::Planner::read(const Value& value) {

@@ -32,6 +32,7 @@ class Program::Planner {
   std::size_t take_slot(std::size_t bytes);
   void release(const std::string& name);
   void find_late_readers();
+  void find_streams();
 
   Program& program_;
   Schedule schedule_;

@@ -191,12 +191,19 @@ void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo&
   const std::size_t scratch_bytes = step.step->scratch_bytes(inputs);
   std::byte* scratch =
       scratch_bytes == 0 ? nullptr : workspace.scratch.reserve(*device_, scratch_bytes);
+  expect(step.next_streamed, workspace);
   const std::int64_t begin = observer == nullptr ? 0 : now_ns();
   step.step->run(inputs, outputs, std::span(scratch, scratch_bytes));
   if (observer != nullptr) {
     device_->wait();
     observer->ran(step.node, outputs, begin, now_ns());
   }
+}
+
+void Program::expect(std::size_t value, const Workspace& workspace) const {
+  if (value == kNowhere) return device_->expect({});
+  const Tensor& tensor = workspace.tensors[value];
+  device_->expect({tensor.as<const std::byte>(), tensor.bytes()});
 }
 
 void Program::place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const {

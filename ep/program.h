@@ -89,6 +89,8 @@ class Program {
     // Indices of values; kNowhere for an absent input and for an output that is left out.
     std::vector<std::size_t> inputs;
     std::vector<std::size_t> outputs;
+    // What the next of the later steps that stream something does; kNowhere if none does.
+    std::size_t next_streamed = kNowhere;
   };
 
   struct Workspace;
@@ -107,6 +109,7 @@ class Program {
                  StepObserver* observer) const;
   void run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
                 StepObserver* observer) const;
+  void expect(std::size_t value, const Workspace& workspace) const;
   void place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const;
   void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, ProgramIo& io) const;
   std::size_t cut_index(std::size_t value) const;

@@ -75,6 +75,10 @@ class Step {
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
+  // The input that it reads from end to end, where that takes most of its time: a weight that is
+  // multiplied by few rows, a KV cache.
+  virtual std::optional<std::size_t> streamed_input() const { return std::nullopt; }
+
   // How the step, which was made of `node`, may be run slice by slice; nothing if it needs all
   // tokens at once. A slice is an input whose Tensor::slice says so.
   virtual std::optional<Slicing> slicing(const Node& /*node*/) const { return std::nullopt; }
@@ -122,6 +126,10 @@ class Device {
 
   // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
+
+  // What the step after the one that is run next streams: threads with nothing to do may fetch its
+  // beginning. A hint.
+  virtual void expect(std::span<const std::byte> /*bytes*/) const {}
 
   virtual Memory allocate(std::size_t bytes) const = 0;
   // Returns when all steps that were run have finished.

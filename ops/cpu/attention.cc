@@ -241,9 +241,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
   take(scratch, call);
   find_seen_tokens(call);
 
-  context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
-    keep_past(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
-  });
+  keep_past(call);
   context_.pool->run_rows(call.batch * call.tokens, [&](std::int64_t task) {
     const std::int64_t batch = task / call.tokens;
     const std::int64_t token = task % call.tokens;

@@ -87,6 +87,15 @@ struct KeyValueRows {
   std::int64_t base;
 };
 
+// Where the past of one KV head has to go before tokens are appended to it.
+struct PastMove {
+  KeyValueRows to;
+  const std::byte* key;
+  const std::byte* value;
+  std::size_t bytes;
+  bool needed() const { return bytes > 0 && (key != to.key || value != to.value); }
+};
+
 // Positions [begin, end) of keys.
 struct KeyRange {
   std::int64_t begin;
@@ -137,6 +146,13 @@ class FlowQKVAttention : public Step {
  public:
   FlowQKVAttention(const Node& node, const Context& context);
 
+  // The keys; of a single KV head they may end long before the cache does, whose halves are then
+  // not what two threads begin with.
+  std::optional<std::size_t> streamed_input() const override {
+    if (attributes_.kv_heads == 1) return std::nullopt;
+    return kPastKey;
+  }
+
   // Queries, keys, values and positions go in slices if nothing looks ahead and the present holds
   // what earlier slices left.
   std::optional<Slicing> slicing(const Node& node) const override;
@@ -176,7 +192,8 @@ class FlowQKVAttention : public Step {
   AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
   AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
   KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
-  void keep_past(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void keep_past(const AttentionCall& call) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;

@@ -97,12 +97,12 @@ KeyValueRows FlowQKVAttention::cache_rows(const AttentionCall& call, std::int64_
           call.outputs[kPresentValue].as<std::byte>() + offset, row.base_after};
 }
 
-void FlowQKVAttention::keep_past(const AttentionCall& call, std::int64_t batch,
-                                 std::int64_t group) const {
+PastMove FlowQKVAttention::past_move(const AttentionCall& call, std::int64_t batch,
+                                     std::int64_t group) const {
   const AttentionRow row = row_of(call, batch);
   const KeyValueRows to = cache_rows(call, batch, group);
   const std::int64_t bytes = (row.past - to.base) * call.row_bytes;
-  if (bytes <= 0) return;
+  if (bytes <= 0) return {to, nullptr, nullptr, 0};
   // What earlier slices of the prompt left is in the present.
   const bool later = call.first_token > 0;
   const std::int64_t from =
@@ -111,12 +111,27 @@ void FlowQKVAttention::keep_past(const AttentionCall& call, std::int64_t batch,
       call.row_bytes;
   const Tensor& past_key = later ? call.outputs[kPresentKey] : call.input(kPastKey);
   const Tensor& past_value = later ? call.outputs[kPresentValue] : call.input(kPastValue);
-  const auto* key = past_key.as<const std::byte>() + from;
-  const auto* value = past_value.as<const std::byte>() + from;
-  // Past and present are the same memory with shared buffers: then nothing moves, or rows move to
-  // the front.
-  if (key != to.key) std::memmove(to.key, key, static_cast<std::size_t>(bytes));
-  if (value != to.value) std::memmove(to.value, value, static_cast<std::size_t>(bytes));
+  return {to, past_key.as<const std::byte>() + from, past_value.as<const std::byte>() + from,
+          static_cast<std::size_t>(bytes)};
+}
+
+// Past and present are the same memory with shared buffers: then nothing moves, or rows move to the
+// front.
+void FlowQKVAttention::keep_past(const AttentionCall& call) const {
+  // From head to head the distance grows evenly: where the first and the last stay, all do.
+  const auto stays = [&](std::int64_t batch) {
+    return !past_move(call, batch, 0).needed() &&
+           !past_move(call, batch, attributes_.kv_heads - 1).needed();
+  };
+  bool all_stay = true;
+  for (std::int64_t batch = 0; batch < call.batch; ++batch) all_stay = all_stay && stays(batch);
+  if (all_stay) return;
+  context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
+    const PastMove move = past_move(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
+    if (move.bytes == 0) return;
+    if (move.key != move.to.key) std::memmove(move.to.key, move.key, move.bytes);
+    if (move.value != move.to.value) std::memmove(move.to.value, move.value, move.bytes);
+  });
 }
 
 void FlowQKVAttention::append_token(const AttentionCall& call, std::int64_t batch,

@@ -94,6 +94,8 @@ class CpuDevice final : public Device {
     return std::max(tokens / kTileRows, std::int64_t{1}) * kTileRows;
   }
 
+  void expect(std::span<const std::byte> bytes) const override { context_.pool->expect(bytes); }
+
   Memory allocate(std::size_t bytes) const override {
     return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), release};
   }

@@ -90,6 +90,8 @@ class Q4NXMatMul : public Step {
     });
   }
 
+  std::optional<std::size_t> streamed_input() const override { return 1; }
+
   std::optional<Slicing> slicing(const Node& node) const override {
     return slice_rows(node, {0, 3}, 1);
   }

@@ -2,6 +2,7 @@
 #include "ops/cpu/thread_pool.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -27,6 +28,19 @@ void pause() {
   std::this_thread::yield();
 #endif
 }
+
+// Of a thread's share of what is expected: what it reads in some 9 us at 30 GB/s, longer than the
+// serial work between two jobs of a decode step, and a quarter of a second-level cache of 1 MB.
+constexpr std::size_t kFetchedBytes = 256 * 1024;
+constexpr std::size_t kCacheLine = 64;
+// A look at whether the next job has begun, every so many lines.
+constexpr std::size_t kFetchedAtOnce = 8 * kCacheLine;
+
+// A share: its first task in the low half, the one after its last in the high half.
+constexpr int kEndBits = 32;
+constexpr std::uint64_t kBegin = std::numeric_limits<std::uint32_t>::max();
+constexpr std::int64_t kMostTasks = std::numeric_limits<std::uint32_t>::max();
+constexpr std::int64_t kNone = -1;
 
 // The gate: workers inside in the low 16 bits, then the open bit, then the job's number.
 constexpr std::uint64_t kOpen = std::uint64_t{1} << 16;
@@ -76,8 +90,11 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
 
 std::atomic<int> ThreadPool::computing_{0};
 
-ThreadPool::ThreadPool(int threads) : most_(std::max(threads, available_cores())) {
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+ThreadPool::ThreadPool(int threads)
+    : most_(std::max(threads, available_cores())),
+      shares_(static_cast<std::size_t>(std::max(threads, 1))) {
+  for (std::size_t thread = 1; thread < shares_.size(); ++thread)
+    workers_.emplace_back([this, thread] { work(thread); });
   worker_cores_ = allowed_cores();
   caller_core_ = current_core();
   std::erase(worker_cores_, caller_core_);
@@ -118,7 +135,8 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) {
   std::unique_lock lock(caller_, std::defer_lock);
   const int others = computing_.fetch_add(1, std::memory_order_relaxed);
-  if (tasks <= 1 || workers_.empty() || others + 1 >= most_ || !lock.try_lock()) {
+  if (tasks <= 1 || tasks > kMostTasks || workers_.empty() || others + 1 >= most_ ||
+      !lock.try_lock()) {
     for (std::int64_t index = 0; index < tasks; ++index) call(context, index);
     computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
@@ -126,13 +144,11 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   make_room();
   call_ = call;
   context_ = context;
-  tasks_ = tasks;
-  next_.store(0, std::memory_order_relaxed);
+  deal(tasks);
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();
-  for (std::int64_t index = next_.fetch_add(1); index < tasks; index = next_.fetch_add(1))
-    call(context, index);
+  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
     if (spin < kSpins) {
@@ -144,12 +160,49 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   computing_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void ThreadPool::deal(std::int64_t tasks) {
+  const auto threads = static_cast<std::int64_t>(shares_.size());
+  for (std::int64_t thread = 0; thread < threads; ++thread) {
+    const auto begin = static_cast<std::uint64_t>(tasks * thread / threads);
+    const auto end = static_cast<std::uint64_t>(tasks * (thread + 1) / threads);
+    shares_[static_cast<std::size_t>(thread)].range.store(end << kEndBits | begin,
+                                                          std::memory_order_relaxed);
+  }
+}
+
+// The next task of the thread's share, or the last one of another's; kNone if there is none left.
+std::int64_t ThreadPool::claim(std::size_t thread) {
+  for (std::size_t i = 0; i < shares_.size(); ++i) {
+    std::atomic<std::uint64_t>& share = shares_[(thread + i) % shares_.size()].range;
+    std::uint64_t range = share.load(std::memory_order_relaxed);
+    while ((range & kBegin) < range >> kEndBits) {
+      const std::uint64_t less = i == 0 ? range + 1 : range - (std::uint64_t{1} << kEndBits);
+      if (share.compare_exchange_weak(range, less, std::memory_order_relaxed))
+        return static_cast<std::int64_t>(i == 0 ? range & kBegin : less >> kEndBits);
+    }
+  }
+  return kNone;
+}
+
 // A worker's part of the job.
-void ThreadPool::drain() {
+void ThreadPool::drain(std::size_t thread) {
   while (computing_.load(std::memory_order_relaxed) <= most_) {
-    const std::int64_t index = next_.fetch_add(1);
-    if (index >= tasks_) return;
+    const std::int64_t index = claim(thread);
+    if (index == kNone) return;
     call_(context_, index);
+  }
+}
+
+// Until the job after `job` begins.
+void ThreadPool::fetch(std::size_t thread, std::uint32_t job) const {
+  const std::byte* bytes = expected_.load(std::memory_order_relaxed);
+  const std::size_t share = expected_bytes_.load(std::memory_order_relaxed) / shares_.size();
+  bytes += thread * share;
+  for (std::size_t at = 0; at < std::min(share, kFetchedBytes); at += kFetchedAtOnce) {
+    if (jobs_.load(std::memory_order_relaxed) != job) return;
+    constexpr int kSecondLevel = 2;
+    for (std::size_t line = 0; line < kFetchedAtOnce; line += kCacheLine)
+      __builtin_prefetch(bytes + at + line, 0, kSecondLevel);
   }
 }
 
@@ -170,12 +223,13 @@ void ThreadPool::leave() {
   gate_.fetch_sub(1, std::memory_order_release);
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(std::size_t thread) {
   std::uint32_t seen = 0;
   while (!stopping_) {
     if (join()) {
-      drain();
+      drain(thread);
       leave();
+      fetch(thread, seen);
     }
     // Where all cores compute, spinning would take one from them.
     for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&

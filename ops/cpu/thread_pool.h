@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -27,8 +29,12 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls task(index) for every index in [0, tasks), in any order, on all threads, and returns when
-  // all are done. A task must not throw.
+  // Calls task(index) for every index in [0, tasks) on all threads, and returns when all are done.
+  // A task must not throw.
+  //
+  // Each thread has an equal share of consecutive indices, in their order, so that what a kernel
+  // fetches past the end of a task is what the thread reads next; one that is done with its share
+  // takes tasks from the ends of the others'.
   //
   // Callers at the same time, of one pool or of several, do not make more threads compute than
   // there are cores: workers help while there is a core for them, and leave after their task when a
@@ -42,6 +48,14 @@ class ThreadPool {
           (*static_cast<const Task*>(context))(index);
         },
         &task);
+  }
+
+  // What the next job reads from end to end, in the order of its tasks. Workers that have nothing
+  // to do after a job, while the caller does what threads cannot share, fetch the beginning of
+  // their shares into their second-level caches. A hint: nothing is read of it.
+  void expect(std::span<const std::byte> bytes) {
+    expected_.store(bytes.data(), std::memory_order_relaxed);
+    expected_bytes_.store(bytes.size(), std::memory_order_relaxed);
   }
 
   // Calls task(row) for every row in [0, rows), likewise, but rows that follow one another on one
@@ -69,10 +83,13 @@ class ThreadPool {
   void place(std::size_t worker);
   void make_room();
   void run_erased(std::int64_t tasks, Call call, const void* context);
-  void work();
+  void work(std::size_t thread);
   bool join();
   void leave();
-  void drain();
+  void deal(std::int64_t tasks);
+  std::int64_t claim(std::size_t thread);
+  void drain(std::size_t thread);
+  void fetch(std::size_t thread, std::uint32_t job) const;
 
   int most_;
   std::mutex caller_;
@@ -84,17 +101,25 @@ class ThreadPool {
   int caller_core_ = -1;
   std::vector<int> worker_cores_;
 
+  // A thread's share of the job: [begin, end), begin in the low half, end in the high one. On a
+  // cache line of its own.
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> range{0};
+  };
+
   // The job. Written by the caller while the gate is shut and nobody is inside, read by workers
-  // that came in.
+  // that came in. Share 0 is the caller's.
   Call call_ = nullptr;
   const void* context_ = nullptr;
-  std::int64_t tasks_ = 0;
+  std::vector<Share> shares_;
+
+  std::atomic<const std::byte*> expected_{nullptr};
+  std::atomic<std::size_t> expected_bytes_{0};
 
   // Each on a cache line of its own. The gate holds the job's number, whether it is open, and how
   // many workers are inside: a caller waits for those inside only, never for a worker that the
   // system has not woken yet.
   alignas(64) std::atomic<std::uint64_t> gate_{0};
-  alignas(64) std::atomic<std::int64_t> next_{0};
   // Counts jobs; what idle workers sleep on.
   alignas(64) std::atomic<std::uint32_t> jobs_{0};
   std::atomic<bool> stopping_{false};

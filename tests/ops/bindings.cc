@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // flownpu_testing: lets Python prepare and run one node on a device, as the EP does, on numpy's
 // memory.
-#include "tests/npu/bindings.h"
+#include "tests/ops/bindings.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
@@ -21,6 +21,7 @@
 #include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/device.h"
 #include "ops/error.h"
+#include "tests/npu/bindings.h"
 #include "tests/ops/arguments.h"
 
 namespace nb = nanobind;
@@ -141,6 +142,7 @@ NB_MODULE(flownpu_testing, module) {
     const flownpu::cpu::MatMulPlan plan = flownpu::cpu::plan_matmul(rows, row_blocks, threads);
     return std::pair(plan.row_parts, plan.block_parts);
   });
+  bind_thread_pool(module);
   nb::class_<PreparedNode>(module, "PreparedNode")
       .def(nb::init<const std::string&, const std::string&,
                     const std::map<std::string, flownpu::Attribute>&, const std::vector<Argument>&,

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing: what bindings.cc leaves to other files of this folder.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+// ThreadPool, which tells who did what.
+void bind_thread_pool(nanobind::module_& module);

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU device's pool of threads (ops/cpu/thread_pool.h): every task once, shares in order, nobody is waited for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from tests.ops.device import testing
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("tasks", [0, 1, 2, 4, 5, 64, 1001])
+def test_every_task_is_done_once(threads: int, tasks: int) -> None:
+    pool = testing.ThreadPool(threads)
+    assert pool.threads == threads
+    for _ in range(20):
+        assert sorted(chain(*pool.run(tasks))) == list(range(tasks))
+
+
+def test_a_share_is_done_in_order_and_others_from_their_ends() -> None:
+    pool, tasks = testing.ThreadPool(2), 64
+    for _ in range(50):
+        for done in pool.run(tasks):
+            begin = 0 if done[0] < tasks // 2 else tasks // 2
+            own = [index for index in done if begin <= index < begin + tasks // 2]
+            others = done[len(own) :]
+            assert own == list(range(begin, begin + len(own)))
+            end = tasks - begin
+            assert others == list(range(end - 1, end - 1 - len(others), -1))
+
+
+def test_the_share_of_a_thread_that_is_held_up_is_done_by_others() -> None:
+    # Longer by far than it takes to wake a thread.
+    caller, worker = testing.ThreadPool(2).run(64, slow=0, milliseconds=500)
+    assert caller == [0]
+    assert len(worker) == 63
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 16, 100, 1000])
+def test_every_row_is_done_once(rows: int) -> None:
+    assert sorted(chain(*testing.ThreadPool(2).run_rows(rows))) == list(range(rows))
+
+
+def test_callers_at_the_same_time_get_all_their_tasks_done() -> None:
+    pool = testing.ThreadPool(2)
+    with ThreadPoolExecutor(4) as callers:
+        runs = [callers.submit(lambda: [pool.run(100) for _ in range(50)]) for _ in range(4)]
+    for run in runs:
+        for done in run.result():
+            assert sorted(chain(*done)) == list(range(100))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20])
+def test_what_is_expected_changes_nothing(size: int) -> None:
+    pool, expected = testing.ThreadPool(3), np.arange(size).astype(np.uint8)
+    before = expected.copy()
+    for _ in range(20):
+        pool.expect(expected)
+        assert sorted(chain(*pool.run(30))) == list(range(30))
+    np.testing.assert_array_equal(expected, before)

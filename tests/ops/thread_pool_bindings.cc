@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing.ThreadPool: the CPU device's pool, with tasks that write down which thread did
+// them.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ops/cpu/thread_pool.h"
+#include "tests/ops/bindings.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using flownpu::cpu::ThreadPool;
+
+// What each thread did, in its order; the caller's first, if it did anything.
+class Record {
+ public:
+  void add(std::int64_t index) {
+    const std::scoped_lock lock(mutex_);
+    done_[std::this_thread::get_id()].push_back(index);
+  }
+
+  std::vector<std::vector<std::int64_t>> take() {
+    std::vector<std::vector<std::int64_t>> lists;
+    if (const auto own = done_.extract(std::this_thread::get_id())) lists.push_back(own.mapped());
+    for (const auto& [thread, list] : done_) lists.push_back(list);
+    return lists;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::thread::id, std::vector<std::int64_t>> done_;
+};
+
+// Task `slow` takes so many milliseconds.
+std::vector<std::vector<std::int64_t>> run(ThreadPool& pool, std::int64_t tasks, std::int64_t slow,
+                                           int milliseconds) {
+  const nb::gil_scoped_release released;
+  Record record;
+  pool.run(tasks, [&](std::int64_t index) {
+    record.add(index);
+    if (index == slow) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  });
+  return record.take();
+}
+
+std::vector<std::vector<std::int64_t>> run_rows(ThreadPool& pool, std::int64_t rows) {
+  const nb::gil_scoped_release released;
+  Record record;
+  pool.run_rows(rows, [&](std::int64_t row) { record.add(row); });
+  return record.take();
+}
+
+}  // namespace
+
+void bind_thread_pool(nb::module_& module) {
+  nb::class_<ThreadPool>(module, "ThreadPool")
+      .def(nb::init<int>(), nb::arg("threads"))
+      .def_prop_ro("threads", &ThreadPool::threads)
+      .def("run", run, nb::arg("tasks"), nb::arg("slow") = -1, nb::arg("milliseconds") = 0)
+      .def("run_rows", run_rows, nb::arg("rows"))
+      .def("expect", [](ThreadPool& pool, const nb::ndarray<std::uint8_t, nb::c_contig>& bytes) {
+        pool.expect({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
+      });
+}

@@ -89,7 +89,7 @@ class Program {
     // Indices of values; kNowhere for an absent input and for an output that is left out.
     std::vector<std::size_t> inputs;
     std::vector<std::size_t> outputs;
-    // What the next of the later steps that stream something does; kNowhere if none does.
+    // The value that the first of the later steps to stream one streams; kNowhere if none does.
     std::size_t next_streamed = kNowhere;
   };
 

@@ -127,8 +127,8 @@ class Device {
   // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
 
-  // What the step after the one that is run next streams: threads with nothing to do may fetch its
-  // beginning. A hint.
+  // What a step streams that comes after the one that is run next: threads with nothing to do may
+  // fetch its beginning. A hint.
   virtual void expect(std::span<const std::byte> /*bytes*/) const {}
 
   virtual Memory allocate(std::size_t bytes) const = 0;

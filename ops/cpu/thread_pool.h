@@ -50,9 +50,10 @@ class ThreadPool {
         &task);
   }
 
-  // What the next job reads from end to end, in the order of its tasks. Workers that have nothing
-  // to do after a job, while the caller does what threads cannot share, fetch the beginning of
-  // their shares into their second-level caches. A hint: nothing is read of it.
+  // From now on `bytes` are what a coming job is taken to read from end to end, in the order of its
+  // tasks. Workers that have nothing to do after a job, while the caller does what threads cannot
+  // share, fetch the beginning of their shares of it into their second-level caches. A hint:
+  // nothing depends on what is there.
   void expect(std::span<const std::byte> bytes) {
     expected_.store(bytes.data(), std::memory_order_relaxed);
     expected_bytes_.store(bytes.size(), std::memory_order_relaxed);

@@ -124,7 +124,10 @@ class Measurements:
     cases: list[Case]
     engines: dict[str, Measurement]
     bandwidth: list[float] = field(default_factory=list)
-    """Bytes a second that all threads read together, measured before each round."""
+    """Bytes a second that all threads read together, one entry a round: the mean before and after the first engine's turn.
+
+    Where memory is shared with other machines it moves within minutes.
+    """
     failures: dict[str, str] = field(default_factory=dict)
     """What an engine said that could not go on."""
     interrupted: bool = False
@@ -167,12 +170,14 @@ def measure(
     done, total = 0, repeats * len(engines) * len(cases)
     try:
         for _ in range(repeats):
-            progress("memory", done, total)
-            found.bandwidth.append(read_bandwidth(threads))
             for engine in engines:
                 if engine.name in found.failures:
                     done += len(cases)
                     continue
+                roofs: list[float] = []
+                if engine is engines[0]:
+                    progress("memory", done, total)
+                    roofs = [read_bandwidth(threads)]
                 progress(engine.name, done, total)
                 try:
                     for _ in _run(engine, request, found.engines[engine.name], cases):
@@ -182,6 +187,8 @@ def measure(
                     if engine is engines[0]:
                         raise
                     found.failures[engine.name] = str(error)
+                if roofs:
+                    found.bandwidth.append((roofs[0] + read_bandwidth(threads)) / 2)
     except KeyboardInterrupt:
         found.interrupted = True
     return found

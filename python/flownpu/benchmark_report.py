@@ -71,7 +71,7 @@ class Report:
             yield self._row(_prefill_text(case), [m.prefill_rate(case) for m in self._measurements], "")
         for case in self.found.cases:
             rates = [m.decode_rate(case) for m in self._measurements]
-            yield self._row(f"decode at {case.context}", rates, self._share_of_roof(case, rates[0]))
+            yield self._row(f"decode at {case.context}", rates, self._share_of_roof(case))
 
     def resources(self) -> Iterator[list[str]]:
         """Rows of the same columns with time to load and memory, without ratios."""
@@ -118,9 +118,15 @@ class Report:
 
     def roof(self, case: Case) -> float | None:
         """Tokens a second of a decode step that does nothing but read what it must, in the middle of the case."""
-        if self.traffic is None or not self.found.bandwidth:
-            return None
-        return median(self.found.bandwidth) / self.traffic.bytes_at(case.context + case.generate // 2)
+        roofs = self._roofs(case)
+        return median(roofs) if roofs else None
+
+    def _roofs(self, case: Case) -> list[float]:
+        """In each round."""
+        if self.traffic is None:
+            return []
+        step = self.traffic.bytes_at(case.context + case.generate // 2)
+        return [bandwidth / step for bandwidth in self.found.bandwidth]
 
     @property
     def _measurements(self) -> list[Measurement]:
@@ -131,9 +137,12 @@ class Report:
         cells = [cell for peer in peers for cell in (_rate(peer), _ratio(own, peer))]
         return [name, _rate(own), *([roof] if self.traffic else []), *cells]
 
-    def _share_of_roof(self, case: Case, rate: Spread | None) -> str:
-        roof = self.roof(case)
-        return f"{100 * rate.median / roof:.0f} %" if rate and roof else ""
+    def _share_of_roof(self, case: Case) -> str:
+        """The median of the rounds', each by the roof as it was then."""
+        times = self._measurements[0].decode.get(case, [])
+        # The roof of a round that was interrupted is missing.
+        shares = [(case.generate - 1) / time / roof for time, roof in zip(times, self._roofs(case), strict=False)]
+        return f"{100 * median(shares):.0f} %" if shares else ""
 
     def _engine(self, measured: Measurement) -> dict[str, Any]:
         memory = {

@@ -12,10 +12,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from flownpu import peers
-from flownpu.benchmark import Case, Engine, Spread, measure
+from flownpu.benchmark import Case, Engine, Measurement, Measurements, Spread, measure
+from flownpu.benchmark_report import Report
 from flownpu.errors import FlowNPUError
+from flownpu.machine import Machine
 from flownpu.model_summary import summarize
-from flownpu.roofline import decode_traffic, read_bandwidth
+from flownpu.roofline import DecodeTraffic, decode_traffic, read_bandwidth
 
 CPU = ("--provider", "cpu")
 SMALL = ("--prompt", 40, "--generate", 5, "--repeats", 1)
@@ -118,6 +120,24 @@ def test_json(flownpu, model):
     assert report["read_bandwidth"]["minimum"] > 0
     assert report["machine"]["cores"] == len(os.sched_getaffinity(0))
     assert {"flownpu", "onnxruntime", "onnxruntime-genai"} <= report["machine"]["versions"].keys()
+
+
+def test_the_share_of_the_roof_is_that_of_each_round():
+    case = Case(depth=0, prompt=10, generate=11)
+    # 10 tokens of 1 MB each in twice the time that memory takes, whatever its speed in that round; the roof of the last
+    # round was not measured any more. The medians' share would be 41 %.
+    own = Measurement(decode={case: [0.02, 0.005, 0.0125, 1.0]}, prefill={case: [1.0] * 4})
+    found = Measurements([case], {"flownpu": own}, bandwidth=[1e9, 4e9, 1.6e9])
+    machine = Machine("", "", 1, 1, "", "", {})
+    report = Report(machine, "model", {"threads": 1}, DecodeTraffic(10**6, (), {}, ()), found)
+    assert [row[2] for row in report.rows()] == ["", "50 %"]
+
+
+def test_the_roof_is_measured_before_and_after_the_first_engine(monkeypatch, peer):
+    rates = iter([1e9, 3e9, 5e9, 6e9])
+    monkeypatch.setattr("flownpu.benchmark.read_bandwidth", lambda _threads: next(rates))
+    found = measure([peer("own"), peer()], [Case(0, 4, 2)], repeats=2, threads=1, vocabulary_size=9)
+    assert found.bandwidth == [2e9, 5.5e9]
 
 
 def test_table_and_files(flownpu, model, tmp_path):

@@ -124,7 +124,7 @@ class Measurements:
     cases: list[Case]
     engines: dict[str, Measurement]
     bandwidth: list[float] = field(default_factory=list)
-    """Bytes a second that all threads read together, one entry a round: the mean before and after the first engine's turn.
+    """Bytes a second that all threads read together, one entry a round: of before and after the first engine's turn, the mean.
 
     Where memory is shared with other machines it moves within minutes.
     """

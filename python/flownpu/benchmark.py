@@ -124,8 +124,9 @@ class Measurements:
     cases: list[Case]
     engines: dict[str, Measurement]
     bandwidth: list[float] = field(default_factory=list)
-    """Bytes a second that all threads read together, one entry a round: of before and after the first engine's turn, the mean.
+    """Bytes a second that all threads read together, one entry a round.
 
+    The mean of what was measured before and after the first engine's turn.
     Where memory is shared with other machines it moves within minutes.
     """
     failures: dict[str, str] = field(default_factory=dict)

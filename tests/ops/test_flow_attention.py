@@ -187,7 +187,7 @@ def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, w
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
+@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (6, 2, 80), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
 def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
     """Sizes that fill no vector or are odd, single and many heads a group: few and many rows, one to four vectors."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, heads=heads, rotary=heads[2] % 2 == 0)

@@ -171,14 +171,12 @@ def measure(
     done, total = 0, repeats * len(engines) * len(cases)
     try:
         for _ in range(repeats):
+            progress("memory", done, total)
+            before = read_bandwidth(threads)
             for engine in engines:
                 if engine.name in found.failures:
                     done += len(cases)
                     continue
-                roofs: list[float] = []
-                if engine is engines[0]:
-                    progress("memory", done, total)
-                    roofs = [read_bandwidth(threads)]
                 progress(engine.name, done, total)
                 try:
                     for _ in _run(engine, request, found.engines[engine.name], cases):
@@ -188,8 +186,8 @@ def measure(
                     if engine is engines[0]:
                         raise
                     found.failures[engine.name] = str(error)
-                if roofs:
-                    found.bandwidth.append((roofs[0] + read_bandwidth(threads)) / 2)
+                if engine is engines[0]:
+                    found.bandwidth.append((before + read_bandwidth(threads)) / 2)
     except KeyboardInterrupt:
         found.interrupted = True
     return found

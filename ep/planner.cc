@@ -100,7 +100,9 @@ void Program::Planner::find_streams() {
     if (input >= step.inputs.size() || step.inputs[input] == kNowhere) continue;
     const Home home = program_.values_[step.inputs[input]].home;
     if (home == Home::kConstant || home == Home::kInput) next = step.inputs[input];
+    if (home == Home::kConstant) program_.streamed_.push_back(next);
   }
+  std::ranges::reverse(program_.streamed_);
 }
 
 std::size_t Program::Planner::read(const Value& value) {

@@ -76,6 +76,10 @@ Program::Workspace Program::make_workspace(ProgramIo& io) const {
     const bool passed = value.home == Home::kConstant && value.index != kNowhere;
     workspace.tensors.push_back(passed ? io.input(value.index) : value.tensor);
   }
+  for (const std::size_t value : streamed_) {
+    const Tensor& tensor = workspace.tensors[value];
+    workspace.streams.emplace_back(tensor.as<const std::byte>(), tensor.bytes());
+  }
   for (const PlannedStep& step : steps_) {
     workspace.inputs.resize(std::max(workspace.inputs.size(), step.inputs.size()));
     workspace.outputs.resize(std::max(workspace.outputs.size(), step.outputs.size()));
@@ -201,9 +205,10 @@ void Program::run_step(const PlannedStep& step, Workspace& workspace, ProgramIo&
 }
 
 void Program::expect(std::size_t value, const Workspace& workspace) const {
-  if (value == kNowhere) return device_->expect({});
+  if (value == kNowhere) return device_->expect(workspace.streams);
   const Tensor& tensor = workspace.tensors[value];
-  device_->expect({tensor.as<const std::byte>(), tensor.bytes()});
+  const std::span<const std::byte> stream(tensor.as<const std::byte>(), tensor.bytes());
+  device_->expect({&stream, 1});
 }
 
 void Program::place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const {

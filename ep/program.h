@@ -120,6 +120,8 @@ class Program {
   std::vector<std::shared_ptr<const void>> owners_;
   std::vector<PlannedValue> values_;
   std::vector<PlannedStep> steps_;
+  // The constants that steps stream, in the order of the steps.
+  std::vector<std::size_t> streamed_;
   std::size_t slots_ = 0;
   // The steps that are run slice by slice, the sliced inputs and outputs of the program, and the
   // values that tell where slices may be cut.

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -45,6 +46,8 @@ struct Program::Workspace {
   std::int64_t slice_tokens = 0;
   std::vector<Buffer> slots;
   Buffer scratch;
+  // What the next run streams.
+  std::vector<std::span<const std::byte>> streams;
   // Arguments of the step at hand.
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;

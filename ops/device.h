@@ -127,9 +127,9 @@ class Device {
   // Tokens of a long prompt, of each row of the batch, that are best computed at once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
 
-  // What a step streams that comes after the one that is run next: threads with nothing to do may
-  // fetch its beginning. A hint.
-  virtual void expect(std::span<const std::byte> /*bytes*/) const {}
+  // What steps after the one that is run next stream, in their order: threads with nothing to do
+  // may fetch it. A hint: it may have been freed by then.
+  virtual void expect(std::span<const std::span<const std::byte>> /*streams*/) const {}
 
   virtual Memory allocate(std::size_t bytes) const = 0;
   // Returns when all steps that were run have finished.

@@ -94,7 +94,9 @@ class CpuDevice final : public Device {
     return std::max(tokens / kTileRows, std::int64_t{1}) * kTileRows;
   }
 
-  void expect(std::span<const std::byte> bytes) const override { context_.pool->expect(bytes); }
+  void expect(std::span<const std::span<const std::byte>> streams) const override {
+    context_.pool->expect(streams);
+  }
 
   Memory allocate(std::size_t bytes) const override {
     return {static_cast<std::byte*>(::operator new(bytes, kAlignment)), release};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -50,13 +51,19 @@ class ThreadPool {
         &task);
   }
 
-  // From now on `bytes` are what a coming job is taken to read from end to end, in the order of its
-  // tasks. Workers that have nothing to do after a job, while the caller does what threads cannot
-  // share, fetch the beginning of their shares of it into their second-level caches. A hint:
-  // nothing depends on what is there.
-  void expect(std::span<const std::byte> bytes) {
-    expected_.store(bytes.data(), std::memory_order_relaxed);
-    expected_bytes_.store(bytes.size(), std::memory_order_relaxed);
+  // From now on `streams` are what coming jobs are taken to read, one after the other, each from
+  // end to end in the order of its tasks; of more than kMostStreams the first. Workers that have
+  // nothing to do after a job, while the caller does what threads cannot share, fetch their shares
+  // of them into their caches. A hint: nothing depends on what is there, nor on whether it still
+  // is.
+  static constexpr std::size_t kMostStreams = 16;
+  void expect(std::span<const std::span<const std::byte>> streams) {
+    for (std::size_t i = 0; i < kMostStreams; ++i) {
+      const bool given = i < streams.size();
+      expected_[i].begin.store(given ? streams[i].data() : nullptr, std::memory_order_relaxed);
+      expected_[i].bytes.store(given ? streams[i].size() : 0, std::memory_order_relaxed);
+      if (!given) break;
+    }
   }
 
   // Calls task(row) for every row in [0, rows), likewise, but rows that follow one another on one
@@ -114,8 +121,13 @@ class ThreadPool {
   const void* context_ = nullptr;
   std::vector<Share> shares_;
 
-  std::atomic<const std::byte*> expected_{nullptr};
-  std::atomic<std::size_t> expected_bytes_{0};
+  // Written by a caller while workers may read: one that takes the beginning of a stream and the
+  // length of another fetches what nobody needs, which may be anything.
+  struct Stream {
+    std::atomic<const std::byte*> begin{nullptr};
+    std::atomic<std::size_t> bytes{0};
+  };
+  std::array<Stream, kMostStreams> expected_;
 
   // Each on a cache line of its own. The gate holds the job's number, whether it is open, and how
   // many workers are inside: a caller waits for those inside only, never for a worker that the

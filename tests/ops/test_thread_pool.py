@@ -55,11 +55,20 @@ def test_callers_at_the_same_time_get_all_their_tasks_done() -> None:
             assert sorted(chain(*done)) == list(range(100))
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20])
-def test_what_is_expected_changes_nothing(size: int) -> None:
-    pool, expected = testing.ThreadPool(3), np.arange(size).astype(np.uint8)
-    before = expected.copy()
+# None; one that is empty; several; more than a pool keeps in mind; more bytes than it fetches.
+@pytest.mark.parametrize("sizes", [[], [0], [1, 1000, 0, 1 << 20], [100] * 40, [20 << 20, 1000]])
+def test_what_is_expected_changes_nothing(sizes: list[int]) -> None:
+    pool, expected = testing.ThreadPool(3), [np.arange(size).astype(np.uint8) for size in sizes]
+    before = [stream.copy() for stream in expected]
     for _ in range(20):
         pool.expect(expected)
         assert sorted(chain(*pool.run(30))) == list(range(30))
-    np.testing.assert_array_equal(expected, before)
+    for stream, was in zip(expected, before, strict=True):
+        np.testing.assert_array_equal(stream, was)
+
+
+def test_what_is_expected_may_be_freed() -> None:
+    pool = testing.ThreadPool(2)
+    for _ in range(20):
+        pool.expect([np.zeros(16 << 20, np.uint8)])
+        assert sorted(chain(*pool.run(30))) == list(range(30))

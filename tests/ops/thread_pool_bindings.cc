@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -60,6 +61,15 @@ std::vector<std::vector<std::int64_t>> run_rows(ThreadPool& pool, std::int64_t r
   return record.take();
 }
 
+using Bytes = nb::ndarray<std::uint8_t, nb::c_contig>;
+
+void expect(ThreadPool& pool, const std::vector<Bytes>& arrays) {
+  std::vector<std::span<const std::byte>> streams;
+  for (const Bytes& bytes : arrays)
+    streams.emplace_back(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+  pool.expect(streams);
+}
+
 }  // namespace
 
 void bind_thread_pool(nb::module_& module) {
@@ -68,7 +78,5 @@ void bind_thread_pool(nb::module_& module) {
       .def_prop_ro("threads", &ThreadPool::threads)
       .def("run", run, nb::arg("tasks"), nb::arg("slow") = -1, nb::arg("milliseconds") = 0)
       .def("run_rows", run_rows, nb::arg("rows"))
-      .def("expect", [](ThreadPool& pool, const nb::ndarray<std::uint8_t, nb::c_contig>& bytes) {
-        pool.expect({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
-      });
+      .def("expect", expect, nb::arg("streams"));
 }

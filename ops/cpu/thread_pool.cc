@@ -81,6 +81,45 @@ int available_cores() {
 
 }  // namespace
 
+// A thread's shares of what is expected, as much at a time as a core can keep track of.
+class ThreadPool::Fetch {
+ public:
+  Fetch(const ThreadPool& pool, std::size_t thread)
+      : pool_(pool), thread_(thread), left_(kFetchedBytes / (pool.shares_.size() - 1)) {
+    take_share();
+  }
+
+  // And a pause. False if there was nothing left.
+  bool step() {
+    if (at_ == end_) return false;
+    constexpr int kSecondLevel = 2;
+    for (std::size_t line = 0; line < kFetchedAtOnce; line += kCacheLine)
+      __builtin_prefetch(at_ + line, 0, kSecondLevel);
+    pause();
+    at_ += std::min(kFetchedAtOnce, static_cast<std::size_t>(end_ - at_));
+    if (at_ == end_) take_share();
+    return true;
+  }
+
+ private:
+  void take_share() {
+    if (next_ == kMostStreams) return;
+    const Stream& stream = pool_.expected_[next_++];
+    const std::size_t share = stream.bytes.load(std::memory_order_relaxed) / pool_.shares_.size();
+    const std::size_t bytes = std::min(share, left_);
+    left_ -= bytes;
+    at_ = stream.begin.load(std::memory_order_relaxed) + thread_ * share;
+    end_ = at_ + bytes;
+  }
+
+  const ThreadPool& pool_;
+  std::size_t thread_;
+  std::size_t left_;
+  std::size_t next_ = 0;
+  const std::byte* at_ = nullptr;
+  const std::byte* end_ = nullptr;
+};
+
 std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
   static std::mutex mutex;
   static std::map<int, std::weak_ptr<ThreadPool>> pools;
@@ -153,11 +192,12 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   jobs_.notify_all();
   for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
+  Fetch fetch(*this, 0);
   for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
-    if (spin < kSpins) {
-      pause();
-    } else {
+    if (spin >= kSpins) {
       std::this_thread::yield();
+    } else if (!fetch.step()) {
+      pause();
     }
   }
   computing_.fetch_sub(1, std::memory_order_relaxed);
@@ -196,25 +236,6 @@ void ThreadPool::drain(std::size_t thread) {
   }
 }
 
-// Until the job after `job` begins.
-void ThreadPool::fetch(std::size_t thread, std::uint32_t job) const {
-  std::size_t left = kFetchedBytes / (shares_.size() - 1);
-  for (const Stream& stream : expected_) {
-    const std::size_t share = stream.bytes.load(std::memory_order_relaxed) / shares_.size();
-    if (share == 0) return;
-    const std::byte* begin = stream.begin.load(std::memory_order_relaxed) + thread * share;
-    const std::size_t bytes = std::min(share, left);
-    left -= bytes;
-    for (std::size_t at = 0; at < bytes; at += kFetchedAtOnce) {
-      if (jobs_.load(std::memory_order_relaxed) != job) return;
-      constexpr int kSecondLevel = 2;
-      for (std::size_t line = 0; line < kFetchedAtOnce; line += kCacheLine)
-        __builtin_prefetch(begin + at + line, 0, kSecondLevel);
-      pause();
-    }
-  }
-}
-
 bool ThreadPool::join() {
   std::uint64_t gate = gate_.load(std::memory_order_acquire);
   while ((gate & kOpen) != 0 && computing_.load(std::memory_order_relaxed) < most_) {
@@ -238,7 +259,9 @@ void ThreadPool::work(std::size_t thread) {
     if (join()) {
       drain(thread);
       leave();
-      fetch(thread, seen);
+      Fetch fetch(*this, thread);
+      while (jobs_.load(std::memory_order_relaxed) == seen && fetch.step()) {
+      }
     }
     // Where all cores compute, spinning would take one from them.
     for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&

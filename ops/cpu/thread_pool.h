@@ -52,10 +52,10 @@ class ThreadPool {
   }
 
   // From now on `streams` are what coming jobs are taken to read, one after the other, each from
-  // end to end in the order of its tasks; of more than kMostStreams the first. Workers that have
-  // nothing to do after a job, while the caller does what threads cannot share, fetch their shares
-  // of them into their caches. A hint: nothing depends on what is there, nor on whether it still
-  // is.
+  // end to end in the order of its tasks; of more than kMostStreams the first. Who has
+  // nothing left to do of a job, a worker also after it, while the caller does what threads cannot
+  // share, fetches its shares of them into its caches. A hint: nothing depends on what is there,
+  // nor on whether it still is.
   static constexpr std::size_t kMostStreams = 16;
   void expect(std::span<const std::span<const std::byte>> streams) {
     for (std::size_t i = 0; i < kMostStreams; ++i) {
@@ -82,6 +82,7 @@ class ThreadPool {
   }
 
  private:
+  class Fetch;
   using Call = void (*)(const void* context, std::int64_t index);
 
   // Threads of the process that compute, callers and workers of all pools. A worker of this pool
@@ -97,7 +98,6 @@ class ThreadPool {
   void deal(std::int64_t tasks);
   std::int64_t claim(std::size_t thread);
   void drain(std::size_t thread);
-  void fetch(std::size_t thread, std::uint32_t job) const;
 
   int most_;
   std::mutex caller_;

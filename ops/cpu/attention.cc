@@ -151,7 +151,6 @@ void FlowQKVAttention::plan(AttentionCall& call) const {
   call.plan = plan_attention(shape, machine);
   shape.total = std::max(call.total, call.capacity);
   const AttentionPlan most = plan_attention(shape, machine);
-  call.most_slots = std::max(call.plan.slots, most.slots);
   call.most_parts = std::max(call.plan.parts, most.parts);
 }
 

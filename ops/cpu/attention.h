@@ -2,7 +2,7 @@
 // What FlowQKVAttention and FlowKVAttention share on the CPU.
 //
 // A step goes in three parts: append keys and values to the cache (attention_cache.cc), attend tile
-// by tile (flow_qkv_attention.cc) and merge the parts of the keys if there are several
+// by tile (flow_qkv_attention.cc), merging the parts of the keys if there are several
 // (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
 // the surviving rows to the front (attention_cache.cc). Attributes, shapes and checks are in
 // attention.cc; how the work is cut into tasks, in attention_plan.h; tokens that see one another in
@@ -120,15 +120,16 @@ struct AttentionCall {
   // Of a row of K or V in the cache: d elements.
   std::int64_t row_bytes;
   AttentionPlan plan;
-  // The most slots and parts that the plan of a later step can have, as the cache fills up: memory
-  // is taken for these, so that a decode step needs no more than the one before.
-  std::int64_t most_slots;
+  // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
+  // for these, so that a decode step needs no more than the one before.
   std::int64_t most_parts;
-  // What each of the plan's slots works with: see TileMemory in flow_qkv_attention.cc.
+  // What each thread works with: see TileMemory in flow_qkv_attention.cc.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
   // States that are to be merged, with several parts: see FlowQKVAttention::part_state.
   float* states = nullptr;
+  // For each tile of queries, the parts that are not done yet.
+  std::int32_t* parts_left = nullptr;
   // Where this call keeps K and V when the present cannot hold them all at once:
   // [B][G][staged_rows][d] each.
   std::byte* staged_key = nullptr;
@@ -212,6 +213,7 @@ class FlowQKVAttention : public Step {
   KeyRange seen_by(const AttentionRow& row, std::int64_t token) const;
   void fill(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
   void sweep(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  void merge_parts(const AttentionCall& call, const Tile& tile) const;
   float denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
                        float denominator) const;
   float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
@@ -221,7 +223,10 @@ class FlowQKVAttention : public Step {
   void take_states(Scratch& scratch, AttentionCall& call) const;
   PartState part_state(const AttentionCall& call, std::int64_t batch, std::int64_t token,
                        std::int64_t head, std::int64_t part) const;
-  void merge_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  // Counts a part of a tile of queries as done; true if it was the last one.
+  static bool was_last_part(const AttentionCall& call, std::int64_t tile);
+  void merge_head(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                  std::int64_t head) const;
 
   Context context_;
   AttentionAttributes attributes_;

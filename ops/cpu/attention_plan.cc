@@ -21,8 +21,10 @@ constexpr std::int64_t kTileRows = 1024;
 constexpr std::int64_t kChunkKeys = 128;
 constexpr std::int64_t kLeastChunkKeys = 64;
 // Tasks of unequal length even out when each thread gets several, and one that the system disturbs
-// gets fewer.
+// gets fewer. Those of few rows are short, and a thread that waits for the others' last ones waits
+// for memory to be read by fewer than can read it.
 constexpr std::int64_t kTasksPerThread = 4;
+constexpr std::int64_t kFewTasksPerThread = 8;
 // K and V of a part at least: 128 KB take a thread some 6 us to read at 20 GB/s, a few times what
 // it takes to hand out a task and to merge its state.
 constexpr std::int64_t kPartBytes = 128 * 1024;
@@ -69,18 +71,18 @@ AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine
   const std::int64_t seen =
       shape.window > 0 ? std::min(shape.total, shape.window + plan.tile_tokens - 1) : shape.total;
   const std::int64_t whole = shape.batch * shape.kv_heads * plan.tiles;
-  const std::int64_t wanted = machine.threads > 1 ? machine.threads * kTasksPerThread : 1;
+  const std::int64_t wanted =
+      machine.threads > 1 ? machine.threads * (plan.few ? kFewTasksPerThread : kTasksPerThread) : 1;
   const std::int64_t part_keys =
       std::max<std::int64_t>(1, kPartBytes / (2 * shape.head_size * shape.cache_element));
   plan.parts = 1;
-  // Merging costs a pass over the numerators: only where there are not two tasks for each thread.
-  if (whole < 2 * machine.threads) {
+  // Merging costs a pass over the numerators: only where there are not half as many tasks.
+  if (whole <= wanted / 2) {
     plan.parts = std::clamp<std::int64_t>(seen / part_keys, 1,
                                           divide_up(wanted, std::max<std::int64_t>(1, whole)));
   }
   plan.chunk_keys = chunk_keys(shape, machine, divide_up(seen, plan.parts));
   plan.tasks = whole * plan.parts;
-  plan.slots = std::max<std::int64_t>(1, std::min(machine.threads, plan.tasks));
   return plan;
 }
 

@@ -44,8 +44,6 @@ struct AttentionPlan {
   std::int64_t parts;
   std::int64_t chunk_keys;
   std::int64_t tasks;
-  // Tasks that run at once, each with working memory of its own.
-  std::int64_t slots;
 };
 
 AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine& machine);

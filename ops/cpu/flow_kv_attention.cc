@@ -6,6 +6,7 @@
 // parts, a task each, and the parts' states (m, l, Y) are merged by eq. 9-12. A few tokens after a
 // long context go the same way; what is cut, attention_plan.h decides.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -35,6 +36,12 @@ void FlowQKVAttention::take_states(Scratch& scratch, AttentionCall& call) const 
   if (call.most_parts == 1) return;
   call.states = scratch.take<float>(call.batch * call.tokens * attributes_.heads * call.most_parts *
                                     state_floats(attributes_));
+  call.parts_left = scratch.take<std::int32_t>(call.plan.tasks / call.plan.parts);
+}
+
+// Whoever does the last part sees what the others have written.
+bool FlowQKVAttention::was_last_part(const AttentionCall& call, std::int64_t tile) {
+  return std::atomic_ref(call.parts_left[tile]).fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
 // States are [B][S][H][parts].
@@ -46,28 +53,27 @@ PartState FlowQKVAttention::part_state(const AttentionCall& call, std::int64_t b
   return {state, state + 1, state + 2};
 }
 
-void FlowQKVAttention::merge_token(const AttentionCall& call, std::int64_t batch,
-                                   std::int64_t token) const {
+// In the order of the parts, whoever did them: a result does not depend on the threads' luck.
+void FlowQKVAttention::merge_head(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                                  std::int64_t head) const {
   const std::int64_t d = attributes_.head_size;
-  for (std::int64_t head = 0; head < attributes_.heads; ++head) {
-    const auto state_of = [&](std::int64_t part) {
-      return part_state(call, batch, token, head, part);
-    };
-    float maximum = -std::numeric_limits<float>::infinity();
-    for (std::int64_t p = 0; p < call.plan.parts; ++p)
-      maximum = std::max(maximum, *state_of(p).maximum);
-    float* out = output_row(call, batch, token, head);
-    std::fill_n(out, d, 0.0F);
-    float denominator = 0;
-    for (std::int64_t p = 0; p < call.plan.parts; ++p) {
-      const PartState state = state_of(p);
-      if (*state.denominator == 0) continue;
-      const float correction = std::exp(*state.maximum - maximum);
-      denominator += correction * *state.denominator;
-      for (std::int64_t i = 0; i < d; ++i) out[i] += correction * state.numerator[i];
-    }
-    divide(out, denominator_of(call, head, maximum, denominator), d);
+  const auto state_of = [&](std::int64_t part) {
+    return part_state(call, batch, token, head, part);
+  };
+  float maximum = -std::numeric_limits<float>::infinity();
+  for (std::int64_t p = 0; p < call.plan.parts; ++p)
+    maximum = std::max(maximum, *state_of(p).maximum);
+  float* out = output_row(call, batch, token, head);
+  std::fill_n(out, d, 0.0F);
+  float denominator = 0;
+  for (std::int64_t p = 0; p < call.plan.parts; ++p) {
+    const PartState state = state_of(p);
+    if (*state.denominator == 0) continue;
+    const float correction = std::exp(*state.maximum - maximum);
+    denominator += correction * *state.denominator;
+    for (std::int64_t i = 0; i < d; ++i) out[i] += correction * state.numerator[i];
   }
+  divide(out, denominator_of(call, head, maximum, denominator), d);
 }
 
 namespace {

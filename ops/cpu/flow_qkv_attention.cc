@@ -72,24 +72,36 @@ void FlowQKVAttention::take_tiles(Scratch& scratch, AttentionCall& call) const {
   Scratch one;
   tile_memory(one, call);
   call.tile_bytes = static_cast<std::int64_t>(one.bytes());
-  call.tiles = scratch.take<std::byte>(call.most_slots * call.tile_bytes);
+  call.tiles = scratch.take<std::byte>(context_.pool->threads() * call.tile_bytes);
 }
 
 void FlowQKVAttention::attend(const AttentionCall& call) const {
-  std::atomic<std::int64_t> next{0};
-  context_.pool->run(call.plan.slots, [&](std::int64_t slot) {
-    Scratch scratch(call.tiles + slot * call.tile_bytes);
+  const AttentionPlan& plan = call.plan;
+  if (plan.parts > 1) std::fill_n(call.parts_left, plan.tasks / plan.parts, plan.parts);
+  const auto compute = [&](std::int64_t task, std::size_t thread) {
+    Scratch scratch(call.tiles + static_cast<std::int64_t>(thread) * call.tile_bytes);
     const TileMemory memory = tile_memory(scratch, call);
-    for (std::int64_t task = next++; task < call.plan.tasks; task = next++) {
-      const Tile tile = tile_of(call, task);
-      fill(call, tile, memory);
-      sweep(call, tile, memory);
-    }
+    const Tile tile = tile_of(call, task);
+    fill(call, tile, memory);
+    sweep(call, tile, memory);
+    if (plan.parts > 1 && was_last_part(call, task / plan.parts)) merge_parts(call, tile);
+  };
+  // Few rows take equally long, and their threads read one stretch of the cache each.
+  if (plan.few) return context_.pool->run(plan.tasks, compute);
+  // Of more, whoever is free takes the longest that is left.
+  std::atomic<std::int64_t> next{0};
+  const std::int64_t threads = std::min<std::int64_t>(context_.pool->threads(), plan.tasks);
+  context_.pool->run(threads, [&](std::int64_t /*index*/, std::size_t thread) {
+    for (std::int64_t task = next++; task < plan.tasks; task = next++) compute(task, thread);
   });
-  if (call.plan.parts == 1) return;
-  context_.pool->run(call.batch * call.tokens, [&](std::int64_t index) {
-    merge_token(call, index / call.tokens, index % call.tokens);
-  });
+}
+
+void FlowQKVAttention::merge_parts(const AttentionCall& call, const Tile& tile) const {
+  const std::int64_t per_group = attributes_.heads_per_group();
+  for (std::int64_t t = 0; t < tile.tokens; ++t) {
+    for (std::int64_t h = 0; h < per_group; ++h)
+      merge_head(call, tile.batch, tile.first_token + t, tile.group * per_group + h);
+  }
 }
 
 FlowQKVAttention::Tile FlowQKVAttention::tile_of(const AttentionCall& call,

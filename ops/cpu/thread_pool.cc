@@ -179,7 +179,7 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   const int others = computing_.fetch_add(1, std::memory_order_relaxed);
   if (tasks <= 1 || tasks > kMostTasks || workers_.empty() || others + 1 >= most_ ||
       !lock.try_lock()) {
-    for (std::int64_t index = 0; index < tasks; ++index) call(context, index);
+    for (std::int64_t index = 0; index < tasks; ++index) call(context, index, 0);
     computing_.fetch_sub(1, std::memory_order_relaxed);
     return;
   }
@@ -190,7 +190,7 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   jobs_.notify_all();
-  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index);
+  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index, 0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   Fetch fetch(*this, 0);
   for (int spin = 0; (gate_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
@@ -232,7 +232,7 @@ void ThreadPool::drain(std::size_t thread) {
   while (computing_.load(std::memory_order_relaxed) <= most_) {
     const std::int64_t index = claim(thread);
     if (index == kNone) return;
-    call_(context_, index);
+    call_(context_, index, thread);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace flownpu::cpu {
@@ -30,8 +31,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls task(index) for every index in [0, tasks) on all threads, and returns when all are done.
-  // A task must not throw.
+  // Calls task(index), or task(index, thread), for every index in [0, tasks) on all threads, and
+  // returns when all are done. `thread` is below threads(), and another one's while a task runs. A
+  // task must not throw.
   //
   // Each thread has an equal share of consecutive indices, in their order, so that what a kernel
   // fetches past the end of a task is what the thread reads next; one that is done with its share
@@ -45,8 +47,13 @@ class ThreadPool {
   void run(std::int64_t tasks, const Task& task) {
     run_erased(
         tasks,
-        [](const void* context, std::int64_t index) {
-          (*static_cast<const Task*>(context))(index);
+        [](const void* context, std::int64_t index, std::size_t thread) {
+          const Task& task = *static_cast<const Task*>(context);
+          if constexpr (std::is_invocable_v<const Task&, std::int64_t, std::size_t>) {
+            task(index, thread);
+          } else {
+            task(index);
+          }
         },
         &task);
   }
@@ -83,7 +90,7 @@ class ThreadPool {
 
  private:
   class Fetch;
-  using Call = void (*)(const void* context, std::int64_t index);
+  using Call = void (*)(const void* context, std::int64_t index, std::size_t thread);
 
   // Threads of the process that compute, callers and workers of all pools. A worker of this pool
   // may join while there are fewer than `most_`.

@@ -125,8 +125,7 @@ std::map<std::string, std::int64_t> attention_plan(
       {machine.at("threads"), machine.at("cache_bytes"), machine.at("few_rows"),
        machine.at("block_rows"), machine.at("element")});
   return {{"few", plan.few ? 1 : 0}, {"tile_tokens", plan.tile_tokens}, {"tiles", plan.tiles},
-          {"parts", plan.parts},     {"chunk_keys", plan.chunk_keys},   {"tasks", plan.tasks},
-          {"slots", plan.slots}};
+          {"parts", plan.parts},     {"chunk_keys", plan.chunk_keys},   {"tasks", plan.tasks}};
 }
 
 }  // namespace

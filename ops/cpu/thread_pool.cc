@@ -17,9 +17,10 @@
 namespace flownpu::cpu {
 namespace {
 
-// About 50 us of pauses (a pause takes 40-140 cycles): longer than the serial work between two
-// steps of a decode step, shorter than what a scheduler's tick would notice.
-constexpr int kSpins = 2000;
+// Some 220 us of pauses on a Zen 5 (a pause takes 40-140 cycles): with fetching what comes next as
+// long as what passes between two decode steps, so that the next one does not begin by waking
+// workers (50 us), and shorter than what a scheduler's tick would notice.
+constexpr int kSpins = 8000;
 
 void pause() {
 #if defined(__x86_64__)

@@ -143,16 +143,9 @@ class Q4NXMatMul : public Step {
     const Kernels& kernels = context_.kernels;
     const MatMulBlocks matmul =
         context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
-    Q4NXRows rows = weight.from(block);
-    Q4NXRows partner = weight.from(row_blocks_ + block);
+    matmul(weight.from(block), row_blocks, a, first, count, scratch, product);
     if (gating_ != Gating::kNone) {
-      const std::uint8_t* next = weight.from(block + row_blocks).bytes;
-      rows = rows.then(row_blocks, partner.bytes);
-      partner = partner.then(row_blocks, next);
-    }
-    matmul(rows, row_blocks, a, first, count, scratch, product);
-    if (gating_ != Gating::kNone) {
-      matmul(partner, row_blocks, a, first, count, scratch, up);
+      matmul(weight.from(row_blocks_ + block), row_blocks, a, first, count, scratch, up);
       const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
       gate(product, up, product, row_blocks * count * q4nx::kBlockRows);
     }

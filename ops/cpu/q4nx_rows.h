@@ -3,7 +3,6 @@
 // layout of ops/q4nx.h.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "ops/q4nx.h"
@@ -17,9 +16,6 @@ struct Q4NXRows {
   // Of each row of blocks; groups that fill up its last block included.
   std::int64_t row_bytes = 0;
   std::int64_t stored_groups = 0;
-  // From `end` on the thread reads `jump` bytes further: see then().
-  const std::uint8_t* end = nullptr;
-  std::ptrdiff_t jump = 0;
 
   Q4NXRows(const std::uint8_t* weight, const q4nx::Layout& blocks, std::int64_t k)
       : bytes(weight),
@@ -31,15 +27,6 @@ struct Q4NXRows {
   Q4NXRows from(std::int64_t index) const {
     Q4NXRows rows = *this;
     rows.bytes += index * row_bytes;
-    return rows;
-  }
-
-  // These, for a thread that reads `row_blocks` rows of blocks and then goes on at `next`, not
-  // right behind them: what is fetched ahead.
-  Q4NXRows then(std::int64_t row_blocks, const std::uint8_t* next) const {
-    Q4NXRows rows = *this;
-    rows.end = bytes + row_blocks * row_bytes;
-    rows.jump = next - rows.end;
     return rows;
   }
 

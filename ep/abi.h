@@ -40,6 +40,7 @@ struct OrtTensorTypeAndShapeInfo;
 struct OrtTypeInfo;
 struct OrtValue;
 struct OrtValueInfo;
+struct OrtExternalInitializerInfo;
 
 namespace flownpu::ort {
 
@@ -249,6 +250,11 @@ inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const char** 
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const OrtTypeInfo** type)> GetValueInfoTypeInfo{290};
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const OrtValue** initializer)> ValueInfo_GetInitializerValue{326};
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, bool* is_constant)> ValueInfo_IsConstantInitializer{331};
+inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, OrtExternalInitializerInfo** info)> ValueInfo_GetExternalInitializerInfo{327};
+inline constexpr ApiFunction<void(OrtExternalInitializerInfo* info)> ReleaseExternalInitializerInfo{369};
+inline constexpr ApiFunction<const char*(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetFilePath{370};
+inline constexpr ApiFunction<std::int64_t(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetFileOffset{371};
+inline constexpr ApiFunction<std::size_t(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetByteSize{372};
 
 inline constexpr ApiFunction<void(OrtKeyValuePairs** pairs)> CreateKeyValuePairs{295};
 inline constexpr ApiFunction<void(OrtKeyValuePairs* pairs, const char* key, const char* value)> AddKeyValuePair{296};

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/context_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -19,6 +13,7 @@
 #include <utility>
 #include <variant>
 
+#include "ep/mapped_file.h"
 #include "ops/error.h"
 
 namespace flownpu {
@@ -133,37 +128,6 @@ class HeadWriter {
 
 // --- Reading -----------------------------------------------------------------------------------
 
-// A file, mapped for reading.
-class Mapping {
- public:
-  explicit Mapping(const std::string& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) fail("[FlowNPU] cannot open '", path, "': ", std::strerror(errno));
-    struct stat status{};
-    const bool known = ::fstat(file, &status) == 0;
-    bytes_ = known ? static_cast<std::size_t>(status.st_size) : 0;
-    if (bytes_ > 0) data_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
-    ::close(file);
-    if (bytes_ == 0 || data_ == MAP_FAILED) {
-      data_ = nullptr;
-      fail("[FlowNPU] cannot read '", path, "'");
-    }
-  }
-  ~Mapping() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(data_), bytes_};
-  }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
 // Whether a text is UTF-8, as ONNX's names are. Python passes on no message with a name that is
 // not.
 bool is_utf8(std::string_view text) {
@@ -265,7 +229,7 @@ std::pair<Value, std::int64_t> read_value(HeadReader& head) {
 
 class NodeReader {
  public:
-  NodeReader(HeadReader& head, std::shared_ptr<const Mapping> mapping)
+  NodeReader(HeadReader& head, std::shared_ptr<const MappedFile> mapping)
       : head_(head), mapping_(std::move(mapping)) {}
 
   void read(std::vector<Node>& nodes) {
@@ -331,7 +295,7 @@ class NodeReader {
   }
 
   HeadReader& head_;
-  std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<const MappedFile> mapping_;
   std::vector<std::span<const std::byte>> blobs_;
   std::vector<std::int64_t> constants_;  // of all inputs, in order
   std::vector<std::int64_t> packed_;
@@ -383,7 +347,7 @@ void write_context_file(const std::string& path, const std::string& compatibilit
 }
 
 ContextFile read_context_file(const std::string& path) {
-  const auto mapping = std::make_shared<const Mapping>(path);
+  const auto mapping = MappedFile::shared(path);
   const std::span<const std::byte> bytes = mapping->bytes();
   try {
     HeadReader begin(bytes.first(std::min(bytes.size(), kHeadBegin)));

@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "ep/initializers.h"
+
 namespace flownpu {
 namespace {
 
@@ -86,32 +88,6 @@ std::string read_type(const Api& api, const OrtValueInfo* info, Value& value) {
   return "";
 }
 
-// Points `value` at the initializer's bytes, if it is one. Returns what is wrong with them, or
-// nothing.
-std::string read_constant(const Api& api, const OrtValueInfo* info, Value& value) {
-  bool is_constant = false;
-  api.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
-  if (!is_constant) return "";
-  const OrtValue* initializer = nullptr;
-  try {
-    api.call(ort::ValueInfo_GetInitializerValue, info, &initializer);
-    if (initializer == nullptr) fail("no data");
-    api.call(ort::GetTensorData, initializer, &value.constant);
-  } catch (const Error& error) {  // External data that is not there, say.
-    return "initializer '" + value.name + "' cannot be read: " + error.what();
-  }
-
-  ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
-  const std::int64_t* dims = nullptr;
-  std::size_t rank = 0;
-  api.call(ort::GetTensorElementTypeAndShapeDataReference, initializer, &element, &dims, &rank);
-  value.shape = Shape(dims, rank);
-  // An initializer of no elements is a constant all the same; no one reads a byte of it.
-  static constexpr std::byte kNoElements{};
-  if (value.constant == nullptr) value.constant = &kNoElements;
-  return "";
-}
-
 // Two calls: the first, into no space, says how much is needed (its status, an error then, is what
 // it says it by).
 template <typename Element>
@@ -183,15 +159,15 @@ std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribu
 }
 
 // Sets the node's values. Returns why no device can take one of them, or nothing.
-std::string read_values(const Api& api, const std::vector<const OrtValueInfo*>& infos,
-                        std::vector<Value>& values) {
+std::string read_values(const Api& api, Initializers& initializers,
+                        const std::vector<const OrtValueInfo*>& infos, std::vector<Value>& values) {
   std::string unsupported;
   for (const OrtValueInfo* info : infos) {
     Value& value = values.emplace_back();
     value.name = name_of_value(api, info);
     if (value.name.empty() || !unsupported.empty()) continue;
     unsupported = read_type(api, info, value);
-    if (unsupported.empty()) unsupported = read_constant(api, info, value);
+    if (unsupported.empty()) unsupported = initializers.read(info, value);
   }
   return unsupported;
 }
@@ -231,7 +207,7 @@ std::string name_of_node(const Api& api, const OrtNode* handle, const std::vecto
   return name;
 }
 
-GraphNode read_node(const Api& api, const OrtNode* handle) {
+GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* handle) {
   GraphNode result;
   result.handle = handle;
   Node& node = result.node;
@@ -239,9 +215,10 @@ GraphNode read_node(const Api& api, const OrtNode* handle) {
   node.domain = text(api, handle, ort::Node_GetDomain);
   if (node.domain == "ai.onnx") node.domain.clear();
   api.call(ort::Node_GetSinceVersion, handle, &node.since_version);
-  for (const std::string& reason : {read_values(api, inputs_of(api, handle), node.inputs),
-                                    read_values(api, outputs_of(api, handle), node.outputs),
-                                    read_attributes(api, handle, node)}) {
+  for (const std::string& reason :
+       {read_values(api, initializers, inputs_of(api, handle), node.inputs),
+        read_values(api, initializers, outputs_of(api, handle), node.outputs),
+        read_attributes(api, handle, node)}) {
     if (result.unsupported.empty()) result.unsupported = reason;
   }
   node.name = name_of_node(api, handle, node.outputs);
@@ -286,10 +263,11 @@ std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type) {
 }
 
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {
+  Initializers initializers(api, model_path(api, graph));
   std::vector<GraphNode> nodes;
   for (const OrtNode* node :
        list<OrtNode>(api, graph, ort::Graph_GetNumNodes, ort::Graph_GetNodes)) {
-    nodes.push_back(read_node(api, node));
+    nodes.push_back(read_node(api, initializers, node));
   }
   return nodes;
 }

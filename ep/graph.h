@@ -28,8 +28,7 @@ struct GraphNode {
 // ORT's element type as ours, if there is one.
 std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
 
-// The nodes of the graph, in topological order. Their constants point into ORT's memory, which
-// lives as long as the session does.
+// The nodes of the graph, in topological order. Their constants are where initializers.h says.
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph);
 
 // The model's file; empty if it was not read from one.

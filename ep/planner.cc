@@ -116,7 +116,8 @@ std::size_t Program::Planner::read(const Value& value) {
   planned.index = index;
   if (value.constant != nullptr) {
     planned.home = Home::kConstant;
-    if (index == kNowhere) planned.tensor = program_.own_constant(value);
+    if (value.owner != nullptr) planned.index = kNowhere;
+    if (planned.index == kNowhere) planned.tensor = program_.own_constant(value);
   } else if (index == kNowhere) {
     fail("[FlowNPU] value '", value.name,
          "' is neither computed before it is read nor an input of the partition");

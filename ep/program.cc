@@ -72,7 +72,7 @@ Program::Workspace Program::make_workspace(ProgramIo& io) const {
   workspace.slices.resize(cut_.size());
   workspace.tensors.reserve(values_.size());
   for (const PlannedValue& value : values_) {
-    // ORT maps external data anew when the session has been made; from then on initializers stay.
+    // ORT moves its constants when the session has been made; from then on they stay.
     const bool passed = value.home == Home::kConstant && value.index != kNowhere;
     workspace.tensors.push_back(passed ? io.input(value.index) : value.tensor);
   }

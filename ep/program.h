@@ -35,10 +35,10 @@ class StepObserver : public DispatchObserver {
                    std::int64_t end_ns) = 0;
 };
 
-// Memory: constants are used where ORT keeps them, outputs of the program are written where the
-// caller wants them, and every other value lives in a slot. Values whose lives do not overlap share
-// a slot. Slots grow when a run needs more than any before it, and are then kept: a decode step
-// that is no larger than the last allocates nothing.
+// Memory: constants are used where initializers.h finds them, outputs of the program are written
+// where the caller wants them, and every other value lives in a slot. Values whose lives do not
+// overlap share a slot. Slots grow when a run needs more than any before it, and are then kept: a
+// decode step that is no larger than the last allocates nothing.
 //
 // Long prompts: the steps of the schedule's slices (schedule.h) are run for some hundred tokens, as
 // many as the device likes best, then for the next; slots hold one slice. Where inputs or outputs

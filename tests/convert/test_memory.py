@@ -11,7 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from flownpu import integrity
-from flownpu.convert import convert, quantise
+from flownpu.convert import convert, data_file, quantise
 from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.graph_rewrites import float_weight, quantized_weight
 from tests.convert.conftest import write_tiny
@@ -41,6 +41,7 @@ def test_peak(source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch
     # Every core has a part in memory.
     monkeypatch.setattr(quantise.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
     tracemalloc.start()
     try:
         if source == "model":
@@ -83,6 +84,7 @@ def test_peak_of_exports(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(float_weight, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
     monkeypatch.setattr(quantized_weight, "_ROWS_AT_ONCE", 128)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
     tracemalloc.start()
     try:
         convert(tmp_path / kind, tmp_path / "model")

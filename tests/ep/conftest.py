@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -47,6 +48,7 @@ class MakeSession(Protocol):
         by_name: bool = False,
         strict: bool = False,
         configure: dict[str, Any] | None = None,
+        prepare: Callable[[onnxruntime.SessionOptions], None] | None = None,
     ) -> onnxruntime.InferenceSession: ...
 
 
@@ -55,7 +57,8 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
     """Makes a session on FlowNPU.
 
     `options` are the provider's. `by_name`: through providers=[...] instead of add_provider_for_devices(). `strict`:
-    fail if a node is left for ORT's CPU provider. `configure`: attributes of SessionOptions.
+    fail if a node is left for ORT's CPU provider. `configure`: attributes of SessionOptions. `prepare`: is called
+    with them.
     """
 
     def make(
@@ -65,10 +68,13 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
         by_name: bool = False,
         strict: bool = False,
         configure: dict[str, Any] | None = None,
+        prepare: Callable[[onnxruntime.SessionOptions], None] | None = None,
     ) -> onnxruntime.InferenceSession:
         session_options = onnxruntime.SessionOptions()
         for name, value in (configure or {}).items():
             setattr(session_options, name, value)
+        if prepare is not None:
+            prepare(session_options)
         if strict:
             session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         if isinstance(model, str):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import onnx_ir as ir
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["ALIGNMENT", "DataFile", "aligned"]
@@ -27,12 +27,45 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+# The large pages of x86-64.
+_LARGE_PAGE = 2 << 20
+
+
+class _LargePageWriter:
+    """Appends to a file in writes of a large page each.
+
+    What is written at once is one piece in the page cache (Linux, file systems that know large folios), and only from
+    one piece a large page can be mapped: a model then decodes as fast right after it was written as after it was read
+    from the disk (`ep/mapped_file.h`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._held = bytearray()
+        self.size = 0
+
+    def append(self, data: memoryview) -> None:
+        """Appends bytes."""
+        self.size += len(data)
+        while len(data) > 0:
+            part = data[: _LARGE_PAGE - len(self._held)]
+            self._held += part
+            data = data[len(part) :]
+            if len(self._held) == _LARGE_PAGE:
+                self._file.write(self._held)
+                self._held.clear()
+
+    def close(self) -> None:
+        with self._file:
+            self._file.write(self._held)
+
+
 class DataFile:
     """Writes tensors to a file and returns the references to them that an ONNX graph holds."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("xb")
+        self._file = _LargePageWriter(path)
 
     def __enter__(self) -> Self:
         return self
@@ -50,9 +83,11 @@ class DataFile:
         Raises:
             OSError: the disk is full, or cannot be written.
         """
-        offset = aligned(self._file.tell())
-        self._file.seek(offset)  # what lies between is zero
-        length = sum(self._file.write(part.data if part.flags.c_contiguous else part.tobytes()) for part in parts)
+        offset = aligned(self._file.size)
+        self._file.append(memoryview(bytes(offset - self._file.size)))
+        for part in parts:
+            self._file.append(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+        length = self._file.size - offset
         expected = math.prod(shape) * dtype.itemsize
         assert length == expected, f"{name}: {length} bytes for {list(shape)} {dtype}, expected {expected}"
         return ir.ExternalTensor(

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The external data file: where tensors begin, what they hold, and how they are written."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from flownpu.convert.data_file import ALIGNMENT, DataFile
+
+if TYPE_CHECKING:
+    import pytest
+
+LARGE_PAGE = 2 << 20
+# Of parts: less than a page, whole large pages, what crosses one, and several large pages at once.
+SIZES = [[5], [LARGE_PAGE, LARGE_PAGE], [LARGE_PAGE - ALIGNMENT, 7, 3], [3 * LARGE_PAGE + 1], [1]]
+
+
+def write(path: Path) -> list[tuple[ir.ExternalTensor, bytes]]:
+    """Tensors of random bytes, with these bytes."""
+    random = np.random.default_rng(0)
+    tensors = []
+    with DataFile(path) as data:
+        for number, sizes in enumerate(SIZES):
+            parts = [random.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+            tensor = data.write(f"t{number}", ir.DataType.UINT8, (sum(sizes),), parts)
+            tensors.append((tensor, b"".join(part.tobytes() for part in parts)))
+    return tensors
+
+
+def test_tensors_are_where_the_references_say(tmp_path: Path) -> None:
+    tensors = write(tmp_path / "data")
+    contents = (tmp_path / "data").read_bytes()
+    end = 0
+    for tensor, expected in tensors:
+        assert tensor.offset is not None
+        assert tensor.offset % ALIGNMENT == 0
+        assert contents[end : tensor.offset] == bytes(tensor.offset - end), "zeros between tensors"
+        end = tensor.offset + len(expected)
+        assert contents[tensor.offset : end] == expected
+    assert end == len(contents)
+
+
+def test_parts_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> None:
+    square = np.arange(9, dtype=np.float32).reshape(3, 3)
+    with DataFile(tmp_path / "data") as data:
+        data.write("transposed", ir.DataType.FLOAT, (3, 3), [square.T])
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "data", np.float32), square.T.reshape(-1))
+
+
+def test_the_file_is_written_a_large_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    class Recorded(io.FileIO):
+        def write(self, data: bytes) -> int:  # type: ignore[override]
+            written.append(len(data))
+            return super().write(data)
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: io.BufferedWriter(Recorded(path, mode)))
+    write(tmp_path / "data")
+    assert len(written) > 1
+    assert all(size == LARGE_PAGE for size in written[:-1]), written
+    assert sum(written) == (tmp_path / "data").stat().st_size

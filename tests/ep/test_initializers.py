@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants of a model: those in a file of external data are used where the file is mapped, once for all sessions."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnxruntime
+
+from tests.ep.conftest import MakeSession, parse
+
+if TYPE_CHECKING:
+    import pytest
+    from numpy.typing import NDArray
+
+ELEMENTS = 5000
+TYPE = f"float[{ELEMENTS}]"
+TEXT = f"g ({TYPE} x, {TYPE} a, {TYPE} b) => ({TYPE} z) {{ p = Mul(x, a)  z = Add(p, b) }}"
+
+
+def integers(seed: int) -> NDArray[np.float32]:
+    """Whose products and sums are exact."""
+    return np.random.default_rng(seed).integers(-50, 50, ELEMENTS).astype(np.float32)
+
+
+def save(
+    path: Path, a: NDArray[np.float32], b: NDArray[np.float32], location: str = "model.onnx.data"
+) -> onnx.ModelProto:
+    """x * a + b, with `a` and `b` in one file."""
+    model = parse(TEXT)
+    del model.graph.input[1:]
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(a, "a"), onnx.numpy_helper.from_array(b, "b")])
+    onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=0)
+    return onnx.load(path, load_external_data=False)
+
+
+def whole_mappings(data: Path) -> int:
+    """Mappings of all of the file; ONNX Runtime maps each tensor by itself."""
+    pages = -(-data.stat().st_size // os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PAGE_SIZE")
+    with Path("/proc/self/maps").open(encoding="utf-8") as lines:
+        ranges = [line.split()[0].split("-") for line in lines if line.rstrip().endswith(str(data))]
+    return sum(int(end, 16) - int(begin, 16) == pages for begin, end in ranges)
+
+
+def check(session: onnxruntime.InferenceSession, a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    x = integers(9)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x * a + b)
+
+
+def test_sessions_share_one_mapping_of_the_file(make_session: MakeSession, tmp_path: Path) -> None:
+    a, b = integers(1), integers(2)
+    save(tmp_path / "model.onnx", a, b)
+    data = tmp_path / "model.onnx.data"
+    sessions = [make_session(tmp_path / "model.onnx", strict=True) for _ in range(2)]
+    assert whole_mappings(data) == 1
+    for session in sessions:
+        check(session, a, b)
+    del sessions, session
+    gc.collect()
+    assert whole_mappings(data) == 0
+
+
+def test_a_file_that_was_replaced_is_mapped_anew(make_session: MakeSession, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    save(path, integers(1), integers(2))
+    before = make_session(path, strict=True)
+    (tmp_path / "new").mkdir()
+    save(tmp_path / "new" / "model.onnx", integers(3), integers(4))
+    (tmp_path / "new" / "model.onnx.data").replace(tmp_path / "model.onnx.data")
+    check(make_session(path, strict=True), integers(3), integers(4))
+    check(before, integers(1), integers(2))
+
+
+def test_the_file_may_be_in_a_folder_beside_the_model(
+    make_session: MakeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    save(tmp_path / "model.onnx", integers(1), integers(2), "data/weights")
+    monkeypatch.chdir(tmp_path)
+    session = make_session(Path("model.onnx"), strict=True)
+    assert whole_mappings(tmp_path / "data" / "weights") == 1
+    check(session, integers(1), integers(2))
+
+
+def test_values_that_the_caller_gives_count_before_those_of_the_file(make_session: MakeSession, tmp_path: Path) -> None:
+    save(tmp_path / "model.onnx", integers(1), integers(2))
+    given = integers(5)
+    values = onnxruntime.OrtValue.ortvalue_from_numpy(given)
+    session = make_session(
+        tmp_path / "model.onnx", strict=True, prepare=lambda options: options.add_external_initializers(["a"], [values])
+    )
+    check(session, given, integers(2))
+
+
+def test_a_model_in_memory_has_its_data_where_the_session_says(make_session: MakeSession, tmp_path: Path) -> None:
+    model = save(tmp_path / "model.onnx", integers(1), integers(2))
+    session = make_session(
+        model,
+        strict=True,
+        prepare=lambda options: options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(tmp_path)
+        ),
+    )
+    check(session, integers(1), integers(2))

@@ -187,11 +187,22 @@ void FlowQKVAttention::prepare_head(const AttentionCall& call, float* head, Atte
   }
 }
 
+// 1 KB a token and group (Qwen3-0.6B) take some 60 ns to prepare, memory answers after some 100.
+constexpr std::int64_t kTokensAhead = 2;
+
 void FlowQKVAttention::prepare_queries(const AttentionCall& call, std::int64_t batch,
                                        std::int64_t group, std::int64_t token, float* out) const {
   const std::int64_t elements = attributes_.heads_per_group() * attributes_.head_size;
   const std::int64_t position = position_of(call, batch, token);
-  std::copy_n(heads_of(call, attributes_, batch, token).query + group * elements, elements, out);
+  const auto query = [&](std::int64_t of) {
+    return heads_of(call, attributes_, batch, of).query + group * elements;
+  };
+  // A long prompt's queries are in memory, those of one group a row apart: none is fetched by what
+  // was read before it.
+  const float* later = query(std::min(token + kTokensAhead, call.tokens - 1));
+  constexpr std::int64_t kLine = 64 / sizeof(float);
+  for (std::int64_t i = 0; i < elements; i += kLine) __builtin_prefetch(later + i);
+  std::copy_n(query(token), elements, out);
   for (std::int64_t i = 0; i < elements; i += attributes_.head_size)
     prepare_head(call, out + i, kQNormWeight, position);
   for (std::int64_t i = 0; i < elements; ++i) out[i] *= attributes_.scale;

@@ -26,9 +26,9 @@ void store_strips(const Rows (&total)[kStrips][COUNT], float* out) {
   }
 }
 
-template <int COUNT>
-void fused_dqp_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                    float* out) {
+template <int COUNT, q4nx::Layout LAYOUT>
+void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t first, float* out) {
+  weight.layout = LAYOUT;
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
@@ -56,9 +56,9 @@ void fused_dqp_int8(const Q4NXRows& weight, const RoundedActivations& a, std::in
   store_strips(total, out);
 }
 
-template <int COUNT>
-void fused_dqp_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                    float* out) {
+template <int COUNT, q4nx::Layout LAYOUT>
+void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t first, float* out) {
+  weight.layout = LAYOUT;
   const float* sums = a.sums + first * a.groups;
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < weight.stored_groups; ++group, ++sums) {

@@ -16,9 +16,9 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-template <int COUNT>
-void fused_dqp_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                    float* out) {
+template <int COUNT, q4nx::Layout LAYOUT>
+void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t first, float* out) {
+  weight.layout = LAYOUT;
   const __m512i table = bf16_of_code();
   const auto* x = static_cast<const std::uint16_t*>(a.values) + first * a.padded_k;
   const float* sums = a.sums + first * a.groups;
@@ -47,9 +47,9 @@ void fused_dqp_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::in
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-template <int COUNT>
-void fused_dqp_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                    float* out) {
+template <int COUNT, q4nx::Layout LAYOUT>
+void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t first, float* out) {
+  weight.layout = LAYOUT;
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;

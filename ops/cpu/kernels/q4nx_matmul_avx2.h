@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/fused_dqp_avx2.h"
+#include "ops/cpu/kernels/with_layout.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -120,8 +121,11 @@ void tile_float(const Stretch& stretch, const float* unpacked, int strip,
 inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_int8<COUNT>(weight, a, first, out); });
+    return with_count<kFusedRows>(count, [&]<int COUNT>() {
+      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+        fused_dqp_int8<COUNT, LAYOUT>(weight, a, first, out);
+      });
+    });
   }
   for (std::int64_t group = 0; group < a.filled_groups; group += kInt8Groups) {
     const Stretch stretch{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
@@ -140,8 +144,11 @@ inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std
 inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(
-        count, [&]<int COUNT>() { fused_dqp_bf16<COUNT>(weight, a, first, out); });
+    return with_count<kFusedRows>(count, [&]<int COUNT>() {
+      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+        fused_dqp_bf16<COUNT, LAYOUT>(weight, a, first, out);
+      });
+    });
   }
   auto* unpacked = reinterpret_cast<float*>(scratch);
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Groups) {

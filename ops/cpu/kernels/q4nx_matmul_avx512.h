@@ -16,6 +16,7 @@
 #include "ops/cpu/kernels/fused_dqp_avx512.h"
 #include "ops/cpu/kernels/q4nx_matmul_int8_avx512.h"
 #include "ops/cpu/kernels/with_count.h"
+#include "ops/cpu/kernels/with_layout.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
@@ -78,23 +79,27 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
 // tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
 
-// product(row of blocks, results) for each row of blocks.
+// Calls product.template operator()<COUNT, LAYOUT>(row of blocks, results) for each row of blocks.
 template <typename Product>
 void multiply_fused(const Q4NXRows& weight, std::int64_t row_blocks, std::int64_t count, float* out,
                     const Product& product) {
-  for (std::int64_t block = 0; block < row_blocks; ++block)
-    product(weight.from(block), out + block * count * q4nx::kBlockRows);
+  with_count<kFusedRows>(count, [&]<int COUNT>() {
+    with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      for (std::int64_t block = 0; block < row_blocks; ++block)
+        product.template operator()<COUNT, LAYOUT>(weight.from(block),
+                                                   out + block * COUNT * q4nx::kBlockRows);
+    });
+  });
 }
 
 inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(weight, row_blocks, count, out, [&](const Q4NXRows& row, float* y) {
-        fused_dqp_bf16<COUNT>(row, a, first, y);
-      });
-    });
+    return multiply_fused(weight, row_blocks, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                            fused_dqp_bf16<COUNT, LAYOUT>(row, a, first, y);
+                          });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
@@ -120,11 +125,10 @@ inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      multiply_fused(weight, row_blocks, count, out, [&](const Q4NXRows& row, float* y) {
-        fused_dqp_int8<COUNT>(row, a, first, y);
-      });
-    });
+    return multiply_fused(weight, row_blocks, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                            fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
+                          });
   }
   const std::int64_t parts = a.groups / kGroupsPerPart;
   // After this stretch comes that of the next row of blocks, or the next columns of all rows; after

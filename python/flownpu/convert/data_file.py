@@ -42,11 +42,14 @@ class _LargePageWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
         self._held = bytearray()
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes appended."""
+        return self._file.tell() + len(self._held)
 
     def append(self, data: memoryview) -> None:
         """Appends bytes."""
-        self.size += len(data)
         while len(data) > 0:
             part = data[: _LARGE_PAGE - len(self._held)]
             self._held += part

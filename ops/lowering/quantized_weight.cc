@@ -240,7 +240,9 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
   });
   if (found == constants_.end()) {
     Constant constant{{weight}, weight.layout()};
-    found = constants_.emplace(weight.codes.name + ".q4nx", std::move(constant)).first;
+    std::string name = weight.codes.name + ".q4nx";
+    while (constants_.contains(name)) name += '\'';  // the same codes, but other scales
+    found = constants_.emplace(std::move(name), std::move(constant)).first;
   }
   const auto& [name, constant] = *found;
   Value value;

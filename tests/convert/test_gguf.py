@@ -111,7 +111,7 @@ def test_other_types_are_quantised_again_and_each_is_said(
         convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
     check_logits(tmp_path / "model", tiny, ep_devices)
     assert sorted((record.levelname, record.getMessage()) for record in caplog.records) == [
-        ("INFO", "Q4_0: 3 weights: codes unchanged, scales and minima rounded to bf16"),
+        ("INFO", "Q4_0: 3 weights: codes unchanged, scales rounded to bf16"),
         ("INFO", "Q4_1: 3 weights: codes unchanged, scales and minima rounded to bf16"),
         ("WARNING", "BF16: 3 weights: quantised to Q4NX"),
         ("WARNING", "F16: 1 weight: quantised to Q4NX"),

@@ -192,6 +192,27 @@ def test_joined_weights_have_no_minima_if_no_part_has(
     assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
 
 
+def test_weights_of_the_same_codes_may_differ(ep_devices: list[Any]) -> None:
+    """Codes are shared by two products, whose scales are not the same."""
+    rng = np.random.default_rng(2)
+    rows, columns = 32, 64
+    codes, scales = codes_of(rng, rows, columns, 32)
+    both = {"first": scales, "second": scales[::-1].copy()}
+    model = matmul(rows, columns, 32, {"codes": codes, **both})
+    (product,) = model.graph.node
+    del model.graph.node[:], model.graph.output[:]
+    for name in both:
+        node = model.graph.node.add()
+        node.CopyFrom(product)
+        node.name, node.input[1:], node.output[0] = name, ["codes", name], f"y.{name}"
+        model.graph.output.append(helper.make_tensor_value_info(f"y.{name}", F32, ["tokens", rows]))
+    # A row of ones in turn reads a weight column by column; bf16 holds each.
+    found = session(ep_devices, model, activations="bf16").run(None, {"x": np.eye(columns, dtype=np.float32)})
+    for each, product_of_ones in zip(both.values(), found, strict=True):
+        weight, _ = dequantized(codes, each, numbers_of(None, each.shape), columns)
+        np.testing.assert_array_equal(product_of_ones.T, weight)
+
+
 @pytest.mark.parametrize("points", ["none", "packed", "numbers"])
 @pytest.mark.parametrize(("rows", "columns"), [(40, 96), (33, 336)])
 def test_blocks_of_16_are_quantised_again(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_gguf"]
 
-_UNCHANGED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+# Types whose codes Q4NX keeps: what is rounded of them.
+_UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
     for kind, count in sorted(tensors.types(names).items()):
         noun = "weight" if count == 1 else "weights"
         if kind in _UNCHANGED:
-            said[kind.name] = f"{count} {noun}: codes unchanged, scales and minima rounded to bf16"
+            said[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
         elif kind in _FLOATS:
             said[kind.name] = f"{count} {noun}: quantised to Q4NX"
         else:

@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -153,6 +154,17 @@ def test_table_and_files(flownpu, model, tmp_path):
     assert [(run["engine"], run["run"]) for run in runs] == [("flownpu", "1")]
     assert json.loads(files["json"].read_text())["engines"]["flownpu"]["cases"][0]["runs"] == 1
     assert ET.fromstring(files["plot"].read_text()).tag.endswith("svg")  # noqa: S314 (what we wrote)
+
+
+def test_nothing_is_measured_that_cannot_be_drawn(flownpu, model, monkeypatch, tmp_path):
+    def unexpected(*_arguments, **_options):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("flownpu.cli.bench.measure", unexpected)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = flownpu("bench", model, *SMALL, *CPU, "--plot", tmp_path / "out.svg")
+    assert done.code == 1
+    assert done.err == 'error: --plot needs the Python package matplotlib: pip install "flownpu[plot]"\n'
 
 
 @pytest.mark.parametrize("limit", [2048])

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from flownpu.benchmark import Case, Engine, Measurements, measure
-from flownpu.benchmark_plot import plot
+from flownpu.benchmark_plot import check_plotting, plot
 from flownpu.benchmark_report import Report
 from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
@@ -52,7 +52,9 @@ def bench(
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write everything; - is stdout.")] = "",
     csv_file: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write a line for each run.")] = "",
     markdown_file: Annotated[str, typer.Option("--markdown", metavar="FILE", help="Write the table for a page.")] = "",
-    plot_file: Annotated[str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG.")] = "",
+    plot_file: Annotated[
+        str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG; needs flownpu[plot].")
+    ] = "",
 ) -> None:
     """Measure prefill, decode, load time and memory, also side by side with other engines.
 
@@ -67,6 +69,8 @@ def bench(
         case.check(int(settings["context_length"]))
     names = _peers(against)
     require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
+    if plot_file:
+        check_plotting()
     own = own_engine(model, provider=provider.value, options=options.provider_options(device, activations, option))
     engines = [own, *_prepare(names, model)]
     count = threads or len(os.sched_getaffinity(0))

@@ -38,7 +38,10 @@ def predict(
     ] = "flownpu",
     as_json: options.AsJson = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="DIR", help="Write decode.svg and ttft.svg into this folder.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="DIR", help="Write decode.svg and ttft.svg into this folder; needs flownpu[plot]."
+        ),
     ] = None,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published.

@@ -53,7 +53,7 @@ def bench(
     csv_file: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write a line for each run.")] = "",
     markdown_file: Annotated[str, typer.Option("--markdown", metavar="FILE", help="Write the table for a page.")] = "",
     plot_file: Annotated[
-        str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG; needs flownpu[plot].")
+        str, typer.Option("--plot", metavar="FILE", help="Write tokens/s by context, as SVG; needs Matplotlib.")
     ] = "",
 ) -> None:
     """Measure prefill, decode, load time and memory, also side by side with other engines.

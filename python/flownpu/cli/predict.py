@@ -39,9 +39,7 @@ def predict(
     as_json: options.AsJson = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="DIR", help="Write decode.svg and ttft.svg into this folder; needs flownpu[plot]."
-        ),
+        typer.Option("--plot", metavar="DIR", help="Write decode.svg and ttft.svg into this folder; needs Matplotlib."),
     ] = None,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published.

@@ -16,7 +16,7 @@ namespace flownpu {
 namespace {
 
 // Of the file's format and of the layouts of what is packed.
-constexpr std::string_view kFormat = "flownpu-context 1; ";
+constexpr std::string_view kFormat = "flownpu-context 2; ";
 
 // The model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
 std::filesystem::path context_model(const ContextRequest& request, const std::string& model_path) {
@@ -99,7 +99,7 @@ std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lower
            name.string(), "'; compile the model again");
     }
     ContextFile file =
-        read_context_file((std::filesystem::path(lowering.model_folder) / name).string());
+        read_context_file((std::filesystem::path(lowering.model_folder) / name).string(), node);
     const std::string compatibility = device.compatibility(lowering);
     if (file.compatibility != compatibility) {
       fail("[FlowNPU] the compiled model was made for '", file.compatibility,

@@ -14,6 +14,7 @@
 #include "ep/graph.h"
 #include "ep/profiling.h"
 #include "ops/npu/npu_device.h"
+#include "ops/utf8.h"
 
 namespace flownpu {
 namespace {
@@ -269,7 +270,7 @@ void Ep::report_placement() {
   if (const std::string warning = device_->warning(); !warning.empty())
     api_.log(logger_, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU: " + warning);
   if (options_.placement == "stderr") {
-    std::fprintf(stderr, "%s\n", line.c_str());
+    std::fprintf(stderr, "%s\n", as_utf8(line).c_str());
   } else if (!options_.placement.empty()) {
     write_file(placement_path(), to_json(placement_));
   }

@@ -62,7 +62,10 @@ void Shape::append(std::int64_t dim) {
 
 std::int64_t Shape::elements() const {
   std::int64_t product = 1;
-  for (std::int64_t dim : *this) product *= dim;
+  for (const std::int64_t dim : *this) {
+    if (__builtin_mul_overflow(product, dim, &product))
+      fail("expected fewer than 2^63 elements, got a shape of ", to_string(*this));
+  }
   return product;
 }
 

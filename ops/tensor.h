@@ -46,7 +46,8 @@ class Shape {
   const std::int64_t* begin() const { return dims_.data(); }
   const std::int64_t* end() const { return dims_.data() + rank_; }
   void append(std::int64_t dim);
-  // The product of all dimensions: 1 for a scalar, 0 if any is 0.
+  // The product of all dimensions: 1 for a scalar, 0 if any is 0. Throws Error if it needs more
+  // than 64 bits.
   std::int64_t elements() const;
   bool operator==(const Shape& other) const;
 

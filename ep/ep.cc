@@ -208,6 +208,7 @@ CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNo
                           .outputs = output_names(api_, fused)};
   std::vector<Node> nodes;
   for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
+  const std::string files = context_files(nodes);
   nodes = expand_contexts(std::move(nodes), lowering, *device_);
   KeepNodes keep;
   if (context_.enable) {
@@ -218,8 +219,13 @@ CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNo
                                     compatibility, lowered);
     };
   }
-  return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused), lowering,
-                           keep);
+  try {
+    return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused),
+                             lowering, keep);
+  } catch (const Error& error) {
+    if (files.empty()) throw;
+    fail("[FlowNPU] the compiled partition ", files, ": ", error.what());
+  }
 }
 
 void Ep::on_session_ready() {

@@ -20,8 +20,27 @@ TYPES = {"float": 0, "float16": 1, "bfloat16": 2, "int64": 3, "int32": 4, "int8"
 class Value:
     name: str | bytes
     type: int
-    dims: list[int] | None
+    # None: the rank is not known. A number is written as that of dimensions, and none follow.
+    dims: list[int] | int | None
     constant: int = NO_CONSTANT
+
+
+@dataclass
+class Attribute:
+    """`kind` is the number of the type: 0 an integer, 1 a float, 2 a text, 3 a list of integers, 4 one of floats.
+
+    Floats are here as their bits.
+    """
+
+    key: str | bytes
+    kind: int
+    value: Any
+
+
+@dataclass
+class Packed:
+    name: str | bytes
+    constant: int
 
 
 @dataclass
@@ -30,11 +49,10 @@ class Node:
     op_type: str
     domain: str
     since_version: int
-    # (key, kind, value): an integer, a float's bits, a text, a list of integers, a list of floats' bits
-    attributes: list[tuple[str, int, Any]]
+    attributes: list[Attribute]
     inputs: list[Value]
     outputs: list[Value]
-    packed: list[tuple[str, int]]
+    packed: list[Packed]
 
 
 @dataclass
@@ -86,7 +104,7 @@ def _number(value: int) -> bytes:
 
 
 def _text(value: str | bytes) -> bytes:
-    raw = value.encode() if isinstance(value, str) else value
+    raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     return _number(len(raw)) + raw
 
 
@@ -95,14 +113,19 @@ def _list(items: list[Any], write_item: Any) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    shape = _number(0) if value.dims is None else _number(1) + _list(value.dims, _number)
+    dims = value.dims
+    shape = (
+        _number(0) if dims is None else _number(1) + (_list(dims, _number) if isinstance(dims, list) else _number(dims))
+    )
     return _text(value.name) + _number(value.type) + shape + _number(value.constant)
 
 
-def _attribute(attribute: tuple[str, int, Any]) -> bytes:
-    key, kind, held = attribute
-    written = _text(held) if kind == 2 else _list(held, _number) if kind in {3, 4} else _number(held)
-    return _text(key) + _number(kind) + written
+def _attribute(attribute: Attribute) -> bytes:
+    """What its value is, whatever its kind says."""
+    value = attribute.value
+    is_list, is_number = isinstance(value, list), isinstance(value, int)
+    written = _list(value, _number) if is_list else _number(value) if is_number else _text(value)
+    return _text(attribute.key) + _number(attribute.kind) + written
 
 
 def _node(node: Node) -> bytes:
@@ -113,7 +136,7 @@ def _node(node: Node) -> bytes:
             _list(node.attributes, _attribute),
             _list(node.inputs, _value),
             _list(node.outputs, _value),
-            _list(node.packed, lambda packed: _text(packed[0]) + _number(packed[1])),
+            _list(node.packed, lambda packed: _text(packed.name) + _number(packed.constant)),
         ]
     )
 
@@ -145,11 +168,10 @@ class _Reader:
         dims = self.list(self.number) if self.number() else None
         return Value(name, kind, dims, self.number())
 
-    def attribute(self) -> tuple[str, int, Any]:
+    def attribute(self) -> Attribute:
         key, kind = self.text(), self.number()
-        if kind == 2:
-            return key, kind, self.text()
-        return key, kind, self.list(self.number) if kind in {3, 4} else self.number()
+        value = self.text() if kind == 2 else self.list(self.number) if kind in {3, 4} else self.number()
+        return Attribute(key, kind, value)
 
     def node(self) -> Node:
         return Node(
@@ -160,5 +182,5 @@ class _Reader:
             self.list(self.attribute),
             self.list(self.value),
             self.list(self.value),
-            self.list(lambda: (self.text(), self.number())),
+            self.list(lambda: Packed(self.text(), self.number())),
         )

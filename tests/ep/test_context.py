@@ -225,9 +225,18 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
         (lambda file: setattr(constant(file), "name", ""), "the constant '' has no name, or a shape"),
         (two_constants_of_a_name, "'scale' is one constant here and another there"),
         (lambda file: setattr(file.node("Mul"), "since_version", 2**32 + 14), "version of an operator of 0 to 32767"),
-        (lambda file: file.node("Gather").attributes.append(("axis", 0, 0)), "has two attributes 'axis'"),
-        (lambda file: file.node("Gather").attributes.append(("a", 5, 0)), "expected a kind of attribute of 0 to 4"),
-        (lambda file: file.node("Gather").packed.append(("p", 99)), r"expected one of \d constants, got number 99"),
+        (
+            lambda file: file.node("Gather").attributes.append(context_files.Attribute("axis", 0, 0)),
+            "has two attributes 'axis'",
+        ),
+        (
+            lambda file: file.node("Gather").attributes.append(context_files.Attribute("a", 5, 0)),
+            "expected a kind of attribute of 0 to 4",
+        ),
+        (
+            lambda file: file.node("Gather").packed.append(context_files.Packed("p", 99)),
+            r"expected one of \d constants, got number 99",
+        ),
         (lambda file: setattr(file.node("Mul").inputs[0], "name", "m"), "reads 'm', which nothing has made by then"),
         (lambda file: file.nodes.reverse(), "which nothing has made by then"),
         (lambda file: file.nodes.append(file.nodes[-1]), "makes 'y', which is there already"),

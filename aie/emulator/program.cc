@@ -2,6 +2,9 @@
 #include "aie/emulator/program.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "aie/emulator/core_code.h"
 
 namespace flownpu::emulator {
 namespace {
@@ -89,6 +92,14 @@ EndRecord read_end(WordReader& reader, const Array& array) {
   return end;
 }
 
+// Throws Error unless each stream has one channel that sends.
+void check_streams(const Array& array) {
+  std::vector<std::size_t> sources(array.streams, 0);
+  for (const ChannelRecord& channel : array.channels) sources[channel.stream] += channel.source;
+  if (std::ranges::any_of(sources, [](std::size_t count) { return count != 1; }))
+    throw Error("[emulator] a stream has no source, or several");
+}
+
 }  // namespace
 
 Array read_array(std::span<const std::int64_t> words) {
@@ -116,6 +127,8 @@ Array read_array(std::span<const std::int64_t> words) {
     const std::size_t views = reader.count();
     return CoreRecord{std::move(name), forever, variables, views, reader.integers()};
   });
+  check_streams(array);
+  for (const CoreRecord& core : array.cores) check_code(core, array);
   return array;
 }
 

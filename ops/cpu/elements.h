@@ -3,10 +3,12 @@
 // moved.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
@@ -64,6 +66,12 @@ inline void check_same_type(const Node& node, std::size_t first, std::size_t sec
   if (a != nullptr && b != nullptr && a->type == b->type) return;
   fail("[", to_string(node), "] expected inputs ", first, " and ", second, " of one type, got ",
        a == nullptr ? "none" : name_of(a->type), " and ", b == nullptr ? "none" : name_of(b->type));
+}
+
+template <typename T>
+bool is_nan(T x) {
+  if constexpr (std::is_floating_point_v<T>) return std::isnan(x);
+  return false;
 }
 
 // Makes a step of the class; for the lists of operators.

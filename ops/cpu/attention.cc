@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ops/cpu/cache_bytes.h"
 #include "ops/error.h"
@@ -14,7 +15,59 @@ namespace {
 // not known.
 constexpr std::int64_t kNominalKeys = 64;
 
+constexpr auto kOptional = Presence::kOptional;
+
+// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
+// positions of the RoPE tables. What is cut into slices with the prompt has '?' for its tokens.
+constexpr Port kInputs[] = {
+    {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "past_key",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "past_value",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "seqlens_k", .types = kInt32, .presence = kOptional},
+    {.name = "total_sequence_length", .types = kInt32, .presence = kOptional},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+};
+constexpr Port kOutputs[] = {
+    {.name = "output", .types = kFloat},
+    {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_value", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    required(integer("head_size", 1, kMaxHeadSize)),
+    number("scale"),
+    number("softcap"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("causal"),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+};
+
 }  // namespace
+
+Contract attention_contract(std::string_view op_type) {
+  return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
+}
 
 const Tensor& AttentionCall::input(AttentionInput index) const {
   static const Tensor absent;
@@ -68,11 +121,6 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
   constexpr auto kPairs = DataType::kBFloat16;
   if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)
     cache_type_ = kPairs;
-  if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 &&
-      cache_type_ != DataType::kFloat32) {
-    fail("[", attributes_.name, "] expected a KV cache of type bfloat16, float16 or float, got ",
-         name_of(cache_type_));
-  }
 }
 
 std::int64_t FlowQKVAttention::multiply_adds() const {

@@ -23,12 +23,6 @@ class RotaryEmbedding final : public Step {
         interleaved_(node.integer("interleaved", 0) != 0),
         rotary_size_(node.integer("rotary_embedding_dim", 0)),
         heads_(node.integer("num_heads", 0)) {
-    const Value* x = node.input(kX);
-    if (x == nullptr || x->type != DataType::kFloat32)
-      fail("[", name_, "] expected its input to be float, got ",
-           x == nullptr ? "none" : name_of(x->type));
-    if (node.number("scale", 1) != 1 || node.integer("is_packed_batching", 0) != 0)
-      fail("[", name_, "] expected scale = 1 and no packed batches");
     if (rotary_size_ > 0 && heads_ <= 0)
       fail("[", name_, "] expected num_heads with rotary_embedding_dim = ", rotary_size_);
   }
@@ -123,8 +117,17 @@ class RotaryEmbedding final : public Step {
   std::int64_t heads_;
 };
 
+constexpr Port kInputs[] = {{.name = "input", .types = kFloat},
+                            {.name = "position_ids", .types = kInt64},
+                            {.name = "cos_cache", .types = kFloat, .shape = "[P,H]"},
+                            {.name = "sin_cache", .types = kFloat, .shape = "[P,H]"}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
+constexpr AttributeRule kAttributes[] = {flag("interleaved"), count("rotary_embedding_dim", 0),
+                                         count("num_heads", 0), number("scale", 1, 1),
+                                         only("is_packed_batching", 0)};
+
 constexpr Operator kOperators[] = {
-    {"com.microsoft", "RotaryEmbedding",
+    {{"com.microsoft", "RotaryEmbedding", 1, 1, kInputs, kOutputs, kAttributes},
      [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
        return std::make_unique<RotaryEmbedding>(node, context);
      }},

@@ -3,6 +3,7 @@
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
 #include <array>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,11 +17,6 @@ namespace {
 // FlowQKVAttention lacks, and the weights of the norms of query and key.
 constexpr std::size_t kSharedInputs = 11;
 constexpr std::size_t kSink = 11;
-struct RefusedInput {
-  std::size_t position;
-  std::string_view name;
-};
-constexpr std::array<RefusedInput, 2> kRefused{{{12, "k_scale"}, {13, "v_scale"}}};
 constexpr std::array<std::size_t, 2> kNormWeights{14, 15};
 
 // Those that mean the same in both.
@@ -54,31 +50,67 @@ Value head_sink(const Node& node) {
   return sink;
 }
 
+constexpr auto kOptional = Presence::kOptional;
+constexpr std::string_view kUnquantized =
+    "FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
+constexpr std::string_view kAppends = "FlowQKVAttention appends to a KV cache";
+constexpr Port kInputs[] = {
+    {.name = "query",
+     .types = kFloat,
+     .shape = "[B,S,?]",
+     .advice = "export with float32 activations"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "past_key", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "past_value", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "seqlens_k", .types = kInt32},
+    {.name = "total_sequence_length", .types = kInt32},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+    {.name = "k_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "v_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat},
+                             {.name = "present_key", .types = kFloats, .advice = kAppends},
+                             {.name = "present_value", .types = kFloats, .advice = kAppends},
+                             {.name = "output_qk", .types = kNone, .presence = kOptional}};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    number("scale"),
+    number("softcap"),
+    flag("causal"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    integer("smooth_softmax", -1, 1),
+    only("qk_output", 0),
+    advised(only("kv_cache_bit_width", 0), kUnquantized),
+    advised(text("k_quant_type", "NONE"), kUnquantized),
+    advised(text("v_quant_type", "NONE"), kUnquantized)};
+
 }  // namespace
 
+constexpr Contract kGroupQueryAttention{
+    "com.microsoft", "GroupQueryAttention", 1, 1, kInputs, kOutputs, kAttributes};
+
 std::string flow_qkv_attention_obstacle(const Node& node) {
-  for (const RefusedInput& refused : kRefused) {
-    if (node.input(refused.position) != nullptr)
-      return std::string(refused.name) + " is given: FlowQKVAttention has no such input";
-  }
-  for (const std::string_view name : {"k_quant_type", "v_quant_type"}) {
-    if (const std::string type = node.text(name, "NONE"); type != "NONE") {
-      return std::string(name) + "=" + type +
-             ": FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
-    }
-  }
-  if (!node.has_output(1) || !node.has_output(2))
-    return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache";
-  const Value* query = node.input(0);
-  if (query == nullptr || query->type != DataType::kFloat32)
-    return "the query is not float; export with float32 activations";
   if (head_size(node) == 0) return "the head size is not known from the query's last axis";
   return "";
 }
 
 void flow_qkv_attention(Graph& graph) {
   graph.each("GroupQueryAttention", "com.microsoft", [&](Node& node) {
-    if (!flow_qkv_attention_obstacle(node).empty()) return;
+    if (!violation(kGroupQueryAttention, node).empty() ||
+        !flow_qkv_attention_obstacle(node).empty()) {
+      return;
+    }
     const std::int64_t d = head_size(node);
     std::vector<Value> inputs;
     inputs.reserve(kSharedInputs + kNormWeights.size() + 2);

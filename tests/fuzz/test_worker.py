@@ -11,6 +11,7 @@ from tests.fuzz.worker import Crashed, Hung, Raised, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,8 @@ def test_hang() -> None:
         with pytest.raises(Hung, match=r"no answer in 0\.5 s"):
             worker.call("time:sleep", 60)
         assert worker.call("math:hypot", 3.0, 4.0) == 5.0
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with Worker(tmp_path / "none.so") as worker, pytest.raises(Crashed, match=r"none\.so"):
+        worker.call("math:hypot", 3.0, 4.0)

@@ -68,7 +68,9 @@ def listing(case: Case) -> str:
     import onnx
 
     lines = [f"options {case.options}, optimise {case.optimise}"]
-    lines.append(re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", onnx.printer.to_text(onnx.load_from_string(case.model)))[:6000])
+    lines.append(
+        re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", onnx.printer.to_text(onnx.load_from_string(case.model)))[:6000]
+    )
     with np.printoptions(threshold=20):
         for run, feed in enumerate(case.feeds):
             lines += [f"run {run}, {name}: {a.dtype}{list(a.shape)} {a!s}"[:400] for name, a in feed.items()]

@@ -15,15 +15,54 @@ namespace {
 // Keys that a layer without a window is taken to see in the placement report, where the context is
 // not known.
 constexpr std::int64_t kNominalKeys = 64;
-// Positions and numbers of heads are kept in 32 bits, as ONNX Runtime keeps them.
-constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+constexpr auto kOptional = Presence::kOptional;
 
-bool flag(const Node& node, std::string_view attribute, std::int64_t otherwise) {
-  const std::int64_t value = node.integer(attribute, otherwise);
-  if (value != 0 && value != 1)
-    fail("[", to_string(node), "] expected ", attribute, " to be 0 or 1, got ", value);
-  return value == 1;
-}
+// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
+// positions of the RoPE tables. What is cut into slices with the prompt has '?' for its tokens.
+constexpr Port kInputs[] = {
+    {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "past_key",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "past_value",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "seqlens_k", .types = kInt32, .presence = kOptional},
+    {.name = "total_sequence_length", .types = kInt32, .presence = kOptional},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+};
+constexpr Port kOutputs[] = {
+    {.name = "output", .types = kFloat},
+    {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_value", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    required(integer("head_size", 1, kMaxHeadSize)),
+    number("scale"),
+    number("softcap"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("causal"),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    flag("counted_prompt"),
+};
 
 }  // namespace
 
@@ -34,6 +73,10 @@ AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Ten
   tokens = query.shape[1];
   first_token = query.slice.first;
   prompt_tokens = query.slice.tokens > 0 ? query.slice.tokens : tokens;
+}
+
+Contract attention_contract(std::string_view op_type) {
+  return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
 }
 
 const Tensor& AttentionCall::input(AttentionInput index) const {
@@ -48,14 +91,14 @@ AttentionAttributes::AttentionAttributes(const Node& node)
       head_size(node.required_integer("head_size")),
       scale(node.number("scale", 0.0F)),
       softcap(std::max(0.0F, node.number("softcap", 0.0F))),
-      window(std::clamp<std::int64_t>(node.integer("local_window_size", -1), 0, kMost)),
-      causal(flag(node, "causal", 1)),
-      rotary(flag(node, "do_rotary", 0)),
-      rotary_interleaved(flag(node, "rotary_interleaved", 0)),
-      counted_prompt(flag(node, "counted_prompt", 0)),
+      window(std::max<std::int64_t>(node.integer("local_window_size", -1), 0)),
+      causal(node.integer("causal", 1) != 0),
+      rotary(node.integer("do_rotary", 0) != 0),
+      rotary_interleaved(node.integer("rotary_interleaved", 0) != 0),
+      counted_prompt(node.integer("counted_prompt", 0) != 0),
       norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
-      window_sized_cache(flag(node, "sliding_window_cache", 0)) {
-  if (heads <= 0 || heads > kMost || kv_heads <= 0 || heads % kv_heads != 0) {
+      window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
+  if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
     fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
          kv_heads);
   }
@@ -89,12 +132,6 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
   constexpr auto kPairs = DataType::kBFloat16;
   if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)
     cache_type_ = kPairs;
-  if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 &&
-      cache_type_ != DataType::kFloat32) {
-    fail("[", attributes_.name, "] expected a KV cache of type bfloat16, float16 or float, got ",
-         name_of(cache_type_));
-  }
-  check_outputs(node, cache_type_);
 }
 
 std::int64_t FlowQKVAttention::multiply_adds() const {

@@ -38,6 +38,9 @@ enum AttentionInput : std::uint8_t {
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
+// What FlowQKVAttention and FlowKVAttention take; ops/flow_qkv_attention.py says what it means.
+Contract attention_contract(std::string_view op_type);
+
 // H query heads share G KV heads of size d.
 struct AttentionAttributes {
   explicit AttentionAttributes(const Node& node);
@@ -151,10 +154,8 @@ struct AttentionCall {
   bool staged() const { return staged_key != nullptr; }
 };
 
-// Throw Error unless the node has inputs of the types that the operator takes, each with those that
-// it needs, and outputs of the types that it gives.
+// Throws Error unless the inputs of the node come with those that they need.
 void check_inputs(const Node& node, const AttentionAttributes& attributes);
-void check_outputs(const Node& node, DataType cache_type);
 
 class FlowQKVAttention : public Step {
  public:

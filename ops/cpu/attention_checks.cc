@@ -15,30 +15,6 @@
 namespace flownpu::cpu {
 namespace {
 
-struct NamedInput {
-  std::string_view name;
-  // Of the past another: that of the KV cache.
-  DataType type;
-};
-
-constexpr std::array<NamedInput, kAttentionInputs> kInputs{{
-    {"query", DataType::kFloat32},
-    {"key", DataType::kFloat32},
-    {"value", DataType::kFloat32},
-    {"past_key", DataType::kFloat32},
-    {"past_value", DataType::kFloat32},
-    {"seqlens_k", DataType::kInt32},
-    {"total_sequence_length", DataType::kInt32},
-    {"cos_cache", DataType::kFloat32},
-    {"sin_cache", DataType::kFloat32},
-    {"position_ids", DataType::kInt64},
-    {"attention_bias", DataType::kFloat32},
-    {"q_norm_weight", DataType::kFloat32},
-    {"k_norm_weight", DataType::kFloat32},
-    {"bidirectional_blocks", DataType::kInt32},
-    {"head_sink", DataType::kFloat32},
-}};
-
 // Inputs that come together or not at all.
 constexpr std::array<std::pair<AttentionInput, AttentionInput>, 5> kPairs{{
     {kKey, kValue},
@@ -53,15 +29,12 @@ constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max()
 // What a process can address on x86-64: 47 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;
 
-void check_type(const std::string& name, std::string_view value, DataType type, DataType expected) {
-  if (type == expected) return;
-  fail("[", name, "] expected ", value, " to be ", name_of(expected), ", got ", name_of(type));
-}
+std::string_view name_of(AttentionInput input) { return attention_contract("").inputs[input].name; }
 
 void check_shape(const std::string& name, const Tensor& input, AttentionInput index,
                  const Shape& expected) {
   if (input.shape == expected) return;
-  fail("[", name, "] expected ", kInputs[index].name, " of shape ", to_string(expected), ", got ",
+  fail("[", name, "] expected ", name_of(index), " of shape ", to_string(expected), ", got ",
        to_string(input.shape));
 }
 
@@ -93,9 +66,9 @@ void check_new_tokens(const AttentionAttributes& attributes, const AttentionCall
   const Shape keys{call.batch, call.tokens, attributes.kv_heads * d};
   const Shape none{call.batch, 0, attributes.kv_heads * d};
   if (call.tokens > 0 && call.input(kKey).shape == none && call.input(kValue).shape == none) {
-    throw Unsupported("[" + name + "] expected key and value of shape " + to_string(keys) +
-                      ", got none: attention to what another layer has put into the cache is not "
-                      "taken; set the provider option on_unsupported to cpu");
+    unsupported("[", name, "] expected key and value of shape ", to_string(keys),
+                ", got none: attention to what another layer has put into the cache is not taken; ",
+                "set the provider option on_unsupported to cpu");
   }
   check_shape(name, call.input(kKey), kKey, keys);
   check_shape(name, call.input(kValue), kValue, keys);
@@ -133,7 +106,7 @@ void check_rotary(const AttentionAttributes& attributes, const AttentionCall& ca
   if (!attributes.rotary) return;
   const std::string& name = attributes.name;
   const Shape& table = call.input(kCosCache).shape;
-  if (table.rank() != 2 || 2 * table[1] > attributes.head_size ||
+  if (table.rank() != 2 || table[1] > attributes.head_size / 2 ||
       !(call.input(kSinCache).shape == table)) {
     fail("[", name, "] expected cos_cache and sin_cache of shape [positions, at most ",
          attributes.head_size / 2, "], got ", to_string(table), " and ",
@@ -143,10 +116,9 @@ void check_rotary(const AttentionAttributes& attributes, const AttentionCall& ca
   if (!ids.present()) return;
   const Shape expected{call.batch, attributes.counted_prompt ? call.prompt_tokens : call.tokens};
   if (ids.shape.rank() == 2 && ids.shape[0] == call.batch && ids.shape[1] > expected[1]) {
-    throw Unsupported("[" + name + "] expected position_ids of shape " + to_string(expected) +
-                      ", got " + to_string(ids.shape) +
-                      ": give as many as there are tokens, or set the provider option "
-                      "on_unsupported to cpu");
+    unsupported("[", name, "] expected position_ids of shape ", to_string(expected), ", got ",
+                to_string(ids.shape), ": give as many as there are tokens, or set the provider ",
+                "option on_unsupported to cpu");
   }
   check_shape(name, ids, kPositionIds, expected);
 }
@@ -203,36 +175,15 @@ void check_total(const AttentionAttributes& attributes, const AttentionCall& cal
 void check_inputs(const Node& node, const AttentionAttributes& attributes) {
   const std::string& name = attributes.name;
   const auto has = [&](AttentionInput input) { return node.input(input) != nullptr; };
-  for (std::size_t i = 0; i < kInputs.size(); ++i) {
-    const Value* input = node.input(i);
-    if (input != nullptr && i != kPastKey && i != kPastValue)
-      check_type(name, kInputs[i].name, input->type, kInputs[i].type);
-  }
-  if (!has(kQuery)) fail("[", name, "] expected a query, got none");
   if (attributes.rotary && !(has(kCosCache) && has(kSinCache)))
     fail("[", name, "] expected cos_cache and sin_cache with do_rotary = 1");
   for (const auto& [one, other] : kPairs) {
     if (has(one) != has(other)) {
-      fail("[", name, "] expected both ", kInputs[one].name, " and ", kInputs[other].name,
-           " or neither");
+      fail("[", name, "] expected both ", name_of(one), " and ", name_of(other), " or neither");
     }
   }
   if (attributes.window_sized_cache && !has(kPastKey))
     fail("[", name, "] expected past_key and past_value with sliding_window_cache = 1");
-}
-
-void check_outputs(const Node& node, DataType cache_type) {
-  const std::string name = to_string(node);
-  if (!node.has_output(kOutput)) fail("[", name, "] expected its output to have a name, got none");
-  check_type(name, "output", node.outputs[kOutput].type, DataType::kFloat32);
-  for (const AttentionInput past : {kPastKey, kPastValue}) {
-    const Value* value = node.input(past);
-    if (value != nullptr) check_type(name, kInputs[past].name, value->type, cache_type);
-  }
-  for (const AttentionOutput present : {kPresentKey, kPresentValue}) {
-    if (node.has_output(present))
-      check_type(name, "the present", node.outputs[present].type, cache_type);
-  }
 }
 
 void FlowQKVAttention::check_shapes(std::span<const Tensor> inputs) const {
@@ -261,11 +212,10 @@ void FlowQKVAttention::check_lengths(const AttentionCall& call) const {
     }
     // ONNX Runtime takes lengths up to the cache's capacity, whatever T is.
     if (prompt.tokens > call.prompt_tokens || length > call.total) {
-      throw Unsupported("[" + name + "] expected seqlens_k + 1 of row " + std::to_string(b) +
-                        " to be at most total_sequence_length = " + std::to_string(call.total) +
-                        ", got " + std::to_string(length) +
-                        ": give the longest row's length as total_sequence_length, or set the "
-                        "provider option on_unsupported to cpu");
+      unsupported("[", name, "] expected seqlens_k + 1 of row ", b,
+                  " to be at most total_sequence_length = ", call.total, ", got ", length,
+                  ": give the longest row's length as total_sequence_length, or set the provider ",
+                  "option on_unsupported to cpu");
     }
     // Of a prompt in slices the first tells, before any of them has changed the cache.
     const bool in_slices = call.input(kPositionIds).present() && !attributes_.counted_prompt;

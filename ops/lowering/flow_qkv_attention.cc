@@ -6,7 +6,6 @@
 #include <array>
 #include <limits>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,93 +15,20 @@
 namespace flownpu::lowering {
 namespace {
 
-// What GroupQueryAttention has by its schemas, those of later ONNX Runtimes than 1.31.1 included,
-// as far as they are known: whatever is in neither list is refused.
-struct Input {
-  std::string_view name;
-  // Where FlowQKVAttention has the same; kNowhere if it lacks it.
-  std::size_t position;
-};
+// Where FlowQKVAttention, which has neither k_scale nor v_scale, has inputs 0..15.
 constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+constexpr std::array<std::size_t, 16> kPlaces{0, 1, 2,  3,  4,        5,        6,  7,
+                                              8, 9, 10, 14, kNowhere, kNowhere, 11, 12};
+constexpr std::size_t kPlacesThere = 15;
+constexpr std::size_t kKey = 1;
 constexpr std::size_t kPositionIds = 9;
 constexpr std::size_t kSink = 11;
-constexpr std::array<Input, 17> kInputs{{
-    {"query", 0},
-    {"key", 1},
-    {"value", 2},
-    {"past_key", 3},
-    {"past_value", 4},
-    {"seqlens_k", 5},
-    {"total_sequence_length", 6},
-    {"cos_cache", 7},
-    {"sin_cache", 8},
-    {"position_ids", kPositionIds},
-    {"attention_bias", 10},
-    {"head_sink", 14},
-    {"k_scale", kNowhere},
-    {"v_scale", kNowhere},
-    {"q_norm_weight", 11},
-    {"k_norm_weight", 12},
-    {"query_seqlens", kNowhere},
-}};
-constexpr std::size_t kFlowInputs = 15;
 
 // Those that mean the same in both.
 constexpr std::array<std::string_view, 10> kSharedAttributes{
     "num_heads",       "kv_num_heads",        "scale",     "softcap",
     "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
     "qk_norm_epsilon", "sliding_window_cache"};
-// Becomes a head_sink.
-constexpr std::string_view kSmoothSoftmax = "smooth_softmax";
-// Those that may only be there as 0, which changes nothing.
-constexpr std::array<std::string_view, 2> kZeroAttributes{"qk_output", "kv_cache_bit_width"};
-constexpr std::array<std::string_view, 2> kCacheTypes{"k_quant_type", "v_quant_type"};
-
-bool lists(std::span<const std::string_view> names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
-// Why the node's attributes cannot become FlowQKVAttention's; empty if they can.
-std::string attribute_obstacle(const Node& node) {
-  for (const auto& [name, value] : node.attributes) {
-    if (lists(kCacheTypes, name)) {
-      if (const std::string type = node.text(name, "NONE"); type != "NONE") {
-        return name + "=" + type +
-               ": FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
-      }
-    } else if (lists(kZeroAttributes, name)) {
-      if (node.integer(name, 0) != 0)
-        return name + "=" + std::to_string(node.integer(name, 0)) + ": FlowQKVAttention has none";
-    } else if (!lists(kSharedAttributes, name) && name != kSmoothSoftmax) {
-      return "attribute " + name + " is not known";
-    }
-  }
-  return "";
-}
-
-// Why its inputs and outputs cannot; empty if they can.
-std::string value_obstacle(const Node& node) {
-  for (std::size_t i = 0; i < node.inputs.size(); ++i) {
-    if (node.input(i) == nullptr || (i < kInputs.size() && kInputs[i].position != kNowhere))
-      continue;
-    const std::string name =
-        i < kInputs.size() ? std::string(kInputs[i].name) : "input " + std::to_string(i);
-    return name + " is given: FlowQKVAttention has no such input";
-  }
-  if (!node.has_output(1) || !node.has_output(2))
-    return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache";
-  for (std::size_t i = 3; i < node.outputs.size(); ++i) {
-    if (node.has_output(i)) {
-      return (i == 3 ? "output_qk" : "output " + std::to_string(i)) +
-             " is an output: FlowQKVAttention has no such output";
-    }
-  }
-  const Value* key = node.input(1);
-  if (key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0)
-    return "key has no tokens: FlowQKVAttention appends those of the query";
-  return "";
-}
-
 // d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
 // behind it; 0 if that is not known.
 std::int64_t head_size(const Node& node) {
@@ -121,7 +47,7 @@ std::int64_t head_size(const Node& node) {
 // values ONNX Runtime makes nothing.
 Value head_sink(const Node& node) {
   Value sink = input_or_none(node, kSink);
-  if (!sink.name.empty() || node.integer(kSmoothSoftmax, 0) != 1) return sink;
+  if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
   const std::int64_t heads = node.required_integer("num_heads");
   auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
   sink.name = node.outputs[0].name + ".head_sink";
@@ -132,27 +58,76 @@ Value head_sink(const Node& node) {
   return sink;
 }
 
+constexpr auto kOptional = Presence::kOptional;
+constexpr std::string_view kUnquantized =
+    "FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
+constexpr std::string_view kAppends = "FlowQKVAttention appends to a KV cache";
+constexpr Port kInputs[] = {
+    {.name = "query",
+     .types = kFloat,
+     .shape = "[B,S,?]",
+     .advice = "export with float32 activations"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "past_key", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "past_value", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "seqlens_k", .types = kInt32},
+    {.name = "total_sequence_length", .types = kInt32},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+    {.name = "k_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "v_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat},
+                             {.name = "present_key", .types = kFloats, .advice = kAppends},
+                             {.name = "present_value", .types = kFloats, .advice = kAppends},
+                             {.name = "output_qk", .types = kNone, .presence = kOptional}};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    number("scale"),
+    number("softcap"),
+    flag("causal"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    integer("smooth_softmax", -1, 1),
+    only("qk_output", 0),
+    advised(only("kv_cache_bit_width", 0), kUnquantized),
+    advised(text("k_quant_type", "NONE"), kUnquantized),
+    advised(text("v_quant_type", "NONE"), kUnquantized)};
+
 }  // namespace
 
+constexpr Contract kGroupQueryAttention{
+    "com.microsoft", "GroupQueryAttention", 1, 1, kInputs, kOutputs, kAttributes};
+
 std::string flow_qkv_attention_obstacle(const Node& node) {
-  if (const std::string reason = value_obstacle(node); !reason.empty()) return reason;
-  if (const std::string reason = attribute_obstacle(node); !reason.empty()) return reason;
-  const Value* query = node.input(0);
-  if (query == nullptr || query->type != DataType::kFloat32)
-    return "the query is not float; export with float32 activations";
+  const Value* key = node.input(kKey);
+  if (key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0)
+    return "key has no tokens; FlowQKVAttention appends those of the query to the KV cache";
   if (head_size(node) == 0) return "the head size is not known from the query's last axis";
   return "";
 }
 
 void flow_qkv_attention(Graph& graph) {
   graph.each("GroupQueryAttention", "com.microsoft", [&](Node& node) {
-    if (!flow_qkv_attention_obstacle(node).empty()) return;
-    const std::int64_t d = head_size(node);
-    std::vector<Value> inputs(kFlowInputs);
-    for (std::size_t i = 0; i < kInputs.size(); ++i) {
-      if (kInputs[i].position != kNowhere) inputs[kInputs[i].position] = input_or_none(node, i);
+    if (!violation(kGroupQueryAttention, node).empty() ||
+        !flow_qkv_attention_obstacle(node).empty()) {
+      return;
     }
-    inputs[kInputs[kSink].position] = head_sink(node);
+    const std::int64_t d = head_size(node);
+    std::vector<Value> inputs(kPlacesThere);
+    for (std::size_t i = 0; i < kPlaces.size(); ++i) {
+      if (kPlaces[i] != kNowhere) inputs[kPlaces[i]] = input_or_none(node, i);
+    }
+    inputs[kPlaces[kSink]] = head_sink(node);
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);

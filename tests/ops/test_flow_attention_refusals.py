@@ -88,9 +88,9 @@ def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], mess
         (
             {"past_value": zeros(B, G, CAPACITY, D, dtype=np.float16)},
             "float",
-            "past_value.* float, got float16",
+            "past_value.* float, .*got float16",
         ),
-        ({}, "float16", "present.* float, got float16"),
+        ({}, "float16", "present.* float, .*got float16"),
         (
             {name: zeros(B, G, CAPACITY, D, dtype=np.int8) for name in ("past_key", "past_value")},
             "int8",
@@ -144,7 +144,7 @@ SHAPES: dict[str, tuple[Inputs, str]] = {
     "query: rank": ({"query": zeros(S, H * D)}, r"query.*, got \[3,256\]"),
     "key: tokens": ({"key": zeros(B, S - 1, G * D)}, r"key.*, got \[2,2,128\]"),
     "key: batch": ({"key": zeros(1, S, G * D)}, r"key.*, got \[1,3,128\]"),
-    "key: width": ({"key": zeros(B, S, D)}, r"key.*, got \[2,3,64\]"),
+    "key and value: width": ({"key": zeros(B, S, D), "value": zeros(B, S, D)}, r"key.*, got \[2,3,64\]"),
     "key: rank": ({"key": zeros(B, G, S, D)}, r"key.*, got \[2,2,3,64\]"),
     "value: tokens": ({"value": zeros(B, S - 1, G * D)}, r"value.*, got \[2,2,128\]"),
     "key and value: none": (

@@ -14,6 +14,7 @@
 #include "ep/graph.h"
 #include "ep/profiling.h"
 #include "ops/npu/npu_device.h"
+#include "ops/utf8.h"
 
 namespace flownpu {
 namespace {
@@ -236,6 +237,7 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
   const bool in_current = !path.empty() && !path.has_parent_path();
   const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string(),
                           .outputs = output_names(api_, fused)};
+  const std::string files = context_files(nodes);
   nodes = expand_contexts(std::move(nodes), lowering, *device_);
   KeepNodes keep;
   if (context_.enable) {
@@ -246,8 +248,13 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
                                     compatibility, lowered);
     };
   }
-  return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused), lowering,
-                           keep);
+  try {
+    return compile_partition(device_, options_, std::move(nodes), input_names(api_, fused),
+                             lowering, keep);
+  } catch (const Error& error) {
+    if (files.empty()) throw;
+    fail("[FlowNPU] the compiled partition ", files, ": ", error.what());
+  }
 }
 
 void Ep::on_session_ready() {
@@ -298,7 +305,7 @@ void Ep::report_placement() {
   if (const std::string warning = device_->warning(); !warning.empty())
     api_.log(logger_, ort::ORT_LOGGING_LEVEL_WARNING, "FlowNPU: " + warning);
   if (options_.placement == "stderr") {
-    std::fprintf(stderr, "%s\n", line.c_str());
+    std::fprintf(stderr, "%s\n", as_utf8(line).c_str());
   } else if (!options_.placement.empty()) {
     write_file(placement_path(), to_json(placement_));
   }

@@ -132,6 +132,16 @@ std::string range_text(const AttributeRule& rule) {
                                      : words(rule.lowest, " to ", rule.highest);
 }
 
+struct ValueText {
+  std::string operator()(const std::string& value) const { return value; }
+  std::string operator()(std::int64_t value) const { return std::to_string(value); }
+  std::string operator()(float value) const { return words(value); }
+  template <typename Item>
+  std::string operator()(const std::vector<Item>& values) const {
+    return words("a list of ", values.size());
+  }
+};
+
 // Why the value is not taken, or an empty text.
 struct ValueChecker {
   const AttributeRule& rule;
@@ -178,7 +188,9 @@ std::string attribute_violation(const Contract& contract, const Node& node) {
     if (rule == contract.attributes.end())
       return words("attribute '", name, "' is none that is known here");
     const std::string reason = std::visit(ValueChecker{*rule}, value);
-    if (!reason.empty()) return words("attribute '", name, "': ", reason, advised(rule->advice));
+    if (!reason.empty() && !rule->advice.empty())
+      return words(name, "=", std::visit(ValueText(), value), ": ", rule->advice);
+    if (!reason.empty()) return words("attribute '", name, "': ", reason);
   }
   for (const AttributeRule& rule : contract.attributes) {
     if (rule.required && !node.attributes.contains(rule.name))

@@ -49,7 +49,7 @@ constexpr Port kInputs[] = {
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {
     advised(only("bits", 4), "Q4NX stores 4-bit codes; export this table with 4 bits"),
-    count("block_size", 16), integer("gather_axis", -3, 2), integer("quantize_axis", -3, 2)};
+    count("block_size", 1), integer("gather_axis", -3, 2), integer("quantize_axis", -3, 2)};
 
 }  // namespace
 

@@ -42,7 +42,7 @@ constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat, .shape = "[..,N]"}};
 constexpr AttributeRule kAttributes[] = {
     required(count("K", 1)),
     required(count("N", 1)),
-    required(count("block_size", 16)),
+    required(count("block_size", 1)),
     advised(only("bits", 4), "Q4NX stores 4-bit codes; export this weight with 4 bits"),
     integer("accuracy_level", 0, 4),
     advised(only("weight_prepacked", 0),

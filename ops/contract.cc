@@ -19,8 +19,8 @@ std::string words(const Pieces&... pieces) {
   return text.str();
 }
 
-// ASCII has 128 characters.
-constexpr std::size_t kLetters = 128;
+// Letters are A to Z, which ASCII tells by their last five bits.
+constexpr std::size_t kLetters = 32;
 std::size_t place_of(char letter) { return static_cast<unsigned char>(letter) % kLetters; }
 
 std::string advised(std::string_view advice) {

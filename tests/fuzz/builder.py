@@ -16,10 +16,11 @@ from onnx import TensorProto, helper
 
 from tests.fuzz import arrays, schemas
 from tests.fuzz.arrays import Source
-from tests.fuzz.choices import Choices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from tests.fuzz.choices import Choices
 
 Shape = tuple[int, ...]
 
@@ -29,7 +30,7 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100)
 ELEMENTS, MANY_ELEMENTS = 2048, 40_000
 _INTEGERS = onnx.AttributeProto.INTS
 MOST_RANK = 9  # one more than ops/tensor.h knows
-TYPE_WEIGHTS = {
+TYPE_WEIGHTS: dict[int, int] = {
     TensorProto.FLOAT: 60,
     TensorProto.INT64: 10,
     TensorProto.INT32: 7,
@@ -267,7 +268,7 @@ class Builder:
             ir_version=10,
             functions=list(self.functions.values()),
         )
-        return model.SerializeToString()
+        return bytes(model.SerializeToString())
 
     def _input(self, name: str, source: Source) -> onnx.ValueInfoProto:
         how = self._how_shapes_are_known

@@ -33,7 +33,8 @@ def save_case(case: Case, stem: Path) -> None:
             types[key] = array.dtype.name
             arrays[key] = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
     how = {"options": case.options, "optimise": case.optimise, "runs": len(case.feeds), "types": types}
-    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays, **{HOW: np.array(json.dumps(how))})
+    arrays[HOW] = np.array(json.dumps(how))
+    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays)
 
 
 def load_case(path: Path) -> Case:
@@ -68,7 +69,9 @@ def listing(case: Case) -> str:
     import onnx
 
     lines = [f"options {case.options}, optimise {case.optimise}"]
-    lines.append(re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", onnx.printer.to_text(onnx.load_from_string(case.model)))[:6000])
+    lines.append(
+        re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", onnx.printer.to_text(onnx.load_from_string(case.model)))[:6000]
+    )
     with np.printoptions(threshold=20):
         for run, feed in enumerate(case.feeds):
             lines += [f"run {run}, {name}: {a.dtype}{list(a.shape)} {a!s}"[:400] for name, a in feed.items()]

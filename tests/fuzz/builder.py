@@ -312,7 +312,7 @@ class Builder:
 
     def _wrong(self, source: Source) -> Source:
         if source.given is not None:
-            wrong = (0, -1, 99, 2**31 - 1)
+            wrong = (0, -1, 99, 2**31 - 1) if source.type in (TensorProto.INT64, TensorProto.INT32) else (0, 1, 99)
             given = tuple(self.choices.pick(wrong) if self.choices.chance(50) else number for number in source.given)
             return replace(source, given=given)
         shape = list(source.shape)

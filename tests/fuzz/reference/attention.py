@@ -89,7 +89,7 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
     made = _bounds(output, key, present_value, sizes, radius, dtype, attributes)
     batch, tokens = output.shape[:2]
     totals = np.full(batch, tokens) if lengths is None else lengths.reshape(batch) + 1
-    padding = np.arange(tokens) >= (totals[:, None] if first_prompt else tokens)
+    padding = np.arange(tokens) >= (totals if first_prompt else np.full(batch, tokens))[:, None]
     kept = np.arange(key.shape[2]) >= totals[:, None]
     unspecified = (padding[:, :, None], kept[:, None, :, None], kept[:, None, :, None])
     if attributes["sliding_window_cache"]:

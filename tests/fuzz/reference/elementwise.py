@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Units in the last place that exp, tanh and their like may be off, beside the result's rounding: libm's and ours have
 # up to 2 (ops/cpu/kernels/vector.h).
 FUNCTION_UNITS = 8.0
+# What an exponential below the normal numbers may be instead.
+LEAST = 2.0**-125
 
 
 def erf(x: Array) -> Array:
@@ -91,8 +93,9 @@ def unary(function: Callable[[Array], Array], units: float) -> Callable[[Node], 
 
 def sigmoid(node: Node) -> Bounds:
     x = node.float(0)
-    # e^-x of a rounded x, and a sum and a quotient after it.
-    return elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
+    # e^-x of a rounded x, and a sum and a quotient after it; where e^-x would overflow, it may end before that.
+    made = elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
+    return made._replace(low=np.where(made.low < LEAST, 0, made.low), high=np.maximum(made.high, LEAST))
 
 
 def negative(node: Node) -> Bounds:

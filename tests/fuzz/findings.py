@@ -33,7 +33,8 @@ def save_case(case: Case, stem: Path) -> None:
             types[key] = array.dtype.name
             arrays[key] = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
     how = {"options": case.options, "optimise": case.optimise, "runs": len(case.feeds), "types": types}
-    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays, **{HOW: np.array(json.dumps(how))})
+    arrays[HOW] = np.array(json.dumps(how))
+    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays)
 
 
 def load_case(path: Path) -> Case:

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <new>
+
+#include "ops/utf8.h"
 
 namespace flownpu {
 namespace {
@@ -32,13 +35,18 @@ Api::Api(const ort::OrtApiBase& base) noexcept : runtime_version_(base.GetVersio
 }
 
 OrtStatus* Api::status(ort::OrtErrorCode code, const char* message) const noexcept {
-  return resolve(ort::CreateStatus)(code, message);
+  try {
+    return resolve(ort::CreateStatus)(code, as_utf8(message).c_str());
+  } catch (const std::bad_alloc&) {
+    return resolve(ort::CreateStatus)(code, "[FlowNPU] out of memory");
+  }
 }
 
 void Api::log(const OrtLogger* logger, ort::OrtLoggingLevel level,
               const std::string& message) const noexcept {
   try {
-    call(ort::Logger_LogMessage, logger, level, message.c_str(), __FILE__, __LINE__, "FlowNPU");
+    call(ort::Logger_LogMessage, logger, level, as_utf8(message).c_str(), __FILE__, __LINE__,
+         "FlowNPU");
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): see the header.
   }
 }

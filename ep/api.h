@@ -43,10 +43,12 @@ class Api {
     }
   }
 
-  // A new OrtStatus, owned by ORT once it is returned to it.
+  // A new OrtStatus, owned by ORT once it is returned to it. Names in a message are a model's,
+  // which may be no UTF-8; messages are (as_utf8): Python cannot raise an error of others, and
+  // takes its failing to for ours.
   OrtStatus* status(ort::OrtErrorCode code, const char* message) const noexcept;
 
-  // Writes to ORT's log; what goes wrong there is not worth failing for.
+  // Writes to ORT's log, in UTF-8; what goes wrong there is not worth failing for.
   void log(const OrtLogger* logger, ort::OrtLoggingLevel level,
            const std::string& message) const noexcept;
 

@@ -16,7 +16,7 @@ namespace flownpu {
 namespace {
 
 // Of the file's format and of the layouts of what is packed.
-constexpr std::string_view kFormat = "flownpu-context 1; ";
+constexpr std::string_view kFormat = "flownpu-context 2; ";
 
 // The model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
 std::filesystem::path context_model(const ContextRequest& request, const std::string& model_path) {
@@ -85,6 +85,15 @@ bool is_context(const Node& node) {
          node.text("source", "") == kEpName;
 }
 
+std::string context_files(const std::vector<Node>& nodes) {
+  std::string names;
+  for (const Node& node : nodes) {
+    if (is_context(node))
+      names.append(names.empty() ? "'" : ", '").append(node.text("ep_cache_context", "")) += '\'';
+  }
+  return names;
+}
+
 std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lowering,
                                   const Device& device) {
   std::vector<Node> expanded;
@@ -98,11 +107,11 @@ std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lower
       fail("[FlowNPU] ", to_string(node), ": expected the name of a file beside the model, got '",
            name.string(), "'; compile the model again");
     }
-    ContextFile file =
-        read_context_file((std::filesystem::path(lowering.model_folder) / name).string());
+    const std::string path = (std::filesystem::path(lowering.model_folder) / name).string();
+    ContextFile file = read_context_file(path, node);
     const std::string compatibility = device.compatibility(lowering);
     if (file.compatibility != compatibility) {
-      fail("[FlowNPU] the compiled model was made for '", file.compatibility,
+      fail("[FlowNPU] the compiled partition '", path, "' was made for '", file.compatibility,
            "', this session is for '", compatibility,
            "': compile it again (`flownpu compile`), or choose the device it was made for");
     }

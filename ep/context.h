@@ -28,6 +28,9 @@ ContextRequest read_context_request(const Api& api, const OrtSessionOptions* opt
 // Whether the node stands for a partition that this provider compiled.
 bool is_context(const Node& node);
 
+// The files of those among the nodes, as messages name them; empty if there are none.
+std::string context_files(const std::vector<Node>& nodes);
+
 // The nodes with each of those replaced by what it stands for. Throws Error if the partition cannot
 // be read, or was made for something else than `device` is.
 std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lowering,

@@ -1,9 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/initializers.h"
 
+#include <cstdint>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 namespace flownpu {
+namespace {
+
+// Data that begins between two elements is copied: files may have it anywhere, and steps read whole
+// elements.
+void align(Value& value) {
+  const std::size_t bytes = static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
+  const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
+  if (bytes == 0 || place % size_of(value.type) == 0) return;
+  auto copy = std::make_shared<std::vector<std::byte>>(bytes);
+  std::memcpy(copy->data(), value.constant, bytes);
+  value.constant = copy->data();
+  value.owner = std::move(copy);
+}
+
+}  // namespace
 
 Initializers::Initializers(const Api& api, const std::string& model) : api_(api) {
   if (!model.empty()) folder_ = std::filesystem::path(model).parent_path();
@@ -12,7 +30,11 @@ Initializers::Initializers(const Api& api, const std::string& model) : api_(api)
 std::string Initializers::read(const OrtValueInfo* info, Value& value) {
   bool is_constant = false;
   api_.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
-  if (!is_constant || map(info, value)) return "";
+  if (!is_constant) return "";
+  if (map(info, value)) {
+    align(value);
+    return "";
+  }
   const OrtValue* initializer = nullptr;
   try {
     api_.call(ort::ValueInfo_GetInitializerValue, info, &initializer);
@@ -30,6 +52,7 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
   // An initializer of no elements is a constant all the same; no one reads a byte of it.
   static constexpr std::byte kNoElements{};
   if (value.constant == nullptr) value.constant = &kNoElements;
+  align(value);
   return "";
 }
 

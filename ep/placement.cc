@@ -7,13 +7,15 @@
 #include <sstream>
 #include <string_view>
 
+#include "ops/utf8.h"
+
 namespace flownpu {
 namespace {
 
 std::string json_string(std::string_view text) {
   std::ostringstream json;
   json << '"';
-  for (const char character : text) {
+  for (const char character : as_utf8(text)) {
     if (character == '"' || character == '\\') {
       json << '\\' << character;
     } else if (static_cast<unsigned char>(character) < 0x20) {

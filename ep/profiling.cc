@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/utf8.h"
+
 namespace flownpu {
 namespace {
 
@@ -110,6 +112,7 @@ class Profiler final : public ort::OrtEpProfilerImpl {
  private:
   void report(OrtProfilingEventsContainer* container) const {
     for (const Event& event : recording_->take()) {
+      const std::string name = as_utf8(event.name);
       std::vector<const char*> keys{"provider", "device"};
       std::vector<const char*> values{kEpName, device_.c_str()};
       for (const auto& [key, value] : event.arguments) {
@@ -118,7 +121,7 @@ class Profiler final : public ort::OrtEpProfilerImpl {
       }
       OrtProfilingEvent* profiling_event = nullptr;
       api_.call(ort::CreateProfilingEvent, ort::OrtProfilingEventCategory_KERNEL, ::getpid(),
-                event.thread, event.name.c_str(), (event.begin_ns - origin_ns_) / 1000,
+                event.thread, name.c_str(), (event.begin_ns - origin_ns_) / 1000,
                 (event.end_ns - event.begin_ns) / 1000, keys.data(), values.data(), keys.size(),
                 &profiling_event);
       const auto release = [this](OrtProfilingEvent* owned) {

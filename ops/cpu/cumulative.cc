@@ -18,10 +18,7 @@ class CumSum final : public Step {
   CumSum(const Node& node, const Context& /*context*/)
       : name_(to_string(node)),
         exclusive_(node.integer("exclusive", 0) != 0),
-        reverse_(node.integer("reverse", 0) != 0) {
-    check_number(node, 0);
-    check_integers(node, 1);
-  }
+        reverse_(node.integer("reverse", 0) != 0) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = inputs[0].shape;
@@ -69,7 +66,13 @@ class CumSum final : public Step {
   bool reverse_;
 };
 
-constexpr Operator kOperators[] = {{"", "CumSum", make<CumSum>}};
+constexpr Port kInputs[] = {{.name = "x", .types = kNumbers, .type_letter = 'T'},
+                            {.name = "axis", .types = kIntegers}};
+constexpr Port kOutputs[] = {{.name = "y", .types = kNumbers, .type_letter = 'T'}};
+constexpr AttributeRule kAttributes[] = {flag("exclusive"), flag("reverse")};
+
+constexpr Operator kOperators[] = {
+    {{"", "CumSum", 11, 14, kInputs, kOutputs, kAttributes}, make<CumSum>}};
 
 }  // namespace
 

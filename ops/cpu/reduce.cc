@@ -106,10 +106,7 @@ class Reduce final : public Step {
       : name_(to_string(node)),
         keep_(node.integer("keepdims", 1) != 0),
         all_(node.integer("noop_with_empty_axes", 0) == 0),
-        axes_(node.integers("axes")) {
-    check_number(node, 0);
-    if (node.input(1) != nullptr) check_integers(node, 1);
-  }
+        axes_(node.integers("axes")) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = reduced_shape(inputs[0].shape, axes(inputs), keep_);
@@ -185,9 +182,7 @@ class ArgMax final : public Step {
       : name_(to_string(node)),
         axis_(node.integer("axis", 0)),
         keep_(node.integer("keepdims", 1) != 0),
-        last_(node.integer("select_last_index", 0) != 0) {
-    check_number(node, 0);
-  }
+        last_(node.integer("select_last_index", 0) != 0) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& shape = inputs[0].shape;
@@ -231,12 +226,22 @@ class ArgMax final : public Step {
   bool last_;
 };
 
+constexpr Port kReduced[] = {
+    {.name = "data", .types = kNumbers, .type_letter = 'T'},
+    {.name = "axes", .types = kInt64, .presence = Presence::kOptional, .shape = "[A]"}};
+constexpr Port kResult[] = {{.name = "reduced", .types = kNumbers, .type_letter = 'T'}};
+constexpr AttributeRule kReduce[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1),
+                                     flag("keepdims"), flag("noop_with_empty_axes")};
+constexpr Port kSearched[] = {{.name = "data", .types = kNumbers}};
+constexpr Port kIndex[] = {{.name = "reduced", .types = kInt64}};
+constexpr AttributeRule kArgMax[] = {axis("axis"), flag("keepdims"), flag("select_last_index")};
+
 constexpr Operator kOperators[] = {
-    {"", "ReduceSum", make<Reduce<Sum>>},
-    {"", "ReduceMean", make<Reduce<Mean>>},
-    {"", "ReduceMax", make<Reduce<Largest>>},
-    {"", "ReduceMin", make<Reduce<Smallest>>},
-    {"", "ArgMax", make<ArgMax>},
+    {{"", "ReduceSum", 1, 13, kReduced, kResult, kReduce}, make<Reduce<Sum>>},
+    {{"", "ReduceMean", 1, 18, kReduced, kResult, kReduce}, make<Reduce<Mean>>},
+    {{"", "ReduceMax", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Largest>>},
+    {{"", "ReduceMin", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Smallest>>},
+    {{"", "ArgMax", 1, 13, kSearched, kIndex, kArgMax}, make<ArgMax>},
 };
 
 }  // namespace

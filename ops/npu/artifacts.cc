@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "aie/emulator/word_reader.h"
-#include "ops/npu/crc32.h"
+#include "ops/crc32.h"
 #include "ops/npu/runtime.h"
 
 namespace flownpu::npu {

@@ -30,17 +30,34 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Packed& packed,
   return buffer;
 }
 
+// Throws Error unless inputs and outputs are what decoder_layers_match.h says.
+DecoderShape read_shape(const Node& node) {
+  DecoderShape shape = DecoderShape::read(node);
+  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+  std::vector<std::vector<DataType>> inputs{
+      {DataType::kFloat32}, {DataType::kInt32}, {DataType::kInt32}};
+  std::vector<std::vector<DataType>> outputs{{DataType::kFloat32}};
+  for (std::size_t part = 0; part < 2 * shape.layers.size(); ++part) {
+    inputs.push_back(cache);
+    outputs.push_back(cache);
+  }
+  check_values(node, "input", node.inputs, inputs);
+  check_values(node, "output", node.outputs, outputs);
+  return shape;
+}
+
 }  // namespace
 
 DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
-    : shape_(DecoderShape::read(node)),
+    : shape_(read_shape(node)),
       designs_(std::move(designs)),
       decode_(designs_, shape_),
       prefill_(designs_, shape_, decode_.context()) {
   Runtime& runtime = designs_->runtime();
-  buffers_.weights = upload(runtime, packed(node, "weights"));
-  buffers_.vectors = upload(runtime, packed(node, "vectors"));
-  buffers_.rotary = upload_rotary(runtime, packed(node, "rotary"), shape_, decode_.context());
+  buffers_.weights = upload(runtime, packed(node, "weights", shape_.weight_bytes()));
+  buffers_.vectors = upload(runtime, packed(node, "vectors", shape_.vector_bytes()));
+  const Packed& rotary = packed(node, "rotary", shape_.rotary_bytes());
+  buffers_.rotary = upload_rotary(runtime, rotary, shape_, decode_.context());
   decode_.bind(buffers_);
   prefill_.bind(buffers_);
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
@@ -71,6 +88,12 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
     throw Unsupported("expected one sequence, got a batch of " + std::to_string(hidden[0]) +
                       ": the NPU's designs compute one at a time; run the sequences one after the "
                       "other, or set the provider option on_unsupported to cpu");
+  }
+  for (const std::size_t number : {kTotalSequenceLength, kSeqlensK}) {
+    if (inputs[number].shape.elements() != 1)
+      fail("expected one total_sequence_length and one seqlens_k, got ",
+           to_string(inputs[kTotalSequenceLength].shape), " and ",
+           to_string(inputs[kSeqlensK].shape));
   }
   const std::int64_t total = *inputs[kTotalSequenceLength].as<std::int32_t>();
   const std::int64_t length = std::int64_t{*inputs[kSeqlensK].as<std::int32_t>()} + 1;

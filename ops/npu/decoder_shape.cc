@@ -11,6 +11,17 @@ namespace {
 
 constexpr std::int64_t kGatedColumns = 64;
 
+// The largest sizes that are read: some ten times those of the largest models there are. All bytes
+// that are computed of them are below 2^26 rows / 32 x 2^20 columns / 256 x 5120 < 2^46 a
+// projection.
+constexpr std::int64_t kMostHeads = 1 << 12;
+constexpr std::int64_t kMostHeadSize = 1 << 12;
+constexpr std::int64_t kMostHidden = 1 << 20;
+constexpr std::int64_t kMostFeedForward = 1 << 20;
+constexpr std::int64_t kMostVocabulary = 1 << 24;
+constexpr std::int64_t kMostPositions = 1 << 30;
+constexpr std::int64_t kMostLayers = 1 << 12;
+
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return q4nx::ceil_div(value, multiple) * multiple;
 }
@@ -32,13 +43,13 @@ std::size_t Projection::bytes() const {
 
 DecoderShape DecoderShape::read(const Node& node) {
   DecoderShape shape;
-  shape.hidden = node.required_integer("hidden");
-  shape.heads = node.required_integer("heads");
-  shape.kv_heads = node.required_integer("kv_heads");
-  shape.head_size = node.required_integer("head_size");
-  shape.feed_forward = node.required_integer("feed_forward");
-  shape.vocabulary = node.required_integer("vocabulary");
-  shape.positions = node.required_integer("positions");
+  shape.hidden = size_attribute(node, "hidden", kMostHidden);
+  shape.heads = size_attribute(node, "heads", kMostHeads);
+  shape.kv_heads = size_attribute(node, "kv_heads", kMostHeads);
+  shape.head_size = size_attribute(node, "head_size", kMostHeadSize);
+  shape.feed_forward = size_attribute(node, "feed_forward", kMostFeedForward);
+  shape.vocabulary = size_attribute(node, "vocabulary", kMostVocabulary);
+  shape.positions = size_attribute(node, "positions", kMostPositions);
   shape.activation = node.text("activation", "");
   shape.post_norms = node.required_integer("post_norms") != 0;
   shape.qk_norm = node.required_integer("qk_norm") != 0;
@@ -47,13 +58,17 @@ DecoderShape DecoderShape::read(const Node& node) {
   const std::vector<std::int64_t> windows = node.integers("windows");
   const std::vector<std::int64_t> tables = node.integers("tables");
   const std::vector<std::int64_t> window_sized = node.integers("sliding_window_cache");
-  const auto count = static_cast<std::size_t>(node.required_integer("layers"));
+  const auto count = static_cast<std::size_t>(size_attribute(node, "layers", kMostLayers));
   if (windows.size() != count || tables.size() != count || window_sized.size() != count) {
     fail("[", to_string(node), "] expected windows, tables and sliding_window_cache of ", count,
          " layers, got ", windows.size(), ", ", tables.size(), " and ", window_sized.size());
   }
-  for (std::size_t i = 0; i < count; ++i)
+  for (std::size_t i = 0; i < count; ++i) {
+    if (windows[i] < 0 || windows[i] > kMostPositions || tables[i] < 0 || tables[i] >= kMostLayers)
+      fail("[", to_string(node), "] expected a window and a table of layer ", i, ", got ",
+           windows[i], " and ", tables[i]);
     shape.layers.push_back({windows[i], tables[i], window_sized[i] != 0});
+  }
   return shape;
 }
 
@@ -129,6 +144,18 @@ std::size_t DecoderShape::final_vector_bytes() const {
 
 std::size_t DecoderShape::position_bytes() const {
   return static_cast<std::size_t>(kv_heads * 2 * head_size) * kBFloat16Bytes;
+}
+
+std::size_t DecoderShape::weight_bytes() const {
+  return layers.size() * layer_weight_bytes() + head().bytes();
+}
+
+std::size_t DecoderShape::vector_bytes() const {
+  return layers.size() * layer_vector_bytes() + final_vector_bytes();
+}
+
+std::size_t DecoderShape::rotary_bytes() const {
+  return static_cast<std::size_t>(tables() * positions) * angle_bytes();
 }
 
 std::size_t DecoderShape::angle_bytes() const {

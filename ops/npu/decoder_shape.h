@@ -61,7 +61,8 @@ struct DecoderShape {
   float scale = 0;    // of the scores
   std::vector<LayerKind> layers;
 
-  // From and to the attributes of a node DecoderLayers. Throws Error if one is missing.
+  // From and to the attributes of a node DecoderLayers. Throws Error if one is missing, or of a
+  // size that no decoder has.
   static DecoderShape read(const Node& node);
   void write(Node& node) const;
 
@@ -86,6 +87,10 @@ struct DecoderShape {
   std::size_t final_vector_bytes() const;
   // Of a position of a layer's cache, and of one of a rotary table.
   std::size_t position_bytes() const;
+  // Of what is packed (pack_weights.h).
+  std::size_t weight_bytes() const;
+  std::size_t vector_bytes() const;
+  std::size_t rotary_bytes() const;
   std::size_t angle_bytes() const;
 };
 

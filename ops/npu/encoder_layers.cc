@@ -20,8 +20,11 @@ std::uint16_t* elements(Buffer& buffer) {
 
 EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
     : shape_(EncoderShape::read(node)), designs_(std::move(designs)), calls_(designs_) {
-  for (const char* name : {"weights", "vectors"})
-    buffers_[name] = upload(designs_->runtime(), packed(node, name));
+  check_values(node, "input", node.inputs, {{DataType::kFloat32}});
+  check_values(node, "output", node.outputs, {{DataType::kFloat32}});
+  for (const auto& [name, bytes] :
+       {std::pair("weights", shape_.weight_bytes()), std::pair("vectors", shape_.vector_bytes())})
+    buffers_[name] = upload(designs_->runtime(), packed(node, name, bytes));
   const std::vector<EncoderCall> calls = encoder_calls(shape_);
   make_buffers(calls);
   for (const EncoderCall& call : calls) {

@@ -18,6 +18,14 @@ constexpr std::int64_t kPanel = 32;
 constexpr std::int64_t kMegatileRows = 512;
 constexpr std::int64_t kMegatileColumns = 256;
 
+// The largest sizes that are read: some ten times those of the largest models there are. Bytes that
+// are computed of them are below 2^63: no product has more than 2^27 rows, or 2^22 columns.
+constexpr std::int64_t kMostChannels = 1 << 6;
+constexpr std::int64_t kMostSide = 1 << 10;
+constexpr std::int64_t kMostHeads = 1 << 10;
+constexpr std::int64_t kMostHidden = 1 << 18;
+constexpr std::int64_t kMostLayers = 1 << 10;
+
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return q4nx::ceil_div(value, multiple) * multiple;
 }
@@ -40,16 +48,16 @@ std::size_t DenseProjection::bytes() const {
 
 EncoderShape EncoderShape::read(const Node& node) {
   EncoderShape shape;
-  shape.channels = node.required_integer("channels");
-  shape.patch = node.required_integer("patch");
-  shape.grid = node.required_integer("grid");
-  shape.hidden = node.required_integer("hidden");
-  shape.heads = node.required_integer("heads");
-  shape.head_size = node.required_integer("head_size");
-  shape.feed_forward = node.required_integer("feed_forward");
-  shape.layers = node.required_integer("layers");
-  shape.pooling = node.required_integer("pooling");
-  shape.features = node.required_integer("features");
+  shape.channels = size_attribute(node, "channels", kMostChannels);
+  shape.patch = size_attribute(node, "patch", kMostSide);
+  shape.grid = size_attribute(node, "grid", kMostSide);
+  shape.hidden = size_attribute(node, "hidden", kMostHidden);
+  shape.heads = size_attribute(node, "heads", kMostHeads);
+  shape.head_size = size_attribute(node, "head_size", kMostHeads);
+  shape.feed_forward = size_attribute(node, "feed_forward", kMostHidden);
+  shape.layers = size_attribute(node, "layers", kMostLayers);
+  shape.pooling = size_attribute(node, "pooling", shape.grid);
+  shape.features = size_attribute(node, "features", kMostHidden);
   shape.epsilon = node.number("epsilon", 0);
   shape.pooled_epsilon = node.number("pooled_epsilon", 0);
   shape.scale = node.number("scale", 0);
@@ -105,6 +113,10 @@ std::size_t EncoderShape::weight_bytes() const {
 
 std::int64_t EncoderShape::vector_elements() const {
   return (patches() + 2 * norms() + 1) * hidden;
+}
+
+std::size_t EncoderShape::vector_bytes() const {
+  return static_cast<std::size_t>(vector_elements()) * kBFloat16Bytes;
 }
 
 }  // namespace flownpu::npu

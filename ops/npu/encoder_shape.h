@@ -59,7 +59,8 @@ struct EncoderShape {
   float pooled_epsilon = 0;   // of the norm of pooled tokens
   float scale = 0;            // of the scores
 
-  // From and to the attributes of a node EncoderLayers. Throws Error if one is missing.
+  // From and to the attributes of a node EncoderLayers. Throws Error if one is missing, or of a
+  // size that no encoder has.
   static EncoderShape read(const Node& node);
   void write(Node& node) const;
 
@@ -75,6 +76,7 @@ struct EncoderShape {
   std::size_t layer_weight_bytes() const;
   std::size_t weight_bytes() const;
   std::int64_t vector_elements() const;
+  std::size_t vector_bytes() const;
 };
 
 // Rows of activations as they lie in memory, in multiples of what a call of GEMM makes at least.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "ops/node.h"
 #include "ops/npu/runtime.h"
@@ -37,8 +38,16 @@ class PackedWriter {
   std::byte* at_;
 };
 
-// Throws Error if the node has none of this name.
-const Packed& packed(const Node& node, std::string_view name);
+// A required attribute that is a size. Throws Error unless it is 1 to `most`.
+std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most);
+
+// Throws Error unless the nodes's inputs (or outputs) are all there, as many as `types`, and each
+// of one of its types. `what`: "input", "output".
+void check_values(const Node& node, const char* what, const std::vector<Value>& values,
+                  const std::vector<std::vector<DataType>>& types);
+
+// Throws Error if the node has none of this name and size.
+const Packed& packed(const Node& node, std::string_view name, std::size_t bytes);
 
 // A buffer of the device that holds them.
 std::unique_ptr<Buffer> upload(Runtime& runtime, const Packed& packed);

@@ -68,8 +68,7 @@ std::vector<Packed> pack(const EncoderShape& shape, const EncoderConstants& cons
                   }};
   };
   return {packed("weights", shape.weight_bytes(), write_weights),
-          packed("vectors", static_cast<std::size_t>(shape.vector_elements()) * kBFloat16Bytes,
-                 write_vectors)};
+          packed("vectors", shape.vector_bytes(), write_vectors)};
 }
 
 }  // namespace flownpu::npu

@@ -62,18 +62,15 @@ void write_rotary(const DecoderShape& shape, const DecoderConstants& constants,
 }  // namespace
 
 std::vector<Packed> pack(const DecoderShape& shape, const DecoderConstants& constants) {
-  const auto layers = shape.layers.size();
-  const auto angles = static_cast<std::size_t>(shape.tables() * shape.positions);
   const auto packed = [&](const char* name, std::size_t bytes, auto write) {
     return Packed{name, bytes, [shape, constants, write](std::span<std::byte> memory) {
                     write(shape, constants, PackedWriter(memory));
                   }};
   };
   return {
-      packed("weights", layers * shape.layer_weight_bytes() + shape.head().bytes(), write_weights),
-      packed("vectors", layers * shape.layer_vector_bytes() + shape.final_vector_bytes(),
-             write_vectors),
-      packed("rotary", angles * shape.angle_bytes(), write_rotary),
+      packed("weights", shape.weight_bytes(), write_weights),
+      packed("vectors", shape.vector_bytes(), write_vectors),
+      packed("rotary", shape.rotary_bytes(), write_rotary),
   };
 }
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-__all__ = ["PARAGRAPH", "Stage", "Verification", "tokens_of", "verify"]
+__all__ = ["PARAGRAPH", "Stage", "Verification", "is_made_of", "tokens_of", "verify"]
 
 PARAGRAPH = (
     "The harbour was quiet before sunrise. A fisherman mended his nets by the light of a lamp, while gulls waited on "
@@ -157,7 +157,7 @@ def verify(
     tokens = tokens_of(file.parent, text, min(most_tokens, int(settings.get("context_length", most_tokens))))
     report("running the source")
     if _is_checkpoint(source):
-        of_source = _of_checkpoint(source, tokens, report, made_of=_is_made_of(file.parent, source))
+        of_source = _of_checkpoint(source, tokens, report, made_of=is_made_of(file.parent, source))
     else:
         of_source = _of_graph(source, tokens)
     report("running the model")
@@ -229,7 +229,7 @@ class _Source:
     basis: str
 
 
-def _is_made_of(folder: Path, checkpoint: Path) -> bool:
+def is_made_of(folder: Path, checkpoint: Path) -> bool:
     """Whether a model folder's manifest says that it was made of this very checkpoint, whose weights are floats."""
     manifest = folder / MANIFEST
     source = read_json(manifest)["source"] if manifest.is_file() else {}

@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "ops/crc32.h"
 #include "ops/npu/artifacts.h"
 #include "ops/npu/call_family.h"
-#include "ops/npu/crc32.h"
 #include "ops/npu/emulated_runtime.h"
 #include "ops/npu/runtime.h"
 #include "ops/npu/xrt_runtime.h"
@@ -173,7 +173,7 @@ void bind_npu_runtime(nb::module_& module) {
   module.attr("DeviceError") = type;
   nb::register_exception_translator(raise_device_error, type.ptr());
   module.def("crc32", [](const nb::bytes& data) {
-    return crc32({static_cast<const std::byte*>(data.data()), data.size()});
+    return flownpu::crc32({static_cast<const std::byte*>(data.data()), data.size()});
   });
   bind_artifacts(module);
   bind_runtime(module);

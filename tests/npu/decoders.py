@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.numpy_helper
+import onnx.shape_inference
 
 from flownpu.ops import q4nx
 from tests.ops.device import _argument, testing
@@ -44,7 +45,8 @@ class GivenNode:
 
 def read_nodes(folder: Path, file: str = "model.onnx") -> tuple[list[GivenNode], list[str]]:
     """The nodes of a model, in order, and the names of its outputs. Constant nodes are initializers, as in ORT."""
-    model = onnx.load(folder / file)
+    # ONNX Runtime infers the types of what is between the nodes, too.
+    model = onnx.shape_inference.infer_shapes(onnx.load(folder / file))
     graph = model.graph
     arrays = {tensor.name: (tensor.data_type, onnx.numpy_helper.to_array(tensor)) for tensor in graph.initializer}
     types: dict[str, tuple[int, list[int]]] = {}

@@ -172,15 +172,20 @@ X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "message"),
     [
-        ("DenseMatMul", [X, W.astype(np.int32)], {}, "expected W to be float, bfloat16, float16 or int8, got int32"),
-        ("DenseMatMul", [X, W[:, :, None]], {}, "expected W of two axes whose lengths are known"),
+        (
+            "DenseMatMul",
+            [X, W.astype(np.int32)],
+            {},
+            "input 1 .W.: expected float or float16 or bfloat16 or int8, got int32",
+        ),
+        ("DenseMatMul", [X, W[:, :, None]], {}, r"input 1 \(W\): expected shape \[\?,\?\], got \[8,4,1\]"),
         ("DenseMatMul", [X, W, X[0, :3]], {}, r"expected scale of 4 elements, got \[3\]"),
         ("DenseMatMul", [X, W, None, X[0, :3]], {}, r"expected bias of 4 elements, got \[3\]"),
-        ("DenseMatMul", [X, W], {"activation": "relu"}, "expected activation to be none, gelu or gelu_tanh"),
+        ("DenseMatMul", [X, W], {"activation": "relu"}, "expected one of none.gelu.gelu_tanh, got 'relu'"),
         ("DenseMatMul", [X[:, :7].copy(), W], {}, r"expected X of shape \[.., 8\], got \[2,7\]"),
-        ("Gemm", [X, W], {"transA": 1}, "expected transA = 0, alpha = 1 and beta = 1"),
-        ("Gemm", [X, W, X[0, :4].copy()], {"beta": 0.5}, "expected transA = 0, alpha = 1 and beta = 1"),
-        ("MatMul", [X, W.astype(np.float16)], {}, "expected two inputs of type float, got float16"),
+        ("Gemm", [X, W], {"transA": 1}, "attribute 'transA': expected 0, got 1"),
+        ("Gemm", [X, W, X[0, :4].copy()], {"beta": 0.5}, "attribute 'beta': expected 1, got 0.5"),
+        ("MatMul", [X, W.astype(np.float16)], {}, "input 1 .B.: expected float, got float16"),
         ("MatMul", [X, W[:7].copy()[None]], {}, r"expected shapes \[.., S, K\] and \[.., K, M\], got"),
     ],
 )

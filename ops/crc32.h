@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CRC-32 of zip and zlib (ISO 3309), by which the parts of a folder of artifacts are told to be
-// what was written.
+// The CRC-32 of zip and zlib (ISO 3309), by which files of ours are told to be what was written:
+// those of a folder of artifacts, and the head of a compiled partition.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-namespace flownpu::npu {
+namespace flownpu {
 
 // For each byte, what it does to the remainder; the polynomial's bits in reverse.
 inline constexpr std::array<std::uint32_t, 256> kCrc32Table = [] {
@@ -32,4 +32,4 @@ inline std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t befor
   return ~remainder;
 }
 
-}  // namespace flownpu::npu
+}  // namespace flownpu

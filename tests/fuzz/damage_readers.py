@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reads a sample's files, in a worker: all that a user can give such files to.
+
+A reader returns what was refused, in the words that a user would see; no words: all was read. An error of another type
+is a finding, and goes on to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+from flownpu.cli.inspect_plan import inspect_plan
+from flownpu.convert import convert
+from flownpu.convert.export_q4nx import export_q4nx
+from flownpu.errors import FlowNPUError
+from flownpu.explanation import explain
+from flownpu.image_prompts import image_size
+from flownpu.images import ImageSize, read_image
+from flownpu.integrity import damage
+from flownpu.model_folder import has_chat_template, read_genai_config
+from flownpu.model_summary import summarize
+from flownpu.npu_calls import build_artifacts
+from flownpu.npu_decoder import read_decoder
+from flownpu.npu_encoder import read_encoder
+from flownpu.ops import q4nx_file
+from flownpu.roofline import decode_traffic
+from flownpu.verification import is_made_of
+from tests.decoding import Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# What a reader may take beyond what the process has: samples are far below a megabyte.
+MEMORY_BYTES = 2 << 30
+
+
+def read(reader: str, folder: str) -> list[str]:
+    """Reads the files of a sample; what was refused."""
+    with _within_memory():
+        return READERS[reader](Path(folder))
+
+
+@contextlib.contextmanager
+def _within_memory() -> Iterator[None]:
+    """With a limit on the process's addresses, unless a sanitizer has reserved most of them."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    used = pages * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limited = used < 1 << 40
+    if limited:
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, hard))
+    try:
+        yield
+    finally:
+        if limited:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _refused(*steps: Callable[[], object], errors: tuple[type[Exception], ...] = ()) -> list[str]:
+    """What each step refuses, by an error of ours or one of `errors`."""
+    found = []
+    for step in steps:
+        try:
+            step()
+        except (FlowNPUError, *errors) as error:
+            found.append(str(error))
+    return found
+
+
+@cache
+def _devices() -> list[Any]:
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == "FlowNPUExecutionProvider"][:1]
+
+
+def _of_session(make_and_run: Callable[[], object]) -> list[str]:
+    """What ONNX Runtime or the provider refuses, each in words of its own."""
+    try:
+        make_and_run()
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        return [str(error)]
+    return []
+
+
+def _source(folder: Path) -> list[str]:
+    """A source of `flownpu convert`."""
+    output = folder.with_name(folder.name + "-out")
+    gguf = folder / "model.gguf"
+    found = _refused(lambda: convert(gguf if gguf.exists() else folder, output, force=True))
+    shutil.rmtree(output, ignore_errors=True)
+    return found
+
+
+def _genai(folder: Path) -> list[str]:
+    steps = (
+        lambda: read_genai_config(folder),
+        lambda: has_chat_template(folder),
+        lambda: summarize(folder),
+        lambda: decode_traffic(folder),
+    )
+    return _refused(*steps) + _source(folder)
+
+
+def _converted(folder: Path) -> list[str]:
+    steps = (
+        lambda: summarize(folder),
+        lambda: list(damage(folder)),
+        lambda: is_made_of(folder, folder.with_name(folder.name + "-source")),
+        lambda: read_decoder(folder),
+        lambda: read_encoder(folder),
+        lambda: decode_traffic(folder),
+        lambda: has_chat_template(folder),
+        lambda: export_q4nx(folder, folder.with_name("out.q4nx"), force=True),
+    )
+    return _refused(*steps)
+
+
+def _with_pictures(folder: Path) -> list[str]:
+    return _refused(lambda: image_size(folder), lambda: read_encoder(folder), lambda: summarize(folder))
+
+
+def _explained(folder: Path) -> list[str]:
+    """As `flownpu explain` does, which makes a session."""
+    found: list[str] = []
+    found += _of_session(lambda: found.extend(_refused(lambda: explain(folder, {"device": "cpu"}, 1e10))))
+    return found
+
+
+def _decode(folder: Path, options: dict[str, str], *lengths: int) -> list[str]:
+    """Steps of a decoder of some tokens each."""
+
+    def run() -> None:
+        decoder = Decoder(folder, _devices(), options)
+        for length in lengths:
+            decoder(np.full((1, length), 3))
+
+    return _of_session(run)
+
+
+def _compiled(folder: Path) -> list[str]:
+    from tests.ep.test_context import FEEDS
+
+    def run() -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.add_provider_for_devices(_devices(), {})
+        session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
+        session.run(None, FEEDS)
+
+    return _of_session(run)
+
+
+def _q4nx(folder: Path) -> list[str]:
+    path = folder / "model.q4nx"
+
+    def read_all() -> None:
+        for name, tensor in q4nx_file.read(path).items():
+            if tensor.dtype == np.uint8 and name.endswith("o_proj.weight"):
+                q4nx_file.blocks(tensor, 32, 32)
+
+    return _refused(read_all, lambda: summarize(path), errors=(ValueError,))
+
+
+def _plan(folder: Path) -> list[str]:
+    path = folder / "plan.json"
+    outputs = folder / "plan.svg", folder / "trace.json"
+    with contextlib.redirect_stdout(sys.stderr):
+        return _refused(lambda: inspect_plan(path, as_json=True, svg=outputs[0], trace_file=outputs[1]))
+
+
+def _images(folder: Path) -> list[str]:
+    return [
+        text for path in sorted(folder.iterdir()) for text in _refused(lambda p=path: read_image(p, ImageSize(8, 8)))
+    ]
+
+
+def _built(folder: Path) -> list[str]:
+    """As `flownpu build` does again over what it made."""
+    found = []
+    for kind, name in (("emulate", "emulate"), ("xclbin", "npu2")):
+        output = folder / "artifacts" / name
+        if output.exists():
+            found += _refused(lambda k=kind, o=output: build_artifacts(folder, kind=k, output=o), errors=(ValueError,))
+    return found
+
+
+READERS: dict[str, Callable[[Path], list[str]]] = {
+    "source": _source,
+    "genai": _genai,
+    "converted": _converted,
+    "pictures": _with_pictures,
+    "explained": _explained,
+    "decoder": lambda folder: _decode(folder, {}, 3, 1),
+    "emulated": lambda folder: _decode(folder, {"device": "emulate"}, 2, 1),
+    "built": _built,
+    "compiled": _compiled,
+    "q4nx": _q4nx,
+    "plan": _plan,
+    "images": _images,
+}

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker answers, hands on what a function raises, and outlives crashes and hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.worker import Crashed, Hung, Raised, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker() as made:
+        yield made
+
+
+def test_answers(worker: Worker) -> None:
+    assert worker.call("math:hypot", 3.0, 4.0) == 5.0
+    assert len(worker.call("os:urandom", 1 << 20)) == 1 << 20  # more than a pipe holds
+
+
+def test_raised(worker: Worker) -> None:
+    with pytest.raises(Raised, match="ValueError") as raised:
+        worker.call("math:sqrt", -1.0)
+    assert raised.value.kind == "ValueError"
+    assert raised.value.message
+
+
+def test_crash(worker: Worker) -> None:
+    with pytest.raises(Crashed) as crashed:
+        worker.call("os:abort")
+    assert crashed.value.reason == "ended by SIGABRT"
+    assert "os:abort" in crashed.value.report or "Fatal Python error: Aborted" in crashed.value.report
+    assert worker.call("math:hypot", 3.0, 4.0) == 5.0
+
+
+def test_exit(worker: Worker) -> None:
+    with pytest.raises(Crashed, match="exit code 3"):
+        worker.call("os:_exit", 3)
+    assert worker.call("math:hypot", 3.0, 4.0) == 5.0
+
+
+def test_hang() -> None:
+    with Worker(seconds=0.5) as worker:
+        with pytest.raises(Hung, match=r"no answer in 0\.5 s"):
+            worker.call("time:sleep", 60)
+        assert worker.call("math:hypot", 3.0, 4.0) == 5.0
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with Worker(tmp_path / "none.so") as worker, pytest.raises(Crashed, match=r"none\.so"):
+        worker.call("math:hypot", 3.0, 4.0)

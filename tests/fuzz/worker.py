@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and not the end.
+
+Importing ONNX Runtime, under AddressSanitizer above all, takes longer than thousands of cases. A *server* does it once;
+a fork of it, the *runner*, answers calls until a case ends it, and then the server forks the next one. Over two pipes
+go pickled messages, each after its length. What a runner writes to its standard output and error during a call lies in
+a file, whose end is the report of a crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import importlib
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTH = struct.Struct("<Q")
+NUMBER = struct.Struct("<q")
+# Of what a process wrote before it ended: a report of AddressSanitizer with three stacks of Python has 30 KB.
+TAIL_BYTES = 65536
+# An absurd size must be refused, and not bring the machine down. AddressSanitizer reserves 16 TB of addresses for
+# itself, so that there the limit is on one allocation.
+ADDRESS_BYTES = 12 << 30
+SANITIZED_ALLOCATION_MB = 4096
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Raised(Exception):  # noqa: N818  (what happened, not an error of the worker)
+    """The function raised: the exception's type and its message, as words."""
+
+    def __init__(self, kind: str, message: str, trace: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind, self.message, self.trace = kind, message, trace
+
+
+class Ended(Exception):  # noqa: N818
+    """The process did not answer; `report` is the end of what it wrote, with a sanitizer's report if there is one."""
+
+    def __init__(self, reason: str, report: str) -> None:
+        super().__init__(f"{reason}\n{report}" if report else reason)
+        self.reason, self.report = reason, report
+
+
+class Crashed(Ended):
+    """The process ended in a call, by a signal, an exit code or a sanitizer."""
+
+
+class Hung(Ended):
+    """The process did not answer in time and was ended; its report has the Python stack, if it could still write it."""
+
+
+def sanitizers_environment(library: Path) -> dict[str, str]:
+    """What a Python needs that loads a library under the sanitizers, which must be there before Python is."""
+
+    def runtime(name: str) -> str:
+        return subprocess.run(
+            ["g++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    return {
+        "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so.6')}",
+        "ASAN_OPTIONS": f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb={SANITIZED_ALLOCATION_MB}",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "FLOWNPU_TESTING_DIR": str(library.parent),
+    }
+
+
+class Worker:
+    """A process that calls functions by name; a context manager, started by the first call.
+
+    `library`: registered with ONNX Runtime before the first call; none: ONNX Runtime alone. `sanitize`: the library was
+    built under the sanitizers; none named: build/sanitize's. `environment`: added to this process's. `seconds`: until a
+    call that does not answer is a hang.
+    """
+
+    def __init__(
+        self,
+        library: Path | str | None = None,
+        *,
+        sanitize: bool = False,
+        environment: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+    ) -> None:
+        if sanitize and library is None:
+            library = ROOT / "build/sanitize/libflownpu_ep.so"
+        self.library = Path(library).resolve() if library is not None else None
+        self.seconds = seconds
+        self._limit = not sanitize
+        # The server forks, which threads of its own would not outlive.
+        self._environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"}
+        if sanitize:
+            assert self.library is not None
+            self._environment |= sanitizers_environment(self.library)
+        self._environment |= environment or {}
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._runner = 0
+        self._requests = self._answers = -1
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the worker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._output.close()
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What `package.module:function` returns for the arguments; all of them can be pickled.
+
+        Raises:
+            Raised: the function raised.
+            Crashed: the process ended; the next call starts another.
+            Hung: it did not answer in time; the next call starts another.
+        """
+        if not self._runner:
+            self._start()
+        # The runner appends to it, so that what it writes next is at its beginning.
+        self._output.truncate(0)
+        try:
+            _write(self._requests, pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL))
+            succeeded, answer = self._receive(self.seconds)
+        except (BrokenPipeError, EOFError):
+            raise self._crashed() from None
+        except TimeoutError:
+            raise self._hung() from None
+        except BaseException:
+            self._end()  # An answer that nobody waited for must not be taken for the next one.
+            raise
+        if not succeeded:
+            raise Raised(*answer)
+        return answer
+
+    def stop(self) -> None:
+        """Ends the processes, if there are any."""
+        if self._runner:
+            self._end()
+        if self._server is not None:
+            assert self._control is not None
+            self._control.close()
+            self._server.kill()
+            self._server.wait()
+            self._server = None
+
+    def _start(self) -> None:
+        """Forks a runner, from a new server if there is none."""
+        if self._server is None:
+            self._control, theirs = socket.socketpair()
+            self._output.truncate(0)
+            command = [sys.executable, "-m", "tests.fuzz.worker", str(theirs.fileno())]
+            command += [str(int(self._limit)), str(self.library or "")]
+            self._server = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs.fileno(),),
+            )
+            theirs.close()
+        assert self._control is not None
+        their_requests, self._requests = os.pipe()
+        self._answers, their_answers = os.pipe()
+        try:
+            socket.send_fds(self._control, [b"fork"], [their_requests, their_answers])
+            self._runner = self._told()
+        except (BrokenPipeError, ConnectionResetError):
+            os.close(self._requests)
+            os.close(self._answers)
+            self.stop()
+            raise Crashed("ended before its first call", self._tail()) from None
+        finally:
+            os.close(their_requests)
+            os.close(their_answers)
+
+    def _told(self) -> int:
+        """A number from the server."""
+        assert self._control is not None
+        told = self._control.recv(LENGTH.size)
+        if not told:
+            raise ConnectionResetError
+        return int(NUMBER.unpack(told)[0])
+
+    def _end(self) -> int:
+        """Ends the runner, unless it has ended; its status, negative if a signal ended it."""
+        with suppress(ProcessLookupError):
+            os.kill(self._runner, signal.SIGKILL)
+        return self._status()
+
+    def _status(self) -> int:
+        assert self._control is not None
+        self._control.sendall(b"wait")
+        self._runner = 0
+        os.close(self._requests)
+        os.close(self._answers)
+        return self._told()
+
+    def _crashed(self) -> Crashed:
+        code = self._status()
+        reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return Crashed(reason, self._tail())
+
+    def _hung(self) -> Hung:
+        os.kill(self._runner, signal.SIGUSR1)  # faulthandler writes the stacks of all threads.
+        time.sleep(0.2)
+        self._end()
+        return Hung(f"no answer in {self.seconds:g} s", self._tail())
+
+    def _tail(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+
+    def _receive(self, seconds: float) -> Any:
+        end = time.monotonic() + seconds
+        length = LENGTH.unpack(_read(self._answers, LENGTH.size, end))[0]
+        # From a process of ours that we started: a pickle of its own making.
+        return pickle.loads(_read(self._answers, length, end))  # noqa: S301
+
+
+def _write(descriptor: int, message: bytes) -> None:
+    data = memoryview(LENGTH.pack(len(message)) + message)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read(descriptor: int, count: int, end: float | None = None) -> bytes:
+    """That many bytes. Raises EOFError where the other side is gone, TimeoutError when it is later than `end`."""
+    parts = []
+    while count:
+        if end is not None and not select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+            raise TimeoutError
+        part = os.read(descriptor, min(count, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _answer(request: bytes) -> bytes:
+    try:
+        name, arguments = pickle.loads(request)  # noqa: S301  (from the process that started this one)
+        module, function = name.split(":")
+        result = getattr(importlib.import_module(module), function)(*arguments)
+        return pickle.dumps((True, result), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001  (all of them are answers)
+        return pickle.dumps((False, (type(error).__name__, str(error), traceback.format_exc())))
+
+
+def _run(requests: int, answers: int) -> None:
+    """Answers calls until nobody is left to make them."""
+    _end_with_parent()
+    try:
+        while True:
+            request = _read(requests, LENGTH.unpack(_read(requests, LENGTH.size))[0])
+            _write(answers, _answer(request))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
+
+
+def _serve(control: socket.socket, limit: bool, library: str) -> None:
+    _end_with_parent()
+    # A core of a process under AddressSanitizer takes minutes.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+        faulthandler.enable()  # A sanitizer's own handlers tell more.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for stream in (1, 2):  # Appending, so that the file may be cut between calls.
+        fcntl.fcntl(stream, fcntl.F_SETFL, fcntl.fcntl(stream, fcntl.F_GETFL) | os.O_APPEND)
+    import onnxruntime
+
+    if library:
+        onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
+    runner = 0
+    while True:
+        command, pipes, _, _ = socket.recv_fds(control, 4, 2)
+        if not command:
+            os._exit(0)
+        if command == b"fork":
+            runner = os.fork()
+            if runner == 0:
+                control.close()
+                _run(*pipes)
+            for pipe in pipes:
+                os.close(pipe)
+            control.sendall(NUMBER.pack(runner))
+        else:
+            _, status = os.waitpid(runner, 0)
+            control.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "1", sys.argv[3])

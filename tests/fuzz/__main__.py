@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.fuzz.campaign import Campaign
-from tests.fuzz.findings import load_case, save_finding
+from tests.fuzz.findings import judge_saved, load_case, save_finding
 from tests.fuzz.graphs import INSTRUCTION_SETS
 from tests.fuzz.oracle import Finding, Oracle
 from tests.fuzz.worker import ROOT, Worker
@@ -73,15 +73,20 @@ def graphs(
 @app.command()
 def decoders(
     cases: Cases = 200, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None, isa: Isa = None,
-    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 60.0,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 300.0,
+    device: Annotated[str, typer.Option("--device", help="cpu, or emulate: some seconds a case.")] = "cpu",
 ) -> None:  # fmt: skip
     """Random small decoders: prompts, chunks, tokens, rewinds, batches."""
-    from tests.fuzz.decoders import DecoderOracle
-    from tests.fuzz.decoders import cases as strategy
+    from tests.fuzz import decoders, emulated
 
     with _workers(library, sanitize, seconds) as (reference, ours):
-        oracle = DecoderOracle(reference, ours)
-        _run("decoders", strategy(tuple(isa or INSTRUCTION_SETS)), oracle.judge, cases, seed, minutes, output)
+        if device == "emulate":
+            with emulated.EmulatedOracle(reference, ours) as oracle:
+                _run("emulated", emulated.cases(), oracle.judge, cases, seed, minutes, output)
+            return
+        strategy = decoders.cases(tuple(isa or INSTRUCTION_SETS))
+        judge = decoders.DecoderOracle(reference, ours).judge
+        _run("decoders", strategy, judge, cases, seed, minutes, output)
 
 
 @app.command()
@@ -90,8 +95,9 @@ def replay(
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,
 ) -> None:  # fmt: skip
     """Run a case that was saved."""
+    case = load_case(model)
     with _workers(library, sanitize, seconds) as (reference, ours):
-        verdict = Oracle(reference, ours).judge(load_case(model))
+        verdict = judge_saved(case, reference, ours)
     console.print(verdict.category, style="bold")
     if verdict.finding is not None:
         console.print(f"{verdict.finding.signature}\n{verdict.finding.text}", markup=False, highlight=False)

@@ -23,7 +23,7 @@ from flownpu.convert.weights import Projection, weight_plan
 if TYPE_CHECKING:
     from tests.fuzz.choices import Choices
 
-VOCABULARY = 80
+VOCABULARY = 128
 # Positions that the rotary tables hold: more than any script takes.
 CONTEXT = 128
 FLOAT, INT64, INT32, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.UINT8
@@ -35,6 +35,7 @@ class DecoderModel:
     """A decoder.
 
     `layers`, `kv_heads`, `head_size`, `cache` (type): of its KV cache. `all_logits`: of all tokens, not the last.
+    `description`: what it is made of, in words.
     """
 
     model: bytes
@@ -43,6 +44,7 @@ class DecoderModel:
     head_size: int
     cache: int
     all_logits: bool
+    description: str = ""
 
 
 def random_decoder(choices: Choices) -> Decoder:
@@ -78,9 +80,9 @@ def random_decoder(choices: Choices) -> Decoder:
     )
 
 
-def converted(choices: Choices) -> DecoderModel:
-    """As `flownpu convert` writes it."""
-    decoder = random_decoder(choices)
+def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: bool | None = None) -> DecoderModel:
+    """As `flownpu convert` writes it; `decoder`: of this one, and not of any."""
+    decoder = decoder or random_decoder(choices)
     rng = np.random.default_rng(choices.seed())
     weights = RandomWeights(choices.seed(), symmetric=choices.chance(50))
     tensors: dict[str, ir.TensorProtocol] = {}
@@ -94,13 +96,12 @@ def converted(choices: Choices) -> DecoderModel:
         for name, table in zip(rotary_cache_names(i), rotary.caches(CONTEXT, decoder.head_size), strict=True):
             tensors[name] = ir.tensor(table)
     kv_dtype = choices.pick(("fp32", "bf16", "fp16"))
-    all_logits = choices.chance(50)
+    all_logits = choices.chance(50) if all_logits is None else all_logits
     model = build_model(decoder, tensors, kv_dtype=kv_dtype, logits="all" if all_logits else "last")
     cache = {"fp32": FLOAT, "bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}[kv_dtype]
-    proto = ir.to_proto(model)
-    return DecoderModel(
-        proto.SerializeToString(), len(decoder.layers), decoder.kv_heads, decoder.head_size, cache, all_logits
-    )
+    serialised = ir.to_proto(model).SerializeToString()
+    sizes = len(decoder.layers), decoder.kv_heads, decoder.head_size
+    return DecoderModel(serialised, *sizes, cache, all_logits, f"converted {decoder}")
 
 
 def exported(choices: Choices) -> DecoderModel:
@@ -148,7 +149,8 @@ class _Export:
         graph = helper.make_graph(self.nodes, "decoder", self.inputs, self.outputs, self.constants)
         imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
         model = helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
-        return DecoderModel(model, len(decoder.layers), decoder.kv_heads, decoder.head_size, FLOAT, self.all_logits)
+        sizes = len(decoder.layers), decoder.kv_heads, decoder.head_size
+        return DecoderModel(model, *sizes, FLOAT, self.all_logits, f"exported {decoder}")
 
     # --- Parts -------------------------------------------------------------------------------------------------------
 

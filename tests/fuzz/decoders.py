@@ -76,10 +76,10 @@ def cases(isas: tuple[str, ...] = INSTRUCTION_SETS) -> strategies.SearchStrategy
     return strategies.binary(min_size=BYTES, max_size=BYTES).map(lambda data: build(data, isas))
 
 
-def script(choices: Choices, context: int = CONTEXT) -> tuple[list[Step], list[int]]:
+def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tuple[list[Step], list[int]]:
     """A prompt, and what follows; and the lengths of the prompt's rows, which are padded on the right."""
-    batch = choices.pick((1, 1, 1, 2, 3))
-    tokens = min(choices.pick((3, 1, 5, 9, 17, 33, 40, 70)), context)
+    batch = choices.pick(batches)
+    tokens = choices.pick((3, 1, 5, 9, 17, 33, 40, 70))
     lengths = [tokens] * batch
     if batch > 1 and choices.chance(60):
         lengths[1:] = [choices.between(1, tokens) for _ in lengths[1:]]
@@ -93,7 +93,7 @@ def script(choices: Choices, context: int = CONTEXT) -> tuple[list[Step], list[i
             if choices.chance(25):
                 total = choices.between(1, total)
             new = choices.pick((1, 1, 2, 4, 5, 9, 20))
-        if total + new > context:
+        if total + new > CONTEXT:
             break
         past, total = total, total + new
         mask = np.concatenate([mask[:, :past], np.ones((batch, new), np.int64)], axis=1)
@@ -103,6 +103,8 @@ def script(choices: Choices, context: int = CONTEXT) -> tuple[list[Step], list[i
 
 class DecoderOracle:
     """Judges cases; `reference` is a worker with ONNX Runtime alone, `ours` one with the library."""
+
+    roundings = ROUNDINGS
 
     def __init__(self, reference: Worker, ours: Worker) -> None:
         self._reference, self._ours = reference, ours
@@ -162,7 +164,7 @@ class DecoderOracle:
 
     def _bound(self, case: DecoderCase, exact: NDArray[Any], rough: NDArray[Any], valid: NDArray[np.bool_]) -> float:
         measured = float(np.sqrt(np.square(exact.astype(np.float64) - rough)[valid].mean()))
-        return ROUNDINGS * measured + float32_tolerance(exact[valid], case.decoder.layers, 256)
+        return self.roundings * measured + float32_tolerance(exact[valid], case.decoder.layers, 256)
 
 
 def row_errors(a: NDArray[Any], b: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.float64]:

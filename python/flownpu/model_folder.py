@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder; FlowNPUError if it holds anything else."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FlowNPUError(f"{path} is not valid JSON ({error}): convert the model again") from error
     if not isinstance(settings, dict):
         raise FlowNPUError(

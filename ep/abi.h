@@ -21,6 +21,7 @@
 struct OrtApi;
 struct OrtDataTransferImpl;
 struct OrtEpApi;
+struct OrtEnv;
 struct OrtEpDevice;
 struct OrtEpGraphSupportInfo;
 struct OrtGraph;
@@ -34,6 +35,8 @@ struct OrtNodeComputeContext;
 struct OrtOpAttr;
 struct OrtProfilingEvent;
 struct OrtProfilingEventsContainer;
+struct OrtRunOptions;
+struct OrtSession;
 struct OrtSessionOptions;
 struct OrtStatus;
 struct OrtTensorTypeAndShapeInfo;
@@ -230,6 +233,15 @@ inline constexpr ApiFunction<OrtStatus*(OrtErrorCode code, const char* message)>
 inline constexpr ApiFunction<const char*(const OrtStatus* status)> GetErrorMessage{2};
 inline constexpr ApiFunction<void(OrtStatus* status)> ReleaseStatus{93};
 
+inline constexpr ApiFunction<OrtStatus*(OrtLoggingLevel level, const char* name, OrtEnv** environment)> CreateEnv{3};
+inline constexpr ApiFunction<void(OrtEnv* environment)> ReleaseEnv{92};
+inline constexpr ApiFunction<OrtStatus*(OrtSessionOptions** options)> CreateSessionOptions{10};
+inline constexpr ApiFunction<OrtStatus*(OrtSessionOptions* options, int threads)> SetIntraOpNumThreads{24};
+inline constexpr ApiFunction<void(OrtSessionOptions* options)> ReleaseSessionOptions{100};
+inline constexpr ApiFunction<OrtStatus*(const OrtEnv* environment, const void* model, std::size_t bytes, const OrtSessionOptions* options, OrtSession** session)> CreateSessionFromArray{8};
+inline constexpr ApiFunction<OrtStatus*(OrtSession* session, const OrtRunOptions* options, const char* const* input_names, const OrtValue* const* inputs, std::size_t num_inputs, const char* const* output_names, std::size_t num_outputs, OrtValue** outputs)> Run{9};
+inline constexpr ApiFunction<void(OrtSession* session)> ReleaseSession{95};
+
 inline constexpr ApiFunction<OrtStatus*(OrtValue* value, void** data)> GetTensorMutableData{51};
 inline constexpr ApiFunction<OrtStatus*(const OrtValue* value, const void** data)> GetTensorData{378};
 inline constexpr ApiFunction<void(OrtValue* value)> ReleaseValue{96};
@@ -268,6 +280,8 @@ inline constexpr ApiFunction<const OrtEpApi*()> GetEpApi{317};
 inline constexpr ApiFunction<const OrtModelEditorApi*()> GetModelEditorApi{291};
 
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** path)> Graph_GetModelPath{334};
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumOperatorSets{336};
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** domains, std::int64_t* versions, std::size_t count)> Graph_GetOperatorSets{337};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumNodes{344};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** nodes, std::size_t count)> Graph_GetNodes{345};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** node)> Graph_GetParentNode{346};

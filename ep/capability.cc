@@ -12,11 +12,11 @@
 namespace flownpu {
 namespace {
 
-std::string reason_against(const Device& device, const GraphNode& node) {
+std::string reason_against(const Device& device, const GraphNode& node, const Producer& producer) {
   if (!node.unsupported.empty()) return node.unsupported;
   try {
     if (is_context(node.node)) return "";
-    return device.unsupported(node.node);
+    return device.unsupported(node.node, producer);
   } catch (const Error& error) {  // An attribute of the wrong type, say.
     return error.what();
   }
@@ -55,30 +55,35 @@ void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels)
 // most. Nodes of one level form a partition. It is convex: a path from one of its nodes through a
 // rejected node ends on a higher level, and levels never fall along a path.
 Partitions partition(const Device& device, const std::vector<GraphNode>& nodes) {
-  struct Producer {
+  struct Made {
     int level;
     bool taken;
+    const Node* node;
   };
-  std::unordered_map<std::string_view, Producer> producers;
+  std::unordered_map<std::string_view, Made> made;
+  const Producer producer = [&](std::string_view value) {
+    const auto found = made.find(value);
+    return found == made.end() || !found->second.taken ? nullptr : found->second.node;
+  };
   Partitions result;
   std::vector<int> levels(nodes.size(), kNotTaken);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     const GraphNode& node = nodes[index];
-    const std::string reason = node.is_elsewhere ? "" : reason_against(device, node);
+    const std::string reason = node.is_elsewhere ? "" : reason_against(device, node, producer);
     const bool taken = reason.empty() && !node.is_elsewhere;
 
     // kNotTaken: nothing that was taken comes before.
     int level = taken ? 0 : kNotTaken;
     const auto follow = [&](std::string_view value) {
-      const auto producer = producers.find(value);
-      if (producer == producers.end()) return;
-      const int step = taken && !producer->second.taken ? 1 : 0;
-      level = std::max(level, producer->second.level + step);
+      const auto found = made.find(value);
+      if (found == made.end()) return;
+      const int step = taken && !found->second.taken ? 1 : 0;
+      level = std::max(level, found->second.level + step);
     };
     for (const Value& input : node.node.inputs) follow(input.name);
     for (const std::string& input : node.implicit_inputs) follow(input);
     for (const Value& output : node.node.outputs) {
-      if (!output.name.empty()) producers.emplace(output.name, Producer{level, taken});
+      if (!output.name.empty()) made.emplace(output.name, Made{level, taken, &node.node});
     }
 
     if (taken) {

@@ -46,8 +46,9 @@ class KernelContextIo final : public ProgramIo {
 }  // namespace
 
 // All that a run changes is in the program's workspaces, so that there is no state to create.
-ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program)
-    : api_(api), program_(std::move(program)) {
+ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
+                         std::unique_ptr<CpuProvider> elsewhere)
+    : api_(api), program_(std::move(program)), elsewhere_(std::move(elsewhere)) {
   ort_version_supported = api.version();
   CreateState = [](OrtNodeComputeInfo* /*self*/, OrtNodeComputeContext* /*context*/,
                    void** state) -> OrtStatus* {
@@ -58,12 +59,20 @@ ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> progr
   // provider.
   Compute = [](OrtNodeComputeInfo* self, void* /*state*/, OrtKernelContext* context) {
     const auto& info = *static_cast<const ComputeInfo*>(self);
-    return guard(info.api_, ort::ORT_RUNTIME_EXCEPTION, [&] {
-      KernelContextIo io(info.api_, context);
-      info.program_->run(io, current_observer());
-    });
+    return guard(info.api_, ort::ORT_RUNTIME_EXCEPTION, [&] { info.run(context); });
   };
   ReleaseState = [](OrtNodeComputeInfo* /*self*/, void* /*state*/) {};
+}
+
+void ComputeInfo::run(OrtKernelContext* context) const {
+  if (program_ == nullptr) return elsewhere_->run(context);
+  try {
+    KernelContextIo io(api_, context);
+    program_->run(io, current_observer());
+  } catch (const Unsupported&) {
+    if (elsewhere_ == nullptr) throw;
+    elsewhere_->run(context);
+  }
 }
 
 }  // namespace flownpu

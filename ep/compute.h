@@ -5,17 +5,24 @@
 #include <memory>
 
 #include "ep/api.h"
+#include "ep/cpu_provider.h"
 #include "ep/resilient_program.h"
 
 namespace flownpu {
 
 class ComputeInfo final : public ort::OrtNodeComputeInfo {
  public:
-  ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program);
+  // Runs that the program does not take (Unsupported) are `elsewhere`'s, which may be null; one of
+  // the two is there.
+  ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
+              std::unique_ptr<CpuProvider> elsewhere);
 
  private:
+  void run(OrtKernelContext* context) const;
+
   Api api_;
   std::unique_ptr<ResilientProgram> program_;
+  std::unique_ptr<CpuProvider> elsewhere_;
 };
 
 }  // namespace flownpu

@@ -187,27 +187,56 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
   check();
   std::vector<std::unique_ptr<ComputeInfo>> compiled;
   placement_.our_multiply_adds = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    CompiledPartition partition = compile(graphs[i], fused_nodes[i], &context_nodes[i]);
-    placement_.our_multiply_adds += partition.multiply_adds;
-    for (const Lowered::OnHost& item : partition.on_host)
-      placement_.on_host.push_back({item.node, item.op_type, item.reason});
-    if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
-    if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
-    compiled.push_back(std::make_unique<ComputeInfo>(api_, std::move(partition.program)));
-  }
+  for (std::size_t i = 0; i < count; ++i)
+    compiled.push_back(compile(graphs[i], fused_nodes[i], &context_nodes[i]));
   placement_.device = device_->description();  // Some know more of themselves now.
   report_placement();
   for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
 }
 
-CompiledPartition Ep::compile(const OrtGraph* graph, const OrtNode* fused, OrtNode** context_node) {
+std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* fused,
+                                         OrtNode** context_node) {
+  std::vector<Node> nodes;
+  for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
+  std::unique_ptr<CpuProvider> elsewhere = this->elsewhere(nodes, graph, fused);
+  try {
+    CompiledPartition partition = compile_nodes(nodes, graph, fused, context_node);
+    placement_.our_multiply_adds += partition.multiply_adds;
+    for (const Lowered::OnHost& item : partition.on_host)
+      placement_.on_host.push_back({item.node, item.op_type, item.reason});
+    if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
+    if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
+    return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere));
+  } catch (const Error& error) {
+    // Each node was taken, but not all of them together. An array that fails is another matter.
+    if (elsewhere == nullptr || device_->name() != "cpu") throw;
+    for (const Node& node : nodes) {
+      placement_.left.push_back({to_string(node), node.op_type, error.what()});
+      placement_.left_multiply_adds += estimate_multiply_adds(node);
+    }
+    return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere));
+  }
+}
+
+// Where runs go that the device does not take. A compiled model's nodes are not ONNX Runtime's any
+// more, and have no constants in the session.
+std::unique_ptr<CpuProvider> Ep::elsewhere(const std::vector<Node>& nodes, const OrtGraph* graph,
+                                           const OrtNode* fused) const {
+  if (options_.on_unsupported == OnUnsupported::kError || context_.enable ||
+      !CpuProvider::knows(nodes)) {
+    return nullptr;
+  }
+  return std::make_unique<CpuProvider>(api_, nodes, input_names(api_, fused),
+                                       output_names(api_, fused), operator_sets(api_, graph),
+                                       options_.device_options.threads);
+}
+
+CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* graph,
+                                    const OrtNode* fused, OrtNode** context_node) {
   const std::filesystem::path path = model_path(api_, graph);
   const bool in_current = !path.empty() && !path.has_parent_path();
   const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string(),
                           .outputs = output_names(api_, fused)};
-  std::vector<Node> nodes;
-  for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
   const std::string files = context_files(nodes);
   nodes = expand_contexts(std::move(nodes), lowering, *device_);
   KeepNodes keep;

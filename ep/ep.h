@@ -9,6 +9,7 @@
 
 #include "ep/api.h"
 #include "ep/compiler.h"
+#include "ep/compute.h"
 #include "ep/context.h"
 #include "ep/graph.h"
 #include "ep/options.h"
@@ -35,7 +36,12 @@ class Ep final : public ort::OrtEp {
   void get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support);
   void compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
                ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes);
-  CompiledPartition compile(const OrtGraph* graph, const OrtNode* fused, OrtNode** context_node);
+  std::unique_ptr<ComputeInfo> compile(const OrtGraph* graph, const OrtNode* fused,
+                                       OrtNode** context_node);
+  CompiledPartition compile_nodes(std::vector<Node> nodes, const OrtGraph* graph,
+                                  const OrtNode* fused, OrtNode** context_node);
+  std::unique_ptr<CpuProvider> elsewhere(const std::vector<Node>& nodes, const OrtGraph* graph,
+                                         const OrtNode* fused) const;
   void on_session_ready();
 
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;

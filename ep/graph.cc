@@ -185,6 +185,7 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
       const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
       try {
         node.inputs.push_back(read_tensor(api, attribute, unique));
+        node.tensor_attributes.push_back(name);
       } catch (const Error& error) {
         unsupported = "attribute " + std::string(error.what());
       }
@@ -239,27 +240,44 @@ GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* h
 
 }  // namespace
 
-std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type) {
+ort::ONNXTensorElementDataType element_of(DataType type) {
   switch (type) {
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT:
-      return DataType::kFloat32;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
-      return DataType::kFloat16;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
-      return DataType::kBFloat16;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64:
-      return DataType::kInt64;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32:
-      return DataType::kInt32;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8:
-      return DataType::kInt8;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8:
-      return DataType::kUInt8;
-    case ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL:
-      return DataType::kBool;
-    default:
-      return std::nullopt;
+    case DataType::kFloat32:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case DataType::kFloat16:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    case DataType::kBFloat16:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+    case DataType::kInt64:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    case DataType::kInt32:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case DataType::kInt8:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case DataType::kUInt8:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+    case DataType::kBool:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
   }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type) {
+  for (int ours = 0; ours <= static_cast<int>(DataType::kBool); ++ours) {
+    if (element_of(static_cast<DataType>(ours)) == type) return static_cast<DataType>(ours);
+  }
+  return std::nullopt;
+}
+
+OperatorSets operator_sets(const Api& api, const OrtGraph* graph) {
+  std::size_t count = 0;
+  api.call(ort::Graph_GetNumOperatorSets, graph, &count);
+  std::vector<const char*> domains(count);
+  std::vector<std::int64_t> versions(count);
+  api.call(ort::Graph_GetOperatorSets, graph, domains.data(), versions.data(), count);
+  OperatorSets sets;
+  for (std::size_t i = 0; i < count; ++i) sets.emplace_back(domains[i], versions[i]);
+  return sets;
 }
 
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ep/api.h"
+#include "ep/onnx_model.h"
 #include "ops/node.h"
 
 namespace flownpu {
@@ -27,9 +28,14 @@ struct GraphNode {
 
 // ORT's element type as ours, if there is one.
 std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
+// And ours as ORT's, which are ONNX's own numbers.
+ort::ONNXTensorElementDataType element_of(DataType type);
 
 // The nodes of the graph, in topological order. Their constants are where initializers.h says.
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph);
+
+// The versions of the domains that the graph's model imports.
+OperatorSets operator_sets(const Api& api, const OrtGraph* graph);
 
 // The model's file; empty if it was not read from one.
 std::string model_path(const Api& api, const OrtGraph* graph);

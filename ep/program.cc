@@ -97,9 +97,16 @@ void Program::run(ProgramIo& io, StepObserver* observer) const {
       workspace.tensors[value] = io.input(values_[value].index);
   }
   workspace.slice = {};
-  run_steps(0, slices_begin_, workspace, io, observer);
-  run_slices(workspace, io, observer);
-  run_steps(slices_end_, steps_.size(), workspace, io, observer);
+  workspace.appended = false;
+  try {
+    run_steps(0, slices_begin_, workspace, io, observer);
+    run_slices(workspace, io, observer);
+    run_steps(slices_end_, steps_.size(), workspace, io, observer);
+  } catch (const Unsupported& error) {
+    if (!workspace.appended) throw;
+    fail(error.what(), "; keys and values were appended in place before, so that no other device ",
+         "can compute this run any more: begin the conversation anew");
+  }
   device_->wait();
 }
 
@@ -216,11 +223,18 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     Tensor& output = workspace.outputs[i];
     output = {.data = nullptr, .type = step.node.outputs[i].type, .shape = workspace.shapes[i]};
     if (step.outputs[i] == kNowhere) continue;
+    (void)output.bytes();  // Before anything is asked for that no memory holds.
     const PlannedValue& value = values_[step.outputs[i]];
     if (value.sliced) output.slice = workspace.slice;
     output.data = place(step.outputs[i], output, workspace, io);
     workspace.tensors[step.outputs[i]] = output;
-    if (value.home == Home::kOutput && workspace.slice.first == 0) check_memory(value, workspace);
+    if (value.home != Home::kOutput) continue;
+    if (workspace.slice.first == 0) check_memory(value, workspace);
+    const auto inputs = std::span(workspace.inputs).first(step.inputs.size());
+    workspace.appended =
+        workspace.appended || std::ranges::any_of(inputs, [&](const Tensor& input) {
+          return output.data != nullptr && input.data == output.data;
+        });
   }
 }
 

@@ -46,6 +46,8 @@ struct Program::Workspace {
   std::int64_t slice_tokens = 0;
   std::vector<Buffer> slots;
   Buffer scratch;
+  // Whether a step has written to the memory of an input, which then is not what it was.
+  bool appended = false;
   // What the next run streams.
   std::vector<std::span<const std::byte>> streams;
   // Arguments of the step at hand.

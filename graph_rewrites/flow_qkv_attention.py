@@ -31,11 +31,16 @@ _SHARED_ATTRIBUTES = (
     "qk_norm_epsilon",
     "sliding_window_cache",
 )
+# Those that may only be there as 0, which changes nothing.
+_ZERO_ATTRIBUTES = ("qk_output", "kv_cache_bit_width")
+_CACHE_TYPES = ("k_quant_type", "v_quant_type")
 # Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that FlowQKVAttention lacks, and norms.
 _SHARED_INPUTS = 11
+_POSITION_IDS = 9
 _SINK = 11
-_REFUSED_INPUTS = {12: "k_scale", 13: "v_scale"}
+_REFUSED_INPUTS = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
 _NORM_WEIGHTS = (14, 15)
+_INPUTS = 16
 
 
 class FlowQKVAttention(Rule):
@@ -76,9 +81,13 @@ class FlowQKVAttention(Rule):
         assert node is not None
         inputs = [optional_input(node, i) for i in (*range(_SHARED_INPUTS), *_NORM_WEIGHTS)]
         inputs += [None, _head_sink(op, node)]  # no bidirectional_blocks
+        attributes = {name: node.attributes[name] for name in _SHARED_ATTRIBUTES if name in node.attributes}
+        if not attribute_int(node, "do_rotary", 0):
+            inputs[_POSITION_IDS] = None  # they are for the rotation
+        elif inputs[_POSITION_IDS] is not None:
+            attributes["counted_prompt"] = ir.AttrInt64("counted_prompt", 1)
         while inputs[-1] is None:
             inputs.pop()
-        attributes = {name: node.attributes[name] for name in _SHARED_ATTRIBUTES if name in node.attributes}
         outputs: Sequence[ir.Value] = op.FlowQKVAttention(
             *inputs,
             **attributes,
@@ -93,21 +102,30 @@ class FlowQKVAttention(Rule):
 
 def _obstacle(node: ir.Node) -> str | None:
     """What this GroupQueryAttention does that FlowQKVAttention does not, or None."""
-    for position, name in _REFUSED_INPUTS.items():
+    for position in (*_REFUSED_INPUTS, *range(_INPUTS, len(node.inputs))):
         if optional_input(node, position) is not None:
+            name = _REFUSED_INPUTS.get(position, f"input {position}")
             return f"{name} is given: FlowQKVAttention has no such input"
-    for name in ("k_quant_type", "v_quant_type"):
-        if (quantization := attribute_text(node, name, "NONE")) != "NONE":
-            return f"{name}={quantization}: FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these"
     if len(node.outputs) < 3 or any(value.name == "" for value in node.outputs[:3]):
         return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache"
+    for name in sorted(node.attributes):
+        if name in _CACHE_TYPES:
+            if (quantization := attribute_text(node, name, "NONE")) != "NONE":
+                return (
+                    f"{name}={quantization}: FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these"
+                )
+        elif name in _ZERO_ATTRIBUTES:
+            if value := attribute_int(node, name):
+                return f"{name}={value}: FlowQKVAttention has none"
+        elif name not in {*_SHARED_ATTRIBUTES, "smooth_softmax"}:
+            return f"attribute {name} is not known"
     return None
 
 
 def _head_sink(op: Builder, node: ir.Node) -> ir.Value | None:
     """What is given, or zeros for smooth_softmax."""
     given = optional_input(node, _SINK)
-    if given is not None or attribute_int(node, "smooth_softmax", 0) <= 0:
+    if given is not None or attribute_int(node, "smooth_softmax", 0) != 1:
         return given
     zeros = np.zeros(attribute_int(node, "num_heads"), np.float32)
     graph = node.graph

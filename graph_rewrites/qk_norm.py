@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import onnx_ir as ir
 
-# The operator's own default (Gemma3 and Qwen3 have the same).
-_DEFAULT_EPSILON = 1e-6
+# SimplifiedLayerNormalization's.
+_DEFAULT_EPSILON = 1e-5
 
 
 class QKNorm(Rule):

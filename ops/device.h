@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/contract.h"
 #include "ops/node.h"
 #include "ops/slicing.h"
 #include "ops/tensor.h"
@@ -32,6 +34,9 @@ struct DeviceOptions {
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
 };
+
+// Finds the node that makes a value; null if none of those at hand does.
+using Producer = std::function<const Node*(std::string_view value)>;
 
 // What a device was asked to lower, beside the nodes.
 struct Lowering {
@@ -101,11 +106,14 @@ class Device {
   // What a user had better know, in one sentence: that it is slow, say. Empty if there is nothing.
   virtual std::string warning() const { return ""; }
 
-  // Why this device does not take the node; empty if it does.
-  virtual std::string unsupported(const Node& node) const = 0;
-  // Throws Error for a node that unsupported() names a reason for, or whose constants do not fit
-  // it.
+  // Why this device does not take the node; empty if it does: then lower() and prepare() do.
+  // `producer` finds the node that makes a value, or null: what makes a constant may count.
+  virtual std::string unsupported(const Node& node, const Producer& producer) const = 0;
+  // Throws Error for a node that is not within its operator's contract, or whose constants do not
+  // fit it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
+  // What it takes of all operators, those that it lowers first included.
+  virtual std::vector<Contract> contracts() const = 0;
 
   // The nodes of a partition, in topological order, as this device likes them best: several may
   // become one. Values that come in and go out of the partition keep their names. Nodes that were

@@ -36,4 +36,12 @@ template <typename... Pieces>
   throw Error(text.str());
 }
 
+// The same for Unsupported.
+template <typename... Pieces>
+[[noreturn]] void unsupported(const Pieces&... pieces) {
+  std::ostringstream text;
+  (text << ... << pieces);
+  throw Unsupported(text.str());
+}
+
 }  // namespace flownpu

@@ -3,7 +3,7 @@
 
 For a query head h, with keys and values k, v of its group floor(h G / H), positions p of queries and j of keys:
 
-    s(p, j) = softcap(scale q_p . k_j) + attention_bias(p, j)          softcap(x) = c tanh(x / c), or x where c = 0
+    s(p, j) = softcap(scale q_p . k_j) + attention_bias(p, j)          softcap(x) = c tanh(x / c), or x where c <= 0
     o_p = sum_j exp(s(p, j) - m_p) v_j / (sum_j exp(s(p, j) - m_p) + exp(head_sink_h - m_p)),   m_p = max_j s(p, j)
                                                                            (Gemma3 on NPU, equations 6 to 12)
 
@@ -22,7 +22,8 @@ Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads
     past_key, past_value [B, G, P, d], float32, bfloat16 or float16, optional; P is their capacity and may be 0
     seqlens_k int32 [B] or [B, 1], tokens so far of each row, less 1
     total_sequence_length int32, scalar or [1], T.  Both may be absent where past is: T = S for every row.
-    cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional
+    cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional: the position of each token;
+        with counted_prompt, the tokens of a first prompt (S = T) count on from position_ids[0, 0] instead, in every row
     attention_bias float32 [B or 1, H or 1, S, T], optional
     q_norm_weight, k_norm_weight float32 [d], optional, only together
     bidirectional_blocks int32 [B, S], optional: the number of each token's block, above 0 and growing from one block to
@@ -39,9 +40,9 @@ Outputs:
 Positions: where S = T (a first prompt) nothing has passed in any row, else seqlens_k[b] + 1 - S tokens have. The rows
 of a ragged batch are padded on the right; what the operator gives for padding is unspecified.
 
-Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0: none);
+Attributes: num_heads, kv_num_heads, head_size (integers, required); scale (0: 1/sqrt(d)); softcap (0 and below: none);
 local_window_size (-1: none); causal (1); do_rotary (0); rotary_interleaved (0); qk_norm_epsilon (1e-6);
-sliding_window_cache (0).
+sliding_window_cache (0); counted_prompt (0; 1 is what GroupQueryAttention does).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ ATTRIBUTES = (
     "rotary_interleaved: int = 0",
     "qk_norm_epsilon: float = 0.000001",
     "sliding_window_cache: int = 0",
+    "counted_prompt: int = 0",
 )
 
 # Inputs that come together or not at all.
@@ -101,7 +103,7 @@ PAIRS = (
     ("q_norm_weight", "k_norm_weight"),
 )
 # Attributes that choose a variant, and their defaults.
-MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0}
+MODES = {"local_window_size": -1, "causal": 1, "do_rotary": 0, "sliding_window_cache": 0, "counted_prompt": 0}
 
 
 def features(node: ir.Node) -> list[str]:
@@ -131,6 +133,7 @@ def features(node: ir.Node) -> list[str]:
             "sliding_window_cache = 1 needs past_key, past_value and a local_window_size above 0",
         ),
         (modes["local_window_size"] == -1, not modes["causal"], "causal = 0 needs local_window_size = -1"),
+        (modes["local_window_size"], True, "local_window_size = 0 lets no token see any: -1 is none"),
     ):
         if by and not need:
             raise ValueError(f"[{node.op_type}] {why}, at node {node.name!r}")
@@ -140,6 +143,7 @@ def features(node: ir.Node) -> list[str]:
         "lengths": has["seqlens_k"],
         "rotary": modes["do_rotary"],
         "positions": modes["do_rotary"] and has["position_ids"],
+        "counted": modes["do_rotary"] and has["position_ids"] and modes["counted_prompt"],
         "past": has["past_key"],
         "bias": has["attention_bias"],
         "windowed": modes["sliding_window_cache"],
@@ -189,6 +193,7 @@ def reference(
     rotary_interleaved: int = 0,
     qk_norm_epsilon: float = 1e-6,
     sliding_window_cache: int = 0,
+    counted_prompt: int = 0,
     chunk: int = 64,
 ) -> tuple[NDArray[np.float64], Array, Array]:
     """The operator in float64, by equations 6 to 12: online softmax over chunks of `chunk` keys.
@@ -213,6 +218,8 @@ def reference(
         assert cos_cache is not None
         assert sin_cache is not None
         positions = pasts[:, None] + np.arange(new) if position_ids is None else position_ids
+        if position_ids is not None and counted_prompt and longest == new:
+            positions = np.tile(position_ids[:1, :1] + np.arange(new), (batch, 1))
         cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in (cos_cache, sin_cache))
         q, k = (_rotate(a, cos, sin, bool(rotary_interleaved)) for a in (q, k))
 
@@ -300,7 +307,7 @@ def _online_softmax(
     for first in range(0, keys.shape[1], chunk):
         part = slice(first, first + chunk)
         s = scale * q @ keys[:, part].swapaxes(1, 2)  # (6)
-        s = (softcap * np.tanh(s / softcap) if softcap else s) + addend[:, :, part]
+        s = (softcap * np.tanh(s / softcap) if softcap > 0 else s) + addend[:, :, part]
         m = np.maximum(s.max(axis=-1, keepdims=True), m_left)  # (7)
         shift = np.where(np.isfinite(m), m, 0.0)  # nothing was visible yet
         f = np.exp(s - shift)  # (8)

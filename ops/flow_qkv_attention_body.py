@@ -78,9 +78,20 @@ _PAST_TOKENS = """
 _POSITIONS = """
     positions = Add (past_column, offsets)
 """
+# The positions that are given, or, of a first prompt, the first of them and those that follow it.
+_GIVEN_POSITIONS = """
+    positions = Identity (position_ids)
+"""
+_COUNTED_POSITIONS = """
+    origin = Constant <value_ints = [0, 0]> ()
+    first_end = Constant <value_ints = [1, 1]> ()
+    first_position = Slice (position_ids, origin, first_end)
+    counted_positions = Add (first_position, offsets)
+    positions = Where (is_first_prompt, counted_positions, position_ids)
+"""
 _ROTARY = """
-    q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, {positions}, cos_cache, sin_cache)
-    k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, {positions}, cos_cache, sin_cache)
+    q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, positions, cos_cache, sin_cache)
+    k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, positions, cos_cache, sin_cache)
 """
 _NO_ROTARY = """
     q3 = Identity (q2)
@@ -278,7 +289,8 @@ def body(overload: str, tokens: int = 0) -> str:
     """
     found = set(overload.split("_"))
     past = "past" in found
-    needs_positions = "rotary" in found and "positions" not in found
+    positions = _COUNTED_POSITIONS if "counted" in found else _GIVEN_POSITIONS if "positions" in found else _POSITIONS
+    needs_past = positions != _GIVEN_POSITIONS and "rotary" in found
     # One token is a block of its own.
     has_blocks = "blocks" in found and tokens != 1
     k, v = ("k4", "v4") if past else ("k3", "v2")
@@ -298,11 +310,8 @@ def body(overload: str, tokens: int = 0) -> str:
             _NORM if "norm" in found else _NO_NORM,
             _FLAT,
             _LENGTHS if "lengths" in found else _NO_LENGTHS,
-            _PAST_TOKENS if has_blocks or needs_positions else "",
-            _POSITIONS if needs_positions else "",
-            _ROTARY.format(positions="position_ids" if "positions" in found else "positions")
-            if "rotary" in found
-            else _NO_ROTARY,
+            _PAST_TOKENS if has_blocks or needs_past else "",
+            positions + _ROTARY if "rotary" in found else _NO_ROTARY,
             _PAST if past else "",
             _ATTENTION.format(output="causal_output" if has_blocks else "output", inputs=", ".join(inputs), more=more),
             _block_attention(found, k, v) if has_blocks else "",

@@ -56,6 +56,9 @@ struct Node {
   // may be missing.
   std::vector<Value> inputs;
   std::vector<Value> outputs;
+  // Names of the attributes that are tensors, which stand behind the other inputs: a step finds
+  // them as it finds all constants.
+  std::vector<std::string> tensor_attributes = {};
   // While the node is being prepared.
   std::vector<Packed> packed = {};
 

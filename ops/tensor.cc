@@ -2,6 +2,7 @@
 #include "ops/tensor.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/error.h"
 
@@ -50,23 +51,36 @@ std::string_view name_of(DataType type) {
 Shape::Shape(std::initializer_list<std::int64_t> dims) : Shape(dims.begin(), dims.size()) {}
 
 Shape::Shape(const std::int64_t* dims, std::size_t rank) {
-  if (rank > kMaxRank) fail("expected a tensor of rank ", kMaxRank, " at most, got rank ", rank);
+  if (rank > kMaxRank)
+    unsupported("expected a tensor of rank ", kMaxRank, " at most, got rank ", rank);
   std::copy_n(dims, rank, dims_.begin());
   rank_ = static_cast<int>(rank);
 }
 
 void Shape::append(std::int64_t dim) {
-  if (rank_ == kMaxRank) fail("expected a tensor of rank ", kMaxRank, " at most, got one more");
+  if (rank_ == kMaxRank)
+    unsupported("expected a tensor of rank ", kMaxRank, " at most, got one more");
   dims_[rank_++] = dim;
 }
 
 std::int64_t Shape::elements() const {
+  // A 0 makes the product 0 whatever the others are.
+  if (std::find(begin(), end(), 0) != end()) return 0;
   std::int64_t product = 1;
   for (const std::int64_t dim : *this) {
     if (__builtin_mul_overflow(product, dim, &product))
-      fail("expected fewer than 2^63 elements, got a shape of ", to_string(*this));
+      fail("expected a tensor that fits memory, got shape ", to_string(*this));
   }
   return product;
+}
+
+std::size_t Tensor::bytes() const {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(shape.elements(), size_of(type), &bytes) ||
+      bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+    fail("expected a tensor that fits memory, got shape ", to_string(shape));
+  }
+  return bytes;
 }
 
 bool Shape::operator==(const Shape& other) const {

@@ -36,7 +36,7 @@ class Shape {
 
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> dims);
-  // Throws Error if rank exceeds kMaxRank.
+  // Throws Unsupported if rank exceeds kMaxRank.
   Shape(const std::int64_t* dims, std::size_t rank);
 
   int rank() const { return rank_; }
@@ -45,9 +45,9 @@ class Shape {
   std::int64_t& operator[](int axis) { return dims_[axis < 0 ? axis + rank_ : axis]; }
   const std::int64_t* begin() const { return dims_.data(); }
   const std::int64_t* end() const { return dims_.data() + rank_; }
+  // Throws Unsupported if there are kMaxRank already.
   void append(std::int64_t dim);
-  // The product of all dimensions: 1 for a scalar, 0 if any is 0. Throws Error if it needs more
-  // than 64 bits.
+  // The product of all dimensions: 1 for a scalar, 0 if any is 0. Throws Error if it overflows.
   std::int64_t elements() const;
   bool operator==(const Shape& other) const;
 
@@ -75,7 +75,8 @@ struct Tensor {
   TokenSlice slice = {};
 
   bool present() const { return data != nullptr || shape.rank() > 0; }
-  std::size_t bytes() const { return static_cast<std::size_t>(shape.elements()) * size_of(type); }
+  // Throws Error if that is more than a signed number of 64 bits holds.
+  std::size_t bytes() const;
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);

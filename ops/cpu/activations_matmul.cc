@@ -16,10 +16,6 @@ class ActivationsMatMul final : public Step {
       : name_(to_string(node)), product_(context, DenseRounding::kFloat) {
     for (const std::size_t i : {0, 1}) {
       const Value* value = node.input(i);
-      if (value == nullptr || value->type != DataType::kFloat32) {
-        fail("[", name_, "] expected two inputs of type float, got ",
-             value == nullptr ? "none" : name_of(value->type));
-      }
       if (value->shape && value->shape->rank() < 2)
         fail("[", name_, "] expected operands of two axes or more, got ", to_string(*value->shape));
     }
@@ -28,7 +24,10 @@ class ActivationsMatMul final : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& a = inputs[0].shape;
     const Shape& b = inputs[1].shape;
-    if (a.rank() < 2 || b.rank() < 2 || a[-1] != b[-2])
+    if (a.rank() < 2 || b.rank() < 2)
+      unsupported("[", name_, "] expected operands of two axes or more, got ", to_string(a),
+                  " and ", to_string(b));
+    if (a[-1] != b[-2])
       fail("[", name_, "] expected shapes [.., S, K] and [.., K, M], got ", to_string(a), " and ",
            to_string(b));
     outputs[0] = broadcast_shapes(name_, leading(a), leading(b));

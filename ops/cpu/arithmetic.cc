@@ -44,28 +44,24 @@ struct Div {
     return a / b;
   }
 };
+// NaN if either is.
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {
-    return std::min(a, b);
+    return is_nan(a) ? a : a < b ? a : b;
   }
 };
 struct Max {
   template <typename T>
   T operator()(T a, T b) const {
-    return std::max(a, b);
+    return is_nan(a) ? a : a > b ? a : b;
   }
 };
 
 template <typename Function>
 class Arithmetic final : public Binary {
  public:
-  Arithmetic(const Node& node, const Context& context) : Binary(node, context) {
-    if (node.inputs.size() != 2)
-      fail("[", to_string(node), "] expected two inputs, got ", node.inputs.size());
-    check_number(node, 0);
-    check_same_type(node, 0, 1);
-  }
+  using Binary::Binary;
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -86,10 +82,7 @@ class Arithmetic final : public Binary {
 
 class Pow final : public Binary {
  public:
-  Pow(const Node& node, const Context& context) : Binary(node, context) {
-    check_type(node, 0, {DataType::kFloat32});
-    check_type(node, 1, {DataType::kFloat32});
-  }
+  using Binary::Binary;
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -101,14 +94,21 @@ class Pow final : public Binary {
   }
 };
 
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kNumber[] = {{.name = "C", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoFloats[] = {{.name = "X", .types = kFloat}, {.name = "Y", .types = kFloat}};
+constexpr Port kOneFloat[] = {{.name = "Z", .types = kFloat}};
+
+// From version 7 on (Min, Max: 8) shapes broadcast as numpy's do.
 constexpr Operator kOperators[] = {
-    {"", "Add", make<Arithmetic<Add>>},
-    {"", "Sub", make<Arithmetic<Sub>>},
-    {"", "Mul", make<Arithmetic<Mul>>},
-    {"", "Div", make<Arithmetic<Div>>},
-    {"", "Min", make<Arithmetic<Min>>},
-    {"", "Max", make<Arithmetic<Max>>},
-    {"", "Pow", make<Pow>},
+    {{"", "Add", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Add>>},
+    {{"", "Sub", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Sub>>},
+    {{"", "Mul", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Mul>>},
+    {{"", "Div", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Div>>},
+    {{"", "Min", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Min>>},
+    {{"", "Max", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Max>>},
+    {{"", "Pow", 7, 15, kTwoFloats, kOneFloat}, make<Pow>},
 };
 
 }  // namespace

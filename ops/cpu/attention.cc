@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <string_view>
 
 #include "ops/cpu/cache_bytes.h"
 #include "ops/error.h"
@@ -13,8 +15,69 @@ namespace {
 // Keys that a layer without a window is taken to see in the placement report, where the context is
 // not known.
 constexpr std::int64_t kNominalKeys = 64;
+constexpr auto kOptional = Presence::kOptional;
+
+// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
+// positions of the RoPE tables. What is cut into slices with the prompt has '?' for its tokens.
+constexpr Port kInputs[] = {
+    {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "past_key",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "past_value",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "seqlens_k", .types = kInt32, .presence = kOptional},
+    {.name = "total_sequence_length", .types = kInt32, .presence = kOptional},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+};
+constexpr Port kOutputs[] = {
+    {.name = "output", .types = kFloat},
+    {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_value", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    required(integer("head_size", 1, kMaxHeadSize)),
+    number("scale"),
+    number("softcap"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("causal"),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    flag("counted_prompt"),
+};
 
 }  // namespace
+
+AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs)
+    : inputs(inputs), outputs(outputs) {
+  const Tensor& query = inputs[kQuery];
+  batch = query.shape[0];
+  tokens = query.shape[1];
+  first_token = query.slice.first;
+  prompt_tokens = query.slice.tokens > 0 ? query.slice.tokens : tokens;
+}
+
+Contract attention_contract(std::string_view op_type) {
+  return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
+}
 
 const Tensor& AttentionCall::input(AttentionInput index) const {
   static const Tensor absent;
@@ -27,11 +90,12 @@ AttentionAttributes::AttentionAttributes(const Node& node)
       kv_heads(node.integer("kv_num_heads", heads)),
       head_size(node.required_integer("head_size")),
       scale(node.number("scale", 0.0F)),
-      softcap(node.number("softcap", 0.0F)),
+      softcap(std::max(0.0F, node.number("softcap", 0.0F))),
       window(std::max<std::int64_t>(node.integer("local_window_size", -1), 0)),
       causal(node.integer("causal", 1) != 0),
       rotary(node.integer("do_rotary", 0) != 0),
       rotary_interleaved(node.integer("rotary_interleaved", 0) != 0),
+      counted_prompt(node.integer("counted_prompt", 0) != 0),
       norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
       window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
   if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
@@ -41,6 +105,8 @@ AttentionAttributes::AttentionAttributes(const Node& node)
   if (head_size <= 0 || head_size > kMaxHeadSize) {
     fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
   }
+  if (node.integer("local_window_size", -1) == 0)
+    fail("[", name, "] expected local_window_size above 0, or -1 for none, got 0");
   if (window > 0 && !causal)
     fail("[", name, "] expected no local_window_size with causal = 0, got ", window);
   if (window_sized_cache && window == 0)
@@ -52,27 +118,20 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
     : context_(context),
       attributes_(node),
       keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)),
+      writes_present_(node.has_output(kPresentKey) || node.has_output(kPresentValue)),
       cache_bytes_(cache_bytes()) {
-  if (attributes_.rotary &&
-      (node.input(kCosCache) == nullptr || node.input(kSinCache) == nullptr)) {
-    fail("[", attributes_.name, "] expected cos_cache and sin_cache with do_rotary = 1");
+  check_inputs(node, attributes_);
+  for (const AttentionOutput present : {kPresentKey, kPresentValue}) {
+    if (node.has_output(present)) cache_type_ = node.outputs[present].type;
   }
-  if ((node.input(kPastKey) == nullptr) != (node.input(kPastValue) == nullptr)) {
-    fail("[", attributes_.name, "] expected both past_key and past_value or neither");
-  }
-  if (node.has_output(kPresentKey)) cache_type_ = node.outputs[kPresentKey].type;
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
   // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied
   // faster.
-  const bool cached = node.has_output(kPresentKey) || node.input(kPastKey) != nullptr;
+  const bool cached = node.has_output(kPresentKey) || node.has_output(kPresentValue) ||
+                      node.input(kPastKey) != nullptr;
   constexpr auto kPairs = DataType::kBFloat16;
   if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)
     cache_type_ = kPairs;
-  if (cache_type_ != DataType::kBFloat16 && cache_type_ != DataType::kFloat16 &&
-      cache_type_ != DataType::kFloat32) {
-    fail("[", attributes_.name, "] expected a KV cache of type bfloat16, float16 or float, got ",
-         name_of(cache_type_));
-  }
 }
 
 std::int64_t FlowQKVAttention::multiply_adds() const {
@@ -82,56 +141,26 @@ std::int64_t FlowQKVAttention::multiply_adds() const {
 
 std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
   if (!attributes_.causal || !keeps_present_) return std::nullopt;
-  return Slicing{.inputs = {kQuery, kKey, kValue, kPositionIds},
-                 .outputs = {kOutput},
-                 .holds_tokens = true,
-                 .blocks = {kBidirectionalBlocks}};
+  Slicing slicing{.inputs = {kQuery, kKey, kValue},
+                  .outputs = {kOutput},
+                  .holds_tokens = true,
+                  .blocks = {kBidirectionalBlocks}};
+  // A prompt that counts on needs the first position in every slice.
+  if (!attributes_.counted_prompt) slicing.inputs.push_back(kPositionIds);
+  return slicing;
 }
 
 AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
                                          std::span<const Tensor> outputs) const {
-  AttentionCall call{};
-  call.inputs = inputs;
-  call.outputs = outputs;
-  const Shape& query = inputs[kQuery].shape;
-  const bool packed = !call.input(kKey).present();
-  const std::int64_t width =
-      (attributes_.heads + (packed ? 2 * attributes_.kv_heads : 0)) * attributes_.head_size;
-  if (query.rank() != 3 || query[2] != width) {
-    fail("[", attributes_.name, "] expected a query of shape [batch, tokens, ", width, "], got ",
-         to_string(query));
-  }
-  call.batch = query[0];
-  call.tokens = query[1];
-  call.first_token = inputs[kQuery].slice.first;
-  call.prompt_tokens = inputs[kQuery].slice.tokens > 0 ? inputs[kQuery].slice.tokens : call.tokens;
-  if (const Tensor& past = call.input(kPastKey); past.present()) {
-    const Shape& shape = past.shape;
-    if (shape.rank() != 4 || shape[0] != call.batch || shape[1] != attributes_.kv_heads ||
-        shape[3] != attributes_.head_size || !(call.input(kPastValue).shape == shape)) {
-      fail("[", attributes_.name, "] expected past_key and past_value of shape [", call.batch, ",",
-           attributes_.kv_heads, ",?,", attributes_.head_size, "], got ", to_string(shape), " and ",
-           to_string(call.input(kPastValue).shape));
-    }
-    call.past_capacity = shape[2];
-  }
-  call.total = call.past_capacity + call.prompt_tokens;
-  if (const Tensor& total = call.input(kTotalSequenceLength);
-      total.present() && total.data != nullptr) {
-    call.total = *total.as<const std::int32_t>();
-  }
+  AttentionCall call(inputs, outputs);
+  if (const Tensor& past = call.input(kPastKey); past.present()) call.past_capacity = past.shape[2];
+  const Tensor& total = call.input(kTotalSequenceLength);
+  call.total =
+      total.present() ? *total.as<const std::int32_t>() : call.past_capacity + call.prompt_tokens;
   call.capacity = attributes_.window_sized_cache ? call.past_capacity
                                                  : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
   call.row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(cache_type_));
-  check_blocks(call);
-  if (const Tensor& sink = call.input(kHeadSink);
-      sink.present() &&
-      (sink.type != DataType::kFloat32 || !(sink.shape == Shape{attributes_.heads}))) {
-    fail("[", attributes_.name, "] expected head_sink float of shape [", attributes_.heads,
-         "], got ", name_of(sink.type), " ", to_string(sink.shape));
-  }
-  plan(call);
   return call;
 }
 
@@ -155,67 +184,13 @@ void FlowQKVAttention::plan(AttentionCall& call) const {
 }
 
 void FlowQKVAttention::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  check_shapes(inputs);
   const AttentionCall call = describe(inputs, {});
+  check_lengths(call);
   outputs[kOutput] = Shape{call.batch, call.tokens, attributes_.heads * attributes_.head_size};
   for (std::size_t i = kPresentKey; i < outputs.size(); ++i) {
     outputs[i] = Shape{call.batch, attributes_.kv_heads, call.capacity, attributes_.head_size};
   }
-}
-
-void FlowQKVAttention::check(const AttentionCall& call) const {
-  // A smaller one does for a sequence that ends before it is full.
-  if (attributes_.window_sized_cache && call.capacity < attributes_.window &&
-      call.total > call.capacity) {
-    fail("[", attributes_.name, "] expected a window-sized KV cache of at least ",
-         attributes_.window, " positions, got ", call.capacity,
-         ": set past_present_share_buffer to true, or convert without it");
-  }
-  for (std::int64_t b = 0; b < call.batch; ++b) {
-    const AttentionRow prompt = prompt_row_of(call, b);
-    if (prompt.past < 0 || prompt.tokens < 0 || prompt.tokens > call.prompt_tokens ||
-        prompt.past + prompt.tokens > call.total) {
-      fail("[", attributes_.name, "] expected seqlens_k + 1 of row ", b, " between ",
-           call.prompt_tokens, " and total_sequence_length = ", call.total, ", got ",
-           prompt.past + prompt.tokens);
-    }
-    if (!attributes_.window_sized_cache && prompt.past > call.past_capacity) {
-      fail("[", attributes_.name, "] expected a past of at least ", prompt.past, " positions, got ",
-           call.past_capacity);
-    }
-    // Of a prompt in slices the first tells, before any of them has changed the cache.
-    const bool given = call.input(kPositionIds).present();
-    if (attributes_.rotary) check_positions(call, b, given ? row_of(call, b) : prompt);
-  }
-  check_block_numbers(call);
-  if (const Tensor& bias = call.input(kAttentionBias); bias.present()) {
-    const Shape& shape = bias.shape;
-    if (shape.rank() != 4 || (shape[0] != 1 && shape[0] != call.batch) ||
-        (shape[1] != 1 && shape[1] != attributes_.heads) || shape[2] != call.prompt_tokens ||
-        shape[3] < call.total) {
-      fail("[", attributes_.name, "] expected attention_bias of shape [1 or ", call.batch,
-           ", 1 or ", attributes_.heads, ", ", call.prompt_tokens, ", at least ", call.total,
-           "], got ", to_string(shape));
-    }
-  }
-}
-
-void FlowQKVAttention::check_positions(const AttentionCall& call, std::int64_t batch,
-                                       const AttentionRow& row) const {
-  const std::int64_t positions = call.input(kCosCache).shape[0];
-  std::int64_t first = row.past;
-  std::int64_t last = row.past + row.tokens - 1;
-  if (const Tensor& ids = call.input(kPositionIds); ids.present()) {
-    const auto* row_ids = ids.as<const std::int64_t>() + batch * call.tokens;
-    const auto [smallest, largest] = std::minmax_element(row_ids, row_ids + row.tokens);
-    if (row.tokens > 0) {
-      first = *smallest;
-      last = *largest;
-    }
-  }
-  if (first >= 0 && last < positions) return;
-  fail("[", attributes_.name, "] expected positions below ", positions,
-       ", which is what the model's RoPE tables hold, got ", first < 0 ? first : last,
-       ": shorten the context");
 }
 
 void FlowQKVAttention::take(Scratch& scratch, AttentionCall& call) const {
@@ -227,6 +202,7 @@ void FlowQKVAttention::take(Scratch& scratch, AttentionCall& call) const {
 
 std::size_t FlowQKVAttention::scratch_bytes(std::span<const Tensor> inputs) const {
   AttentionCall call = describe(inputs, {});
+  plan(call);
   Scratch scratch;
   take(scratch, call);
   return scratch.bytes();
@@ -235,7 +211,7 @@ std::size_t FlowQKVAttention::scratch_bytes(std::span<const Tensor> inputs) cons
 void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                            std::span<std::byte> memory) const {
   AttentionCall call = describe(inputs, outputs);
-  check(call);
+  plan(call);
   Scratch scratch(memory.data());
   take(scratch, call);
   find_seen_tokens(call);
@@ -247,7 +223,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
     if (token < row_of(call, batch).tokens) append_token(call, batch, token);
   });
   attend(call);
-  if (call.staged() && keeps_present_) {
+  if (call.staged() && writes_present_) {
     context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
       compact(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
     });

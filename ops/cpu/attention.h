@@ -4,9 +4,9 @@
 // A step goes in three parts: append keys and values to the cache (attention_cache.cc), attend tile
 // by tile (flow_qkv_attention.cc), merging the parts of the keys if there are several
 // (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
-// the surviving rows to the front (attention_cache.cc). Attributes, shapes and checks are in
-// attention.cc; how the work is cut into tasks, in attention_plan.h; tokens that see one another in
-// both directions, in attention_blocks.cc.
+// the surviving rows to the front (attention_cache.cc). Attributes and shapes are in attention.cc;
+// what is refused, in attention_checks.cc; how the work is cut into tasks, in attention_plan.h;
+// tokens that see one another in both directions, in attention_blocks.cc.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,9 @@ enum AttentionInput : std::uint8_t {
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
+// What FlowQKVAttention and FlowKVAttention take; ops/flow_qkv_attention.py says what it means.
+Contract attention_contract(std::string_view op_type);
+
 // H query heads share G KV heads of size d.
 struct AttentionAttributes {
   explicit AttentionAttributes(const Node& node);
@@ -53,6 +56,8 @@ struct AttentionAttributes {
   bool causal;
   bool rotary;
   bool rotary_interleaved;
+  // Whether the tokens of a first prompt count on from position_ids[0, 0], in every row.
+  bool counted_prompt;
   float norm_epsilon;
   bool window_sized_cache;
 
@@ -104,25 +109,28 @@ struct KeyRange {
 
 // The views and numbers of one call.
 struct AttentionCall {
+  // What the query's shape says, whatever that is.
+  AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs);
+
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
-  std::int64_t batch;
+  std::int64_t batch = 0;
   // S, or, where a long prompt is computed slice by slice, the tokens of this slice; the first of
   // them, and S.
-  std::int64_t tokens;
-  std::int64_t first_token;
-  std::int64_t prompt_tokens;
+  std::int64_t tokens = 0;
+  std::int64_t first_token = 0;
+  std::int64_t prompt_tokens = 0;
   // T: the batch's largest number of tokens so far, this call's included.
-  std::int64_t total;
-  std::int64_t past_capacity;
-  std::int64_t capacity;
-  DataType cache_type;
+  std::int64_t total = 0;
+  std::int64_t past_capacity = 0;
+  std::int64_t capacity = 0;
+  DataType cache_type = DataType::kFloat32;
   // Of a row of K or V in the cache: d elements.
-  std::int64_t row_bytes;
-  AttentionPlan plan;
+  std::int64_t row_bytes = 0;
+  AttentionPlan plan = {};
   // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
   // for these, so that a decode step needs no more than the one before.
-  std::int64_t most_parts;
+  std::int64_t most_parts = 0;
   // What each thread works with: see TileMemory in flow_qkv_attention.cc.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
@@ -140,8 +148,14 @@ struct AttentionCall {
 
   // An input that the node does not list is absent.
   const Tensor& input(AttentionInput index) const;
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose
+  // shorter rows are padded on the right; in any other call every row brings S tokens.
+  bool is_first_prompt() const { return prompt_tokens == total; }
   bool staged() const { return staged_key != nullptr; }
 };
+
+// Throws Error unless the inputs of the node come with those that they need.
+void check_inputs(const Node& node, const AttentionAttributes& attributes);
 
 class FlowQKVAttention : public Step {
  public:
@@ -171,16 +185,18 @@ class FlowQKVAttention : public Step {
   struct Tile;
   struct TileMemory;
 
-  // attention.cc: the call.
+  // attention.cc: the call, of inputs that were checked.
   AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
   void plan(AttentionCall& call) const;
-  void check(const AttentionCall& call) const;
-  void check_positions(const AttentionCall& call, std::int64_t batch,
-                       const AttentionRow& row) const;
   void take(Scratch& scratch, AttentionCall& call) const;
 
+  // attention_checks.cc. Shapes first, then what is read of lengths and positions.
+  void check_shapes(std::span<const Tensor> inputs) const;
+  void check_lengths(const AttentionCall& call) const;
+  void check_positions(const AttentionCall& call, std::int64_t batch,
+                       const AttentionRow& row) const;
+
   // attention_blocks.cc: tokens that see one another in both directions.
-  void check_blocks(const AttentionCall& call) const;
   void check_block_numbers(const AttentionCall& call) const;
   void take_seen_tokens(Scratch& scratch, AttentionCall& call) const;
   void find_seen_tokens(AttentionCall& call) const;
@@ -230,7 +246,9 @@ class FlowQKVAttention : public Step {
 
   Context context_;
   AttentionAttributes attributes_;
+  // Whether the KV cache is an output; whether a part of it is.
   bool keeps_present_;
+  bool writes_present_;
   std::int64_t cache_bytes_;
   DataType cache_type_ = DataType::kFloat32;
 };

@@ -9,16 +9,6 @@
 
 namespace flownpu::cpu {
 
-void FlowQKVAttention::check_blocks(const AttentionCall& call) const {
-  const Tensor& blocks = call.input(kBidirectionalBlocks);
-  if (!blocks.present()) return;
-  const Shape expected{call.batch, call.prompt_tokens};
-  if (blocks.type != DataType::kInt32 || !(blocks.shape == expected)) {
-    fail("[", attributes_.name, "] expected bidirectional_blocks int32 of shape ",
-         to_string(expected), ", got ", name_of(blocks.type), " ", to_string(blocks.shape));
-  }
-}
-
 // Of a prompt in slices the first tells, before any of them has changed the cache.
 void FlowQKVAttention::check_block_numbers(const AttentionCall& call) const {
   const Tensor& blocks = call.input(kBidirectionalBlocks);

@@ -45,9 +45,7 @@ AttentionRow FlowQKVAttention::prompt_row_of(const AttentionCall& call, std::int
     total = std::int64_t{lengths.as<const std::int32_t>()[batch]} + 1;
   }
   AttentionRow row{};
-  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose
-  // shorter rows are padded on the right; in any other call every row brings S tokens.
-  row.past = call.prompt_tokens == call.total ? 0 : total - call.prompt_tokens;
+  row.past = call.is_first_prompt() ? 0 : total - call.prompt_tokens;
   row.tokens = total - row.past;
   return row;
 }
@@ -159,16 +157,23 @@ void FlowQKVAttention::compact(const AttentionCall& call, std::int64_t batch,
   const auto bytes =
       static_cast<std::size_t>((row.past + row.tokens - row.base_after) * call.row_bytes);
   const std::int64_t to = (batch * attributes_.kv_heads + group) * call.capacity * call.row_bytes;
-  std::memcpy(call.outputs[kPresentKey].as<std::byte>() + to, from.key + skip, bytes);
-  std::memcpy(call.outputs[kPresentValue].as<std::byte>() + to, from.value + skip, bytes);
+  const auto copy = [&](const Tensor& present, const std::byte* rows) {
+    if (bytes > 0 && present.data != nullptr)
+      std::memcpy(present.as<std::byte>() + to, rows + skip, bytes);
+  };
+  copy(call.outputs[kPresentKey], from.key);
+  copy(call.outputs[kPresentValue], from.value);
 }
 
 std::int64_t FlowQKVAttention::position_of(const AttentionCall& call, std::int64_t batch,
                                            std::int64_t token) const {
-  if (const Tensor& ids = call.input(kPositionIds); ids.present()) {
-    return ids.as<const std::int64_t>()[batch * call.tokens + token];
-  }
-  return row_of(call, batch).past + token;
+  const Tensor& ids = call.input(kPositionIds);
+  if (!ids.present()) return row_of(call, batch).past + token;
+  const auto* positions = ids.as<const std::int64_t>();
+  if (!attributes_.counted_prompt) return positions[batch * call.tokens + token];
+  // All of the prompt's are there, also where it is computed slice by slice.
+  const std::int64_t at = call.first_token + token;
+  return call.is_first_prompt() ? positions[0] + at : positions[batch * call.prompt_tokens + at];
 }
 
 void FlowQKVAttention::prepare_head(const AttentionCall& call, float* head, AttentionInput norm,

@@ -110,7 +110,13 @@ class Cast final : public Step {
   Context context_;
 };
 
-constexpr Operator kOperators[] = {{"", "Cast", make<Cast>}};
+constexpr Port kInput[] = {{.name = "input"}};
+constexpr Port kOutput[] = {{.name = "output"}};
+// `to` is the output's type; the others are about 8-bit floats, which this device has not.
+constexpr AttributeRule kAttributes[] = {integer("to", 1, 16), flag("saturate"),
+                                         text("round_mode", "up|down|nearest")};
+
+constexpr Operator kOperators[] = {{{"", "Cast", 6, 25, kInput, kOutput, kAttributes}, make<Cast>}};
 
 }  // namespace
 

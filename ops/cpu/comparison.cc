@@ -11,10 +11,7 @@ namespace {
 template <typename Function>
 class Comparison final : public Binary {
  public:
-  Comparison(const Node& node, const Context& context) : Binary(node, context) {
-    check_number(node, 0);
-    check_same_type(node, 0, 1);
-  }
+  using Binary::Binary;
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -27,10 +24,7 @@ class Comparison final : public Binary {
 template <typename Function>
 class Logic final : public Binary {
  public:
-  Logic(const Node& node, const Context& context) : Binary(node, context) {
-    check_type(node, 0, {DataType::kBool});
-    check_type(node, 1, {DataType::kBool});
-  }
+  using Binary::Binary;
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -40,9 +34,7 @@ class Logic final : public Binary {
 
 class Not final : public Step {
  public:
-  Not(const Node& node, const Context& context) : context_(context) {
-    check_type(node, 0, {DataType::kBool});
-  }
+  Not(const Node& /*node*/, const Context& context) : context_(context) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -64,26 +56,32 @@ class Not final : public Step {
 };
 
 std::unique_ptr<Step> make_equal(const Node& node, const Context& context) {
-  const Value* a = node.input(0);
-  const Value* b = node.input(1);
-  const auto is_bool = [](const Value* value) {
-    return value != nullptr && value->type == DataType::kBool;
-  };
-  if (is_bool(a) && is_bool(b))
+  if (node.inputs[0].type == DataType::kBool)
     return std::make_unique<Logic<std::equal_to<std::uint8_t>>>(node, context);
   return std::make_unique<Comparison<std::equal_to<>>>(node, context);
 }
 
+constexpr Types kNumbersAndBool{DataType::kFloat32, DataType::kInt64, DataType::kInt32,
+                                DataType::kBool};
+constexpr Port kEqual[] = {{.name = "A", .types = kNumbersAndBool, .type_letter = 'T'},
+                           {.name = "B", .types = kNumbersAndBool, .type_letter = 'T'}};
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoBools[] = {{.name = "A", .types = kBool}, {.name = "B", .types = kBool}};
+constexpr Port kOneBool[] = {{.name = "X", .types = kBool}};
+constexpr Port kResult[] = {{.name = "C", .types = kBool}};
+constexpr Port kNegated[] = {{.name = "Y", .types = kBool}};
+
 constexpr Operator kOperators[] = {
-    {"", "Equal", make_equal},
-    {"", "Less", make<Comparison<std::less<>>>},
-    {"", "LessOrEqual", make<Comparison<std::less_equal<>>>},
-    {"", "Greater", make<Comparison<std::greater<>>>},
-    {"", "GreaterOrEqual", make<Comparison<std::greater_equal<>>>},
-    {"", "And", make<Logic<std::bit_and<std::uint8_t>>>},
-    {"", "Or", make<Logic<std::bit_or<std::uint8_t>>>},
-    {"", "Xor", make<Logic<std::bit_xor<std::uint8_t>>>},
-    {"", "Not", make<Not>},
+    {{"", "Equal", 7, 19, kEqual, kResult}, make_equal},
+    {{"", "Less", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::less<>>>},
+    {{"", "LessOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::less_equal<>>>},
+    {{"", "Greater", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::greater<>>>},
+    {{"", "GreaterOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::greater_equal<>>>},
+    {{"", "And", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_and<std::uint8_t>>>},
+    {{"", "Or", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_or<std::uint8_t>>>},
+    {{"", "Xor", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_xor<std::uint8_t>>>},
+    {{"", "Not", 1, 1, kOneBool, kNegated}, make<Not>},
 };
 
 }  // namespace

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <new>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "ops/cpu/checked_step.h"
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
 #include "ops/lowering/lowering.h"
@@ -22,6 +24,30 @@ constexpr std::align_val_t kAlignment{64};
 constexpr std::int64_t kPromptRows = 768;
 // Slices are cut in whole tiles of rows, attention's and the matrix products'.
 constexpr std::int64_t kTileRows = 64;
+
+// The lists of operators of all files.
+auto operators_by_file() {
+  return std::array{cpu::q4nx_operators(),
+                    cpu::flow_qkv_attention_operators(),
+                    cpu::flow_kv_attention_operators(),
+                    cpu::normalization_operators(),
+                    cpu::elementwise_operators(),
+                    cpu::arithmetic_operators(),
+                    cpu::comparison_operators(),
+                    cpu::cast_operators(),
+                    cpu::where_operators(),
+                    cpu::range_operators(),
+                    cpu::reduce_operators(),
+                    cpu::cumulative_operators(),
+                    cpu::shape_operators(),
+                    cpu::reshape_operators(),
+                    cpu::part_operators(),
+                    cpu::transpose_operators(),
+                    cpu::dense_operators(),
+                    cpu::patch_operators(),
+                    cpu::dequantize_operators(),
+                    cpu::rotary_embedding_operators()};
+}
 
 class CpuDevice final : public Device {
  public:
@@ -46,14 +72,21 @@ class CpuDevice final : public Device {
            (chosen ? "set the provider option cpu_isa to auto" : "this processor has neither");
   }
 
-  std::string unsupported(const Node& node) const override {
-    if (lowering::is_lowered(node)) return lowering::obstacle(node);
+  std::string unsupported(const Node& node, const Producer& producer) const override {
     try {
-      prepare(node);
+      prepare(lowering::is_lowered(node) ? lowering::lowered_alone(node, producer) : node);
       return "";
     } catch (const Error& error) {
       return error.what();
     }
+  }
+
+  std::vector<Contract> contracts() const override {
+    std::vector<Contract> all;
+    for (const auto operators : operators_by_file())
+      for (const cpu::Operator& op : operators) all.push_back(op.contract);
+    for (const Contract* contract : lowering::contracts()) all.push_back(*contract);
+    return all;
   }
 
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override {
@@ -61,28 +94,13 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Step> prepare(const Node& node) const override {
-    for (const auto operators : {cpu::q4nx_operators(),
-                                 cpu::flow_qkv_attention_operators(),
-                                 cpu::flow_kv_attention_operators(),
-                                 cpu::normalization_operators(),
-                                 cpu::elementwise_operators(),
-                                 cpu::arithmetic_operators(),
-                                 cpu::comparison_operators(),
-                                 cpu::cast_operators(),
-                                 cpu::where_operators(),
-                                 cpu::range_operators(),
-                                 cpu::reduce_operators(),
-                                 cpu::cumulative_operators(),
-                                 cpu::shape_operators(),
-                                 cpu::reshape_operators(),
-                                 cpu::part_operators(),
-                                 cpu::transpose_operators(),
-                                 cpu::dense_operators(),
-                                 cpu::patch_operators(),
-                                 cpu::dequantize_operators(),
-                                 cpu::rotary_embedding_operators()}) {
+    for (const auto operators : operators_by_file()) {
       for (const cpu::Operator& op : operators) {
-        if (op.op_type == node.op_type && op.domain == node.domain) return op.make(node, context_);
+        if (op.contract.op_type != node.op_type || op.contract.domain != node.domain) continue;
+        if (std::string reason = violation(op.contract, node); !reason.empty()) throw Error(reason);
+        std::unique_ptr<Step> step = op.make(node, context_);
+        if (!op.contract.has_shapes()) return step;
+        return std::make_unique<cpu::CheckedStep>(op.contract, to_string(node), std::move(step));
       }
     }
     fail("the cpu device has no ", node.domain.empty() ? "ai.onnx" : node.domain,

@@ -8,6 +8,7 @@
 #include <span>
 #include <string_view>
 
+#include "ops/contract.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/device.h"
@@ -23,9 +24,9 @@ struct Context {
 // Makes the step of one node; throws Error with the reason if this device does not take it.
 using MakeStep = std::unique_ptr<Step> (*)(const Node& node, const Context& context);
 
+// What this device takes of an operator, and how; `make` may refuse more, with the reason.
 struct Operator {
-  std::string_view domain;
-  std::string_view op_type;
+  Contract contract;
   MakeStep make;
 };
 

@@ -11,14 +11,6 @@
 
 namespace flownpu::cpu {
 
-void check_float(const Node& node, std::size_t input, std::string_view what) {
-  const Value* value = node.input(input);
-  if (value == nullptr || value->type != DataType::kFloat32) {
-    fail("[", to_string(node), "] expected ", what, " to be float, got ",
-         value == nullptr ? "none" : name_of(value->type));
-  }
-}
-
 namespace {
 
 // Where the operands of a product stand among a node's inputs; kAbsent: it has none.
@@ -38,7 +30,6 @@ class DenseMatMul final : public Step {
         name_(to_string(node)),
         operands_(operands),
         product_(DenseProduct::rounded(context)) {
-    check_float(node, 0, "X");
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
@@ -46,15 +37,10 @@ class DenseMatMul final : public Step {
            weight != nullptr && weight->shape ? to_string(*weight->shape) : "an unknown shape");
     }
     type_ = weight->type;
-    if (type_ != DataType::kFloat32 && type_ != DataType::kBFloat16 &&
-        type_ != DataType::kFloat16 && type_ != DataType::kInt8) {
-      fail("[", name_, "] expected W to be float, bfloat16, float16 or int8, got ", name_of(type_));
-    }
     k_ = (*weight->shape)[operands.transposed ? 1 : 0];
     m_ = (*weight->shape)[operands.transposed ? 0 : 1];
     check_columns(node, operands.scale, "scale");
     check_columns(node, operands.bias, "bias");
-    if (node.input(operands.residual) != nullptr) check_float(node, operands.residual, "residual");
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -109,14 +95,16 @@ class DenseMatMul final : public Step {
   void check_columns(const Node& node, std::size_t input, std::string_view what) const {
     const Value* value = node.input(input);
     if (value == nullptr) return;
-    check_float(node, input, what);
     if (!value->shape || value->shape->elements() != m_ || (*value->shape)[-1] != m_) {
       fail("[", name_, "] expected ", what, " of ", m_, " elements, got ",
            value->shape ? to_string(*value->shape) : "an unknown shape");
     }
   }
 
-  std::int64_t rows_of(const Tensor& x) const { return k_ == 0 ? 0 : x.shape.elements() / k_; }
+  // X may have rows of no elements.
+  static std::int64_t rows_of(const Tensor& x) {
+    return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
+  }
 
   Shape product_shape(const Shape& x) const {
     if (x.rank() == 0 || x[-1] != k_)
@@ -161,17 +149,13 @@ class DenseMatMul final : public Step {
 
 Activation activation_of(const Node& node) {
   const std::string text = node.text("activation", "none");
-  if (text == "none") return Activation::kNone;
-  if (text == "gelu") return Activation::kGelu;
-  if (text == "gelu_tanh") return Activation::kGeluTanh;
-  fail("[", to_string(node), "] expected activation to be none, gelu or gelu_tanh, got '", text,
-       "'");
+  return text == "gelu"        ? Activation::kGelu
+         : text == "gelu_tanh" ? Activation::kGeluTanh
+                               : Activation::kNone;
 }
 
 // Gemm: alpha A B + beta C, without alpha and beta, for an A that is not transposed.
 std::unique_ptr<Step> make_gemm(const Node& node, const Context& context) {
-  if (node.integer("transA", 0) != 0 || node.number("alpha", 1) != 1 || node.number("beta", 1) != 1)
-    fail("[", to_string(node), "] expected transA = 0, alpha = 1 and beta = 1");
   return std::make_unique<DenseMatMul>(
       node, context, Operands{.bias = 2, .transposed = node.integer("transB", 0) != 0});
 }
@@ -183,10 +167,30 @@ std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {
   return std::make_unique<DenseMatMul>(node, context, Operands{});
 }
 
+constexpr Types kWeight{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16,
+                        DataType::kInt8};
+constexpr Port kDense[] = {
+    {.name = "X", .types = kFloat, .shape = "[..,?]"},
+    {.name = "W", .types = kWeight, .shape = "[?,?]"},
+    {.name = "scale", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
+    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
+    {.name = "residual", .types = kFloat, .presence = Presence::kOptional}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kDenseAttributes[] = {text("activation", "none|gelu|gelu_tanh"),
+                                              flag("transposed")};
+constexpr Port kMatMul[] = {{.name = "A", .types = kFloat, .shape = "[..,?]"},
+                            {.name = "B", .types = kFloat, .shape = "[..,?]"}};
+constexpr Port kGemm[] = {
+    {.name = "A", .types = kFloat, .shape = "[S,K]"},
+    {.name = "B", .types = kFloat, .shape = "[?,?]"},
+    {.name = "C", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
+constexpr AttributeRule kGemmAttributes[] = {only("transA", 0), flag("transB"),
+                                             number("alpha", 1, 1), number("beta", 1, 1)};
+
 constexpr Operator kOperators[] = {
-    {kDomain, "DenseMatMul", make_dense_matmul},
-    {"", "MatMul", make_matmul},
-    {"", "Gemm", make_gemm},
+    {{kDomain, "DenseMatMul", 1, 1, kDense, kY, kDenseAttributes}, make_dense_matmul},
+    {{"", "MatMul", 1, 13, kMatMul, kY}, make_matmul},
+    {{"", "Gemm", 7, 13, kGemm, kY, kGemmAttributes}, make_gemm},
 };
 
 }  // namespace

@@ -43,9 +43,6 @@ class DenseProduct {
   std::int64_t cache_bytes_;
 };
 
-// Throws Error unless the input, called `what` there, is of type float.
-void check_float(const Node& node, std::size_t input, std::string_view what);
-
 // Throws Error if W is not a constant of two axes, or another operand does not fit it.
 std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context);
 // MatMul whose right operand is computed as well, or has other than two axes.

@@ -13,21 +13,7 @@ namespace {
 class DequantizeLinear final : public Step {
  public:
   DequantizeLinear(const Node& node, const Context& context)
-      : context_(context), name_(to_string(node)), axis_(node.integer("axis", 1)) {
-    const Value* x = node.input(0);
-    const Value* scale = node.input(1);
-    const Value* zero = node.input(2);
-    if (x == nullptr || (x->type != DataType::kInt8 && x->type != DataType::kUInt8))
-      fail("[", name_, "] expected x to be int8 or uint8, got ",
-           x == nullptr ? "none" : name_of(x->type));
-    if (scale == nullptr || scale->type != DataType::kFloat32)
-      fail("[", name_, "] expected scale to be float, got ",
-           scale == nullptr ? "none" : name_of(scale->type));
-    if (zero != nullptr && zero->type != x->type)
-      fail("[", name_, "] expected zero_point of the type of x, got ", name_of(zero->type));
-    if (node.integer("block_size", 0) != 0)
-      fail("[", name_, "] expected a scale for all or one for each of an axis, got blocks");
-  }
+      : context_(context), name_(to_string(node)), axis_(node.integer("axis", 1)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& x = inputs[0].shape;
@@ -35,8 +21,9 @@ class DequantizeLinear final : public Step {
     if (scale.elements() != 1 && (scale.rank() != 1 || scale[0] != x[axis(x)])) {
       fail("[", name_, "] expected one scale, or ", x[axis(x)], " of them, got ", to_string(scale));
     }
-    if (inputs.size() > 2 && inputs[2].present() && !(inputs[2].shape == scale))
-      fail("[", name_, "] expected zero_point of the scale's shape, got ",
+    // One of each may be a scalar or of one axis, whatever the other is.
+    if (is_given(inputs, 2) && inputs[2].shape.elements() != scale.elements())
+      fail("[", name_, "] expected zero_point of the scale's shape, ", to_string(scale), ", got ",
            to_string(inputs[2].shape));
     outputs[0] = x;
   }
@@ -76,8 +63,17 @@ class DequantizeLinear final : public Step {
   std::int64_t axis_;
 };
 
+constexpr Port kInputs[] = {
+    {.name = "x", .types = kBytes, .type_letter = 'X'},
+    {.name = "x_scale", .types = kFloat},
+    {.name = "x_zero_point", .types = kBytes, .presence = Presence::kOptional, .type_letter = 'X'}};
+constexpr Port kOutputs[] = {{.name = "y", .types = kFloat}};
+// One scale for all or for each index of an axis; to float, which 0 and 1 both say.
+constexpr AttributeRule kAttributes[] = {axis("axis"), only("block_size", 0),
+                                         integer("output_dtype", 0, 1)};
+
 constexpr Operator kOperators[] = {
-    {"", "DequantizeLinear",
+    {{"", "DequantizeLinear", 10, 25, kInputs, kOutputs, kAttributes},
      [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
        return std::make_unique<DequantizeLinear>(node, context);
      }},

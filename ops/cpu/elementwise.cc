@@ -14,10 +14,7 @@ class Unary final : public Step {
  public:
   using Function = float (*)(float);
 
-  Unary(const Node& node, const Context& context, Function function)
-      : context_(context), function_(function) {
-    check_type(node, 0, {DataType::kFloat32});
-  }
+  Unary(const Context& context, Function function) : context_(context), function_(function) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -42,10 +39,10 @@ class Unary final : public Step {
 // GELU, with the instruction set's own exp.
 class Gelu final : public Step {
  public:
-  Gelu(const Node& node, const Context& context, Activation activation)
-      : context_(context), activation_(activation) {
-    check_type(node, 0, {DataType::kFloat32});
-  }
+  Gelu(const Node& node, const Context& context)
+      : context_(context),
+        activation_(node.text("approximate", "none") == "tanh" ? Activation::kGeluTanh
+                                                               : Activation::kGelu) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -67,8 +64,8 @@ class Gelu final : public Step {
 };
 
 template <Unary::Function FUNCTION>
-std::unique_ptr<Step> make_unary(const Node& node, const Context& context) {
-  return std::make_unique<Unary>(node, context, FUNCTION);
+std::unique_ptr<Step> make_unary(const Node& /*node*/, const Context& context) {
+  return std::make_unique<Unary>(context, FUNCTION);
 }
 
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
@@ -78,24 +75,19 @@ float square_root(float x) { return std::sqrt(x); }
 float reciprocal(float x) { return 1.0F / x; }
 float negative(float x) { return -x; }
 
-std::unique_ptr<Step> make_gelu(const Node& node, const Context& context) {
-  const std::string approximate = node.text("approximate", "none");
-  if (approximate != "none" && approximate != "tanh")
-    fail("[", to_string(node), "] expected approximate to be none or tanh, got '", approximate,
-         "'");
-  return std::make_unique<Gelu>(node, context,
-                                approximate == "tanh" ? Activation::kGeluTanh : Activation::kGelu);
-}
+constexpr Port kX[] = {{.name = "X", .types = kFloat}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kGelu[] = {text("approximate", "none|tanh")};
 
 constexpr Operator kOperators[] = {
-    {"", "Tanh", make_unary<hyperbolic_tangent>},
-    {"", "Sigmoid", make_unary<sigmoid>},
-    {"", "Exp", make_unary<exponential>},
-    {"", "Sqrt", make_unary<square_root>},
-    {"", "Reciprocal", make_unary<reciprocal>},
-    {"", "Neg", make_unary<negative>},
-    {"", "Gelu", make_gelu},
-    {"com.microsoft", "Gelu", make_gelu},
+    {{"", "Tanh", 6, 13, kX, kY}, make_unary<hyperbolic_tangent>},
+    {{"", "Sigmoid", 6, 13, kX, kY}, make_unary<sigmoid>},
+    {{"", "Exp", 6, 13, kX, kY}, make_unary<exponential>},
+    {{"", "Sqrt", 6, 13, kX, kY}, make_unary<square_root>},
+    {{"", "Reciprocal", 6, 13, kX, kY}, make_unary<reciprocal>},
+    {{"", "Neg", 6, 13, kX, kY}, make_unary<negative>},
+    {{"", "Gelu", 20, 20, kX, kY, kGelu}, make<Gelu>},
+    {{"com.microsoft", "Gelu", 1, 1, kX, kY}, make<Gelu>},
 };
 
 }  // namespace

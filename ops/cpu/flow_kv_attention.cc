@@ -91,8 +91,8 @@ class FlowKVAttention final : public FlowQKVAttention {
   }
 };
 
-constexpr Operator kOperators[] = {
-    {kDomain, "FlowKVAttention",
+const Operator kOperators[] = {
+    {attention_contract("FlowKVAttention"),
      [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
        return std::make_unique<FlowKVAttention>(node, context);
      }},

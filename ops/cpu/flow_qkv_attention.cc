@@ -232,8 +232,8 @@ void divide(float* numerator, float denominator, std::int64_t d) {
 
 namespace {
 
-constexpr Operator kOperators[] = {
-    {kDomain, "FlowQKVAttention",
+const Operator kOperators[] = {
+    {attention_contract("FlowQKVAttention"),
      [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
        return std::make_unique<FlowQKVAttention>(node, context);
      }},

@@ -5,7 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "ops/error.h"
 #include "ops/node.h"
@@ -18,13 +20,9 @@ inline std::int64_t integer_at(const Tensor& tensor, std::int64_t i) {
                                          : tensor.as<const std::int32_t>()[i];
 }
 
-// Throws Error unless the input is there and holds integers.
-inline void check_integers(const Node& node, std::size_t input) {
-  const Value* value = node.input(input);
-  if (value == nullptr || (value->type != DataType::kInt64 && value->type != DataType::kInt32)) {
-    fail("[", to_string(node), "] expected input ", input, " to be int64 or int32, got ",
-         value == nullptr ? "none" : name_of(value->type));
-  }
+// Whether the node lists the input, and it is not absent.
+inline bool is_given(std::span<const Tensor> inputs, std::size_t index) {
+  return index < inputs.size() && inputs[index].present();
 }
 
 // The index, counted from the end if it is negative. Throws Error if it is outside.
@@ -50,6 +48,18 @@ inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64
   AxisSet axes;
   for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
     const std::int64_t axis = wrap(name, integer_at(tensor, i), rank);
+    if (axes.has(axis)) fail("[", name, "] expected each axis once, got axis ", axis, " twice");
+    axes.add(axis);
+  }
+  return axes;
+}
+
+// The same, of axes that are an attribute.
+inline AxisSet axes_in(const std::string& name, const std::vector<std::int64_t>& list,
+                       std::int64_t rank) {
+  AxisSet axes;
+  for (const std::int64_t item : list) {
+    const std::int64_t axis = wrap(name, item, rank);
     if (axes.has(axis)) fail("[", name, "] expected each axis once, got axis ", axis, " twice");
     axes.add(axis);
   }

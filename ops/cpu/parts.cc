@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -43,9 +44,7 @@ bool is_last_axis(const Value& value, std::int64_t axis) {
 class Concat final : public Step {
  public:
   Concat(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.required_integer("axis")) {
-    for (std::size_t i = 1; i < node.inputs.size(); ++i) check_same_type(node, 0, i);
-  }
+      : name_(to_string(node)), axis_(node.required_integer("axis")) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
     std::vector<std::size_t> all(node.inputs.size());
@@ -95,8 +94,12 @@ class Concat final : public Step {
 class Split final : public Step {
  public:
   Split(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.integer("axis", 0)) {
-    if (node.input(1) != nullptr) check_integers(node, 1);
+      : name_(to_string(node)),
+        axis_(node.integer("axis", 0)),
+        sizes_(node.integers("split")),
+        parts_(node.integer("num_outputs", static_cast<std::int64_t>(node.outputs.size()))) {
+    if (parts_ != static_cast<std::int64_t>(node.outputs.size()))
+      fail("[", name_, "] expected num_outputs = ", node.outputs.size(), ", got ", parts_);
   }
 
   std::optional<Slicing> slicing(const Node& node) const override {
@@ -108,16 +111,22 @@ class Split final : public Step {
     const Shape& whole = inputs[0].shape;
     const int axis = static_cast<int>(wrap(name_, axis_, whole.rank()));
     const auto parts = static_cast<std::int64_t>(outputs.size());
-    const bool given = inputs.size() > 1 && inputs[1].present();
-    if (given && inputs[1].shape.elements() != parts)
-      fail("[", name_, "] expected ", parts, " sizes, got ", inputs[1].shape.elements());
+    // Before version 13 sizes were an attribute.
+    const bool as_input = is_given(inputs, 1);
+    const bool given = as_input || !sizes_.empty();
+    const std::int64_t sizes =
+        as_input ? inputs[1].shape.elements() : static_cast<std::int64_t>(sizes_.size());
+    if (given && sizes != parts) fail("[", name_, "] expected ", parts, " sizes, got ", sizes);
     const std::int64_t equal = (whole[axis] + parts - 1) / parts;
     std::int64_t sum = 0;
     for (std::int64_t part = 0; part < parts; ++part) {
       // Without sizes, all are equal but for the last, which may be smaller.
-      const std::int64_t size =
-          given ? integer_at(inputs[1], part) : std::min(equal, whole[axis] - sum);
-      if (size < 0) fail("[", name_, "] expected sizes of 0 and more, got ", size);
+      const std::int64_t size = as_input ? integer_at(inputs[1], part)
+                                : given  ? sizes_[static_cast<std::size_t>(part)]
+                                         : std::min(equal, whole[axis] - sum);
+      if (size < 0 || size > whole[axis] - sum)
+        fail("[", name_, "] expected sizes of 0 and more that add up to ", whole[axis], ", got ",
+             size);
       outputs[static_cast<std::size_t>(part)] = whole;
       outputs[static_cast<std::size_t>(part)][axis] = size;
       sum += size;
@@ -146,15 +155,13 @@ class Split final : public Step {
  private:
   std::string name_;
   std::int64_t axis_;
+  std::vector<std::int64_t> sizes_;
+  std::int64_t parts_;
 };
 
 class Slice final : public Step {
  public:
-  Slice(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
-    for (std::size_t input = 1; input < 5; ++input) {
-      if (input < 3 || node.input(input) != nullptr) check_integers(node, input);
-    }
-  }
+  Slice(const Node& node, const Context& /*context*/) : name_(to_string(node)) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
     const Value* axes = node.input(3);
@@ -194,11 +201,12 @@ class Slice final : public Step {
     Ranges ranges{};
     for (int axis = 0; axis < shape.rank(); ++axis)
       ranges[static_cast<std::size_t>(axis)].count = shape[axis];
-    const auto given = [&](std::size_t input) {
-      return inputs.size() > input && inputs[input].present();
-    };
+    const auto given = [&](std::size_t input) { return is_given(inputs, input); };
+    AxisSet cut;
     for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
       const std::int64_t axis = wrap(name_, given(3) ? integer_at(inputs[3], i) : i, shape.rank());
+      if (cut.has(axis)) fail("[", name_, "] expected each axis once, got axis ", axis, " twice");
+      cut.add(axis);
       ranges[static_cast<std::size_t>(axis)] =
           range(shape[static_cast<int>(axis)], integer_at(inputs[1], i), integer_at(inputs[2], i),
                 given(4) ? integer_at(inputs[4], i) : 1);
@@ -207,7 +215,8 @@ class Slice final : public Step {
   }
 
   // Of `size` indices those from `start` on, until `end`, both counted from the end if negative,
-  // and both brought to where indices are.
+  // and both brought to where indices are. The largest number of either type of index is no end:
+  // ONNX Runtime goes backwards, too, until there are no more elements, and exporters rely on it.
   Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
     if (step == 0) fail("[", name_, "] expected steps other than 0");
     if (size == 0) return {};
@@ -216,7 +225,10 @@ class Slice final : public Step {
       return std::clamp(index < 0 ? index + size : index, lowest, highest);
     };
     const std::int64_t first = place(start, 0, back ? size - 1 : size);
-    const std::int64_t stop = place(end, back ? -1 : 0, back ? size - 1 : size);
+    const bool endless = end == std::numeric_limits<std::int64_t>::max() ||
+                         end == std::numeric_limits<std::int32_t>::max();
+    const std::int64_t stop =
+        back && endless ? -1 : place(end, back ? -1 : 0, back ? size - 1 : size);
     if (back ? stop >= first : stop <= first) return {};
     return {first, (stop - first + (back ? 1 : -1)) / step + 1, step};
   }
@@ -254,10 +266,35 @@ class Slice final : public Step {
   std::string name_;
 };
 
+constexpr Port kConcat[] = {
+    {.name = "inputs", .presence = Presence::kVariadic, .type_letter = 'T'}};
+constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
+constexpr AttributeRule kAxisGiven[] = {required(axis("axis"))};
+constexpr Port kSplit[] = {
+    {.name = "input", .type_letter = 'T'},
+    {.name = "split", .types = kInt64, .presence = Presence::kOptional, .shape = "[P]"}};
+constexpr Port kParts[] = {
+    {.name = "outputs", .presence = Presence::kVariadic, .type_letter = 'T'}};
+constexpr AttributeRule kSizes[] = {axis("axis"), integers("split", 0), count("num_outputs", 1)};
+constexpr Port kSlice[] = {
+    {.name = "data", .type_letter = 'T'},
+    {.name = "starts", .types = kIntegers, .shape = "[A]", .type_letter = 'I'},
+    {.name = "ends", .types = kIntegers, .shape = "[A]", .type_letter = 'I'},
+    {.name = "axes",
+     .types = kIntegers,
+     .presence = Presence::kOptional,
+     .shape = "[A]",
+     .type_letter = 'I'},
+    {.name = "steps",
+     .types = kIntegers,
+     .presence = Presence::kOptional,
+     .shape = "[A]",
+     .type_letter = 'I'}};
+
 constexpr Operator kOperators[] = {
-    {"", "Concat", make<Concat>},
-    {"", "Split", make<Split>},
-    {"", "Slice", make<Slice>},
+    {{"", "Concat", 4, 13, kConcat, kOutput, kAxisGiven}, make<Concat>},
+    {{"", "Split", 2, 18, kSplit, kParts, kSizes}, make<Split>},
+    {{"", "Slice", 10, 13, kSlice, kOutput}, make<Slice>},
 };
 
 }  // namespace

@@ -22,27 +22,18 @@ struct Window {
   std::int64_t columns(const Shape& images) const { return images[3] / width; }
 };
 
-bool all(const std::vector<std::int64_t>& values, std::int64_t value) {
-  return std::ranges::all_of(values, [value](std::int64_t v) { return v == value; });
-}
-
 // The window of a node that cuts images into windows side by side; throws Error for others.
 Window window_of(const Node& node, std::vector<std::int64_t> kernel) {
   std::vector<std::int64_t> strides = node.integers("strides");
   if (strides.empty()) strides.assign(kernel.size(), 1);
-  const std::string padding = node.text("auto_pad", "NOTSET");
-  if (kernel.size() != 2 || strides != kernel || !all(node.integers("pads"), 0) ||
-      !all(node.integers("dilations"), 1) || (padding != "NOTSET" && padding != "VALID") ||
-      node.integer("ceil_mode", 0) != 0) {
+  if (kernel.size() != 2 || strides != kernel) {
     fail("[", to_string(node),
-         "] expected windows of two axes side by side: strides = kernel_shape, no pads, no "
-         "dilations, ceil_mode = 0");
+         "] expected windows of two axes side by side: strides = kernel_shape");
   }
+  if (kernel[0] <= 0 || kernel[1] <= 0)
+    fail("[", to_string(node), "] expected windows of 1 x 1 and more, got ", kernel[0], " x ",
+         kernel[1]);
   return {kernel[0], kernel[1]};
-}
-
-void check_images(const std::string& name, const Shape& shape) {
-  if (shape.rank() != 4) fail("[", name, "] expected images [N, C, H, W], got ", to_string(shape));
 }
 
 class PatchConv final : public Step {
@@ -50,25 +41,20 @@ class PatchConv final : public Step {
   // Pixels are multiplied as they are: the product takes a thousandth of an encoder's time.
   PatchConv(const Node& node, const Context& context)
       : context_(context), name_(to_string(node)), product_(context, DenseRounding::kFloat) {
-    check_float(node, 0, "images");
-    check_float(node, 1, "the weight");
     const Value* weight = node.input(1);
-    if (weight->constant == nullptr || !weight->shape || weight->shape->rank() != 4)
-      fail("[", name_, "] expected a constant weight of shape [M, C, height, width]");
-    if (node.integer("group", 1) != 1)
-      fail("[", name_, "] expected group = 1, got ", node.integer("group", 1));
+    if (!weight->shape) fail("[", name_, "] expected a weight of known shape");
     const Shape& shape = *weight->shape;
     window_ = window_of(node, {shape[2], shape[3]});
+    if (const std::vector<std::int64_t> given = node.integers("kernel_shape");
+        !given.empty() && given != std::vector{shape[2], shape[3]}) {
+      fail("[", name_, "] expected kernel_shape to be the weight's, ", shape[2], " x ", shape[3]);
+    }
     channels_ = shape[1];
     m_ = shape[0];
-    if (node.input(2) != nullptr) check_float(node, 2, "the bias");
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& images = inputs[0].shape;
-    check_images(name_, images);
-    if (images[1] != channels_)
-      fail("[", name_, "] expected images of ", channels_, " channels, got ", to_string(images));
     outputs[0] = Shape{images[0], m_, window_.rows(images), window_.columns(images)};
   }
 
@@ -155,13 +141,10 @@ class AveragePool final : public Step {
   AveragePool(const Node& node, const Context& context)
       : context_(context),
         name_(to_string(node)),
-        window_(window_of(node, node.integers("kernel_shape"))) {
-    check_float(node, 0, "images");
-  }
+        window_(window_of(node, node.integers("kernel_shape"))) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& images = inputs[0].shape;
-    check_images(name_, images);
     outputs[0] = Shape{images[0], images[1], window_.rows(images), window_.columns(images)};
   }
 
@@ -201,9 +184,26 @@ std::unique_ptr<Step> make(const Node& node, const Context& context) {
   return std::make_unique<Made>(node, context);
 }
 
+constexpr Port kConv[] = {
+    {.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
+    {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
+    {.name = "B", .types = kFloat, .presence = Presence::kOptional, .shape = "[M]"}};
+constexpr Port kPool[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kConvAttributes[] = {
+    text("auto_pad", "NOTSET|VALID"), integers("dilations", 1, 1), only("group", 1),
+    integers("kernel_shape", 1),      integers("pads", 0, 0),      integers("strides", 1)};
+constexpr AttributeRule kPoolAttributes[] = {text("auto_pad", "NOTSET|VALID"),
+                                             only("ceil_mode", 0),
+                                             flag("count_include_pad"),
+                                             integers("dilations", 1, 1),
+                                             integers("kernel_shape", 1),
+                                             integers("pads", 0, 0),
+                                             integers("strides", 1)};
+
 constexpr Operator kOperators[] = {
-    {"", "Conv", make<PatchConv>},
-    {"", "AveragePool", make<AveragePool>},
+    {{"", "Conv", 1, 22, kConv, kY, kConvAttributes}, make<PatchConv>},
+    {{"", "AveragePool", 7, 22, kPool, kY, kPoolAttributes}, make<AveragePool>},
 };
 
 }  // namespace

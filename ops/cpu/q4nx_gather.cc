@@ -15,12 +15,6 @@ class Q4NXGather final : public Step {
         m_(node.required_integer("M")),
         k_(node.required_integer("K")) {
     layout_ = q4nx_layout(node, 0, q4nx::row_blocks(m_), k_);
-    const Value* indices = node.input(1);
-    if (indices == nullptr ||
-        (indices->type != DataType::kInt64 && indices->type != DataType::kInt32)) {
-      fail("[", name_, "] expected indices of type int64 or int32, got ",
-           indices == nullptr ? "none" : name_of(indices->type));
-    }
   }
 
   std::optional<Slicing> slicing(const Node& node) const override {

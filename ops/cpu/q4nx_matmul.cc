@@ -15,11 +15,7 @@ enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
 
 Gating gating_of(const Node& node) {
   const std::string text = node.text("gating", "none");
-  if (text == "none") return Gating::kNone;
-  if (text == "geglu") return Gating::kGeglu;
-  if (text == "swiglu") return Gating::kSwiglu;
-  fail("[", node.op_type, "] expected 'gating' of node '", node.name,
-       "' to be none, geglu or swiglu, got '", text, "'");
+  return text == "geglu" ? Gating::kGeglu : text == "swiglu" ? Gating::kSwiglu : Gating::kNone;
 }
 
 class Q4NXMatMul : public Step {
@@ -31,14 +27,8 @@ class Q4NXMatMul : public Step {
         k_(node.required_integer("K")),
         gating_(gating_of(node)),
         padded_k_(q4nx::ceil_div(k_, kPartColumns) * kPartColumns) {
-    if (m_ <= 0 || k_ <= 0)
-      fail("[", name_, "] expected M and K above 0, got M = ", m_, ", K = ", k_);
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
       fail("[", name_, "] expected no bias with gating");
-    if (const Value* bias = node.input(2);
-        bias != nullptr && bias->shape && bias->shape->elements() != m_) {
-      fail("[", name_, "] expected a bias of ", m_, " elements, got ", to_string(*bias->shape));
-    }
     row_blocks_ = q4nx::row_blocks(m_);
     layout_ = q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
   }
@@ -50,6 +40,9 @@ class Q4NXMatMul : public Step {
     }
     outputs[0] = x;
     outputs[0][-1] = m_;
+    if (inputs.size() > 2 && inputs[2].present() && inputs[2].shape.elements() != m_) {
+      fail("[", name_, "] expected a bias of ", m_, " elements, got ", to_string(inputs[2].shape));
+    }
     if (inputs.size() > 3 && inputs[3].present() && !(inputs[3].shape == outputs[0])) {
       fail("[", name_, "] expected a residual of shape ", to_string(outputs[0]), ", got ",
            to_string(inputs[3].shape));
@@ -176,10 +169,23 @@ class FusedDQP final : public Q4NXMatMul {
   }
 };
 
+constexpr Types kUInt8{DataType::kUInt8};
+constexpr Port kProduct[] = {
+    {.name = "X", .types = kFloat, .shape = "[..,K]"},
+    {.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
+    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
+    {.name = "residual", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kSizesAndGating[] = {required(count("M", 1)), required(count("K", 1)),
+                                             text("gating", "none|geglu|swiglu")};
+constexpr Port kGather[] = {{.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
+                            {.name = "indices", .types = kIntegers}};
+constexpr AttributeRule kSizes[] = {required(count("M", 1)), required(count("K", 1))};
+
 constexpr Operator kOperators[] = {
-    {kDomain, "Q4NXMatMul", make_q4nx_matmul},
-    {kDomain, "FusedDQP", make_fused_dqp},
-    {kDomain, "Q4NXGather", make_q4nx_gather},
+    {{kDomain, "Q4NXMatMul", 1, 1, kProduct, kY, kSizesAndGating}, make_q4nx_matmul},
+    {{kDomain, "FusedDQP", 1, 1, kProduct, kY, kSizesAndGating}, make_fused_dqp},
+    {{kDomain, "Q4NXGather", 1, 1, kGather, kY, kSizes}, make_q4nx_gather},
 };
 
 }  // namespace
@@ -187,17 +193,12 @@ constexpr Operator kOperators[] = {
 q4nx::Layout q4nx_layout(const Node& node, std::size_t input, std::int64_t row_blocks,
                          std::int64_t k) {
   const Value* weight = node.input(input);
-  if (weight == nullptr || weight->constant == nullptr) {
-    fail("[", to_string(node), "] expected input ", input,
-         " to be a constant Q4NX weight, got one that is computed");
-  }
   const Shape shape = weight->shape.value_or(Shape{});
   const q4nx::Layout layout = q4nx::layout_of(shape).value_or(q4nx::kNarrow);
   const Shape expected{row_blocks, layout.column_blocks(k), layout.block_bytes()};
-  if (weight->type != DataType::kUInt8 || !(shape == expected)) {
-    fail("[", to_string(node), "] expected weight '", weight->name, "' to be uint8 ",
-         to_string(expected), ", got ", name_of(weight->type), " ",
-         weight->shape ? to_string(shape) : "of unknown shape");
+  if (!(shape == expected)) {
+    fail("[", to_string(node), "] expected weight '", weight->name, "' of shape ",
+         to_string(expected), ", got ", weight->shape ? to_string(shape) : "of unknown shape");
   }
   return layout;
 }

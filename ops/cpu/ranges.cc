@@ -17,11 +17,7 @@ constexpr std::uint64_t kMostElements = std::uint64_t{1} << 48;
 
 class Range final : public Step {
  public:
-  Range(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
-    check_number(node, 0);
-    check_same_type(node, 0, 1);
-    check_same_type(node, 0, 2);
-  }
+  Range(const Node& node, const Context& /*context*/) : name_(to_string(node)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     for (std::size_t i = 0; i < 3; ++i) {
@@ -88,7 +84,6 @@ class ConstantOfShape final : public Step {
  public:
   ConstantOfShape(const Node& node, const Context& context)
       : context_(context), name_(to_string(node)) {
-    check_integers(node, 0);
     const Value* value = node.input(1);
     if (value != nullptr && (!value->shape || value->shape->elements() != 1))
       fail("[", name_, "] expected a value of one element");
@@ -113,9 +108,20 @@ class ConstantOfShape final : public Step {
   std::string name_;
 };
 
+constexpr Port kRange[] = {{.name = "start", .types = kNumbers, .type_letter = 'T'},
+                           {.name = "limit", .types = kNumbers, .type_letter = 'T'},
+                           {.name = "delta", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kNumber[] = {{.name = "output", .types = kNumbers, .type_letter = 'T'}};
+// How 16-bit floats are computed, which this device has not.
+constexpr AttributeRule kStash[] = {integer("stash_type", 0, 16)};
+constexpr Port kShape[] = {
+    {.name = "input", .types = kInt64, .shape = "[R]"},
+    {.name = "value", .presence = Presence::kAttribute, .type_letter = 'T', .constant = true}};
+constexpr Port kFilled[] = {{.name = "output", .type_letter = 'T'}};
+
 constexpr Operator kOperators[] = {
-    {"", "Range", make<Range>},
-    {"", "ConstantOfShape", make<ConstantOfShape>},
+    {{"", "Range", 11, 27, kRange, kNumber, kStash}, make<Range>},
+    {{"", "ConstantOfShape", 9, 25, kShape, kFilled}, make<ConstantOfShape>},
 };
 
 }  // namespace

@@ -31,9 +31,7 @@ class Identity final : public Reshaping {
 class Reshape final : public Reshaping {
  public:
   Reshape(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {
-    check_integers(node, 1);
-  }
+      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;
@@ -62,18 +60,24 @@ class Reshape final : public Reshaping {
   bool allow_zero_;
 };
 
-// Axes of size 1 come in or go out. Without axes, Squeeze takes out all that there are.
+// Axes of size 1 come in or go out. Without axes, Squeeze takes out all that there are. Before
+// version 13 axes were an attribute.
 class Unsqueeze final : public Reshaping {
  public:
-  Unsqueeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
-    check_integers(node, 1);
+  Unsqueeze(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axes_(node.integers("axes")) {
+    if (node.input(1) == nullptr && !node.attributes.contains("axes"))
+      fail("[", name_, "] expected axes, got none");
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const std::int64_t rank = inputs[0].shape.rank() + inputs[1].shape.elements();
+    const bool given = is_given(inputs, 1);
+    const std::int64_t count =
+        given ? inputs[1].shape.elements() : static_cast<std::int64_t>(axes_.size());
+    const std::int64_t rank = inputs[0].shape.rank() + count;
     if (rank > Shape::kMaxRank)
-      fail("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
-    const AxisSet added = axes_in(name_, inputs[1], rank);
+      unsupported("[", name_, "] expected rank ", Shape::kMaxRank, " at most, got ", rank);
+    const AxisSet added = given ? axes_in(name_, inputs[1], rank) : axes_in(name_, axes_, rank);
     Shape to;
     int next = 0;
     for (int axis = 0; axis < rank; ++axis)
@@ -83,18 +87,20 @@ class Unsqueeze final : public Reshaping {
 
  private:
   std::string name_;
+  std::vector<std::int64_t> axes_;
 };
 
 class Squeeze final : public Reshaping {
  public:
-  Squeeze(const Node& node, const Context& /*context*/) : name_(to_string(node)) {
-    if (node.input(1) != nullptr) check_integers(node, 1);
-  }
+  Squeeze(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)), axes_(node.integers("axes")) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;
-    const bool given = inputs.size() > 1 && inputs[1].present();
-    const AxisSet removed = given ? axes_in(name_, inputs[1], from.rank()) : AxisSet();
+    const bool as_input = is_given(inputs, 1);
+    const bool given = as_input || !axes_.empty();
+    const AxisSet removed =
+        as_input ? axes_in(name_, inputs[1], from.rank()) : axes_in(name_, axes_, from.rank());
     Shape to;
     for (int axis = 0; axis < from.rank(); ++axis) {
       if (given && removed.has(axis) && from[axis] != 1)
@@ -106,6 +112,7 @@ class Squeeze final : public Reshaping {
 
  private:
   std::string name_;
+  std::vector<std::int64_t> axes_;
 };
 
 // To two axes: those before `axis`, and those from it on.
@@ -129,10 +136,22 @@ class Flatten final : public Reshaping {
   std::int64_t axis_;
 };
 
+constexpr Port kInput[] = {{.name = "input", .type_letter = 'T'}};
+constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
+constexpr Port kReshape[] = {{.name = "data", .type_letter = 'T'},
+                             {.name = "shape", .types = kInt64, .shape = "[R]"}};
+constexpr AttributeRule kAllowZero[] = {flag("allowzero")};
+constexpr Port kWithAxes[] = {{.name = "data", .type_letter = 'T'},
+                              {.name = "axes", .types = kInt64, .presence = Presence::kOptional}};
+constexpr AttributeRule kAxes[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1)};
+constexpr AttributeRule kAxis[] = {axis("axis")};
+
 constexpr Operator kOperators[] = {
-    {"", "Identity", make<Identity>},   {"", "Reshape", make<Reshape>},
-    {"", "Unsqueeze", make<Unsqueeze>}, {"", "Squeeze", make<Squeeze>},
-    {"", "Flatten", make<Flatten>},
+    {{"", "Identity", 1, 25, kInput, kOutput}, make<Identity>},
+    {{"", "Reshape", 5, 25, kReshape, kOutput, kAllowZero}, make<Reshape>},
+    {{"", "Unsqueeze", 1, 25, kWithAxes, kOutput, kAxes}, make<Unsqueeze>},
+    {{"", "Squeeze", 1, 25, kWithAxes, kOutput, kAxes}, make<Squeeze>},
+    {{"", "Flatten", 1, 25, kInput, kOutput, kAxis}, make<Flatten>},
 };
 
 }  // namespace

@@ -44,9 +44,7 @@ class ShapeOf final : public Step {
 class Gather final : public Step {
  public:
   Gather(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.integer("axis", 0)) {
-    check_integers(node, 1);
-  }
+      : name_(to_string(node)), axis_(node.integer("axis", 0)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& data = inputs[0].shape;
@@ -83,9 +81,7 @@ class Gather final : public Step {
 class GatherND final : public Step {
  public:
   GatherND(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), batch_dims_(static_cast<int>(node.integer("batch_dims", 0))) {
-    check_integers(node, 1);
-  }
+      : name_(to_string(node)), batch_dims_(static_cast<int>(node.integer("batch_dims", 0))) {}
 
   // Lookups along axis 1, of which each slice answers those that fall into it: the last token's
   // hidden state.
@@ -152,10 +148,21 @@ class GatherND final : public Step {
   int batch_dims_;
 };
 
+constexpr Port kData[] = {{.name = "data"}};
+constexpr Port kShape[] = {{.name = "shape", .types = kInt64}};
+constexpr AttributeRule kFromTo[] = {integer("start"), integer("end")};
+constexpr Port kGather[] = {{.name = "data", .type_letter = 'T'},
+                            {.name = "indices", .types = kIntegers}};
+constexpr Port kGatherND[] = {{.name = "data", .type_letter = 'T'},
+                              {.name = "indices", .types = kInt64, .shape = "[..,C]"}};
+constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
+constexpr AttributeRule kAxis[] = {axis("axis")};
+constexpr AttributeRule kBatch[] = {integer("batch_dims", 0, Shape::kMaxRank - 1)};
+
 constexpr Operator kOperators[] = {
-    {"", "Shape", make<ShapeOf>},
-    {"", "Gather", make<Gather>},
-    {"", "GatherND", make<GatherND>},
+    {{"", "Shape", 1, 25, kData, kShape, kFromTo}, make<ShapeOf>},
+    {{"", "Gather", 1, 13, kGather, kOutput, kAxis}, make<Gather>},
+    {{"", "GatherND", 11, 13, kGatherND, kOutput, kBatch}, make<GatherND>},
 };
 
 }  // namespace

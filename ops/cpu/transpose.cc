@@ -194,7 +194,12 @@ class Transpose final : public Step {
   std::vector<std::int64_t> permutation_;
 };
 
-constexpr Operator kOperators[] = {{"", "Transpose", make<Transpose>}};
+constexpr Port kData[] = {{.name = "data", .type_letter = 'T'}};
+constexpr Port kTransposed[] = {{.name = "transposed", .type_letter = 'T'}};
+constexpr AttributeRule kPermutation[] = {integers("perm", 0, Shape::kMaxRank - 1)};
+
+constexpr Operator kOperators[] = {
+    {{"", "Transpose", 1, 25, kData, kTransposed, kPermutation}, make<Transpose>}};
 
 }  // namespace
 

@@ -10,10 +10,7 @@ namespace {
 
 class Where final : public Step {
  public:
-  Where(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {
-    check_type(node, 0, {DataType::kBool});
-    check_same_type(node, 1, 2);
-  }
+  Where(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -56,9 +53,7 @@ class Where final : public Step {
 
 class Expand final : public Step {
  public:
-  Expand(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {
-    check_integers(node, 1);
-  }
+  Expand(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     outputs[0] = broadcast_shapes(name_, inputs[0].shape, shape_in(name_, inputs[1]));
@@ -87,9 +82,16 @@ class Expand final : public Step {
   std::string name_;
 };
 
+constexpr Port kWhere[] = {{.name = "condition", .types = kBool},
+                           {.name = "X", .type_letter = 'T'},
+                           {.name = "Y", .type_letter = 'T'}};
+constexpr Port kExpand[] = {{.name = "input", .type_letter = 'T'},
+                            {.name = "shape", .types = kInt64, .shape = "[R]"}};
+constexpr Port kOutput[] = {{.name = "output", .type_letter = 'T'}};
+
 constexpr Operator kOperators[] = {
-    {"", "Where", make<Where>},
-    {"", "Expand", make<Expand>},
+    {{"", "Where", 9, 16, kWhere, kOutput}, make<Where>},
+    {{"", "Expand", 8, 13, kExpand, kOutput}, make<Expand>},
 };
 
 }  // namespace

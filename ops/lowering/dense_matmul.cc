@@ -168,11 +168,18 @@ Sum sum_of(Graph& graph, const Node& node, bool (*fits)(const Node& product, con
   return {};
 }
 
+// Whether the sum has the product's axes: a bias [1,1,M] makes three axes of two.
+bool adds_no_axes(const Value& product, const Value& addend) {
+  return addend.shape->rank() == 1 ||
+         (product.shape && addend.shape->rank() <= product.shape->rank());
+}
+
 void bias(Graph& graph, Node& node) {
   const Sum sum = sum_of(graph, node, [](const Node& product, const Value& addend) {
     const Shape& weight = *product.inputs[kWeight].shape;
     return !has(product, kBias) && !is_activated(product) &&
-           is_vector(addend, weight[product.integer("transposed", 0) != 0 ? 0 : 1]);
+           is_vector(addend, weight[product.integer("transposed", 0) != 0 ? 0 : 1]) &&
+           adds_no_axes(product.outputs[0], addend);
   });
   if (sum.product == nullptr) return;
   const Value value = *sum.addend;

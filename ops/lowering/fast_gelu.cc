@@ -5,14 +5,22 @@
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {
+namespace {
 
-std::string fast_gelu_obstacle(const Node& node) {
-  return node.input(1) == nullptr ? "" : "a bias is given: Gelu has none";
-}
+constexpr Port kInputs[] = {{.name = "X", .types = kFloat},
+                            {.name = "bias",
+                             .types = kNone,
+                             .presence = Presence::kOptional,
+                             .advice = "Gelu, which it becomes, has no bias"}};
+constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat}};
+
+}  // namespace
+
+constexpr Contract kFastGelu{"com.microsoft", "FastGelu", 1, 1, kInputs, kOutputs};
 
 void fast_gelu(Graph& graph) {
   graph.each("FastGelu", "com.microsoft", [](Node& node) {
-    if (!fast_gelu_obstacle(node).empty()) return;
+    if (!violation(kFastGelu, node).empty()) return;
     node.op_type = "Gelu";
     node.domain.clear();
     node.since_version = 20;  // of ONNX, the first with Gelu

@@ -2,48 +2,52 @@
 // GroupQueryAttention -> FlowQKVAttention, node for node: both compute
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {
 namespace {
 
-// Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that
-// FlowQKVAttention lacks, and the weights of the norms of query and key.
-constexpr std::size_t kSharedInputs = 11;
+// Where FlowQKVAttention, which has neither k_scale nor v_scale, has inputs 0..15.
+constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+constexpr std::array<std::size_t, 16> kPlaces{0, 1, 2,  3,  4,        5,        6,  7,
+                                              8, 9, 10, 14, kNowhere, kNowhere, 11, 12};
+constexpr std::size_t kPlacesThere = 15;
+constexpr std::size_t kKey = 1;
+constexpr std::size_t kPositionIds = 9;
 constexpr std::size_t kSink = 11;
-struct RefusedInput {
-  std::size_t position;
-  std::string_view name;
-};
-constexpr std::array<RefusedInput, 2> kRefused{{{12, "k_scale"}, {13, "v_scale"}}};
-constexpr std::array<std::size_t, 2> kNormWeights{14, 15};
 
 // Those that mean the same in both.
 constexpr std::array<std::string_view, 10> kSharedAttributes{
     "num_heads",       "kv_num_heads",        "scale",     "softcap",
     "causal",          "local_window_size",   "do_rotary", "rotary_interleaved",
     "qk_norm_epsilon", "sliding_window_cache"};
-
 // d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
 // behind it; 0 if that is not known.
 std::int64_t head_size(const Node& node) {
   const Value* query = node.input(0);
-  std::int64_t heads = node.integer("num_heads", 0);
-  if (node.input(1) == nullptr) heads += 2 * node.integer("kv_num_heads", 0);
+  // As many as ONNX Runtime can count.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  std::int64_t heads = std::clamp<std::int64_t>(node.integer("num_heads", 0), 0, kMost);
+  if (node.input(1) == nullptr)
+    heads += 2 * std::clamp<std::int64_t>(node.integer("kv_num_heads", 0), 0, kMost);
   if (query == nullptr || !query->shape || query->shape->rank() == 0 || heads <= 0) return 0;
   const std::int64_t width = (*query->shape)[-1];
   return width > 0 && width % heads == 0 ? width / heads : 0;
 }
 
-// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given.
+// smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given. Of other
+// values ONNX Runtime makes nothing.
 Value head_sink(const Node& node) {
   Value sink = input_or_none(node, kSink);
-  if (!sink.name.empty() || node.integer("smooth_softmax", 0) <= 0) return sink;
+  if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
   const std::int64_t heads = node.required_integer("num_heads");
   auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
   sink.name = node.outputs[0].name + ".head_sink";
@@ -54,44 +58,87 @@ Value head_sink(const Node& node) {
   return sink;
 }
 
+constexpr auto kOptional = Presence::kOptional;
+constexpr std::string_view kUnquantized =
+    "FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
+constexpr std::string_view kAppends = "FlowQKVAttention appends to a KV cache";
+constexpr Port kInputs[] = {
+    {.name = "query",
+     .types = kFloat,
+     .shape = "[B,S,?]",
+     .advice = "export with float32 activations"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,S,K]"},
+    {.name = "past_key", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "past_value", .types = kFloats, .presence = kOptional, .shape = "[B,G,P,D]"},
+    {.name = "seqlens_k", .types = kInt32},
+    {.name = "total_sequence_length", .types = kInt32},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+    {.name = "k_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "v_scale", .types = kNone, .presence = kOptional, .advice = kUnquantized},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat},
+                             {.name = "present_key", .types = kFloats, .advice = kAppends},
+                             {.name = "present_value", .types = kFloats, .advice = kAppends},
+                             {.name = "output_qk", .types = kNone, .presence = kOptional}};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    number("scale"),
+    number("softcap"),
+    flag("causal"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    integer("smooth_softmax", -1, 1),
+    only("qk_output", 0),
+    advised(only("kv_cache_bit_width", 0), kUnquantized),
+    advised(text("k_quant_type", "NONE"), kUnquantized),
+    advised(text("v_quant_type", "NONE"), kUnquantized)};
+
 }  // namespace
 
+constexpr Contract kGroupQueryAttention{
+    "com.microsoft", "GroupQueryAttention", 1, 1, kInputs, kOutputs, kAttributes};
+
 std::string flow_qkv_attention_obstacle(const Node& node) {
-  for (const RefusedInput& refused : kRefused) {
-    if (node.input(refused.position) != nullptr)
-      return std::string(refused.name) + " is given: FlowQKVAttention has no such input";
-  }
-  for (const std::string_view name : {"k_quant_type", "v_quant_type"}) {
-    if (const std::string type = node.text(name, "NONE"); type != "NONE") {
-      return std::string(name) + "=" + type +
-             ": FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these";
-    }
-  }
-  if (!node.has_output(1) || !node.has_output(2))
-    return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache";
-  const Value* query = node.input(0);
-  if (query == nullptr || query->type != DataType::kFloat32)
-    return "the query is not float; export with float32 activations";
+  const Value* key = node.input(kKey);
+  if (key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0)
+    return "key has no tokens; FlowQKVAttention appends those of the query to the KV cache";
   if (head_size(node) == 0) return "the head size is not known from the query's last axis";
   return "";
 }
 
 void flow_qkv_attention(Graph& graph) {
   graph.each("GroupQueryAttention", "com.microsoft", [&](Node& node) {
-    if (!flow_qkv_attention_obstacle(node).empty()) return;
+    if (!violation(kGroupQueryAttention, node).empty() ||
+        !flow_qkv_attention_obstacle(node).empty()) {
+      return;
+    }
     const std::int64_t d = head_size(node);
-    std::vector<Value> inputs;
-    inputs.reserve(kSharedInputs + kNormWeights.size() + 2);
-    for (std::size_t i = 0; i < kSharedInputs; ++i) inputs.push_back(input_or_none(node, i));
-    for (const std::size_t i : kNormWeights) inputs.push_back(input_or_none(node, i));
-    inputs.emplace_back();  // bidirectional_blocks
-    inputs.push_back(head_sink(node));
+    std::vector<Value> inputs(kPlacesThere);
+    for (std::size_t i = 0; i < kPlaces.size(); ++i) {
+      if (kPlaces[i] != kNowhere) inputs[kPlaces[i]] = input_or_none(node, i);
+    }
+    inputs[kPlaces[kSink]] = head_sink(node);
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);
       if (found != node.attributes.end()) attributes.insert(*found);
     }
     attributes.emplace("head_size", d);
+    if (node.integer("do_rotary", 0) == 0) {
+      inputs[kPositionIds] = Value{};  // They are for the rotation.
+    } else if (node.input(kPositionIds) != nullptr) {
+      attributes.emplace("counted_prompt", std::int64_t{1});
+    }
     node.op_type = "FlowQKVAttention";
     node.domain = kDomain;
     node.since_version = 1;

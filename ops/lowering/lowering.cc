@@ -9,24 +9,30 @@
 #include <string_view>
 #include <utility>
 
+#include "ops/error.h"
+
 namespace flownpu::lowering {
 namespace {
 
 struct Rule {
-  std::string_view op_type;
+  const Contract* contract;
   std::string (*obstacle)(const Node& node);
+  void (*apply)(Graph& graph, RepackedWeights& weights);
 };
 
 constexpr std::array<Rule, 4> kRules{{
-    {"FastGelu", fast_gelu_obstacle},
-    {"MatMulNBits", q4nx_matmul_obstacle},
-    {"GatherBlockQuantized", q4nx_gather_obstacle},
-    {"GroupQueryAttention", flow_qkv_attention_obstacle},
+    {&kFastGelu, [](const Node& /*node*/) { return std::string(); },
+     [](Graph& graph, RepackedWeights& /*weights*/) { fast_gelu(graph); }},
+    {&kMatMulNBits, q4nx_matmul_obstacle, q4nx_matmul},
+    {&kGatherBlockQuantized, q4nx_gather_obstacle, q4nx_gather},
+    {&kGroupQueryAttention, flow_qkv_attention_obstacle,
+     [](Graph& graph, RepackedWeights& /*weights*/) { flow_qkv_attention(graph); }},
 }};
 
 const Rule* rule_of(const Node& node) {
-  if (node.domain != "com.microsoft") return nullptr;
-  const auto* rule = std::ranges::find(kRules, node.op_type, &Rule::op_type);
+  const auto* rule = std::ranges::find_if(kRules, [&](const Rule& candidate) {
+    return candidate.contract->op_type == node.op_type && candidate.contract->domain == node.domain;
+  });
   return rule == kRules.end() ? nullptr : rule;
 }
 
@@ -34,9 +40,36 @@ const Rule* rule_of(const Node& node) {
 
 bool is_lowered(const Node& node) { return rule_of(node) != nullptr; }
 
-std::string obstacle(const Node& node) {
-  const Rule* rule = rule_of(node);
-  return rule == nullptr ? "" : rule->obstacle(node);
+std::vector<const Contract*> contracts() {
+  std::vector<const Contract*> all;
+  all.reserve(kRules.size());
+  for (const Rule& rule : kRules) all.push_back(rule.contract);
+  return all;
+}
+
+Node lowered_alone(const Node& node, const Producer& producer) {
+  const Rule& rule = *rule_of(node);
+  for (const std::string& reason : {violation(*rule.contract, node), rule.obstacle(node)})
+    if (!reason.empty()) throw Error(reason);
+  // With those that make constants of constants, which a rule may look through.
+  std::vector<Node> nodes;
+  for (const Value& input : node.inputs) {
+    const Node* maker = input.name.empty() || !producer ? nullptr : producer(input.name);
+    const auto is_constant = [](const Value& v) { return v.name.empty() || v.constant != nullptr; };
+    if (maker != nullptr && std::ranges::all_of(maker->inputs, is_constant))
+      nodes.push_back(*maker);
+  }
+  nodes.push_back(node);
+  std::vector<std::string> outputs;
+  outputs.reserve(node.outputs.size());
+  for (const Value& output : node.outputs) outputs.push_back(output.name);
+  Graph graph(std::move(nodes), outputs);
+  RepackedWeights weights;
+  rule.apply(graph, weights);
+  Node lowered = graph.take().back();
+  if (is_lowered(lowered))
+    fail("[", to_string(node), "] expected its weight to be a constant, or one that is reshaped");
+  return lowered;
 }
 
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) {

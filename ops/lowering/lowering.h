@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/contract.h"
 #include "ops/device.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
@@ -27,20 +28,29 @@
 
 namespace flownpu::lowering {
 
-// Whether a rule is for the node's operator; and why the node is none that it takes, empty if it
-// is.
+// Whether a rule is for the node's operator.
 bool is_lowered(const Node& node);
-std::string obstacle(const Node& node);
+// What becomes of such a node by itself; its constants have no bytes yet. Throws Error with the
+// reason if the rule does not take it. `producer`: as Device::unsupported has it.
+Node lowered_alone(const Node& node, const Producer& producer);
+// What rules take of operators.
+std::vector<const Contract*> contracts();
 
 // The nodes after all rules. Nodes that no rule takes stay as they are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
 // --- The rules --------------------------------------------------------------------------------
 
+// Of those that take one operator: what they take of it, and what a contract cannot say of why they
+// do not take a node, empty if they do.
+
+extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);
 void q4nx_matmul(Graph& graph, RepackedWeights& weights);
+extern const Contract kGatherBlockQuantized;
 std::string q4nx_gather_obstacle(const Node& node);
 void q4nx_gather(Graph& graph, RepackedWeights& weights);
+extern const Contract kGroupQueryAttention;
 std::string flow_qkv_attention_obstacle(const Node& node);
 void flow_qkv_attention(Graph& graph);
 void split_qkv(Graph& graph);
@@ -49,7 +59,7 @@ void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
 void dense_matmul(Graph& graph);
 void unread_present(Graph& graph);
-std::string fast_gelu_obstacle(const Node& node);
+extern const Contract kFastGelu;
 void fast_gelu(Graph& graph);
 
 }  // namespace flownpu::lowering

@@ -14,17 +14,21 @@ namespace flownpu::lowering {
 
 void packed_qkv(Graph& graph, RepackedWeights& weights) {
   graph.each("FlowQKVAttention", kDomain, [&](Node& node) {
+    const std::int64_t d = node.required_integer("head_size");
+    const std::int64_t keys = node.required_integer("kv_num_heads") * d;
+    const std::array<std::int64_t, 3> widths{node.required_integer("num_heads") * d, keys, keys};
     std::array<Node*, 3> projections{};
     std::int64_t rows = 0;
     for (std::size_t i = 0; i < 3; ++i) {
       if (node.input(i) == nullptr) return;
       Node* projection = graph.only_producer(node.inputs[i].name, "Q4NXMatMul", kDomain);
       if (projection == nullptr || projection->inputs.size() != 2 ||
+          projection->text("gating", "none") != "none" ||
           (i > 0 && projection->inputs[0].name != projections[0]->inputs[0].name)) {
         return;
       }
       const std::int64_t m = projection->required_integer("M");
-      if (i < 2 && m % q4nx::kBlockRows != 0) return;
+      if (m != widths[i] || (i < 2 && m % q4nx::kBlockRows != 0)) return;
       projections[i] = projection;
       rows += m;
     }

@@ -36,13 +36,27 @@ Value codes_of(Graph& graph, const Node& node) {
   return through ? reshape->inputs[0] : node.inputs[kCodes];
 }
 
+constexpr Port kInputs[] = {
+    {.name = "data",
+     .types = {DataType::kUInt8},
+     .advice = "export with 4-bit codes in bytes and float32 scales"},
+    {.name = "indices", .types = kIntegers},
+    {.name = "scales", .types = kFloat, .constant = true, .advice = "export with float32 inputs"},
+    {.name = "zero_points",
+     .types = {DataType::kUInt8},
+     .presence = Presence::kOptional,
+     .constant = true}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
+constexpr AttributeRule kAttributes[] = {
+    advised(only("bits", 4), "Q4NX stores 4-bit codes; export this table with 4 bits"),
+    count("block_size", 1), integer("gather_axis", -3, 2), integer("quantize_axis", -3, 2)};
+
 }  // namespace
 
+constexpr Contract kGatherBlockQuantized{
+    "com.microsoft", "GatherBlockQuantized", 1, 1, kInputs, kOutputs, kAttributes};
+
 std::string q4nx_gather_obstacle(const Node& node) {
-  if (const std::int64_t bits = node.integer("bits", 4); bits != 4) {
-    return "bits=" + std::to_string(bits) +
-           ": Q4NX stores 4-bit codes; export this table with 4 bits";
-  }
   const std::int64_t gather_axis = node.integer("gather_axis", 0);
   const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
   if (gather_axis != 0 || (quantize_axis != 1 && quantize_axis != -1)) {
@@ -57,7 +71,8 @@ std::string q4nx_gather_obstacle(const Node& node) {
 
 void q4nx_gather(Graph& graph, RepackedWeights& weights) {
   graph.each("GatherBlockQuantized", "com.microsoft", [&](Node& node) {
-    if (!q4nx_gather_obstacle(node).empty()) return;
+    if (!violation(kGatherBlockQuantized, node).empty() || !q4nx_gather_obstacle(node).empty())
+      return;
     const QuantizedWeight weight = weight_of(node, codes_of(graph, node));
     if (!weight.obstacle().empty()) return;
     node.inputs = {weights.add(weight), node.inputs[kIndices]};

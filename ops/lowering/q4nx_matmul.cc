@@ -21,27 +21,43 @@ QuantizedWeight weight_of(const Node& node) {
           .block_size = node.required_integer("block_size")};
 }
 
+constexpr Port kInputs[] = {
+    {.name = "A",
+     .types = kFloat,
+     .shape = "[..,K]",
+     .advice = "export with float32 inputs and outputs"},
+    {.name = "B", .types = {DataType::kUInt8}, .constant = true},
+    {.name = "scales", .types = kFloat, .constant = true},
+    {.name = "zero_points",
+     .types = {DataType::kUInt8, DataType::kFloat32},
+     .presence = Presence::kOptional,
+     .constant = true},
+    {.name = "g_idx",
+     .types = kNone,
+     .presence = Presence::kOptional,
+     .advice = "Q4NX groups are 32 columns in order; export without reordering (act-order)"},
+    {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[N]"}};
+constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat, .shape = "[..,N]"}};
+// `accuracy_level` says how others hold activations: see above.
+constexpr AttributeRule kAttributes[] = {
+    required(count("K", 1)),
+    required(count("N", 1)),
+    required(count("block_size", 1)),
+    advised(only("bits", 4), "Q4NX stores 4-bit codes; export this weight with 4 bits"),
+    integer("accuracy_level", 0, 4),
+    advised(only("weight_prepacked", 0),
+            "the codes are in an order made for a GPU; export without it")};
+
 }  // namespace
 
-std::string q4nx_matmul_obstacle(const Node& node) {
-  if (const std::int64_t bits = node.integer("bits", 4); bits != 4) {
-    return "bits=" + std::to_string(bits) +
-           ": Q4NX stores 4-bit codes; export this weight with 4 bits";
-  }
-  if (node.integer("weight_prepacked", 0) != 0)
-    return "weight_prepacked: the codes are in an order made for a GPU; export without it";
-  if (node.input(kGroupIndex) != nullptr) {
-    return "g_idx: Q4NX groups are 32 columns in order; export without reordering (act-order)";
-  }
-  const Value* x = node.input(kX);
-  if (x == nullptr || x->type != DataType::kFloat32)
-    return "activations are not float; export with float32 inputs and outputs";
-  return weight_of(node).obstacle();
-}
+constexpr Contract kMatMulNBits{"com.microsoft", "MatMulNBits", 1,          1,
+                                kInputs,         kOutputs,      kAttributes};
+
+std::string q4nx_matmul_obstacle(const Node& node) { return weight_of(node).obstacle(); }
 
 void q4nx_matmul(Graph& graph, RepackedWeights& weights) {
   graph.each("MatMulNBits", "com.microsoft", [&](Node& node) {
-    if (!q4nx_matmul_obstacle(node).empty()) return;
+    if (!violation(kMatMulNBits, node).empty() || !q4nx_matmul_obstacle(node).empty()) return;
     const QuantizedWeight weight = weight_of(node);
     std::vector<Value> inputs{node.inputs[kX], weights.add(weight)};
     if (const Value* bias = node.input(kBias)) inputs.push_back(*bias);

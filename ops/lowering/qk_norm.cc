@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kInputs = 13;
 constexpr std::size_t kQueryNorm = 11;
 constexpr std::size_t kKeyNorm = 12;
-constexpr float kDefaultEpsilon = 1e-6F;  // Q and K norms' of the operator's definition
+constexpr float kDefaultEpsilon = 1e-5F;  // SimplifiedLayerNormalization's
 
 struct HeadNorm {
   Value before;  // [B, S, heads d]
@@ -45,13 +45,21 @@ std::optional<HeadNorm> head_norm(Graph& graph, const Value& value, std::int64_t
   if (norm == nullptr || norm->inputs.size() < 2) return std::nullopt;
   const Node* apart = graph.only_producer(norm->inputs[0].name, "Reshape", "");
   if (apart == nullptr || norm->integer("axis", -1) != -1) return std::nullopt;
+  for (const Node* reshape : {apart, joined}) {
+    if (reshape->integer("allowzero", 0) != 0) return std::nullopt;
+  }
+  // Of what else is reshaped to heads and back, tokens might become others.
+  const Value& before = apart->inputs[0];
+  if (!before.shape || before.shape->rank() != 3 || (*before.shape)[2] != heads * d)
+    return std::nullopt;
   const Value& weight = norm->inputs[1];
-  if (!weight.shape || weight.shape->elements() != d) return std::nullopt;
+  if (weight.type != DataType::kFloat32 || !weight.shape || !(*weight.shape == Shape{d}))
+    return std::nullopt;
   if (!is_over_heads(constant_integers(apart->input(1)), constant_integers(joined->input(1)), heads,
                      d)) {
     return std::nullopt;
   }
-  return HeadNorm{apart->inputs[0], weight, norm->number("epsilon", kDefaultEpsilon)};
+  return HeadNorm{before, weight, norm->number("epsilon", kDefaultEpsilon)};
 }
 
 }  // namespace

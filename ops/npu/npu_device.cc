@@ -46,8 +46,8 @@ std::string NpuDevice::warning() const {
          "many times slower than one, and than device = cpu";
 }
 
-std::string NpuDevice::unsupported(const Node& node) const {
-  return is_lowered(node) ? "" : host_->unsupported(node);
+std::string NpuDevice::unsupported(const Node& node, const Producer& producer) const {
+  return is_lowered(node) ? "" : host_->unsupported(node, producer);
 }
 
 // Beside the model, unless the option says where.

@@ -30,7 +30,8 @@ class NpuDevice final : public Device {
   std::string_view name() const override { return emulated_ ? "emulate" : "npu"; }
   std::string description() const override;
   std::string warning() const override;
-  std::string unsupported(const Node& node) const override;
+  std::string unsupported(const Node& node, const Producer& producer) const override;
+  std::vector<Contract> contracts() const override { return host_->contracts(); }
   std::unique_ptr<Step> prepare(const Node& node) const override;
   // Where the artifacts, the device, or a call for the layers are missing, all that is for the
   // array is left on the host, with what was said of it as the reason.

@@ -36,12 +36,12 @@ using flownpu::testing::type_of;
 class PreparedNode {
  public:
   // `inputs`: as they will come, with the memory of those in `constants`; `outputs`: type names, ""
-  // for an unused one.
+  // for an unused one; `version`: of the operator's schema, 0 for the last that is taken.
   PreparedNode(const std::string& domain, const std::string& op_type,
                const std::map<std::string, flownpu::Attribute>& attributes,
                const std::vector<Argument>& inputs, const std::vector<std::size_t>& constants,
                const std::vector<std::string>& outputs,
-               const std::map<std::string, std::string>& options) {
+               const std::map<std::string, std::string>& options, int version) {
     flownpu::DeviceOptions device_options;
     if (options.contains("cpu_isa")) device_options.cpu_isa = options.at("cpu_isa");
     if (options.contains("threads")) device_options.threads = std::stoi(options.at("threads"));
@@ -56,6 +56,11 @@ class PreparedNode {
     node.name = "node";
     node.op_type = op_type;
     node.domain = domain;
+    node.since_version = version;
+    for (const flownpu::Contract& contract : device_->contracts()) {
+      if (version == 0 && contract.op_type == op_type && contract.domain == domain)
+        node.since_version = contract.last_version;
+    }
     node.attributes.insert(attributes.begin(), attributes.end());
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       flownpu::Value value;
@@ -131,6 +136,8 @@ std::map<std::string, std::int64_t> attention_plan(
 }  // namespace
 
 NB_MODULE(flownpu_testing, module) {
+  nb::set_leak_warnings(
+      false);  // Tests' parameters are objects of ours, and live as long as Python does.
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* kernels : flownpu::cpu::available_kernels()) names.emplace_back(kernels->isa);
@@ -142,13 +149,14 @@ NB_MODULE(flownpu_testing, module) {
     return std::pair(plan.row_parts, plan.block_parts);
   });
   bind_thread_pool(module);
+  bind_contracts(module);
   nb::class_<PreparedNode>(module, "PreparedNode")
       .def(nb::init<const std::string&, const std::string&,
                     const std::map<std::string, flownpu::Attribute>&, const std::vector<Argument>&,
                     const std::vector<std::size_t>&, const std::vector<std::string>&,
-                    const std::map<std::string, std::string>&>(),
+                    const std::map<std::string, std::string>&, int>(),
            nb::arg("domain"), nb::arg("op_type"), nb::arg("attributes"), nb::arg("inputs").none(),
-           nb::arg("constants"), nb::arg("outputs"), nb::arg("options"))
+           nb::arg("constants"), nb::arg("outputs"), nb::arg("options"), nb::arg("version"))
       .def("infer", &PreparedNode::infer)
       .def("run", &PreparedNode::run)
       .def("multiply_adds", &PreparedNode::multiply_adds);

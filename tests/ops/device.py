@@ -66,6 +66,7 @@ class Node:
         constants: positions of the inputs that are initializers.
         options: cpu_isa, threads, activations.
         domain: the operator's domain.
+        version: of the operator's schema; 0 for the last that the device takes.
         attributes: the node's attributes.
     """
 
@@ -78,6 +79,7 @@ class Node:
         constants: tuple[int, ...] = (),
         options: dict[str, str] | None = None,
         domain: str = "ai.flownpu",
+        version: int = 0,
         **attributes: Any,
     ) -> None:
         self._outputs = outputs
@@ -89,7 +91,13 @@ class Node:
             list(constants),
             list(outputs),
             options or {},
+            version,
         )
+
+    def infer(self, *inputs: np.ndarray | None) -> list[list[int]]:
+        """The shapes of the outputs, of which nothing is computed."""
+        shapes: list[list[int]] = self._node.infer([_argument(array) for array in inputs])
+        return shapes
 
     def __call__(
         self, *inputs: np.ndarray | None, into: dict[int, np.ndarray] | None = None

@@ -128,6 +128,8 @@ class Turn:
             given["position_ids"] = np.stack(
                 [row[p : p + self.new] for row, p in zip(self.positions, self.pasts, strict=True)]
             )
+            if self.attributes.get("counted_prompt") and self.new == self.longest:
+                given["position_ids"].flat[1:] = -1  # nothing to look up
         if self.bias:
             given["attention_bias"] = self.addend
         if self.norm:
@@ -237,6 +239,21 @@ TURNS = {
     "one token, interleaved": Turn((11, 6), 1, 20, {"do_rotary": 1, "rotary_interleaved": 1}),
     "one token, position ids": Turn((11, 6), 1, 20, {"do_rotary": 1}, position_ids=True),
     "prompt, position ids": Turn((6, 6), 6, 8, {"do_rotary": 1}, position_ids=True),
+    "prompt, counted positions": Turn(
+        (6, 4), 6, 8, {"do_rotary": 1, "counted_prompt": 1}, position_ids=True, norm=True
+    ),
+    "prompt in parts, counted positions": Turn(
+        (11,), 5, 20, {"do_rotary": 1, "counted_prompt": 1}, position_ids=True, dtype=BFLOAT16
+    ),
+    "one token, counted positions": Turn((11, 6), 1, 20, {"do_rotary": 1, "counted_prompt": 1}, position_ids=True),
+    "first token, counted positions": Turn((1, 1), 1, 20, {"do_rotary": 1, "counted_prompt": 1}, position_ids=True),
+    "blocks, counted positions": Turn(
+        (9,),
+        9,
+        attributes={"do_rotary": 1, "counted_prompt": 1},
+        position_ids=True,
+        blocks=((0, 1, 1, 1, 0, 2, 2, 3, 3),),
+    ),
     "scale and softcap": Turn((9,), 4, 12, {"scale": 0.7, "softcap": 2.0}),
     "softcap and bias": Turn((11,), 1, 12, {"softcap": 2.0}, bias=(1, 1)),
     "norm": Turn((9,), 4, 12, {"do_rotary": 1, "qk_norm_epsilon": 0.01}, norm=True),

@@ -138,21 +138,54 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
     assert np.all(np.abs(z - expected) <= (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y)))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
+def test_nothing_to_multiply(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """A sum of nothing is 0: what is left are bias, activation and residual."""
+    rows, k, m = sizes
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1, rows, k), dtype=np.float32)
+    weight, bias = np.zeros((k, m), TYPES[dtype]), rng.standard_normal(m, dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    for shape in [(1, rows, m), (m,), (2, rows, 1)]:
+        residual = rng.standard_normal(shape, dtype=np.float32)
+        inputs = [x, weight, None, bias, residual]
+        y = one("DenseMatMul", inputs, constants=(1, 3), options=options, activation="gelu")
+        expected = dense_matmul.reference(x, weight, None, bias, residual, activation="gelu")
+        assert y.shape == expected.shape
+        if k == 0:  # A sum, and the activation's 16 roundings.
+            assert np.all(np.abs(y - expected) <= 17 * EPSILON * (np.abs(bias) + np.abs(residual) + 1))
+    if dtype == "float":
+        for constants in ((), (1,)):
+            y = one("MatMul", [x, weight], constants=constants, domain="", options=options)
+            assert y.shape == (1, rows, m)
+            assert k > 0 or np.all(y == 0)
+        y = one("Gemm", [x[0], weight, bias], constants=(1, 2), domain="", options=options)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, (rows, m)) if k == 0 else np.zeros((rows, m)))
+
+
 X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
 
 
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "message"),
     [
-        ("DenseMatMul", [X, W.astype(np.int32)], {}, "expected W to be float, bfloat16, float16 or int8, got int32"),
-        ("DenseMatMul", [X, W[:, :, None]], {}, "expected W of two axes whose lengths are known"),
+        (
+            "DenseMatMul",
+            [X, W.astype(np.int32)],
+            {},
+            "input 1 .W.: expected float or float16 or bfloat16 or int8, got int32",
+        ),
+        ("DenseMatMul", [X, W[:, :, None]], {}, r"input 1 \(W\): expected shape \[\?,\?\], got \[8,4,1\]"),
         ("DenseMatMul", [X, W, X[0, :3]], {}, r"expected scale of 4 elements, got \[3\]"),
         ("DenseMatMul", [X, W, None, X[0, :3]], {}, r"expected bias of 4 elements, got \[3\]"),
-        ("DenseMatMul", [X, W], {"activation": "relu"}, "expected activation to be none, gelu or gelu_tanh"),
+        ("DenseMatMul", [X, W], {"activation": "relu"}, "expected one of none.gelu.gelu_tanh, got 'relu'"),
         ("DenseMatMul", [X[:, :7].copy(), W], {}, r"expected X of shape \[.., 8\], got \[2,7\]"),
-        ("Gemm", [X, W], {"transA": 1}, "expected transA = 0, alpha = 1 and beta = 1"),
-        ("Gemm", [X, W, X[0, :4].copy()], {"beta": 0.5}, "expected transA = 0, alpha = 1 and beta = 1"),
-        ("MatMul", [X, W.astype(np.float16)], {}, "expected two inputs of type float, got float16"),
+        ("Gemm", [X, W], {"transA": 1}, "attribute 'transA': expected 0, got 1"),
+        ("Gemm", [X, W, X[0, :4].copy()], {"beta": 0.5}, "attribute 'beta': expected 1, got 0.5"),
+        ("MatMul", [X, W.astype(np.float16)], {}, "input 1 .B.: expected float, got float16"),
         ("MatMul", [X, W[:7].copy()[None]], {}, r"expected shapes \[.., S, K\] and \[.., K, M\], got"),
     ],
 )

@@ -280,7 +280,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
             "g (float[S, 4] x) => (float[S, 4] y) { y = com.microsoft.FastGelu (x, b) }", b=np.ones(4, np.float32)
         ),
         {"x": activations(3, 4)},
-        "a bias is given: Gelu has none",
+        "Gelu, which it becomes, has no bias",
     ),
     "q4nx_gather: 8 bits": (
         table("bits = 8, block_size = 32", (5, 64), (5, 2)),
@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
     "q4nx_gather: float16": (
         table("bits = 4, block_size = 32", (5, 32), (5, 2), "float16"),
         IDS,
-        "codes and scales are uint8 and float16, expected uint8 and float; export with float32 inputs",
+        "input 2 (scales): expected float, got float16; export with float32 inputs",
     ),
     "q4nx_gather: scales of any shape": (
         testing.parse(
@@ -308,7 +308,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
             codes=np.full((5, 32), 130, np.uint8),
         ),
         IDS | {"numbers": np.ones(10, np.float32), "sizes": np.array([5, 2])},
-        "the scales' shape is not known to be [rows, blocks of a row]",
+        "input 2 (scales): expected a constant of the model, got",
     ),
     "q4nx_matmul: 8 bits": (
         product("bits = 8, block_size = 32", constants={"w_codes": np.full((32, 2, 32), 130, np.uint8)}),
@@ -318,12 +318,12 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
     "q4nx_matmul: an order of columns": (
         product(more=", , order", constants={"order": np.repeat(np.arange(2, dtype=np.int32), 32)}),
         X,
-        "g_idx: Q4NX groups are 32 columns in order; export without reordering",
+        "input 4 (g_idx): expected none; Q4NX groups are 32 columns in order; export without reordering",
     ),
     "q4nx_matmul: scales that are fed": (
         product(scales="fed", also=", float[64] fed"),
         X | {"fed": np.ones(64, np.float32)},
-        "fed is not a constant of the model",
+        "expected a constant of the model, got 'fed', which is computed or fed",
     ),
     "q4nx_matmul: a scale that is not finite": (
         product(constants={"w_scales": np.full(64, 3.4e38, np.float32)}),
@@ -346,12 +346,12 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
             scales=np.ones((32, 2), np.float16),
         ),
         {"x": X["x"].astype(np.float16)},
-        "activations are not float; export with float32 inputs and outputs",
+        "input 0 (A): expected float, got float16; export with float32 inputs and outputs",
     ),
     "q4nx_matmul: zero points of another type": (
         product(more=", points", constants={"points": np.full((32, 2), 8, np.float16)}),
         X,
-        "zero points are float16, expected uint8 or float",
+        "input 3 (zero_points): expected float or uint8, got float16",
     ),
     "q4nx_matmul: scales of other blocks": (
         product(constants={"w_scales": np.ones((32, 1), np.float32)}),
@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
     "flow_qkv_attention: a scale of keys": (
         grouped(more=", , , , , , scale", scale=np.ones(1, np.float32)),
         QUERY,
-        "k_scale is given: FlowQKVAttention has no such input",
+        "input 12 (k_scale): expected none; FlowQKVAttention's KV cache is bf16, f16 or f32",
     ),
     "flow_qkv_attention: a cache in 8 bits": (
         grouped(attributes=', k_quant_type = "PER_TENSOR"'),
@@ -384,7 +384,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
             """
         ),
         QUERY | {"query": QUERY["query"].astype(np.float16)},
-        "the query is not float; export with float32 activations",
+        "input 0 (query): expected float, got float16; export with float32 activations",
     ),
     "flow_qkv_attention: no cache": (
         testing.parse(
@@ -395,7 +395,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
             """
         ),
         QUERY,
-        "present_key and present_value are not outputs",
+        "output 1 (present_key): expected float or float16 or bfloat16, got none; FlowQKVAttention appends",
     ),
 }
 

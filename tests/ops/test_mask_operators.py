@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.ops import device
 from tests.ops.device import NAMES
+from tests.ops.test_standard_operators import ort
 
 RNG = np.random.default_rng(0)
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -247,6 +248,31 @@ def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] |
     np.testing.assert_array_equal(result, x[tuple(expected)], strict=True)
 
 
+@pytest.mark.parametrize("step", [-1, -2, LOWEST])
+@pytest.mark.parametrize("start", [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST])
+@pytest.mark.parametrize("end", [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST])
+def test_slice_backwards(start: int, end: int, step: int) -> None:
+    """As ONNX Runtime has it, to which the largest number of either type is no end."""
+    inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
+    (expected,) = ort("Slice", inputs, ("float",), "")
+    (result,) = run("Slice", inputs)
+    np.testing.assert_array_equal(result, expected, strict=True)
+    if all(-(2**31) <= number < 2**31 for number in (start, end, step)):
+        (result,) = run("Slice", [inputs[0], *(x.astype(np.int32) for x in inputs[1:])])
+        np.testing.assert_array_equal(result, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(LOWEST, HIGHEST, 1), (HIGHEST, LOWEST, 1), (1, HIGHEST, HIGHEST), (-2, LOWEST, 2)]
+)
+def test_slice_forwards(numbers: tuple[int, int, int]) -> None:
+    start, end, step = numbers
+    inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
+    (expected,) = ort("Slice", inputs, ("float",), "")
+    (result,) = run("Slice", inputs)
+    np.testing.assert_array_equal(result, expected, strict=True)
+
+
 def test_slice_of_nothing() -> None:
     for step in (1, -1):
         (result,) = run("Slice", [array(3, 0), integers(0), integers(5), integers(1), integers(step)])
@@ -361,37 +387,37 @@ YES = array(2, 3, dtype=np.bool_)
 @pytest.mark.parametrize(
     ("op_type", "inputs", "output", "attributes", "message"),
     [
-        ("And", [X, YES], "bool", {}, "expected input 0 to be bool, got float"),
-        ("Not", [COUNTS], "bool", {}, "expected input 0 to be bool, got int64"),
-        ("Less", [YES, YES], "bool", {}, "expected input 0 to be float or int64 or int32, got bool"),
-        ("Equal", [X, COUNTS], "bool", {}, "expected inputs 0 and 1 of one type, got float and int64"),
-        ("Equal", [YES, COUNTS], "bool", {}, "expected input 0 to be float or int64 or int32, got bool"),
-        ("Where", [X, X, X], "float", {}, "expected input 0 to be bool, got float"),
-        ("Where", [YES, X, COUNTS], "float", {}, "expected inputs 1 and 2 of one type, got float and int64"),
+        ("And", [X, YES], "bool", {}, "input 0 .*: expected bool, got float"),
+        ("Not", [COUNTS], "bool", {}, "input 0 .*: expected bool, got int64"),
+        ("Less", [YES, YES], "bool", {}, "input 0 .*: expected float or int64 or int32, got bool"),
+        ("Equal", [X, COUNTS], "bool", {}, "input 1 .*: expected float, the type of what it goes with, got int64"),
+        ("Equal", [YES, COUNTS], "bool", {}, "input 1 .*: expected bool, the type of what it goes with, got int64"),
+        ("Where", [X, X, X], "float", {}, "input 0 .*: expected bool, got float"),
+        ("Where", [YES, X, COUNTS], "float", {}, "input 2 .*: expected float, the type .*, got int64"),
         ("Where", [YES, X, array(4, 3)], "float", {}, "expected shapes that broadcast"),
-        ("Pow", [X, COUNTS], "float", {}, "expected input 1 to be float, got int64"),
-        ("Expand", [X, X], "float", {}, "expected input 1 to be int64 or int32, got float"),
+        ("Pow", [X, COUNTS], "float", {}, "input 1 .*: expected float, got int64"),
+        ("Expand", [X, X], "float", {}, "input 1 .*: expected int64, got float"),
         ("Expand", [X, integers(-1, 3)], "float", {}, "expected sizes of 0 and more, got -1"),
         ("Expand", [X, integers(4, 3)], "float", {}, "expected shapes that broadcast"),
         ("Transpose", [X], "float", {"perm": [0, 1, 2]}, r"expected an input of rank 3, got \[2,3\]"),
         ("Transpose", [X], "float", {"perm": [1, 1]}, "expected perm to have each axis once, got axis 1 twice"),
         ("Transpose", [X], "float", {"perm": [0, 2]}, r"expected an index in \[-2, 2\), got 2"),
-        ("Concat", [X, COUNTS], "float", {"axis": 0}, "expected inputs 0 and 1 of one type"),
+        ("Concat", [X, COUNTS], "float", {"axis": 0}, "input 1 .*: expected float, the type of what it goes with"),
         ("Concat", [X, array(2, 4)], "float", {"axis": 0}, "expected shapes that differ in axis 0 only"),
-        ("Concat", [X], "float", {}, "to have the attribute 'axis', got none"),
+        ("Concat", [X], "float", {}, "expected the attribute 'axis', got none"),
         ("Split", [X, integers(1, 1)], "float", {"axis": 1}, "expected 1 sizes, got 2"),
         ("Split", [X, integers(2)], "float", {"axis": 1}, "expected sizes that add up to 3, got 2"),
         ("Slice", [X, integers(0), integers(1), integers(1), integers(0)], "float", {}, "expected steps other than 0"),
         ("Range", [np.array(0), np.array(1), np.array(0)], "int64", {}, "expected a delta other than 0"),
         ("Range", [np.array(0), integers(1, 2), np.array(1)], "int64", {}, "expected one element in input 1"),
         ("Range", [np.array(LOWEST), np.array(HIGHEST), np.array(1)], "int64", {}, "a range that fits memory"),
-        ("Range", [np.array(0), np.array(1), np.array(1, np.int32)], "int64", {}, "inputs 0 and 2 of one type"),
+        ("Range", [np.array(0), np.array(1), np.array(1, np.int32)], "int64", {}, "input 2 .*: expected int64"),
         ("ConstantOfShape", [integers(-1)], "float", {}, "expected sizes of 0 and more, got -1"),
         ("Squeeze", [X, integers(1)], "float", {}, "expected axis 1 to be of size 1"),
         ("Unsqueeze", [X, integers(1, 1)], "float", {}, "expected each axis once, got axis 1 twice"),
         ("CumSum", [X, np.array(2)], "float", {}, r"expected an index in \[-2, 2\), got 2"),
         ("CumSum", [X, integers(0, 1)], "float", {}, "expected one axis, got 2"),
-        ("ReduceSum", [YES, integers(1)], "float", {}, "expected input 0 to be float or int64 or int32, got bool"),
+        ("ReduceSum", [YES, integers(1)], "float", {}, "input 0 .*: expected float or int64 or int32, got bool"),
         ("ArgMax", [array(2, 0)], "int64", {"axis": 1}, "expected elements along axis 1"),
     ],
 )  # fmt: skip

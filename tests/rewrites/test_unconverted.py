@@ -115,7 +115,10 @@ def _set_opset(version: int) -> Any:
         (_attribute(bits=3), "bits=3: Q4NX stores 4-bit codes; export this weight with 4 bits"),
         (_attribute(bits=8), "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits"),
         (_attribute(block_size=8), "block_size=8: Q4NX has one scale for 32 columns; export with a block_size that is"),
-        (_attribute(weight_prepacked=1), "weight_prepacked: the codes are in an order made for a GPU; export without"),
+        (
+            _attribute(weight_prepacked=1),
+            "weight_prepacked=1: the codes are in an order made for a GPU; export without",
+        ),
         # ONNX Runtime's own words: it does not ask a provider about a model that it cannot load.
         (_to_custom, "somebody.else:SkipSimplifiedLayerNormalization(-1) is not a registered function/op"),
         (_set_opset(99), "Opset 99 is under development and support for this is limited"),

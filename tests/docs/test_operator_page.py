@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/operators.md is what the device takes."""
+
+from scripts import write_operator_page
+
+
+def test_the_table_is_up_to_date():
+    text = write_operator_page.PAGE.read_text(encoding="utf-8")
+    assert text == write_operator_page.page(text), "run: python -m scripts.write_operator_page"
+
+
+def test_every_operator_is_there():
+    text = write_operator_page.PAGE.read_text(encoding="utf-8")
+    assert text.count("\n| ") > len(write_operator_page.testing.contracts())

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of all inputs and outputs count, not of the first input alone: what is computed in float stays there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from tests.ep.conftest import reference
+
+if TYPE_CHECKING:
+    from tests.ep.conftest import MakeSession, Placed
+
+X = np.linspace(-2, 3, 5 * 8, dtype=np.float32).reshape(5, 8)
+OPSET_21 = '<ir_version: 10, opset_import: ["": 21]>'
+OPSET_23 = '<ir_version: 10, opset_import: ["": 23]>'
+# Y is of the scale's type. A Cast reads it within the partition, where memory for it was half of what was written.
+MIXED = {
+    "SimplifiedLayerNormalization": f"""{OPSET_21} g (float[5,8] x, float16[8] w) => (float[5,8] y) {{
+        n = SimplifiedLayerNormalization <axis = -1, epsilon = 1e-5, stash_type = 1> (x, w)  y = Cast <to = 1> (n)
+    }}""",
+    "RMSNormalization": f"""{OPSET_23} g (float[5,8] x, float16[8] w) => (float[5,8] y) {{
+        n = RMSNormalization <axis = -1> (x, w)  y = Cast <to = 1> (n)
+    }}""",
+}
+DEQUANTIZED = f"""{OPSET_23} g (int8[5,8] x) => (float[5,8] y) <float[1] half = {{0.5}}> {{
+    scale = Cast <to = 10> (half)  h = DequantizeLinear (x, scale)  y = Cast <to = 1> (h)
+}}"""
+DEQUANTIZED_TO_HALF = f"""{OPSET_23} g (int8[5,8] x) => (float[5,8] y)
+    <float[1] scale = {{0.5}}> {{ h = DequantizeLinear <output_dtype = 10> (x, scale)  y = Cast <to = 1> (h) }}"""
+
+
+@pytest.mark.parametrize("operator", MIXED)
+def test_a_scale_of_another_type(make_session: MakeSession, placed: Placed, operator: str) -> None:
+    graph = onnx.parser.parse_model(MIXED[operator])  # whose checker does not know ONNX Runtime's own operators
+    with pytest.raises(Exception, match=rf"\[{operator} 'n'\] input 1 \(scale\): expected float, got float16"):
+        make_session(graph)
+    feeds = {"x": X, "w": np.arange(1, 9, dtype=np.float16)}
+    if operator == "RMSNormalization":
+        return  # ONNX Runtime 1.31 has no kernel for two types either.
+    session, placement = placed(graph, {"on_unsupported": "cpu"})
+    assert [left["op_type"] for left in placement["left"]] == [operator]
+    # One of the two sessions keeps the norm's result in float, the other rounds it to float16's 11 bits.
+    np.testing.assert_allclose(session.run(None, feeds)[0], reference(graph, feeds)[0], rtol=2.0**-11)
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        pytest.param(DEQUANTIZED, r"input 1 \(x_scale\): expected float, got float16", id="scale"),
+        pytest.param(DEQUANTIZED_TO_HALF, r"output 0 \(y\): expected float, got float16", id="output"),
+    ],
+)
+def test_what_is_dequantised_to_half(make_session: MakeSession, graph: str, reason: str) -> None:
+    with pytest.raises(Exception, match=rf"\[DequantizeLinear 'h'\] {reason}"):
+        make_session(graph)
+    feeds = {"x": np.arange(-20, 20, dtype=np.int8).reshape(5, 8)}
+    session = make_session(graph, {"on_unsupported": "cpu"})
+    np.testing.assert_array_equal(session.run(None, feeds)[0], reference(graph, feeds)[0])

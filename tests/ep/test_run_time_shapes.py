@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes that only a run shows: errors before anything is written, or ONNX Runtime's CPU provider for that run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from tests.ep.conftest import HEADER, reference
+
+if TYPE_CHECKING:
+    from tests.ep.conftest import MakeSession
+
+FALLBACK = {"on_unsupported": "cpu"}
+
+
+def open_model(graph: str) -> onnx.ModelProto:
+    """The graph with no shape known but its constants'."""
+    model = onnx.parser.parse_model(f"{HEADER} {graph}")  # The checker does not know operators of ONNX Runtime's own.
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    return model
+
+
+RANK_9 = np.ones((1,) * 9, np.float32)
+MANY = [
+    pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, x) }", {"x": RANK_9}, "rank 8 at most", id="rank 9"),
+    pytest.param(
+        "g (float[2,2] x, int64[1] a) => (float[2] y) { y = Unsqueeze(x, a) }",
+        {"x": np.ones((1,) * 8, np.float32), "a": np.array([0])},
+        "rank 8 at most",
+        id="becomes rank 9",
+    ),
+    pytest.param(
+        "g (float[2,4] x, float[4] w) => (float[2,4] y) { y = LayerNormalization(x, w) }",
+        {"x": np.arange(8, dtype=np.float32).reshape(2, 4), "w": np.array([2], np.float32)},
+        r"expected a weight of shape \[4\], got \[1\]",
+        id="a weight for all",
+    ),
+    pytest.param(
+        "g (float[2,3] x, float[3,2] w) => (float[2,2] y) { y = MatMul(x, w) }",
+        {"x": np.arange(3, dtype=np.float32), "w": np.arange(6, dtype=np.float32).reshape(3, 2)},
+        "MatMul 'y'",
+        id="a vector times a matrix",
+    ),
+]
+
+
+@pytest.mark.parametrize(("graph", "feeds", "reason"), MANY)
+def test_a_run_that_is_none_of_ours(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+    model = open_model(graph)
+    with pytest.raises(Exception, match=reason):
+        make_session(model).run(None, feeds)
+    session = make_session(model, FALLBACK)
+    for _ in range(2):
+        (ours,) = session.run(None, feeds)
+        np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
+
+
+def test_the_next_run_is_ours_again(make_session: MakeSession) -> None:
+    model = open_model("g (float[2] x) => (float[2] y) { a = Add(x, x)  y = Exp(a) }")
+    session = make_session(model, FALLBACK)
+    x = np.array([0.5, 1], np.float32)
+    first = session.run(None, {"x": x})[0]
+    assert session.run(None, {"x": RANK_9})[0].ndim == 9
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], first)
+
+
+def test_constants_and_attributes_reach_the_other_provider(make_session: MakeSession) -> None:
+    model = open_model(
+        """g (float[2] x, int64[1] s) => (float[2] y) <float[1] c = {0.25}, float[2,3] w = {1, 2, 3, 4, 5, 6}> {
+            f = ConstantOfShape <value = float[1] {3}> (s)  a = Concat <axis = 0> (f, c)
+            b = ReduceSum <keepdims = 0> (a)  d = ReduceMax(w)  e = Mul(d, b)  g = Flatten <axis = 1> (x)
+            h = Unsqueeze(g, s)  k = Identity(h)  y = Mul(k, e)
+        }"""
+    )
+    feeds = {"x": np.ones((1, 2, 1, 1, 1, 1, 1, 1, 3), np.float32), "s": np.array([2])}
+    (ours,) = make_session(model, FALLBACK).run(None, feeds)
+    np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
+
+
+def test_what_onnx_runtime_refuses_too_has_its_words(make_session: MakeSession) -> None:
+    model = open_model("g (float[2,3] x, float[3,2] w) => (float[2,2] y) { y = MatMul(x, w) }")
+    feeds = {"x": np.ones(4, np.float32), "w": np.ones((3, 2), np.float32)}
+    with pytest.raises(Exception, match=r"MatMul|left operand"):
+        make_session(model, FALLBACK).run(None, feeds)
+
+
+HUGE = 2**31
+
+
+@pytest.mark.parametrize("options", [{}, FALLBACK], ids=["error", "cpu"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("y = Expand(x, s)", id="Expand"),
+        pytest.param("y = ConstantOfShape(s)", id="ConstantOfShape"),
+        pytest.param("a = Expand(x, s)  y = Exp(a)", id="in between"),
+    ],
+)
+def test_more_than_memory_holds(make_session: MakeSession, body: str, options: dict[str, str]) -> None:
+    """2^62 elements are 2^64 bytes, of which 64 bits know nothing."""
+    model = open_model(f"g (float[1] x, int64[2] s) => (float[1] y) {{ {body} }}")
+    feeds = {"x": np.ones(1, np.float32), "s": np.array([HUGE, HUGE])}
+    with pytest.raises(Exception, match=r"expected a tensor that fits memory, got shape \[2147483648,2147483648\]"):
+        make_session(model, options).run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    ("graph", "feeds", "reason"),
+    [
+        pytest.param(
+            "g (float[4] x, int64[2] a, int64[2] b, int64[2] c) => (float[2] y) { y = Slice(x, a, b, c) }",
+            {"x": np.ones((4, 4), np.float32), "a": np.array([0, 0]), "b": np.array([1]), "c": np.array([0, 1])},
+            r"input 2 \(ends\) of shape \[2\], got \[1\]",
+            id="fewer ends than starts",
+        ),
+        pytest.param(
+            """g (float[1,2,4,4] x, float[3] b) => (float[1,3,2,2] y) <float[3,2,2,2] w = {
+                1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1}> { y = Conv <strides = [2, 2]> (x, w, b) }""",
+            {"x": np.ones((1, 2, 4, 4), np.float32), "b": np.ones(1, np.float32)},
+            r"input 2 \(B\) of shape \[3\], got \[1\]",
+            id="a short bias",
+        ),
+        pytest.param(
+            "g (float[4] x, float[4] w) => (float[4] y) { y = SimplifiedLayerNormalization <axis = -1> (x, w) }",
+            {"x": np.ones((2, 4), np.float32), "w": np.ones(3, np.float32)},
+            r"expected a weight of shape \[4\], got \[3\]",
+            id="a short weight",
+        ),
+        pytest.param(
+            "g (float[2,2] x, int64[1,1] i) => (float[1] y) { y = GatherND <batch_dims = 1> (x, i) }",
+            {"x": np.ones((2, 2), np.float32), "i": np.zeros((3, 1), np.int64)},
+            "expected data and indices to share 1 batch dimensions",
+            id="batches",
+        ),
+        pytest.param(
+            "g (float[2] x) => (float[2] y) { y = Softmax(x) }",
+            {"x": np.array(1, np.float32)},
+            r"input 0 \(input\) of shape \[..,N\], got \[\]",
+            id="a scalar",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit(make_session: MakeSession, graph: str, feeds: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Exception, match=reason):
+        make_session(open_model(graph)).run(None, feeds)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (1, 3, 8), (3, 8)])
+def test_a_skip_for_each_row_of_the_batch(make_session: MakeSession, shape: tuple[int, ...]) -> None:
+    model = open_model(
+        """g (float[2,3,8] x, float[2,3,8] s) => (float[2,3,8] y, float[2,3,8] z) <float[8] w = {1,2,3,4,5,6,7,8}> {
+            y, , , z = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-5> (x, s, w)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 3, 8), np.float32), "s": rng.standard_normal(shape, np.float32)}
+    for ours, expected in zip(make_session(model).run(None, feeds), reference(model, feeds), strict=True):
+        # A mean of 8 squares, a root, a quotient and two products: at most 16 roundings on each side.
+        np.testing.assert_allclose(ours, expected, rtol=2 * 16 * 2.0**-24)
+
+
+@pytest.mark.parametrize("scale", [np.array([0.5], np.float32), np.array(0.5, np.float32)], ids=["[1]", "scalar"])
+@pytest.mark.parametrize("zero", [np.array([3], np.int8), np.array(3, np.int8)], ids=["[1]", "scalar"])
+def test_one_scale_and_zero_point_of_any_rank(make_session: MakeSession, scale: Any, zero: Any) -> None:
+    model = open_model("g (int8[4] x, float[1] s, int8[1] z) => (float[4] y) { y = DequantizeLinear(x, s, z) }")
+    feeds = {"x": np.arange(-4, 4, dtype=np.int8).reshape(2, 4), "s": scale, "z": zero}
+    expected = (feeds["x"].astype(np.float32) - 3) * np.float32(0.5)
+    np.testing.assert_array_equal(make_session(model).run(None, feeds)[0], expected)
+
+
+@pytest.mark.parametrize("bias", [(16,), (1, 16), (1, 1, 16), (1, 1, 1, 16)])
+def test_a_bias_of_more_axes_than_the_product(make_session: MakeSession, bias: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((8, 16), np.float32)
+    added = rng.standard_normal(bias, np.float32)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("MatMul", ["x", "w"], ["p"]), onnx.helper.make_node("Add", ["p", "b"], ["y"])],
+            "g",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 8])],
+            [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+            [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(added, "b")],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    x = rng.standard_normal((4, 8), np.float32)
+    (ours,) = make_session(model).run(None, {"x": x})
+    exact = x.astype(np.float64) @ weight.astype(np.float64) + added
+    assert ours.shape == exact.shape
+    # 9 roundings of sums of 8 products; up to 4 rows are not rounded further.
+    bound = 9 * 2.0**-24 * (np.abs(x).astype(np.float64) @ np.abs(weight) + np.abs(added))
+    assert np.all(np.abs(ours - exact) <= bound)

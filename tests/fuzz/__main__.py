@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs random cases against ONNX Runtime's CPU provider: `python -m tests.fuzz graphs --cases 1000 --seed 1`.
+
+The same command runs the same cases. Findings are shrunk and saved; `replay` runs one again. The exit code is 1 if
+there are any.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.findings import judge_saved, load_case, save_finding
+from tests.fuzz.graphs import INSTRUCTION_SETS
+from tests.fuzz.oracle import Finding, Oracle
+from tests.fuzz.worker import ROOT, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+console = Console()
+
+Cases = Annotated[int, typer.Option("--cases", help="How many cases.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of the cases; the same seed makes the same ones.")]
+Sanitize = Annotated[bool, typer.Option("--sanitize", help="Under AddressSanitizer and UBSan, with build/sanitize.")]
+Library = Annotated[Path | None, typer.Option("--library", help="The build to test; none: build/testing or sanitize.")]
+Isa = Annotated[list[str] | None, typer.Option("--isa", help="Instruction sets to take turns with.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", help="Stop after so many minutes.")]
+Output = Annotated[Path, typer.Option("--output", help="Folder for what is found.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="Until a case is taken for hung.")]
+
+FOUND = ROOT / "out/fuzz"
+
+
+def _library(given: Path | None, sanitize: bool) -> Path:
+    return given or ROOT / f"build/{'sanitize' if sanitize else 'testing'}/libflownpu_ep.so"
+
+
+@contextmanager
+def _workers(library: Path | None, sanitize: bool, seconds: float) -> Iterator[tuple[Worker, Worker]]:
+    with (
+        Worker(seconds=seconds) as reference,
+        Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as ours,
+    ):
+        yield reference, ours
+
+
+@app.command()
+def graphs(
+    cases: Cases = 1000, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None, isa: Isa = None,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 20.0,
+) -> None:  # fmt: skip
+    """Random graphs over every operator that the CPU device takes."""
+    from tests.fuzz.graphs import cases as strategy
+
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        oracle = Oracle(reference, ours)
+        _run("graphs", strategy(tuple(isa or INSTRUCTION_SETS)), oracle.judge, cases, seed, minutes, output)
+
+
+@app.command()
+def decoders(
+    cases: Cases = 200, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None, isa: Isa = None,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 300.0,
+    device: Annotated[str, typer.Option("--device", help="cpu, or emulate: some seconds a case.")] = "cpu",
+) -> None:  # fmt: skip
+    """Random small decoders: prompts, chunks, tokens, rewinds, batches."""
+    from tests.fuzz import decoders, emulated
+
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        if device == "emulate":
+            with emulated.EmulatedOracle(reference, ours) as oracle:
+                _run("emulated", emulated.cases(), oracle.judge, cases, seed, minutes, output)
+            return
+        strategy = decoders.cases(tuple(isa or INSTRUCTION_SETS))
+        judge = decoders.DecoderOracle(reference, ours).judge
+        _run("decoders", strategy, judge, cases, seed, minutes, output)
+
+
+@app.command()
+def replay(
+    model: Annotated[Path, typer.Argument(help="A .onnx file that was saved here.")],
+    sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,
+) -> None:  # fmt: skip
+    """Run a case that was saved."""
+    case = load_case(model)
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        verdict = judge_saved(case, reference, ours)
+    console.print(verdict.category, style="bold")
+    if verdict.finding is not None:
+        console.print(f"{verdict.finding.signature}\n{verdict.finding.text}", markup=False, highlight=False)
+        raise typer.Exit(1)
+
+
+def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: float | None, output: Path) -> None:
+    begin = time.monotonic()
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, redirect_stdout=False) as progress:
+        task = progress.add_task(name, total=cases, rate="")
+
+        def advance(done: int) -> None:
+            if done % 20 == 0:
+                rate = f"{done / (time.monotonic() - begin):.1f}/s, {len(campaign.findings)} findings"
+                progress.update(task, completed=done, rate=rate)
+
+        def report(case: Any, finding: Finding) -> None:
+            path = save_finding(case, finding, output / name)
+            progress.console.print(
+                f"[red]{finding.signature}[/red]\n  python -m tests.fuzz replay {path}", soft_wrap=True
+            )
+
+        campaign = Campaign(strategy, judge, report, advance)
+        campaign.run(cases, seed, minutes)
+    seconds = time.monotonic() - begin
+    told = ", ".join(f"{category} {count}" for category, count in campaign.counts.most_common())
+    console.print(f"{name}, seed {seed}: {campaign.cases} cases in {seconds:.0f} s ({told})", soft_wrap=True)
+    for signature, count in campaign.findings.most_common():
+        console.print(f"  {count} x {signature}", markup=False, highlight=False, soft_wrap=True)
+    if campaign.findings:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

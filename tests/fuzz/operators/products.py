@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products: MatMul and Gemm, what is folded into them, convolutions of patches, weights in 8 bits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from onnx import TensorProto
+
+from tests.fuzz.builder import ABSENT, broadcast
+from tests.fuzz.operators.elementwise import MICROSOFT
+
+if TYPE_CHECKING:
+    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.operators import Operators
+
+FLOAT = TensorProto.FLOAT
+COLUMNS = (8, 1, 16, 33, 48, 64, 7, 100)
+
+
+def _columns(b: Builder) -> int:
+    return 0 if b.choices.chance(2) else b.choices.pick(COLUMNS)
+
+
+def matmul(b: Builder) -> None:
+    x = b.operand("MatMul", least=1)
+    k = x.shape[-1]
+    shape: tuple[int, ...] = (k, _columns(b))
+    if b.choices.chance(30) and x.rank > 2:  # a product of activations
+        shape = (*x.shape[:-2], *shape)
+        if b.choices.chance(40):
+            shape = (*(1 if b.choices.chance(50) else size for size in shape[:-2]), *shape[-2:])
+    elif b.choices.chance(5):
+        shape = (k,)
+    if math.prod(shape) > 40_000:
+        return
+    y = b.like(x.type, shape)
+    b.node("MatMul", [x, y], [(x.type, _product_shape(x, y))])
+
+
+def _product_shape(x: Value, y: Value) -> tuple[int, ...]:
+    leading = broadcast(x.shape[:-2], y.shape[:-2]) or ()
+    rows = x.shape[-2:-1] if x.rank > 1 else ()
+    columns = y.shape[-1:] if y.rank > 1 else ()
+    return (*leading, *rows, *columns)
+
+
+def gemm(b: Builder) -> None:
+    x = b.operand("Gemm", least=2, most=2, fits=lambda v: v.rank == 2)
+    transposed_a, transposed_b = int(b.choices.chance(15)), int(b.choices.chance(50))
+    rows, k = x.shape[::-1] if transposed_a else x.shape
+    m = _columns(b)
+    w = b.like(x.type, (m, k) if transposed_b else (k, m), constant=None if b.choices.chance(30) else True)
+    inputs = [x, w]
+    if b.opset < 11 or b.choices.chance(60):
+        inputs.append(b.like(x.type, b.choices.pick(((m,), (m,), (rows, m), (1, m), (rows, 1), (), (1,)))))
+    rare: dict[str, Any] = {"alpha": 0.5, "beta": 2.0} if b.choices.chance(10) else {}
+    b.node("Gemm", inputs, [(x.type, (rows, m))], transA=transposed_a or None, transB=transposed_b or None, **rare)
+
+
+def projection(b: Builder) -> None:
+    """MatMul of a constant weight and what may become its epilogue: bias, Gelu, residual; widened or 8-bit weights."""
+    x = b.operand("MatMul", least=2, most=3, fits=lambda v: v.type == FLOAT and 0 < v.rank < 5)
+    if x.type != FLOAT:
+        x = b.source(FLOAT, x.shape)
+    k, m = x.shape[-1], _columns(b)
+    if k * m > 40_000:
+        return
+    y = b.node("MatMul", [x, _weight(b, k, m)], [(FLOAT, (*x.shape[:-1], m))])[0]
+    if b.choices.chance(60):
+        shape = b.choices.pick(((m,), (m,), (1, m), (1, 1, m), (1,), (1, 1, 1, m)))
+        bias = b.source(FLOAT, shape, constant=None if b.choices.chance(15) else True)
+        y = _sum(b, y, bias)
+    if b.choices.chance(40):
+        y = _gelu(b, y)
+    if b.choices.chance(40):
+        shape = y.shape if b.choices.chance(70) else b.choices.pick((y.shape[-1:], (1,), (*y.shape[:-1], 1)))
+        _sum(b, y, b.like(FLOAT, shape))
+
+
+def _sum(b: Builder, y: Value, other: Value) -> Value:
+    pair = [y, other] if b.choices.chance(50) else [other, y]
+    return b.node("Add", pair, [(FLOAT, broadcast(y.shape, other.shape) or y.shape)])[0]
+
+
+def _gelu(b: Builder, y: Value) -> Value:
+    result = [(FLOAT, y.shape)]
+    if b.opset >= 20 and b.choices.chance(60):
+        return b.node("Gelu", [y], result, approximate=b.choices.pick(("none", "tanh")))[0]
+    return b.node(b.choices.pick(("Gelu", "FastGelu")), [y], result, MICROSOFT)[0]
+
+
+def _weight(b: Builder, k: int, m: int) -> Value:
+    """[k, m] float: as it is, or what a Cast, a DequantizeLinear or a Transpose makes of a constant."""
+    how = b.choices.pick(("plain", "cast", "dequantise", "plain", "transpose"))
+    if how == "cast":
+        half = b.source(b.choices.pick((TensorProto.FLOAT16, TensorProto.BFLOAT16)), (k, m), constant=True)
+        return b.node("Cast", [half], [(FLOAT, (k, m))], to=FLOAT)[0]
+    if how == "dequantise" and b.opset >= 13:
+        codes = b.source(TensorProto.INT8, (k, m), constant=True)
+        axis = b.choices.pick((1, 1, 0))
+        scale = b.source(FLOAT, ((k, m)[axis],), constant=True)
+        zero = b.source(TensorProto.INT8, scale.shape, constant=True) if b.choices.chance(30) else ABSENT
+        return b.node("DequantizeLinear", [codes, scale, zero], [(FLOAT, (k, m))], axis=axis)[0]
+    if how == "transpose":
+        weight = b.source(FLOAT, (m, k), constant=True)
+        return b.node("Transpose", [weight], [(FLOAT, (k, m))], perm=[1, 0])[0]
+    return b.source(FLOAT, (k, m), constant=True)
+
+
+def dequantize(b: Builder) -> None:
+    x = b.source(b.type_for("DequantizeLinear", "T1" if b.opset >= 19 else "T"), b.shape())
+    axis = b.choices.below(x.rank) if x.rank else 0
+    kind = FLOAT if b.opset < 19 or not b.choices.chance(10) else TensorProto.FLOAT16
+    shape: tuple[int, ...] = (x.shape[axis],) if x.rank and b.opset >= 13 and b.choices.chance(50) else ()
+    block = None
+    if x.rank and b.opset >= 21 and b.choices.chance(8):
+        block = b.choices.pick((2, 4, 16))
+        shape = (*x.shape[:axis], -(-x.shape[axis] // block), *x.shape[axis + 1 :])
+    if shape == () and b.choices.chance(15):
+        shape = (1,)
+    scale = b.source(kind, shape)
+    zero = b.source(x.type, shape if not b.choices.chance(5) else ()) if b.choices.chance(50) else ABSENT
+    if x.type == TensorProto.INT32:
+        zero = ABSENT
+    result = kind
+    output = None
+    if b.opset >= 23 and b.choices.chance(10):
+        result = output = b.choices.pick((FLOAT, TensorProto.FLOAT16))
+    given = None if (axis == 1 and b.choices.chance(50)) or b.opset < 13 or not x.rank else axis
+    attributes: dict[str, Any] = {"axis": given, "block_size": block, "output_dtype": output}
+    b.node("DequantizeLinear", [x, scale, zero], [(result, x.shape)], **attributes)
+
+
+def convolution(b: Builder) -> None:
+    """Of patches, mostly: strides = kernel."""
+    images, channels = b.choices.pick((1, 2, 0, 3)), b.choices.pick((3, 1, 2, 4))
+    kernel = b.choices.pick((2, 1, 3, 4)), b.choices.pick((2, 1, 3, 5))
+    sizes = [k * b.choices.pick((1, 2, 3, 5)) + b.choices.pick((0, 0, 1)) for k in kernel]
+    m = b.choices.pick((4, 1, 16, 17, 33))
+    x = b.source(FLOAT, (images, channels, *sizes), constant=False if b.choices.chance(80) else None)
+    rare = b.choices.chance(12)
+    strides = kernel if not rare else (1, 2)
+    pads = [0, 0, 0, 0] if not rare else [1, 0, 0, 1]
+    weight = b.source(FLOAT, (m, channels, *kernel), constant=True if b.choices.chance(90) else None)
+    inputs = [x, weight]
+    if b.choices.chance(60):
+        inputs.append(b.source(FLOAT, (m if not b.mistake(30) else 1,)))
+    padded = [sizes[i] + pads[i] + pads[i + 2] for i in range(2)]
+    space = [max(0, (padded[i] - kernel[i]) // strides[i] + 1) for i in range(2)]
+    attributes: dict[str, Any] = {"strides": strides, "pads": b.choices.pick((pads, None)) if not rare else pads}
+    attributes["kernel_shape"] = b.choices.pick((kernel, None))
+    b.node("Conv", inputs, [(FLOAT, (images, m, *space))], **attributes)
+
+
+def average_pool(b: Builder) -> None:
+    kernel = b.choices.pick((2, 1, 4, 3)), b.choices.pick((2, 1, 4, 5))
+    sizes = [k * b.choices.pick((1, 2, 4)) + b.choices.pick((0, 0, 1)) for k in kernel]
+    x = b.source(FLOAT, (b.choices.pick((1, 2)), b.choices.pick((1, 3, 16)), *sizes))
+    rare = b.choices.chance(12)
+    strides = kernel if not rare else (1, 1)
+    space = [max(0, (sizes[i] - kernel[i]) // strides[i] + 1) for i in range(2)]
+    include = b.choices.pick((None, 1, 0))
+    shape = (*x.shape[:2], *space)
+    b.node("AveragePool", [x], [(FLOAT, shape)], kernel_shape=kernel, strides=strides, count_include_pad=include)
+
+
+OPERATORS: Operators = [
+    (18, "MatMul", 7, matmul),
+    (16, "Gemm", 7, gemm),
+    (26, "MatMul, Add, Gelu, Add", 7, projection),
+    (14, "DequantizeLinear", 10, dequantize),
+    (9, "Conv", 7, convolution),
+    (7, "AveragePool", 7, average_pool),
+]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums and extremes over axes, norms, Softmax."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from onnx import TensorProto
+
+from tests.fuzz import arrays
+from tests.fuzz.builder import ABSENT, wrapped
+
+if TYPE_CHECKING:
+    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.operators import Operators
+
+FLOAT = TensorProto.FLOAT
+MICROSOFT = "com.microsoft"
+
+
+def reduce_(b: Builder, op_type: str) -> None:
+    x = b.operand(op_type)
+    axes = sorted({b.choices.below(x.rank) for _ in range(b.choices.pick((1, 1, 2, 3)))}) if x.rank else []
+    keep = b.choices.pick((None, 1, 0))
+    axes_are_input = b.opset >= (13 if op_type == "ReduceSum" else 18)
+    none = b.choices.chance(15)
+    noop = b.choices.pick((None, 0, 1)) if axes_are_input else None
+    over = list(range(x.rank)) if none or not axes else axes
+    if (none or not axes) and noop:
+        over = []
+    shape = tuple(
+        1 if axis in over else size for axis, size in enumerate(x.shape) if axis not in over or keep in (None, 1)
+    )
+    given = [wrapped(b.choices, axis, x.rank) if b.opset >= 11 else axis for axis in axes]
+    result = [(x.type, shape)]
+    if not axes_are_input:
+        b.node(op_type, [x], result, axes=None if none or not axes else given, keepdims=keep)
+        return
+    second = ABSENT
+    if not none:
+        second = b.integers(given)
+    elif b.choices.chance(40):
+        second = b.integers([])
+    b.node(op_type, [x, second], result, keepdims=keep, noop_with_empty_axes=noop)
+
+
+def arg_max(b: Builder) -> None:
+    x = b.operand("ArgMax", least=1)
+    axis = b.choices.below(x.rank)
+    keep = b.choices.pick((None, 1, 0))
+    shape = tuple(1 if i == axis else size for i, size in enumerate(x.shape) if i != axis or keep in (None, 1))
+    last = b.choices.pick((None, 0, 1)) if b.opset >= 12 else None
+    place = wrapped(b.choices, axis, x.rank) if b.opset >= 11 else axis
+    b.node("ArgMax", [x], [(TensorProto.INT64, shape)], axis=place, keepdims=keep, select_last_index=last)
+
+
+def cum_sum(b: Builder) -> None:
+    x = b.operand("CumSum", least=1)
+    axis = wrapped(b.choices, b.choices.below(x.rank), x.rank)
+    kind = b.choices.pick((TensorProto.INT64, TensorProto.INT32))
+    place = b.integers([axis], kind, shape=() if not b.choices.chance(30) else (1,))
+    exclusive, reverse = b.choices.pick((None, 1)), b.choices.pick((None, 1))
+    b.node("CumSum", [x, place], [(x.type, x.shape)], exclusive=exclusive, reverse=reverse)
+
+
+def softmax(b: Builder) -> None:
+    x = b.operand("Softmax", least=1)
+    axis = None if b.choices.chance(30) else x.rank - 1 if b.choices.chance(70) else b.choices.below(x.rank)
+    given = None if axis is None else wrapped(b.choices, axis, x.rank) if b.opset >= 11 else axis
+    b.node("Softmax", [x], [(x.type, x.shape)], axis=given)
+
+
+def _norm_axis(b: Builder, x: Value) -> tuple[int, int | None]:
+    """The first axis that is normalised, and the attribute."""
+    if b.choices.chance(15):
+        axis = b.choices.below(x.rank)
+        return axis, wrapped(b.choices, axis, x.rank)
+    return x.rank - 1, b.choices.pick((-1, None, x.rank - 1))
+
+
+def _scale(b: Builder, x: Value, axis: int, kind: int) -> Value:
+    """Mostly [last axis]; else what ONNX lets broadcast to the normalised axes."""
+    shape = x.shape[axis:]
+    if b.choices.chance(8):
+        shape = b.choices.pick(((1,), (1, *shape), ()))
+    return b.like(kind, shape)
+
+
+def layer_norm(b: Builder) -> None:
+    x = b.operand("LayerNormalization", least=1)
+    axis, given = _norm_axis(b, x)
+    inputs = [x, _scale(b, x, axis, x.type)]
+    if b.choices.chance(60):
+        inputs.append(_scale(b, x, axis, x.type))
+    outputs: list[tuple[int, tuple[int, ...]] | None] = [(x.type, x.shape)]
+    if b.choices.chance(6):
+        outputs.append((FLOAT, (*x.shape[:axis], *([1] * (x.rank - axis)))))
+    b.node("LayerNormalization", inputs, outputs, axis=given, **_epsilon(b), stash_type=b.choices.pick((None, 1)))
+
+
+def _epsilon(b: Builder) -> dict[str, Any]:
+    return {"epsilon": b.choices.pick((None, 1e-6, 1e-5, 0.1, 0.0))}
+
+
+def rms_norm(b: Builder, op_type: str) -> None:
+    x = b.operand(op_type, least=1)
+    axis, given = _norm_axis(b, x)
+    # Scale and result have a type of their own.
+    kind = x.type if not b.choices.chance(8) else b.choices.pick(arrays.FLOATS)
+    inputs = [x, _scale(b, x, axis, kind)]
+    outputs: list[tuple[int, tuple[int, ...]] | None] = [(kind, x.shape)]
+    if op_type == "SimplifiedLayerNormalization" and b.choices.chance(5):
+        outputs.append((FLOAT, (*x.shape[:axis], *([1] * (x.rank - axis)))))
+    b.node(op_type, inputs, outputs, axis=given, **_epsilon(b), stash_type=b.choices.pick((None, 1)))
+
+
+def skip_norm(b: Builder) -> None:
+    """com.microsoft SkipSimplifiedLayerNormalization: norm(input + skip), and the sum."""
+    x = b.operand("SkipSimplifiedLayerNormalization", domain=MICROSOFT, least=2)
+    if x.rank > 3 and not b.mistake(50):
+        x = b.source(FLOAT, b.shape(2, 3))
+    skip = b.like(x.type, x.shape)
+    if b.choices.chance(8):  # what ONNX Runtime broadcasts
+        skip = b.like(x.type, b.choices.pick((x.shape[1:], (1, *x.shape[1:]))))
+    bias = b.like(x.type, x.shape[-1:]) if b.choices.chance(10) else ABSENT
+    gamma = b.like(x.type, x.shape[-1:])
+    outputs: list[tuple[int, tuple[int, ...]] | None] = [(x.type, x.shape)]
+    if b.choices.chance(50):
+        outputs += [None, None, (x.type, x.shape)]
+    b.node("SkipSimplifiedLayerNormalization", [x, skip, gamma, bias], outputs, MICROSOFT, **_epsilon(b))
+
+
+def average(b: Builder) -> None:
+    """A mean as models have it: ReduceSum, Div by a count."""
+    x = b.operand("ReduceSum", least=1, fits=lambda v: v.type in arrays.FLOATS and math.prod(v.shape) > 0)
+    if b.opset >= 13:
+        total = b.node("ReduceSum", [x, b.integers([-1])], [(x.type, (*x.shape[:-1], 1))])[0]
+    else:
+        total = b.node("ReduceSum", [x], [(x.type, (*x.shape[:-1], 1))], axes=[x.rank - 1])[0]
+    count = b.source(x.type, (), constant=True, given=[x.shape[-1] if x.rank else 1])
+    b.node("Div", [total, count], [(x.type, total.shape)])
+
+
+OPERATORS: Operators = [
+    *((9, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceSum", "ReduceMean")),
+    *((7, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceMax", "ReduceMin")),
+    (8, "ArgMax", 7, arg_max),
+    (8, "CumSum", 11, cum_sum),
+    (10, "Softmax", 7, softmax),
+    (10, "LayerNormalization", 17, layer_norm),
+    (10, "SimplifiedLayerNormalization", 7, partial(rms_norm, op_type="SimplifiedLayerNormalization")),
+    (10, "RMSNormalization", 23, partial(rms_norm, op_type="RMSNormalization")),
+    (10, "SkipSimplifiedLayerNormalization", 7, skip_norm),
+    (3, "ReduceSum, Div", 7, average),
+]

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All operators, and the choice among those that an opset has."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tests.fuzz.operators import attention, elementwise, foreign, moves, products, quantised, reductions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fuzz.builder import Builder
+
+FAMILIES = (elementwise, moves, reductions, products, quantised, attention, foreign)
+
+
+@cache
+def operators_of(opset: int) -> list[tuple[int, Callable[[Builder], None]]]:
+    """Weights and functions."""
+    return [
+        (weight, function) for family in FAMILIES for weight, _, first, function in family.OPERATORS if first <= opset
+    ]

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may come of a case, and what is a finding.
+
+ONNX Runtime's CPU provider runs the model as it is, unoptimised; ours runs it with a case's options. Then
+
+    both give numbers    types and shapes are equal; ours lie within bounds (reference.bounds) or equal ONNX Runtime's
+    both refuse          at the session or at the run: ours with words that name a node or a value
+    ours alone refuses   with such words; with on_unsupported=cpu the same case gives numbers
+    ONNX Runtime alone   is not followed up: ours need not make every check that ONNX Runtime makes
+    refuses
+
+and no process ends or hangs. Everything else is a finding. What ends ONNX Runtime's own process is none of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
+from tests.fuzz.compare import describe, equal, kinds, outside
+from tests.fuzz.reference.evaluate import evaluate
+from tests.fuzz.worker import Ended, Worker
+
+if TYPE_CHECKING:
+    from tests.fuzz.graphs import Case
+    from tests.fuzz.reference.bounds import Bounds
+    from tests.fuzz.sessions import Arrays, Outcome
+
+REFERENCE, OURS = "tests.fuzz.sessions:run_reference", "tests.fuzz.sessions:run_ours"
+
+# What ours refuses at a run, also with on_unsupported=cpu, and ONNX Runtime's provider takes: in what ours says.
+STATED = (
+    # Of no elements there is no largest, and of no integers no mean: ONNX leaves it open.
+    r"\[ArgMax .*expected elements along axis",
+    r"\[ReduceMean .*expected elements, got none",
+    # Axes of a scalar, which ONNX forbids and ONNX Runtime does not look at.
+    r"\[Reduce\w+ .*expected an index in \[-0, 0\)",
+    # An index beyond a table is an error (docs/operators.md), and no zeros.
+    r"\[Q4NXGather .*expected indices in",
+)
+
+
+@dataclass
+class Finding:
+    """What is wrong. `signature`: the same for findings that seem to have one cause; `text`: all that is known."""
+
+    signature: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """What came of a case."""
+
+    category: str
+    finding: Finding | None = None
+
+
+class Oracle:
+    """Judges cases; `reference` is a worker with ONNX Runtime alone, `ours` one with the library."""
+
+    def __init__(self, reference: Worker, ours: Worker) -> None:
+        self._reference, self._ours = reference, ours
+
+    def judge(self, case: Case) -> Verdict:
+        """Runs a case on both sides."""
+        try:
+            expected: Outcome = self._reference.call(REFERENCE, case.model, case.feeds)
+        except Ended:
+            return Verdict("ONNX Runtime's own crash")
+        verdict = self._judge(case, expected)
+        if verdict.finding is not None and case.optimise != "none" and self._is_the_optimiser_s(case, expected):
+            return Verdict("ONNX Runtime's optimiser")
+        return verdict
+
+    def _judge(self, case: Case, expected: Outcome) -> Verdict:
+        try:
+            found = self._run(case)
+        except Ended as ended:
+            if is_elsewhere(ended):
+                return Verdict("ONNX Runtime's own crash")
+            return Verdict("ended", Finding(cause_of_end(ended, case.model), f"{ended.reason}\n{ended.report}"))
+        if found.refusal is not None:
+            return self._refused(case, expected, found.refusal)
+        if expected.refusal is not None:
+            return Verdict("ONNX Runtime alone refuses the model")
+        verdict = Verdict("same")
+        for place in range(len(case.feeds)):
+            made = self._judge_run(case, expected, found, place)
+            if made.finding is not None:
+                return made
+            verdict = made if made.category != "same" else verdict
+        return verdict
+
+    def _refused(self, case: Case, expected: Outcome, refusal: str) -> Verdict:
+        if refusal == expected.refusal:
+            return Verdict("both refuse the model")
+        if not has_a_reason(case.model, refusal):
+            return _finding("a refusal without a reason", refusal)
+        if expected.refusal is not None:
+            return Verdict("both refuse the model")
+        if _is_strict(case):
+            return self._as_a_fallback(case, expected, "refused, ", refusal)
+        return _finding("refuses with on_unsupported=cpu", refusal)
+
+    def _judge_run(self, case: Case, expected: Outcome, found: Outcome, place: int) -> Verdict:
+        theirs, ours = expected.runs[place], found.runs[place]
+        if isinstance(ours, str):
+            return self._refused_run(case, expected, theirs, ours)
+        if isinstance(theirs, str):
+            return Verdict("ONNX Runtime alone refuses a run")
+        return self._compare(case, place, theirs, ours) or Verdict("same")
+
+    def _refused_run(self, case: Case, expected: Outcome, theirs: Arrays | str, ours: str) -> Verdict:
+        if ours != theirs and not has_a_reason(case.model, ours):
+            return _finding("a refusal without a reason", ours)
+        if isinstance(theirs, str):
+            return Verdict("both refuse a run")
+        if any(re.search(words, ours) for words in STATED):
+            return Verdict("refused at a run, as is stated")
+        if _is_strict(case):
+            return self._as_a_fallback(case, expected, "refused at a run, ", ours)
+        return _finding("raises at a run with on_unsupported=cpu", ours)
+
+    def _run(self, case: Case) -> Outcome:
+        outcome: Outcome = self._ours.call(OURS, case.model, case.feeds, case.options, case.optimise)
+        return outcome
+
+    def _as_a_fallback(self, case: Case, expected: Outcome, what: str, reason: str) -> Verdict:
+        again = self._judge(replace(case, options={**case.options, "on_unsupported": "cpu"}), expected)
+        if again.finding is not None:
+            text = f"{again.finding.text}\nThis is with on_unsupported=cpu; with error it says: {reason}"
+            return Verdict(again.category, Finding(again.finding.signature, text))
+        return Verdict(what + again.category)
+
+    def _is_the_optimiser_s(self, case: Case, expected: Outcome) -> bool:
+        """Whether ONNX Runtime's own provider, too, gives something else of the graph that its optimiser made."""
+        try:
+            optimised: Outcome = self._reference.call(REFERENCE, case.model, case.feeds, case.optimise)
+        except Ended:
+            return True
+        if (optimised.refusal is None) != (expected.refusal is None):
+            return True
+        for place, (plain, changed) in enumerate(zip(expected.runs, optimised.runs, strict=True)):
+            if isinstance(plain, str) or isinstance(changed, str):
+                if isinstance(plain, str) != isinstance(changed, str):
+                    return True
+            elif self._compare(case, place, plain, changed, locate=False):
+                return True
+        return False
+
+    # --- Numbers -----------------------------------------------------------------------------------------------------
+
+    def _compare(self, case: Case, run: int, theirs: Arrays, ours: Arrays, *, locate: bool = True) -> Verdict | None:
+        if all(equal(ours[name], array) for name, array in theirs.items()):
+            return None
+        model = onnx.load_from_string(case.model)
+        known = evaluate(model, case.feeds[run], case.options)
+        makers = {name: node.op_type for node in model.graph.node for name in node.output}
+        for name, array in theirs.items():
+            found, expected, bound = ours[name], array, known.get(name)
+            if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+                if bound is None or (found.dtype, found.shape) != (bound.dtype, bound.shape):
+                    what = f"{name}: expected {expected.dtype} {expected.shape}, got {found.dtype} {found.shape}"
+                    where = self._locate(case, model, run, known) if locate else ""
+                    return _finding(f"type or shape of {where or makers[name]}", what)
+                # ONNX Runtime's reductions of nothing keep a size of 0 where ONNX and numpy have 1.
+                expected = np.zeros(found.shape, found.dtype)
+            wrong = outside(found, expected, bound)
+            if wrong.any():
+                text = f"run {run}, {name} of {makers[name]}: {describe(found, expected, bound, wrong)}"
+                where = self._locate(case, model, run, known) if locate else ""
+                where = where or f"{makers[name]} or what it reads"
+                return Verdict("finding", Finding(f"numbers of {where}, {kinds(found, expected, bound, wrong)}", text))
+        return None
+
+    def _locate(self, case: Case, model: onnx.ModelProto, run: int, known: dict[str, Bounds | None]) -> str:
+        """The first operator whose result is wrong where all of them are outputs; none where then all are right."""
+        shown = replace(case, model=_with_all_outputs(model, known), feeds=case.feeds[: run + 1])
+        try:
+            result = self._run(shown)
+            reference: Outcome = self._reference.call(REFERENCE, shown.model, shown.feeds)
+        except Ended:
+            return ""
+        if result.refusal is not None or reference.refusal is not None:
+            return ""
+        ours, theirs = result.runs[run], reference.runs[run]
+        if isinstance(ours, str) or isinstance(theirs, str):
+            return ""
+        for node in model.graph.node:
+            for name in node.output:
+                bound = known.get(name)
+                if bound is None or name not in ours:
+                    continue
+                if ours[name].shape != theirs[name].shape:
+                    if ours[name].shape != bound.shape:
+                        return str(node.op_type)
+                elif outside(ours[name], theirs[name], bound).any():
+                    return str(node.op_type)
+        return ""
+
+
+def _with_all_outputs(model: onnx.ModelProto, known: dict[str, Bounds | None]) -> bytes:
+    opened = onnx.ModelProto()
+    opened.CopyFrom(model)
+    del opened.graph.output[:]
+    for node in model.graph.node:
+        for name in node.output:
+            if (bound := known.get(name)) is not None:
+                kind = onnx.helper.np_dtype_to_tensor_dtype(bound.dtype)
+                opened.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
+    return bytes(opened.SerializeToString())
+
+
+def _is_strict(case: Case) -> bool:
+    return case.options.get("on_unsupported", "error") == "error"
+
+
+def _finding(what: str, text: str) -> Verdict:
+    return Verdict("finding", Finding(f"{what}: {words_of(text)}", text))

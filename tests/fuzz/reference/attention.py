@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: the operator's own reference in float64, with one bound for all elements; and rotations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.ops import flow_qkv_attention
+from tests.fuzz.arrays import Array, limits
+from tests.fuzz.reference.bounds import Bounds, Unknown, rounded, unknown_where
+
+if TYPE_CHECKING:
+    from tests.fuzz.reference.evaluate import Node, Table
+
+FLOAT32 = 2.0**-24
+# Queries and weights in prompts on AVX-512 over a bf16 cache (docs/performance.md, Accuracy).
+BFLOAT16 = 2.0**-8
+ATTRIBUTES = {
+    "num_heads": 0,
+    "kv_num_heads": 0,
+    "head_size": 0,
+    "scale": 0.0,
+    "softcap": 0.0,
+    "local_window_size": -1,
+    "causal": 1,
+    "do_rotary": 0,
+    "rotary_interleaved": 0,
+    "qk_norm_epsilon": 1e-6,
+    "sliding_window_cache": 0,
+}
+FLOAT_INPUTS = (0, 1, 2, 3, 4, 7, 8, 10, 11, 12, 14)
+
+
+def flow_attention(node: Node) -> list[Bounds | None]:
+    inputs: list[Bounds | None] = [node.optional(i) for i in range(15)]
+    attributes = {name: node.attributes.get(name, default) for name, default in ATTRIBUTES.items()}
+    return attend(inputs, attributes)
+
+
+def group_query_attention(node: Node) -> list[Bounds | None]:
+    """The same, of GroupQueryAttention's inputs and attributes."""
+    attributes = node.attributes
+    if node.has(12) or node.has(13) or attributes.get("qk_output", 0) or attributes.get("kv_cache_bit_width", 0):
+        raise Unknown
+    heads, groups = attributes["num_heads"], attributes["kv_num_heads"]
+    width = node.input(0).shape[-1]
+    given = {name: attributes.get(name, default) for name, default in ATTRIBUTES.items()}
+    given["head_size"] = width // (heads if node.has(1) else heads + 2 * groups)
+    inputs = [node.optional(i) for i in range(11)] + [node.optional(i) for i in (14, 15)] + [None, node.optional(11)]
+    if attributes.get("smooth_softmax", 0) and inputs[14] is None:
+        zeros = np.zeros(heads)
+        inputs[14] = Bounds(zeros, zeros, np.dtype(np.float32))
+    if given["softcap"] < 0 or given["scale"] < 0:
+        raise Unknown
+    return [*attend(inputs, given), None]
+
+
+def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Bounds | None]:
+    """Output, present key and present value of inputs in FlowQKVAttention's order."""
+    middles: list[Any] = []
+    radius = 0.0
+    for place, value in enumerate(inputs):
+        if value is None:
+            middles.append(None)
+        elif place in FLOAT_INPUTS:
+            middle, own = _finite(value)
+            if own > 0 and place in (7, 8, 11, 12, 14):
+                raise Unknown
+            radius = max(radius, own)
+            middles.append(middle.astype(value.dtype) if place in (3, 4) else middle)
+        else:
+            middles.append(value.exact())
+    rotated, normalised = attributes["do_rotary"], inputs[11] is not None
+    if normalised and radius > 0:
+        raise Unknown
+    _check_positions(middles, attributes)
+    lengths = middles[5]
+    first_prompt = middles[6] is None or int(middles[6].reshape(-1)[0]) == middles[0].shape[1]
+    if rotated and middles[9] is not None and first_prompt:
+        # ONNX Runtime reads the first position of a first prompt only.
+        first = middles[9].reshape(len(middles[0]), -1)[:, :1]
+        middles[9] = first + np.arange(middles[0].shape[1])
+    output, key, present_value = flow_qkv_attention.reference(*middles, **attributes)
+    sizes = _sizes(middles, attributes)
+    past = inputs[3]
+    dtype = np.dtype(np.float32) if past is None else past.dtype
+    made = _bounds(output, key, present_value, sizes, radius, dtype, attributes)
+    batch, tokens = output.shape[:2]
+    totals = np.full(batch, tokens) if lengths is None else lengths.reshape(batch) + 1
+    padding = np.arange(tokens) >= (totals if first_prompt else np.full(batch, tokens))[:, None]
+    kept = np.arange(key.shape[2]) >= totals[:, None]
+    unspecified = (padding[:, :, None], kept[:, None, :, None], kept[:, None, :, None])
+    if attributes["sliding_window_cache"]:
+        return [unknown_where(made[0], np.broadcast_to(padding[:, :, None], made[0].shape)), None, None]
+    return [unknown_where(m, np.broadcast_to(u, m.shape)) for m, u in zip(made, unspecified, strict=True)]
+
+
+def _finite(value: Bounds) -> tuple[Array, float]:
+    """The middle, and the largest distance from it. Raises Unknown where there are infinities or enormous numbers."""
+    middle = (value.low + value.high) / 2
+    if value.nan is not None or not np.isfinite(middle).all() or np.abs(middle).max(initial=0) > 1e6:
+        raise Unknown
+    return middle, float((value.high - value.low).max(initial=0)) / 2
+
+
+def _check_positions(middles: list[Any], attributes: dict[str, Any]) -> None:
+    batch, tokens = middles[0].shape[:2]
+    if middles[5] is not None:
+        totals = middles[5].reshape(-1) + 1
+        longest = int(middles[6].reshape(-1)[0])
+        capacity = 0 if middles[3] is None else middles[3].shape[2]
+        first = longest == tokens
+        if len(totals) != batch or totals.max(initial=0) > longest or totals.min(initial=1) < 1 or longest < tokens:
+            raise Unknown
+        if not first and (totals.min() < tokens or longest - tokens > capacity):
+            raise Unknown
+    if (
+        attributes["do_rotary"]
+        and middles[9] is not None
+        and (middles[9].shape != (batch, tokens) or middles[9].min() < 0)
+    ):
+        raise Unknown
+
+
+def _sizes(middles: list[Any], attributes: dict[str, Any]) -> tuple[float, float, float]:
+    """The largest norms of a query and a key, and the largest value."""
+    d, heads, groups = attributes["head_size"], attributes["num_heads"], attributes["kv_num_heads"]
+    by_head = middles[0].reshape(*middles[0].shape[:2], -1, d)
+    if middles[1] is None:
+        q, k, v = np.split(by_head, [heads, heads + groups], axis=2)
+    else:
+        q, k, v = by_head, *(middles[i].reshape(*middles[i].shape[:2], -1, d) for i in (1, 2))
+
+    def norm(x: Array) -> float:
+        return float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1)).max(initial=0))
+
+    query, key, value = norm(q), norm(k), float(np.abs(v).max(initial=0))
+    if middles[11] is not None:
+        query, key = (np.sqrt(d) * float(np.abs(middles[i]).max()) for i in (11, 12))
+    if middles[3] is not None:
+        key = max(key, norm(middles[3]))
+        value = max(value, float(np.abs(middles[4].astype(np.float64)).max(initial=0)))
+    return query, key, value
+
+
+def _bounds(
+    output: Array, key: Array, value: Array, sizes: tuple[float, float, float], radius: float, dtype: np.dtype[Any],
+    attributes: dict[str, Any],
+) -> list[Bounds]:  # fmt: skip
+    """An error e of every score is a factor within e^(+-2 e) of every weight; the weights add up to 1.
+
+    A score of d products, of numbers that were rotated and perhaps normalised, is wrong by (2 d + 16) roundings of the
+    norms' product; by what bf16 queries and a cache's rounding of keys make of it; and by what was not known before.
+    """
+    d = attributes["head_size"]
+    query, key_size, value_size = sizes
+    scale = attributes["scale"] or d**-0.5
+    cache = float(limits(dtype).eps)
+    # A prompt's queries and weights are rounded to bf16 where the cache is, or where there is none (causal = 0).
+    rounds = BFLOAT16 if dtype.itemsize == 2 or not attributes["causal"] else 0.0
+    slack = (2 * d + 16) * FLOAT32 + rounds + (cache if dtype != np.float32 else rounds)
+    wide = radius * np.sqrt(d) * 1.5  # a rotation mixes pairs
+    score = scale * (query * key_size * slack + (query + key_size + wide) * wide) + radius
+    terms = key.shape[2] + 8
+    error = (
+        value_size * (np.expm1(min(2 * score, 30.0)) + terms * FLOAT32 + rounds) + value_size * cache + 1.01 * radius
+    )
+    low, high = output - error, output + error
+    made = [rounded(low, high, np.dtype(np.float32))]
+    for rows, spread in ((key, 1.5), (value, 1.01)):
+        numbers = rows.astype(np.float64)
+        own = (
+            np.abs(numbers) * (cache + 8 * FLOAT32)
+            + spread * radius * (1 + cache)
+            + 8 * FLOAT32 * (key_size if spread > 1.1 else 0)
+        )
+        made.append(rounded(numbers - own, numbers + own, dtype))
+    return made
+
+
+def rotary(node: Node) -> Bounds:
+    """com.microsoft RotaryEmbedding."""
+    x, ids = node.float(0), node.input(1).exact()
+    cos, sin = node.float(2).exact(), node.float(3).exact()
+    four = len(x.shape) == 4
+    half = cos.shape[1]
+    size = node.attributes.get("rotary_embedding_dim", 0)
+    heads = node.attributes.get("num_heads", 0)
+    d = x.shape[-1] // heads if size and not four else x.shape[-1] if four else 2 * half
+    middle, radius = _finite(x)
+    shaped = middle.transpose(0, 2, 1, 3) if four else middle.reshape(*middle.shape[:2], -1, d)
+    batch, tokens = shaped.shape[:2]
+    positions = (
+        ids.reshape(-1)[0] + np.arange(tokens)[None].repeat(batch, 0) if ids.size == 1 else ids.reshape(batch, tokens)
+    )
+    if positions.min(initial=0) < 0 or positions.max(initial=0) >= len(cos):
+        raise Unknown
+    c, s = (table[positions][:, :, None] for table in (cos, sin))
+    part, rest = shaped[..., : 2 * half], shaped[..., 2 * half :]
+    turned = np.concatenate(
+        [flow_qkv_attention._rotate(part, c, s, bool(node.attributes.get("interleaved", 0))), rest], -1
+    )
+    made = turned.transpose(0, 2, 1, 3) if four else turned.reshape(middle.shape)
+    error = 2 * np.abs(middle).max(initial=0) * 3 * FLOAT32 + 2 * radius
+    return rounded(made - error, made + error, x.dtype)
+
+
+TABLE: Table = {
+    ("ai.flownpu", "FlowQKVAttention"): flow_attention,
+    ("ai.flownpu", "FlowKVAttention"): flow_attention,
+    ("com.microsoft", "GroupQueryAttention"): group_query_attention,
+    ("com.microsoft", "RotaryEmbedding"): rotary,
+}

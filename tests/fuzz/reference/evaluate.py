@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walks a model with bounds for values: what each of its outputs may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tests.fuzz.arrays import is_float
+from tests.fuzz.reference.bounds import Bounds, Unknown, of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Table = dict[tuple[str, str], Callable[["Node"], "Bounds | list[Bounds | None]"]]
+
+
+@dataclass
+class Node:
+    """A node and the bounds of its inputs, none being unknown or absent; `provider`: the options that it runs with."""
+
+    op_type: str
+    attributes: dict[str, Any]
+    names: list[str]
+    values: list[Bounds | None]
+    outputs: int
+    opset: int
+    provider: dict[str, str] = field(default_factory=dict)
+    constants: frozenset[str] = frozenset()
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    def has(self, index: int) -> bool:
+        """Whether an optional input is there."""
+        return index < len(self.names) and bool(self.names[index])
+
+    def input(self, index: int) -> Bounds:
+        """The bounds of an input. Raises Unknown."""
+        value = self.values[index] if self.has(index) else None
+        if value is None:
+            raise Unknown
+        return value
+
+    def optional(self, index: int) -> Bounds | None:
+        """The bounds of an input, or none where it is absent."""
+        return self.input(index) if self.has(index) else None
+
+    def float(self, index: int) -> Bounds:
+        """The bounds of an input of floats."""
+        value = self.input(index)
+        if not is_float(value.dtype):
+            raise Unknown
+        return value
+
+    def integers(self, index: int) -> list[int]:
+        """The numbers of an input of integers that are known."""
+        return [int(number) for number in self.input(index).exact().reshape(-1)]
+
+    def axes(self, since: int = 13) -> list[int] | None:
+        """Axes, which were an attribute before opset `since`, and are an input from then on; none are none."""
+        if self.opset < since:
+            given = self.attributes.get("axes")
+            return None if given is None else list(given)
+        return self.integers(1) if self.has(1) else None
+
+    def is_constant(self, index: int) -> bool:
+        """Whether an input is an initializer, or made of one alone."""
+        return self.has(index) and self.names[index] in self.constants
+
+
+def _tables() -> Table:
+    from tests.fuzz.reference import attention, elementwise, moves, products, reductions
+
+    return {
+        key: function
+        for family in (elementwise, moves, reductions, products, attention)
+        for key, function in family.TABLE.items()
+    }
+
+
+TABLE: Table = {}
+
+
+def evaluate(
+    model: onnx.ModelProto, feed: dict[str, NDArray[Any]], provider: dict[str, str] | None = None
+) -> dict[str, Bounds | None]:
+    """The bounds of all values of the model, by name; none of those that are unknown."""
+    if not TABLE:
+        TABLE.update(_tables())
+    values: dict[str, Bounds | None] = {}
+    for tensor in model.graph.initializer:
+        values[tensor.name] = _initializer(tensor)
+    constants = {tensor.name for tensor in model.graph.initializer} - {value.name for value in model.graph.input}
+    values |= {name: None if array.dtype == object else of(array) for name, array in feed.items()}
+    opset = next(entry.version for entry in model.opset_import if entry.domain == "")
+    with np.errstate(all="ignore"):
+        for proto in model.graph.node:
+            attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
+            names = list(proto.input)
+            node = Node(
+                proto.op_type,
+                attributes,
+                names,
+                [values.get(name) for name in names],
+                len(proto.output),
+                opset,
+                provider or {},
+                frozenset(constants),
+            )
+            made = _made(node, proto.domain)
+            values |= {name: value for name, value in zip(proto.output, made, strict=False) if name}
+            if all(name in constants for name in names if name):
+                constants.update(proto.output)
+    return values
+
+
+def _made(node: Node, domain: str) -> list[Bounds | None]:
+    function = TABLE.get((domain, node.op_type))
+    nothing: list[Bounds | None] = [None] * node.outputs
+    if function is None:
+        return nothing
+    try:
+        made = function(node)
+    # What a shape, an attribute or an index does not allow; whether ONNX Runtime raises as well is compared elsewhere.
+    except (Unknown, ValueError, IndexError, KeyError, TypeError, AssertionError, OverflowError, ZeroDivisionError):
+        return nothing
+    several = list(made) if isinstance(made, list) else [made]
+    return several + nothing[len(several) :]
+
+
+def _initializer(tensor: onnx.TensorProto) -> Bounds | None:
+    if tensor.data_type == TensorProto.STRING:
+        return None
+    array = onnx.numpy_helper.to_array(tensor)
+    return of(array)

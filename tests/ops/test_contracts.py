@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is taken of operators, against the operators' schemas: nothing that a schema has may be unknown here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+from flownpu.ops.definitions import OPERATORS
+from tests.ops.device import Node, run, testing
+
+CONTRACTS = testing.contracts()
+NAMES = [f"{contract.domain}::{contract.op_type}" for contract in CONTRACTS]
+OURS = [contract for contract in CONTRACTS if contract.domain == "ai.flownpu"]
+OTHERS = [contract for contract in CONTRACTS if contract.domain != "ai.flownpu"]
+# Before version 6 operators said which inputs they destroy; nobody does.
+HISTORICAL = {"consumed_inputs"}
+
+
+def schemas() -> dict[tuple[str, str], list[Any]]:
+    found: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for schema in get_all_operator_schema():
+        found[schema.domain, schema.name].append(schema)
+    return found
+
+
+SCHEMAS = schemas()
+
+
+def versions(contract: Any) -> list[Any]:
+    """The schemas that the contract takes."""
+    return [
+        schema
+        for schema in SCHEMAS[contract.domain, contract.op_type]
+        if contract.first_version <= schema.since_version <= contract.last_version
+    ]
+
+
+def test_each_operator_has_one_contract() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
+def test_nothing_of_a_schema_is_unknown(contract: Any) -> None:
+    """Inputs and outputs by position, attributes by name; of each version that is taken."""
+    taken = versions(contract)
+    assert {schema.since_version for schema in taken} >= {contract.last_version}
+    attributes = {rule.name for rule in contract.attributes}
+    tensors = {port.name for port in contract.inputs if port.presence == testing.Presence.ATTRIBUTE}
+    inputs = [port for port in contract.inputs if port.presence != testing.Presence.ATTRIBUTE]
+    for schema in taken:
+        assert set(schema.attributes) - attributes - tensors <= HISTORICAL, schema.since_version
+        # What a contract leaves out at the end is refused where a node has it.
+        variadic = any("Variadic" in str(port.option) for port in schema.inputs)
+        assert variadic or len(inputs) >= min(len(schema.inputs), 1), schema.since_version
+        for given, expected in zip(inputs, schema.inputs, strict=False):
+            optional = given.presence != testing.Presence.REQUIRED
+            assert optional or "Optional" not in str(expected.option), (schema.since_version, given.name)
+
+
+@pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
+def test_names_are_the_last_schemas(contract: Any) -> None:
+    last = next(s for s in versions(contract) if s.since_version == contract.last_version)
+    inputs = [port.name for port in contract.inputs if port.presence != testing.Presence.ATTRIBUTE]
+    # Where there is one, or all are alike, a name tells nothing.
+    if len(inputs) > 1 and len(last.inputs) > 1:
+        assert inputs == [port.name for port in last.inputs][: len(inputs)]
+
+
+@pytest.mark.parametrize("contract", OTHERS, ids=lambda c: c.op_type)
+def test_types_are_the_schemas(contract: Any) -> None:
+    """What is taken is what the last schema allows, or less."""
+    last = next(s for s in versions(contract) if s.since_version == contract.last_version)
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in last.type_constraints}
+    pairs = [*zip(contract.inputs, last.inputs, strict=False), *zip(contract.outputs, last.outputs, strict=False)]
+    for port, expected in pairs:
+        types = allowed.get(expected.typeStr, {expected.typeStr})
+        assert {f"tensor({name})" for name in port.types} <= types, port.name
+
+
+@pytest.mark.parametrize("contract", OURS, ids=lambda c: c.op_type)
+def test_our_own_are_the_definitions(contract: Any) -> None:
+    definition = OPERATORS[contract.op_type]
+    assert tuple(port.name for port in contract.inputs) == tuple(definition.INPUTS)
+    assert tuple(port.name for port in contract.outputs) == tuple(definition.OUTPUTS)
+    assert {rule.name for rule in contract.attributes} == {name.partition(":")[0] for name in definition.ATTRIBUTES}
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "keywords", "reason"),
+    [
+        pytest.param("Add", 3, {}, r"expected 2 inputs at most, got input 2 \('input2'\)", id="input"),
+        pytest.param("Add", 2, {"outputs": ("float", "float")}, r"expected 1 outputs at most", id="output"),
+        pytest.param("Add", 2, {"broadcast": 1}, "attribute 'broadcast' is none that is known here", id="attribute"),
+        pytest.param("Add", 2, {"version": 6}, "expected version 7 to 14 of the operator, got 6", id="old"),
+        pytest.param("Add", 2, {"version": 99}, "expected version 7 to 14 of the operator, got 99", id="new"),
+        pytest.param("Add", 1, {}, r"input 1 \(B\): expected float or int64 or int32, got none", id="none"),
+        pytest.param("Add", 2, {"outputs": ("float16",)}, r"output 0 \(C\): expected .*, got float16", id="type"),
+        pytest.param("Gelu", 1, {"approximate": "erf"}, r"expected one of none\|tanh, got 'erf'", id="text"),
+        pytest.param("Gelu", 1, {"approximate": 1}, "expected a text, got an integer", id="kind"),
+        pytest.param("Softmax", 1, {"axis": 9}, "attribute 'axis': expected -8 to 8, got 9", id="range"),
+        pytest.param("Gemm", 2, {"alpha": 0.5}, "attribute 'alpha': expected 1, got 0.5", id="number"),
+        pytest.param("Transpose", 1, {"perm": [0, 8]}, "attribute 'perm': expected 0 to 7, got 8", id="list"),
+    ],
+)
+def test_whatever_is_not_in_a_contract_is_refused(
+    op_type: str, inputs: int, keywords: dict[str, Any], reason: str
+) -> None:
+    x = np.ones((2, 2), np.float32)
+    with pytest.raises(RuntimeError, match=rf"\[{op_type} 'node'\] .*{reason}"):
+        run(op_type, [x] * inputs, domain="", **keywords)
+
+
+def test_a_letter_is_one_length() -> None:
+    """Of a shape that is known, and of one that comes at run time."""
+    inputs = [np.ones((1, 1, 4), np.float32), np.zeros(1, np.int64), np.ones((4, 2), np.float32)]
+    wrong = np.ones((5, 2), np.float32)
+    with pytest.raises(RuntimeError, match=r"input 3 \(sin_cache\): expected shape \[4,2\], got \[5,2\]"):
+        run("RotaryEmbedding", [*inputs, wrong], domain="com.microsoft")
+    node = Node("RotaryEmbedding", [*inputs, inputs[2]], domain="com.microsoft")
+    with pytest.raises(RuntimeError, match=r"input 3 \(sin_cache\) of shape \[4,2\], got \[5,2\]"):
+        node(*inputs, wrong)

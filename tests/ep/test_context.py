@@ -237,6 +237,7 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
             lambda file: file.node("Gather").packed.append(context_files.Packed("p", 99)),
             r"expected one of \d constants, got number 99",
         ),
+        (lambda file: file.node("Mul").tensor_attributes.extend("abc"), "fewer inputs than attributes among them"),
         (lambda file: setattr(file.node("Mul").inputs[0], "name", "m"), "reads 'm', which nothing has made by then"),
         (lambda file: file.nodes.reverse(), "which nothing has made by then"),
         (lambda file: file.nodes.append(file.nodes[-1]), "makes 'y', which is there already"),

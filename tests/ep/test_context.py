@@ -254,6 +254,19 @@ def test_a_head_is_checked_though_its_sum_is_right(edited: Any, edit: Any, messa
         edited(edit)
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda file: file.node("Gelu").inputs.clear(), r"Gelu 't': .*got none"),
+        (lambda file: setattr(file.node("Mul"), "op_type", "Mull"), "Mull 'z': .*no ai.onnx::Mull"),
+        (lambda file: setattr(file.node("Gather").attributes[0], "value", 2**39), "Gather 'y': .*549755813888"),
+    ],
+)
+def test_nodes_that_the_device_does_not_take_are_refused(edited: Any, edit: Any, message: str) -> None:
+    with pytest.raises(Exception, match=rf"partition '.*small_ctx\.0\.flownpu': {message}.*; compile the model again"):
+        edited(edit)
+
+
 def test_a_text_that_is_no_utf8_is_not_kept(ep_devices: list[Any], tmp_path: Path) -> None:
     content = parse(GRAPH)
     content.graph.node[1].name = "scaled"

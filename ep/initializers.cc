@@ -31,7 +31,8 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
   bool is_constant = false;
   api_.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
   if (!is_constant) return "";
-  if (map(info, value)) {
+  std::string from;
+  if (map(info, value, from)) {
     align(value);
     return "";
   }
@@ -41,7 +42,7 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
     if (initializer == nullptr) fail("no data");
     api_.call(ort::GetTensorData, initializer, &value.constant);
   } catch (const Error& error) {  // External data that is not there, say.
-    return "initializer '" + value.name + "' cannot be read: " + error.what();
+    return "initializer '" + value.name + "' cannot be read" + from + ": " + error.what();
   }
 
   ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
@@ -57,8 +58,8 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
 }
 
 // False where the tensor is in no file, or not as the model says: ONNX Runtime then has it, from
-// elsewhere, or has the words for what is wrong.
-bool Initializers::map(const OrtValueInfo* info, Value& value) {
+// elsewhere, or has the words for what is wrong. `from`: the file, for these.
+bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from) {
   if (!folder_ || !value.shape) return false;
   OrtExternalInitializerInfo* found = nullptr;
   api_.call(ort::ValueInfo_GetExternalInitializerInfo, info, &found);
@@ -67,7 +68,8 @@ bool Initializers::map(const OrtValueInfo* info, Value& value) {
     api_.call(ort::ReleaseExternalInitializerInfo, data);
   };
   const std::unique_ptr<OrtExternalInitializerInfo, decltype(release)> data(found, release);
-  const char* location = api_.call(ort::ExternalInitializerInfo_GetFilePath, found);
+  const std::string location = api_.call(ort::ExternalInitializerInfo_GetFilePath, found);
+  from = " from '" + location + "'";
   const std::int64_t offset = api_.call(ort::ExternalInitializerInfo_GetFileOffset, found);
   const std::size_t bytes = api_.call(ort::ExternalInitializerInfo_GetByteSize, found);
 

@@ -26,7 +26,7 @@ class Initializers {
   std::string read(const OrtValueInfo* info, Value& value);
 
  private:
-  bool map(const OrtValueInfo* info, Value& value);
+  bool map(const OrtValueInfo* info, Value& value, std::string& from);
   std::shared_ptr<const MappedFile> file(const std::string& path);
 
   const Api& api_;

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.checker import require_valid
 from flownpu.aie.mlir import to_mlir
-from flownpu.aie.plan import Sequence, to_json
+from flownpu.aie.plan import Sequence
+from flownpu.aie.plan_json import to_json
 
 if TYPE_CHECKING:
     from flownpu.aie.plan import Kernel, Plan

@@ -5,15 +5,14 @@ A plan has two halves. The `Array` is what an xclbin holds: tiles, fifos, buffer
 `Sequence` is what is sent for one call: which bytes of which host buffer enter and leave which fifo, in what order, and
 the run-time parameters. One array serves many sequences; that is how shapes change without compiling again.
 
-Everything is a frozen dataclass of plain values, compares by value, and goes to JSON and back (`to_json`, `from_json`).
+Everything is a frozen dataclass of plain values, compares by value, and goes to JSON and back (plan_json.py).
 Sizes, strides and offsets count elements, outermost dimension first, as in IRON; places are (column, row).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -55,8 +54,6 @@ __all__ = [
     "Type",
     "Variable",
     "WriteParameter",
-    "from_json",
-    "to_json",
 ]
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -433,49 +430,3 @@ class Plan:
     name: str
     array: Array
     sequence: Sequence
-
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
-_KINDS: dict[str, type] = {
-    name: kind
-    for name, kind in list(globals().items())
-    if isinstance(kind, type) and kind.__module__ == __name__ and is_dataclass(kind)
-}
-
-
-def to_json(plan: Plan) -> str:
-    """Write a plan as JSON; every object says its `kind`."""
-
-    def encode(value: Any) -> Any:
-        if type(value).__name__ in _KINDS:
-            return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in fields(value)}
-        return [encode(item) for item in value] if isinstance(value, tuple) else value
-
-    return json.dumps(encode(plan), indent=1)
-
-
-def from_json(text: str) -> Plan:
-    """Read what `to_json` wrote.
-
-    Raises:
-        ValueError: the text is no plan; the message says what was found.
-    """
-
-    def decode(value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(decode(item) for item in value)
-        if not isinstance(value, dict):
-            return value
-        kind = value.get("kind")
-        if kind not in _KINDS:
-            raise ValueError(f"[plan] expected an object of a plan, got one of kind {kind!r}")
-        try:
-            return _KINDS[kind](**{name: decode(item) for name, item in value.items() if name != "kind"})
-        except TypeError as error:
-            raise ValueError(f"[plan] a {kind} has other fields than this version of FlowNPU knows: {error}") from error
-
-    plan = decode(json.loads(text))
-    if not isinstance(plan, Plan):
-        raise ValueError(f"[plan] expected a Plan, got {type(plan).__name__}")  # noqa: TRY004 (wrong text, not a type)
-    return plan

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/context.h"
 
-#include <array>
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "ep/context_file.h"
@@ -65,6 +67,24 @@ std::vector<const char*> c_strings(const std::vector<std::string>& texts) {
   return pointers;
 }
 
+// Lowering relies on it, as it does on what Device::unsupported said of a model's own nodes.
+void check_taken(const std::string& path, const std::vector<Node>& nodes, const Device& device) {
+  std::unordered_map<std::string_view, const Node*> producers;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) producers.emplace(output.name, &node);
+  }
+  const Producer producer = [&](std::string_view value) {
+    const auto found = producers.find(value);
+    return found == producers.end() ? nullptr : found->second;
+  };
+  for (const Node& node : nodes) {
+    const std::string reason = device.unsupported(node, producer);
+    if (reason.empty()) continue;
+    fail("[FlowNPU] the compiled partition '", path, "': ", to_string(node), ": ", reason,
+         "; compile the model again");
+  }
+}
+
 }  // namespace
 
 ContextRequest read_context_request(const Api& api, const OrtSessionOptions* options) {
@@ -115,7 +135,8 @@ std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lower
            "', this session is for '", compatibility,
            "': compile it again (`flownpu compile`), or choose the device it was made for");
     }
-    for (Node& kept : file.nodes) expanded.push_back(std::move(kept));
+    check_taken(path, file.nodes, device);
+    std::ranges::move(file.nodes, std::back_inserter(expanded));
   }
   return expanded;
 }

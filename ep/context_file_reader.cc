@@ -154,6 +154,7 @@ class NodeReader {
       const auto [entry, is_new] = node.attributes.emplace(std::move(key), std::move(attribute));
       if (!is_new) damaged("'", node.name, "' has two attributes '", entry->first, "'");
     }
+    node.tensor_attributes = head_.list([&] { return head_.text(); });
     for (std::size_t left = head_.count(); left > 0; --left) {
       auto [value, number] = read_value(head_);
       node.inputs.push_back(std::move(value));
@@ -168,6 +169,8 @@ class NodeReader {
       node.packed.push_back({.name = head_.text(), .bytes = 0, .write = nullptr});
       packed_.push_back(head_.number());
     }
+    if (node.tensor_attributes.size() > node.inputs.size())
+      damaged("'", node.name, "' has fewer inputs than attributes among them");
     return node;
   }
 

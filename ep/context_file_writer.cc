@@ -60,6 +60,7 @@ class HeadWriter {
     text(node.domain);
     number(node.since_version);
     list(node.attributes, [this](const auto& entry) { attribute(entry.first, entry.second); });
+    list(node.tensor_attributes, [this](const std::string& name) { text(name); });
     list(node.inputs, [this](const Value& item) { value(item); });
     list(node.outputs, [this](const Value& item) { value(item); });
     list(node.packed, [this](const Packed& item) {

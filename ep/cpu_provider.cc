@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "ep/graph.h"
@@ -28,7 +29,16 @@ CpuProvider::CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<st
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
       opsets_(std::move(opsets)),
-      threads_(threads) {}
+      threads_(threads) {
+  // Constants come with each run; only what is an attribute stays with its node.
+  for (Node& node : nodes_) {
+    for (Value& input :
+         std::span(node.inputs).first(node.inputs.size() - node.tensor_attributes.size())) {
+      input.constant = nullptr;
+      input.owner = nullptr;
+    }
+  }
+}
 
 CpuProvider::~CpuProvider() {
   if (session_ != nullptr) api_.call(ort::ReleaseSession, session_);

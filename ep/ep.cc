@@ -208,8 +208,8 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
     return std::make_unique<ComputeInfo>(api_, std::move(partition.program), std::move(elsewhere));
   } catch (const Error& error) {
-    // Each node was taken, but not all of them together.
-    if (elsewhere == nullptr) throw;
+    // Each node was taken, but not all of them together. An array that fails is another matter.
+    if (elsewhere == nullptr || device_->name() != "cpu") throw;
     for (const Node& node : nodes) {
       placement_.left.push_back({to_string(node), node.op_type, error.what()});
       placement_.left_multiply_adds += estimate_multiply_adds(node);

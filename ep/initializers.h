@@ -21,11 +21,12 @@ class Initializers {
 
   // Points `value`, whose type and shape are read, at the initializer's bytes if it is one: in the
   // file of external data, mapped whole (the value then owns the mapping), or else where ONNX
-  // Runtime has them, as long as its session lives. Returns what is wrong with them, or nothing.
+  // Runtime has them, as long as its session lives; those that are not aligned to their elements
+  // are copied. Returns what is wrong with them, or nothing.
   std::string read(const OrtValueInfo* info, Value& value);
 
  private:
-  bool map(const OrtValueInfo* info, Value& value);
+  bool map(const OrtValueInfo* info, Value& value, std::string& from);
   std::shared_ptr<const MappedFile> file(const std::string& path);
 
   const Api& api_;

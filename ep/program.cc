@@ -231,9 +231,10 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     if (value.home != Home::kOutput) continue;
     if (workspace.slice.first == 0) check_memory(value, workspace);
     const auto inputs = std::span(workspace.inputs).first(step.inputs.size());
-    workspace.appended = workspace.appended || std::ranges::any_of(inputs, [&](const Tensor& input) {
-      return output.data != nullptr && input.data == output.data;
-    });
+    workspace.appended =
+        workspace.appended || std::ranges::any_of(inputs, [&](const Tensor& input) {
+          return output.data != nullptr && input.data == output.data;
+        });
   }
 }
 

@@ -19,6 +19,10 @@ std::string words(const Pieces&... pieces) {
   return text.str();
 }
 
+// Letters are A to Z, which ASCII tells by their last five bits.
+constexpr std::size_t kLetters = 32;
+std::size_t place_of(char letter) { return static_cast<unsigned char>(letter) % kLetters; }
+
 std::string advised(std::string_view advice) {
   return advice.empty() ? "" : "; " + std::string(advice);
 }
@@ -45,7 +49,7 @@ class Lengths {
     std::string text = pattern.open() ? "[.." : "[";
     for (int axis = 0; axis < pattern.rank(); ++axis) {
       const char letter = pattern.axis(axis);
-      const std::int64_t length = lengths_[static_cast<std::size_t>(letter)];
+      const std::int64_t length = lengths_[place_of(letter)];
       text += text.size() > 1 ? "," : "";
       text += length == kUnknown ? std::string(1, letter) : std::to_string(length);
     }
@@ -58,12 +62,12 @@ class Lengths {
   bool fit(char letter, std::int64_t length) {
     if (letter == '?' || length < 0) return true;
     if (letter >= '0' && letter <= '9') return length == letter - '0';
-    std::int64_t& known = lengths_[static_cast<std::size_t>(letter)];
+    std::int64_t& known = lengths_[place_of(letter)];
     if (known == kUnknown) known = length;
     return known == length;
   }
 
-  std::array<std::int64_t, 128> lengths_{};
+  std::array<std::int64_t, kLetters> lengths_{};
 };
 
 // The port of the value at `index`: the last of a variadic list stands for all that follow.
@@ -103,7 +107,7 @@ class PortChecker {
     if (!port.types.has(value->type))
       return words("expected ", to_string(port.types), ", got ", name_of(value->type));
     if (port.type_letter != 0) {
-      std::optional<DataType>& type = types_[static_cast<std::size_t>(port.type_letter)];
+      std::optional<DataType>& type = types_[place_of(port.type_letter)];
       if (type && *type != value->type)
         return words("expected ", name_of(*type), ", the type of what it goes with, got ",
                      name_of(value->type));
@@ -119,7 +123,7 @@ class PortChecker {
   }
 
   Lengths lengths_;
-  std::array<std::optional<DataType>, 128> types_{};
+  std::array<std::optional<DataType>, kLetters> types_{};
 };
 
 std::string range_text(const AttributeRule& rule) {

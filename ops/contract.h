@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -48,15 +49,15 @@ inline constexpr Types kAnyType{DataType::kFloat32, DataType::kFloat16, DataType
                                 DataType::kInt64,   DataType::kInt32,   DataType::kInt8,
                                 DataType::kUInt8,   DataType::kBool};
 
-// A shape in letters: "[N,C,H,W]", "[..,K]" (any axes before), "[B,S,?]" (any length), "[B,1]", ""
-// (any shape). A letter stands for one length in all shapes of a contract.
+// A shape in capital letters: "[N,C,H,W]", "[..,K]" (any axes before), "[B,S,?]" (any length),
+// "[B,1]", "" (any shape). A letter stands for one length in all shapes of a contract.
 class ShapePattern {
  public:
   constexpr ShapePattern() = default;
   // A constant; whatever is no pattern does not compile.
   consteval ShapePattern(const char* text) : text_(text) {  // NOLINT(google-explicit-constructor)
     if (text_.empty()) return;
-    if (text_.front() != '[' || text_.back() != ']') throw "expected [..]";
+    if (text_.front() != '[' || text_.back() != ']') throw std::invalid_argument("expected [..]");
     std::string_view rest = text_.substr(1, text_.size() - 2);
     while (!rest.empty()) {
       const std::size_t comma = rest.find(',');

@@ -3,34 +3,10 @@
 
 #include <algorithm>
 
+#include "aie/emulator/core_code.h"
+
 namespace flownpu::emulator {
 namespace {
-
-// Words of each operation, itself among them, but not a call's arguments.
-std::size_t words(Op op) {
-  switch (op) {
-    case Op::kPush:
-    case Op::kGet:
-    case Op::kSet:
-    case Op::kStore:
-      return 2;
-    case Op::kLoad:
-    case Op::kWait:
-    case Op::kAddLock:
-    case Op::kRelease:
-    case Op::kCall:
-      return 3;
-    case Op::kAcquire:
-    case Op::kNext:
-      return 4;
-    case Op::kLoop:
-      return 5;
-    default:
-      return 1;
-  }
-}
-
-constexpr std::size_t kArgumentWords = 3;
 
 std::int64_t floor_divide(std::int64_t left, std::int64_t right) {
   const std::int64_t quotient = left / right;
@@ -68,6 +44,7 @@ bool Core::step() {
 }
 
 std::int64_t Core::pop() {
+  if (stack_.empty()) throw Error("[emulator] " + name() + " takes a number that is not there");
   const std::int64_t value = stack_.back();
   stack_.pop_back();
   return value;

@@ -2,18 +2,55 @@
 #include "aie/emulator/program.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "aie/emulator/core_code.h"
 
 namespace flownpu::emulator {
 namespace {
 
 constexpr const char* kProgram = "[emulator] the program";
 
+// Of a tile's memory: the largest there is has 512 KiB (aie/npu_limits.py).
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;
+
+// A walk whose bytes, and whose highest, can be counted.
 Walk read_walk(WordReader& reader) {
   const std::size_t item = reader.size();
-  return Walk::over(reader.list([&] {
-    return Dimension{reader.next(), reader.next(), reader.next(), reader.next()};
-  }),
-                    item);
+  auto bytes = static_cast<std::int64_t>(item);
+  auto end = static_cast<std::int64_t>(item);
+  std::vector<Dimension> dimensions = reader.list([&] {
+    const Dimension d{reader.next(), reader.next(), reader.next(), reader.next()};
+    std::int64_t steps = 0;
+    std::int64_t last = 0;
+    if (d.size < 1 || d.stride < 0 || d.before < 0 || d.after < 0 ||
+        __builtin_add_overflow(d.before, d.after, &steps) ||
+        __builtin_add_overflow(steps, d.size, &steps) ||
+        __builtin_mul_overflow(bytes, steps, &bytes) ||
+        __builtin_mul_overflow(d.size - 1, d.stride, &last) ||
+        __builtin_add_overflow(end, last, &end)) {
+      throw Error("[emulator] a walk has a dimension of " + std::to_string(d.size) + " steps of " +
+                  std::to_string(d.stride) + " bytes, padded by " + std::to_string(d.before) +
+                  " and " + std::to_string(d.after));
+    }
+    return d;
+  });
+  Walk walk = Walk::over(std::move(dimensions), item);
+  if (walk.dimensions.size() > Cursor::kMost)
+    throw Error("[emulator] a walk has " + std::to_string(walk.dimensions.size()) + " dimensions");
+  return walk;
+}
+
+Memory read_memory(WordReader& reader) {
+  std::string name = reader.text();
+  const std::size_t bytes = reader.size();
+  const bool parameters = reader.flag();
+  Memory memory{std::move(name), bytes, parameters, reader.bytes()};
+  if (bytes > kMostBytes || memory.initial.size() > bytes) {
+    throw Error("[emulator] " + memory.name + " has " + std::to_string(bytes) +
+                " bytes, of which " + std::to_string(memory.initial.size()) + " have values");
+  }
+  return memory;
 }
 
 Descriptor read_descriptor(WordReader& reader, const Array& array) {
@@ -26,10 +63,11 @@ Descriptor read_descriptor(WordReader& reader, const Array& array) {
                .gives_back = reader.size(),
                .walk = read_walk(reader)};
   const Memory& memory = array.memories[d.memory];
-  if (d.offset + d.bytes > memory.bytes || d.walk.end() > d.bytes) {
+  if (d.offset + d.bytes > memory.bytes || d.walk.end() > d.bytes || d.gives_back > d.bytes) {
     throw Error("[emulator] a descriptor of " + memory.name + " reaches byte " +
-                std::to_string(d.offset + std::max(d.bytes, d.walk.end())) + ", it has " +
-                std::to_string(memory.bytes) + ", this part " + std::to_string(d.bytes));
+                std::to_string(d.offset + std::max({d.bytes, d.walk.end(), d.gives_back})) +
+                ", it has " + std::to_string(memory.bytes) + ", this part " +
+                std::to_string(d.bytes));
   }
   return d;
 }
@@ -48,12 +86,18 @@ EndRecord read_end(WordReader& reader, const Array& array) {
   const std::size_t gives = reader.index(array.locks.size(), "locks");
   const std::int64_t count = reader.next();
   const bool consumes = reader.flag();
-  return {std::move(name),
-          takes,
-          gives,
-          count,
-          consumes,
-          reader.list([&] { return reader.index(array.memories.size(), "memories"); })};
+  EndRecord end{std::move(name), takes, gives, count, consumes, {}};
+  end.objects = reader.list([&] { return reader.index(array.memories.size(), "memories"); });
+  if (end.objects.empty()) throw Error("[emulator] the " + end.name + " has no objects");
+  return end;
+}
+
+// Throws Error unless each stream has one channel that sends.
+void check_streams(const Array& array) {
+  std::vector<std::size_t> sources(array.streams, 0);
+  for (const ChannelRecord& channel : array.channels) sources[channel.stream] += channel.source;
+  if (std::ranges::any_of(sources, [](std::size_t count) { return count != 1; }))
+    throw Error("[emulator] a stream has no source, or several");
 }
 
 }  // namespace
@@ -64,17 +108,12 @@ Array read_array(std::span<const std::int64_t> words) {
   array.identity = reader.head(WordKind::kArray);
   array.target = reader.text();
   array.task_queue = reader.size();
-  array.memories = reader.list([&] {
-    std::string name = reader.text();
-    const std::size_t bytes = reader.size();
-    const bool parameters = reader.flag();
-    return Memory{std::move(name), bytes, parameters, reader.bytes()};
-  });
+  array.memories = reader.list([&] { return read_memory(reader); });
   array.locks = reader.list([&] {
     std::string name = reader.text();
     return LockRecord{std::move(name), reader.next()};
   });
-  array.streams = reader.size();
+  array.streams = reader.count();  // Each has channels, which take words.
   array.kernels = reader.list([&] {
     std::string entry = reader.text();
     return KernelRecord{std::move(entry), reader.list([&] { return reader.size(); })};
@@ -84,10 +123,12 @@ Array read_array(std::span<const std::int64_t> words) {
   array.cores = reader.list([&] {
     std::string name = reader.text();
     const bool forever = reader.flag();
-    const std::size_t variables = reader.size();
-    const std::size_t views = reader.size();
+    const std::size_t variables = reader.count();  // The code has a word or more for each.
+    const std::size_t views = reader.count();
     return CoreRecord{std::move(name), forever, variables, views, reader.integers()};
   });
+  check_streams(array);
+  for (const CoreRecord& core : array.cores) check_code(core, array);
   return array;
 }
 

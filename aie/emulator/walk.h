@@ -35,6 +35,8 @@ struct Walk {
 // A place on a walk.
 class Cursor {
  public:
+  static constexpr std::size_t kMost = 5;  // a memory tile's four dimensions, and elements
+
   Cursor() = default;
   Cursor(const Walk& walk, std::byte* base);
 
@@ -48,8 +50,6 @@ class Cursor {
   }
 
  private:
-  static constexpr std::size_t kMost = 5;  // a memory tile's four dimensions, and elements
-
   void next_run();
   void place();
 

@@ -44,16 +44,17 @@ struct Div {
     return a / b;
   }
 };
+// NaN if either is.
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {
-    return std::min(a, b);
+    return is_nan(a) ? a : a < b ? a : b;
   }
 };
 struct Max {
   template <typename T>
   T operator()(T a, T b) const {
-    return std::max(a, b);
+    return is_nan(a) ? a : a > b ? a : b;
   }
 };
 

@@ -41,29 +41,23 @@ class CumSum final : public Step {
   }
 
  private:
-  // x and y [before][size][after]. Integers wrap around where they overflow.
+  // x and y [before][size][after]. Integers wrap around where they overflow. Floats are added up in
+  // double: a sum of n is off by at most n 2^-53 of the sum of magnitudes, and its rounding to
+  // float; ONNX Runtime, which adds them in float one after the other, may be off by n 2^-24.
   template <typename T>
   void add_up(const T* x, T* y, std::int64_t before, std::int64_t size, std::int64_t after) const {
+    using Total = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                              std::type_identity<double>>::type;
     const std::int64_t step = reverse_ ? -after : after;
     for (std::int64_t line = 0; line < before * after; ++line) {
       std::int64_t at = line / after * size * after + line % after;
       if (reverse_) at += (size - 1) * after;
-      T sum = 0;
+      Total sum = 0;
       for (std::int64_t i = 0; i < size; ++i, at += step) {
-        const T next = sum_of(sum, x[at]);
-        y[at] = exclusive_ ? sum : next;
+        const Total next = sum + static_cast<Total>(x[at]);
+        y[at] = static_cast<T>(exclusive_ ? sum : next);
         sum = next;
       }
-    }
-  }
-
-  template <typename T>
-  static T sum_of(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using Unsigned = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-    } else {
-      return a + b;
     }
   }
 

@@ -101,7 +101,10 @@ class DenseMatMul final : public Step {
     }
   }
 
-  std::int64_t rows_of(const Tensor& x) const { return k_ == 0 ? 0 : x.shape.elements() / k_; }
+  // X may have rows of no elements.
+  static std::int64_t rows_of(const Tensor& x) {
+    return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
+  }
 
   Shape product_shape(const Shape& x) const {
     if (x.rank() == 0 || x[-1] != k_)

@@ -141,6 +141,8 @@ void DenseProduct::multiply(const Work& work, std::int64_t first_block, std::int
     const auto [first, last] = part(rows, plan.row_parts, task / plan.block_parts);
     const auto [begin, end] = part(blocks, plan.block_parts, task % plan.block_parts);
     alignas(64) float product[kTaskRows * kDenseColumns];
+    // With K = 0 a kernel has nothing to add up, and writes nothing.
+    if (row_bytes == 0) std::fill(std::begin(product), std::end(product), 0.0F);
     for (std::int64_t block = begin; block < end; ++block) {
       context_.kernels.matmul_dense(work.packed + block * work.block_bytes, work.rounding,
                                     work.activations, first, last - first, product);

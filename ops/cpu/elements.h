@@ -3,10 +3,12 @@
 // moved.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
@@ -37,6 +39,12 @@ void with_bytes(DataType type, const Work& work) {
     default:
       return work.template operator()<std::uint8_t>();
   }
+}
+
+template <typename T>
+bool is_nan(T x) {
+  if constexpr (std::is_floating_point_v<T>) return std::isnan(x);
+  return false;
 }
 
 // Makes a step of the class; for the lists of operators.

@@ -156,8 +156,9 @@ class SkipRmsNorm final : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     check_weight(name_, inputs[0].shape, inputs[2].shape);
     if (!(inputs[0].shape == inputs[1].shape) && !repeats(inputs[0].shape, inputs[1].shape)) {
-      fail("[", name_, "] expected input and skip of one shape, or a skip for each row of the ",
-           "batch, got ", to_string(inputs[0].shape), " and ", to_string(inputs[1].shape));
+      unsupported("[", name_, "] expected input and skip of one shape, or a skip for each row of ",
+                  "the batch, got ", to_string(inputs[0].shape), " and ",
+                  to_string(inputs[1].shape));
     }
     for (Shape& output : outputs) output = inputs[0].shape;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -214,7 +215,8 @@ class Slice final : public Step {
   }
 
   // Of `size` indices those from `start` on, until `end`, both counted from the end if negative,
-  // and both brought to where indices are.
+  // and both brought to where indices are. The largest number of either type of index is no end:
+  // ONNX Runtime goes backwards, too, until there are no more elements, and exporters rely on it.
   Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
     if (step == 0) fail("[", name_, "] expected steps other than 0");
     if (size == 0) return {};
@@ -223,7 +225,10 @@ class Slice final : public Step {
       return std::clamp(index < 0 ? index + size : index, lowest, highest);
     };
     const std::int64_t first = place(start, 0, back ? size - 1 : size);
-    const std::int64_t stop = place(end, back ? -1 : 0, back ? size - 1 : size);
+    const bool endless = end == std::numeric_limits<std::int64_t>::max() ||
+                         end == std::numeric_limits<std::int32_t>::max();
+    const std::int64_t stop =
+        back && endless ? -1 : place(end, back ? -1 : 0, back ? size - 1 : size);
     if (back ? stop >= first : stop <= first) return {};
     return {first, (stop - first + (back ? 1 : -1)) / step + 1, step};
   }

@@ -26,24 +26,57 @@ Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
   return reduced;
 }
 
-// How a reduction starts, and goes on by an element. Integers wrap around where they overflow.
+// What sums are added up in. Of floats in double: n of them are off by at most n 2^-53 of the sum
+// of their magnitudes, and the rounding of the result to float, so that even 2^29 are right to one
+// ulp of that. Of integers in a type that holds the sum of as many as fit a memory.
+__extension__ typedef __int128 LongInteger;
+template <typename T>
+using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;
+template <typename T>
+using WideSum = std::conditional_t<std::is_integral_v<T>, WideInteger<T>, double>;
+
+// How a reduction starts, goes on by an element, and what it makes of `count` of them.
 struct Sum {
   template <typename T>
-  static T start() {
+  using Total = WideSum<T>;
+  template <typename T>
+  static Total<T> start() {
     return 0;
   }
   template <typename T>
-  static T add(T sum, T x) {
+  static Total<T> add(Total<T> sum, T x) {
+    return sum + static_cast<Total<T>>(x);
+  }
+  // An integer that the type does not hold becomes the nearest that it does, as in ONNX Runtime.
+  template <typename T>
+  static T finish(Total<T> sum, std::int64_t /*count*/) {
     if constexpr (std::is_integral_v<T>) {
-      using Unsigned = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<Unsigned>(sum) + static_cast<Unsigned>(x));
+      constexpr Total<T> kLowest = std::numeric_limits<T>::lowest();
+      constexpr Total<T> kHighest = std::numeric_limits<T>::max();
+      return static_cast<T>(sum < kLowest ? kLowest : sum > kHighest ? kHighest : sum);
     } else {
-      return sum + x;
+      return static_cast<T>(sum);
     }
   }
 };
-struct Mean : Sum {};
-struct Largest {
+// Of integers rounded towards zero.
+struct Mean : Sum {
+  template <typename T>
+  static T finish(Total<T> sum, std::int64_t count) {
+    return static_cast<T>(sum / static_cast<Total<T>>(count));
+  }
+};
+// NaN is the result wherever it comes, as in IEEE 754's maximum; in ONNX Runtime it is where it
+// comes first.
+struct Extreme {
+  template <typename T>
+  using Total = T;
+  template <typename T>
+  static T finish(T extreme, std::int64_t /*count*/) {
+    return extreme;
+  }
+};
+struct Largest : Extreme {
   template <typename T>
   static T start() {
     return std::is_integral_v<T> ? std::numeric_limits<T>::lowest()
@@ -51,10 +84,10 @@ struct Largest {
   }
   template <typename T>
   static T add(T largest, T x) {
-    return std::max(largest, x);
+    return x > largest || is_nan(x) ? x : largest;
   }
 };
-struct Smallest {
+struct Smallest : Extreme {
   template <typename T>
   static T start() {
     return std::is_integral_v<T> ? std::numeric_limits<T>::max()
@@ -62,7 +95,7 @@ struct Smallest {
   }
   template <typename T>
   static T add(T smallest, T x) {
-    return std::min(smallest, x);
+    return x < smallest || is_nan(x) ? x : smallest;
   }
 };
 
@@ -79,12 +112,25 @@ class Reduce final : public Step {
     outputs[0] = reduced_shape(inputs[0].shape, axes(inputs), keep_);
   }
 
+  // A total for each result.
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    const auto results = reduced_shape(inputs[0].shape, axes(inputs), keep_).elements();
+    std::size_t bytes = 0;
+    with_number(inputs[0].type, [&]<typename T> { bytes = sizeof(Total<T>); });
+    return static_cast<std::size_t>(results) * bytes;
+  }
+
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-           std::span<std::byte> /*scratch*/) const override {
-    with_number(outputs[0].type, [&]<typename T> { reduce<T>(inputs, outputs[0]); });
+           std::span<std::byte> scratch) const override {
+    with_number(outputs[0].type, [&]<typename T> {
+      reduce<T>(inputs, outputs[0], reinterpret_cast<Total<T>*>(scratch.data()));
+    });
   }
 
  private:
+  template <typename T>
+  using Total = typename Function::template Total<T>;
+
   // Before opset 18 (ReduceSum: 13) axes were an attribute; none are all, unless nothing is asked
   // for.
   AxisSet axes(std::span<const Tensor> inputs) const {
@@ -101,28 +147,26 @@ class Reduce final : public Step {
 
   // The output broadcasts to the input: each element goes to where it comes from.
   template <typename T>
-  void reduce(std::span<const Tensor> inputs, const Tensor& output) const {
+  void reduce(std::span<const Tensor> inputs, const Tensor& output, Total<T>* totals) const {
     const Shape& shape = inputs[0].shape;
+    const std::int64_t results = output.shape.elements();
+    if (results == 0) return;
+    const std::int64_t each = shape.elements() / results;
+    if (std::is_same_v<Function, Mean> && std::is_integral_v<T> && each == 0)
+      fail("[", name_, "] expected elements, got none");
     const Shape kept = reduced_shape(shape, axes(inputs), true);
     const auto* x = inputs[0].as<const T>();
-    auto* y = output.as<T>();
-    const std::int64_t results = output.shape.elements();
-    std::fill_n(y, results, Function::template start<T>());
+    std::fill_n(totals, results, Function::template start<T>());
     const Broadcast<1> broadcast(shape, {&kept});
-    broadcast.walk(0, shape.elements(), [&](auto first, auto count, const auto& offsets) {
-      T* to = y + offsets[0];
-      for (std::int64_t i = 0; i < count; ++i) {
-        T& result = to[i * broadcast.step(0)];
-        result = Function::add(result, x[first + i]);
-      }
+    with_step(broadcast.step(0), [&](auto step) {
+      broadcast.walk(0, shape.elements(), [&](auto first, auto count, const auto& offsets) {
+        Total<T>* to = totals + offsets[0];
+        for (std::int64_t i = 0; i < count; ++i)
+          to[i * step] = Function::template add<T>(to[i * step], x[first + i]);
+      });
     });
-    if constexpr (std::is_same_v<Function, Mean>) {
-      if (results == 0) return;
-      const std::int64_t each = shape.elements() / results;
-      const auto count = static_cast<T>(each);
-      if (std::is_integral_v<T> && count == 0) fail("[", name_, "] expected elements, got none");
-      for (std::int64_t i = 0; i < results; ++i) y[i] /= count;
-    }
+    std::transform(totals, totals + results, output.as<T>(),
+                   [each](Total<T> total) { return Function::template finish<T>(total, each); });
   }
 
   std::string name_;
@@ -131,6 +175,7 @@ class Reduce final : public Step {
   std::vector<std::int64_t> axes_;
 };
 
+// As ONNX Runtime has it, NaN is the largest where it comes first, and nowhere else.
 class ArgMax final : public Step {
  public:
   ArgMax(const Node& node, const Context& /*context*/)

@@ -42,6 +42,7 @@ bool is_lowered(const Node& node) { return rule_of(node) != nullptr; }
 
 std::vector<const Contract*> contracts() {
   std::vector<const Contract*> all;
+  all.reserve(kRules.size());
   for (const Rule& rule : kRules) all.push_back(rule.contract);
   return all;
 }
@@ -60,6 +61,7 @@ Node lowered_alone(const Node& node, const Producer& producer) {
   }
   nodes.push_back(node);
   std::vector<std::string> outputs;
+  outputs.reserve(node.outputs.size());
   for (const Value& output : node.outputs) outputs.push_back(output.name);
   Graph graph(std::move(nodes), outputs);
   RepackedWeights weights;

@@ -104,6 +104,10 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
   if (crc32(std::as_bytes(reader.rest())) != sum)
     throw emulator::Error(folder_ + "/index.words is damaged: its sum is another");
   target_ = reader.text();
+  if (target_ != "npu1" && target_ != "npu2") {
+    throw emulator::Error(folder_ + " has designs for '" + std::exchange(target_, "") +
+                          "', expected designs for npu1 or npu2");
+  }
   if (reader.flag() != emulated_) {
     throw emulator::Error(folder_ + " has designs for " +
                           (emulated_ ? "a real NPU" : "the emulator") + ", expected designs for " +

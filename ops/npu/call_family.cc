@@ -11,6 +11,9 @@ namespace {
 
 using emulator::WordReader;
 
+// What positions are computed with stays below 64 bits.
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 CallFamily::Patch read_patch(WordReader& reader, std::size_t words, std::size_t features) {
@@ -40,10 +43,22 @@ CallFamily CallFamily::read(std::span<const std::int64_t> words) try {
       [&] { return SweepRecord{reader.next(), reader.next(), reader.next(), reader.next()}; });
   const std::size_t features = 1 + 2 * family.sweeps_.size();
   family.classes_ = reader.list([&] { return read_class(reader, features); });
-  if (family.keys_ < 1 || family.chunks_of_a_task_ < 1) {
+  const auto within = [](std::int64_t value, std::int64_t least) {
+    return value >= least && value <= kMostPositions;
+  };
+  if (!within(family.keys_, 1) || !within(family.chunks_of_a_task_, 1)) {
     fail("[FlowNPU] call ", family.name_, ": expected chunks and tasks of 1 or more, got ",
          family.keys_, " positions of a chunk and ", family.chunks_of_a_task_, " chunks of a task");
   }
+  for (const SweepRecord& sweep : family.sweeps_) {
+    if (!within(sweep.offset, 0) || !within(sweep.queries, 1) || !within(sweep.tokens, 1) ||
+        !within(sweep.window, 0)) {
+      fail("[FlowNPU] call ", family.name_, ": a sweep has ", sweep.queries, " queries from token ",
+           sweep.offset, " of ", sweep.tokens, " on, and a window of ", sweep.window);
+    }
+  }
+  if (!within(family.positions_, 0))
+    fail("[FlowNPU] call ", family.name_, ": expected positions, got ", family.positions_);
   for (const Class& members : family.classes_) {
     if (members.tasks.size() != family.sweeps_.size())
       fail("[FlowNPU] call ", family.name_, ": a class has tasks of ", members.tasks.size(),

@@ -56,10 +56,12 @@ class CallFamily {
     const std::vector<std::int64_t> features = this->features(position);
     for (std::size_t i = 0; i < members.patches.size();) {
       const std::size_t word = members.patches[i].word;
-      std::int64_t value = members.words[word];
+      // Unsigned, so that what is no word any more becomes one, and not undefined.
+      auto value = static_cast<std::uint64_t>(members.words[word]);
       for (; i < members.patches.size() && members.patches[i].word == word; ++i)
-        value += members.patches[i].coefficient * features[members.patches[i].feature];
-      write(word, value);
+        value += static_cast<std::uint64_t>(members.patches[i].coefficient) *
+                 static_cast<std::uint64_t>(features[members.patches[i].feature]);
+      write(word, static_cast<std::int64_t>(value));
     }
   }
 

@@ -64,9 +64,12 @@ DecoderShape DecoderShape::read(const Node& node) {
          " layers, got ", windows.size(), ", ", tables.size(), " and ", window_sized.size());
   }
   for (std::size_t i = 0; i < count; ++i) {
-    if (windows[i] < 0 || windows[i] > kMostPositions || tables[i] < 0 || tables[i] >= kMostLayers)
+    const std::int64_t least = window_sized[i] != 0 ? 1 : 0;
+    if (windows[i] < least || windows[i] > kMostPositions || tables[i] < 0 ||
+        tables[i] >= kMostLayers) {
       fail("[", to_string(node), "] expected a window and a table of layer ", i, ", got ",
            windows[i], " and ", tables[i]);
+    }
     shape.layers.push_back({windows[i], tables[i], window_sized[i] != 0});
   }
   return shape;

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError
 from flownpu.model_folder import onnx_path, read_genai_config
+from flownpu.onnx_file import load_model, reading
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class ConvertedModel:
 
     Attributes:
         folder: where the model is.
+        path: its graph.
         decoder: the fields of `flownpu.peers.exported.ExportedModel`.
     """
 
@@ -52,21 +54,21 @@ class ConvertedModel:
             FlowNPUError: the folder holds no model, or not one that `flownpu convert` made of weights.
             MissingDependencyError: onnx_ir is not installed.
         """
-        ir = require("onnx_ir", extra="convert", purpose="reading a model's weights")
         config = read_genai_config(folder)
-        path = onnx_path(folder, config)
-        graph = ir.load(path).graph
+        self.path = path = onnx_path(folder, config)
+        graph = load_model(path, purpose="reading a model's weights").graph
         self.folder = folder
         self._initializers = graph.initializers
         self._nodes = {node.name: node for node in graph}
-        try:
-            self._layers = int(config["model"]["decoder"]["num_hidden_layers"])
-            self.decoder = self._read_decoder(config["model"])
-        except KeyError as error:
-            raise FlowNPUError(
-                f"{path} has no {error}, which a model that `flownpu convert` made of a checkpoint has, or of a GGUF "
-                "file; take such a model, or one of `flownpu make-model`"
-            ) from error
+        with reading(path):
+            try:
+                self._layers: int = config["model"]["decoder"]["num_hidden_layers"]
+                self.decoder = self._read_decoder(config["model"])
+            except KeyError as error:
+                raise FlowNPUError(
+                    f"{path} has no {error}, which a model that `flownpu convert` made of a checkpoint has, or of a "
+                    "GGUF file; take such a model, or one of `flownpu make-model`"
+                ) from error
 
     def projections(self) -> list[Part]:
         """Every weight, of which some share an initializer."""
@@ -93,22 +95,23 @@ class ConvertedModel:
         return parts
 
     def quantized(self, initializer: str, start: int, stop: int, columns: int) -> q4nx.Quantized:
-        """Rows start..stop-1 of a weight: codes, scales and minima."""
-        blocks = self._initializers[initializer].const_value.numpy()
+        """Rows start..stop-1 of a weight: codes, scales and minima; FlowNPUError if it is not there."""
         first, last = start // q4nx.BLOCK_ROWS, -(-stop // q4nx.BLOCK_ROWS)
-        whole = q4nx.unpack(blocks[first:last], (last - first) * q4nx.BLOCK_ROWS, columns)
+        with reading(self.path):
+            blocks = self._initializers[initializer].const_value.numpy()
+            whole = q4nx.unpack(blocks[first:last], (last - first) * q4nx.BLOCK_ROWS, columns)
         wanted = slice(start - first * q4nx.BLOCK_ROWS, stop - first * q4nx.BLOCK_ROWS)
         return q4nx.Quantized(*(field[wanted] for field in whole))
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """Norms, and the rotary embeddings' radians a position."""
-        vectors = {
-            name: self._values(name) for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]
-        }
-        for index in set(self.decoder["rotaries"]):
-            # Angles at position 1 are at most 1 radian.
-            cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
-            vectors[f"rotary.{index}"] = np.arctan2(sin, cos).astype(np.float32)
+        """Norms, and the rotary embeddings' radians a position; FlowNPUError if one is not there."""
+        norms = [name for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]]
+        with reading(self.path):
+            vectors = {name: self._values(name) for name in norms}
+            for index in set(self.decoder["rotaries"]):
+                # Angles at position 1 are at most 1 radian.
+                cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
+                vectors[f"rotary.{index}"] = np.arctan2(sin, cos).astype(np.float32)
         return vectors
 
     def _values(self, name: str) -> NDArray[Any]:

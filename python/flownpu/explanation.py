@@ -16,6 +16,7 @@ from flownpu.explanation_placement import Placement, layer_of, place_nodes
 from flownpu.explanation_speed import Speed, speed_of
 from flownpu.model_folder import locate_graph
 from flownpu.model_summary import summarize
+from flownpu.onnx_file import load_model, reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,32 +118,28 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
         MissingDependencyError: onnxruntime, or a package of the extra "convert", is not installed.
         RuntimeError: ONNX Runtime or the provider refuses the model or an option; the message is theirs.
     """
-    ir = require("onnx_ir", extra="convert", purpose="flownpu explain")
     file, settings = locate_graph(path)
-    try:
-        model = ir.load(file)
-    except Exception as error:
-        # The parser is protobuf's, and so is its error: no dependency of ours.
-        raise FlowNPUError(f"{file} is not an ONNX model ({error}): export or convert it again") from error
+    model = load_model(file, purpose="flownpu explain")
     source = _source(model.graph)
     placement = place_nodes(file, model.graph, options)
     summary = summarize(path if settings else file)
-    report = _rewrite(model, source, settings)
-    head_size = int(settings.get("decoder", {}).get("head_size", 0))
-    speed = speed_of(model.graph, settings.get("context_length"), head_size, bandwidth)
-    tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    return Explanation(
-        path=str(file),
-        source=source,
-        placement=placement,
-        attentions=tuple(_attentions(model.graph, report)),
-        misses=tuple(_misses(report)),
-        weight_bytes=summary.weight_bytes,
-        converted_weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        kv_bytes_per_token=summary.kv_bytes_per_token,
-        speed=speed,
-        other_graphs=tuple(summary.other_graphs),
-    )
+    with reading(file):
+        report = _rewrite(model, source, settings)
+        head_size = settings.get("decoder", {}).get("head_size") or 0
+        speed = speed_of(model.graph, settings.get("context_length"), head_size, bandwidth)
+        tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+        return Explanation(
+            path=str(file),
+            source=source,
+            placement=placement,
+            attentions=tuple(_attentions(model.graph, report)),
+            misses=tuple(_misses(report)),
+            weight_bytes=summary.weight_bytes,
+            converted_weight_bytes=sum(tensor.nbytes for tensor in tensors),
+            kv_bytes_per_token=summary.kv_bytes_per_token,
+            speed=speed,
+            other_graphs=tuple(summary.other_graphs),
+        )
 
 
 def _source(graph: Any) -> str:
@@ -163,13 +160,10 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
     from flownpu.graph_rewrites.plain_rewriter import rewrite_plain  # noqa: PLC0415
 
-    try:
-        if source == "genai":
-            return rewrite(model)
-        # Tables of RoPE are made when they are written: any number of positions shows what is folded.
-        return rewrite_plain(model, positions=int(settings.get("context_length", 1)), tile=prompt_folding)
-    except ValueError as error:
-        raise FlowNPUError(f"the graph is damaged, or of a form that is not known: {error}") from error
+    if source == "genai":
+        return rewrite(model)
+    # Tables of RoPE are made when they are written: any number of positions shows what is folded.
+    return rewrite_plain(model, positions=settings.get("context_length", 1), tile=prompt_folding)
 
 
 def _misses(report: Report | None) -> list[Miss]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["damage", "sha256", "tensor_sums"]
+__all__ = ["damage", "files_of", "sha256", "tensor_sums"]
 
 _READ_AT_ONCE = 1 << 22
 
@@ -58,8 +59,28 @@ def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> lis
     return list(_differences(folder, manifest, advance))
 
 
+def files_of(section: dict[str, Any], manifest: Path, *keys: str, part: str = "files") -> dict[str, dict[str, Any]]:
+    """What a section of a manifest says of files (or of tensors) by name: each has these keys.
+
+    Raises:
+        FlowNPUError: the manifest has something else in their place.
+    """
+    numbers = {"bytes", "offset", "crc32"}
+    found = section.get(part, {})
+    items = found.items() if isinstance(found, dict) else [(part, found)]
+    for name, item in items:
+        values = [item.get(key) if isinstance(item, dict) else None for key in keys]
+        kinds = [int if key in numbers else str for key in keys]
+        if not all(type(value) is kind for value, kind in zip(values, kinds, strict=True)) or "\0" in name:
+            raise FlowNPUError(
+                f"{manifest}: expected {', '.join(keys)} of {name!r}, got {reprlib.repr(item)}: convert the model again"
+            )
+    return dict(items)
+
+
 def _differences(folder: Path, manifest: dict[str, Any], advance: Callable[[int], None]) -> Iterator[str]:
-    for name, expected in manifest.get("files", {}).items():
+    tensors = files_of(manifest, folder / MANIFEST, "file", "offset", "bytes", "crc32", part="tensors")
+    for name, expected in files_of(manifest, folder / MANIFEST, "bytes", "sha256").items():
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
@@ -67,7 +88,7 @@ def _differences(folder: Path, manifest: dict[str, Any], advance: Callable[[int]
             yield f"{name} has {size} bytes, expected {expected['bytes']}"
         elif sha256(path, advance) != expected["sha256"]:
             yield f"{name} has other contents than were written"
-            yield from _damaged_tensors(folder, name, manifest.get("tensors", {}))
+            yield from _damaged_tensors(folder, name, tensors)
 
 
 def _damaged_tensors(folder: Path, file: str, tensors: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -82,7 +103,7 @@ def _damaged_tensors(folder: Path, file: str, tensors: dict[str, dict[str, Any]]
 def _crc32(path: Path, offset: int, length: int) -> int:
     value = 0
     with path.open("rb") as file:
-        file.seek(offset)
+        file.seek(max(offset, 0))
         while length > 0 and (piece := file.read(min(length, _READ_AT_ONCE))):
             value = zlib.crc32(piece, value)
             length -= len(piece)

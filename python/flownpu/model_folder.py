@@ -2,6 +2,7 @@
 """The folder that `flownpu convert` writes and that ORT GenAI reads: its configuration, checked before use."""
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,30 @@ from flownpu.errors import FlowNPUError
 
 # Where `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
+
+# What is read of genai_config.json. Sizes and token ids are of 32 bits in GenAI.
+_NEEDED = ("model.decoder", "model.context_length", "model.vocab_size")
+_KINDS = {
+    "model": "an object",
+    "model.type": "a text",
+    "model.context_length": "a size",
+    "model.vocab_size": "a size",
+    "model.decoder": "an object",
+    "model.decoder.filename": "a file name",
+    "model.decoder.num_hidden_layers": "a size",
+    "model.decoder.head_size": "a size",
+    "model.decoder.session_options": "an object",
+    "model.decoder.session_options.provider_options": "a list of objects",
+    "model.decoder.sliding_window": "an object",
+    "model.vision": "an object",
+    "model.vision.filename": "a file name",
+    "model.vision.config_filename": "a file name",
+    "model.vision.outputs": "an object",
+    "model.vision.outputs.image_features": "a text",
+    "model.embedding": "an object",
+    "model.embedding.filename": "a file name",
+    "search": "an object",
+}
 
 __all__ = [
     "MANIFEST",
@@ -40,16 +65,41 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
             raise FlowNPUError(f"{folder} is a checkpoint; `flownpu convert {folder} OUT` makes a model of it to run")
         raise FlowNPUError(f"{folder} holds no genai_config.json: give the folder that `flownpu convert` wrote")
     settings = read_json(path)
-    model = settings.get("model")
-    for key, kind in {"decoder": dict, "context_length": int, "vocab_size": int}.items():
-        if not isinstance(model, dict) or not isinstance(model.get(key), kind):
+    for key in _NEEDED:
+        if _at(settings, key) is None:
+            raise FlowNPUError(f"{path} lacks {key}, which a language model of GenAI has: convert the model again")
+    for key, kind in _KINDS.items():
+        value = _at(settings, key)
+        if value is not None and not _is(value, kind):
             raise FlowNPUError(
-                f"{path} lacks model.{key}, which a language model of GenAI has: convert the model again"
+                f"{path}: expected {key} to be {kind}, got {reprlib.repr(value)}: convert the model again"
             )
     onnx = onnx_path(folder, settings)
     if not onnx.is_file():
         raise FlowNPUError(f"{path} names {onnx.name}, which is not in {folder}: convert the model again")
     return settings
+
+
+def _at(settings: dict[str, Any], key: str) -> Any:
+    """What stands at "a.b"; None if nothing does."""
+    value: Any = settings
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _is(value: Any, kind: str) -> bool:
+    match kind:
+        case "a size":
+            return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
+        case "a file name":
+            return isinstance(value, str) and Path(value).name == value and "\0" not in value
+        case "a text":
+            return isinstance(value, str)
+        case "a list of objects":
+            return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+        case _:
+            return isinstance(value, dict)
 
 
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
@@ -94,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder; FlowNPUError if it holds anything else."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise FlowNPUError(f"{path} is not valid JSON ({error}): convert the model again") from error
     if not isinstance(settings, dict):
         raise FlowNPUError(

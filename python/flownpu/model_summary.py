@@ -9,8 +9,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError
 from flownpu.model_folder import MANIFEST, onnx_path, other_graphs, read_genai_config, read_json
+from flownpu.onnx_file import load_model, reading
 from flownpu.ops.q4nx import BLOCK_BYTES
 
 __all__ = ["Summary", "Value", "Weight", "summarize"]
@@ -85,7 +86,7 @@ def summarize(path: Path) -> Summary:
         manifest = path / MANIFEST
         summary = _summarize_onnx(
             onnx_path(path, settings),
-            head_size=settings["model"]["decoder"].get("head_size", 0),
+            head_size=settings["model"]["decoder"].get("head_size") or 0,
             manifest=read_json(manifest) if manifest.is_file() else {},
         )
         return replace(summary, other_graphs=[str(graph) for graph in other_graphs(path, settings)])
@@ -99,12 +100,12 @@ def summarize(path: Path) -> Summary:
 
 
 def _summarize_onnx(path: Path, *, head_size: int = 0, manifest: dict[str, Any] | None = None) -> Summary:
-    ir = require("onnx_ir", extra="convert", purpose="flownpu inspect")
-    try:
-        model = ir.load(path)
-    except Exception as error:
-        # The parser is protobuf's, and so is its error: no dependency of ours.
-        raise FlowNPUError(f"{path} is not an ONNX model ({error}): convert the model again") from error
+    model = load_model(path, purpose="flownpu inspect")
+    with reading(path):
+        return _summary_of(path, model, head_size, manifest or {})
+
+
+def _summary_of(path: Path, model: Any, head_size: int, manifest: dict[str, Any]) -> Summary:
     nodes = list(model.graph.all_nodes())
     quantised = _quantised_shapes(nodes)
     return Summary(
@@ -115,7 +116,7 @@ def _summarize_onnx(path: Path, *, head_size: int = 0, manifest: dict[str, Any] 
         outputs=[_value(value) for value in model.graph.outputs],
         weights=[_weight(name, value.const_value, quantised) for name, value in model.graph.initializers.items()],
         kv_bytes_per_token=sum(_cache_bytes_per_token(value, head_size) for value in model.graph.inputs),
-        manifest=manifest or {},
+        manifest=manifest,
     )
 
 

@@ -26,6 +26,7 @@ from flownpu.aie.designs.decode_layer_shape import LayerShape
 from flownpu.errors import FlowNPUError
 from flownpu.model_folder import onnx_path, read_genai_config
 from flownpu.npu_graph import agreed, integer, load_graph, number, text
+from flownpu.onnx_file import reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,10 +79,11 @@ def read_decoder(folder: Path) -> Decoder:
     settings = read_genai_config(folder)
     path = onnx_path(folder, settings)
     graph = load_graph(path)
-    try:
-        return decoder_of_graph(graph, settings["model"]["context_length"])
-    except ValueError as error:
-        raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
+    with reading(path):
+        try:
+            return decoder_of_graph(graph, settings["model"]["context_length"])
+        except ValueError as error:
+            raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def decoder_of_graph(graph: Any, positions: int) -> Decoder:

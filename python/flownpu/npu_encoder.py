@@ -27,6 +27,7 @@ from flownpu.aie.designs.common import ceil_div
 from flownpu.errors import FlowNPUError
 from flownpu.model_folder import read_genai_config
 from flownpu.npu_graph import agreed, integer, load_graph, number, text
+from flownpu.onnx_file import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,10 +131,11 @@ def read_encoder(folder: Path) -> Encoder | None:
         return None
     path = folder / str(vision.get("filename", "vision.onnx"))
     graph = load_graph(path)
-    try:
-        return encoder_of_graph(graph)
-    except ValueError as error:
-        raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
+    with reading(path):
+        try:
+            return encoder_of_graph(graph)
+        except ValueError as error:
+            raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def encoder_of_graph(graph: Any) -> Encoder:

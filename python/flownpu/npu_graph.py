@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.onnx_file import load_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,12 +20,7 @@ def load_graph(path: Path) -> Any:
         FlowNPUError: it is no ONNX model.
         MissingDependencyError: onnx_ir is not installed.
     """
-    ir = require("onnx_ir", extra="convert", purpose="flownpu build MODEL")
-    try:
-        return ir.load(path).graph
-    except Exception as error:
-        # The parser is protobuf's, and so is its error: no dependency of ours.
-        raise FlowNPUError(f"{path} is not an ONNX model ({error}): convert the model again") from error
+    return load_model(path, purpose="flownpu build MODEL").graph
 
 
 def integer(node: Any, name: str, default: int | None = None) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from flownpu.errors import require
 from flownpu.model_folder import onnx_path, read_genai_config
+from flownpu.onnx_file import load_model, reading
 
 __all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
@@ -69,10 +69,11 @@ def decode_traffic(folder: Path) -> DecodeTraffic:
         FlowNPUError: the folder is no model of GenAI.
         MissingDependencyError: onnx_ir is not installed.
     """
-    ir = require("onnx_ir", extra="convert", purpose="The roof of flownpu bench")
     settings = read_genai_config(folder)
-    head_size = int(settings["model"]["decoder"].get("head_size", 0))
-    return graph_traffic(ir.load(onnx_path(folder, settings)).graph, head_size)
+    path = onnx_path(folder, settings)
+    model = load_model(path, purpose="The roof of flownpu bench")
+    with reading(path):
+        return graph_traffic(model.graph, settings["model"]["decoder"].get("head_size") or 0)
 
 
 def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:

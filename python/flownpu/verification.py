@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.integrity import sha256
+from flownpu.integrity import files_of, sha256
 from flownpu.model_folder import MANIFEST, locate_graph, read_json
+from flownpu.onnx_file import load_model, reading
 from flownpu.verification_runs import Checkpoint, GraphRun, Run, relative_error
 
 if TYPE_CHECKING:
@@ -232,15 +233,17 @@ class _Source:
 def is_made_of(folder: Path, checkpoint: Path) -> bool:
     """Whether a model folder's manifest says that it was made of this very checkpoint, whose weights are floats."""
     manifest = folder / MANIFEST
-    source = read_json(manifest)["source"] if manifest.is_file() else {}
-    files = {name: file["sha256"] for name, file in source.get("files", {}).items() if name.endswith(".safetensors")}
-    if (
-        source.get("kind") != "huggingface"
-        or not files
-        or "quantization_config" in read_json(checkpoint / "config.json")
-    ):
+    source = read_json(manifest).get("source") if manifest.is_file() else None
+    if not isinstance(source, dict) or source.get("kind") != "huggingface":
         return False
-    return all((checkpoint / name).is_file() and sha256(checkpoint / name) == found for name, found in files.items())
+    files = files_of(source, manifest, "sha256")
+    if not files or "quantization_config" in read_json(checkpoint / "config.json"):
+        return False
+    return all(
+        (checkpoint / name).is_file() and sha256(checkpoint / name) == file["sha256"]
+        for name, file in files.items()
+        if name.endswith(".safetensors")
+    )
 
 
 def _of_checkpoint(folder: Path, tokens: NDArray[np.int64], report: Callable[[str], None], *, made_of: bool) -> _Source:
@@ -284,19 +287,19 @@ def _outputs(run: Run) -> list[Floats]:
 
 def _scale_rounding(file: Path) -> float:
     """The largest relative error that one of a graph's weights gets when it is rewritten; 0 if it is."""
-    ir = require("onnx_ir", extra="convert", purpose="flownpu verify")
     require("onnxscript", extra="convert", purpose="flownpu verify")
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
     from flownpu.graph_rewrites.quantized_weight import Q4NXTensor  # noqa: PLC0415
 
-    model = ir.load(file)
-    rewrite(model)
+    model = load_model(file, purpose="flownpu verify")
     largest = 0.0
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, Q4NXTensor):
-            tensor.numpy()
-            largest = max(largest, tensor.relative_error)
+    with reading(file):
+        rewrite(model)
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, Q4NXTensor):
+                tensor.numpy()
+                largest = max(largest, tensor.relative_error)
     return largest
 
 

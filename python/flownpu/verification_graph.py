@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.onnx_file import load_model, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,12 +56,13 @@ class DecoderGraph:
         """
         self._ir = require("onnx_ir", extra="convert", purpose="flownpu verify")
         self.path = path
-        try:
-            self.model = self._ir.load(path)
-        except Exception as error:
-            # The parser is protobuf's, and so is its error: no dependency of ours.
-            raise FlowNPUError(f"{path} is not an ONNX model ({error}): convert the model again") from error
-        graph = self.model.graph
+        self.model = load_model(path, purpose="flownpu verify")
+        with reading(path):
+            self._expose()
+
+    def _expose(self) -> None:
+        """Finds the norms between the layers."""
+        path, graph = self.path, self.model.graph
         attentions = [node for node in graph if node.op_type in _ATTENTIONS]
         if not attentions or graph.outputs[0].name != "logits":
             raise FlowNPUError(

@@ -39,10 +39,9 @@ from flownpu.aie.plan import (
     Release,
     Transfer,
     Variable,
-    from_json,
-    to_json,
 )
 from flownpu.aie.plan import Tile as Place
+from flownpu.aie.plan_json import from_json, to_json
 from flownpu.aie.symbolic import RecordingError
 from tests.aie.programs import chain, tensor
 

@@ -12,7 +12,7 @@ from flownpu import __version__
 from flownpu.aie import artifacts, toolchain
 from flownpu.aie.checker import check
 from flownpu.aie.mlir import to_mlir
-from flownpu.aie.plan import from_json
+from flownpu.aie.plan_json import from_json
 
 ROOT = Path(__file__).parents[2]
 # One operator of one model: two arrays (down to XDNA2's 32 tiles: none, geglu), five calls.

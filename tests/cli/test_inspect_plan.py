@@ -7,7 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flownpu.aie.plan import Acquire, Await, Transfer, to_json
+from flownpu.aie.plan import Acquire, Await, Transfer
+from flownpu.aie.plan_json import to_json
 from tests.aie.programs import chain, with_body, with_end, with_steps
 
 

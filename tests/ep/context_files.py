@@ -50,6 +50,7 @@ class Node:
     domain: str
     since_version: int
     attributes: list[Attribute]
+    tensor_attributes: list[str]
     inputs: list[Value]
     outputs: list[Value]
     packed: list[Packed]
@@ -134,6 +135,7 @@ def _node(node: Node) -> bytes:
             *map(_text, [node.name, node.op_type, node.domain]),
             _number(node.since_version),
             _list(node.attributes, _attribute),
+            _list(node.tensor_attributes, _text),
             _list(node.inputs, _value),
             _list(node.outputs, _value),
             _list(node.packed, lambda packed: _text(packed.name) + _number(packed.constant)),
@@ -180,6 +182,7 @@ class _Reader:
             self.text(),
             self.number(),
             self.list(self.attribute),
+            self.list(self.text),
             self.list(self.value),
             self.list(self.value),
             self.list(lambda: Packed(self.text(), self.number())),

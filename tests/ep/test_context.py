@@ -237,6 +237,7 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
             lambda file: file.node("Gather").packed.append(context_files.Packed("p", 99)),
             r"expected one of \d constants, got number 99",
         ),
+        (lambda file: file.node("Mul").tensor_attributes.extend("abc"), "fewer inputs than attributes among them"),
         (lambda file: setattr(file.node("Mul").inputs[0], "name", "m"), "reads 'm', which nothing has made by then"),
         (lambda file: file.nodes.reverse(), "which nothing has made by then"),
         (lambda file: file.nodes.append(file.nodes[-1]), "makes 'y', which is there already"),
@@ -250,6 +251,19 @@ def test_a_head_is_checked_though_its_sum_is_right(edited: Any, edit: Any, messa
     with pytest.raises(
         Exception, match=rf"small_ctx\.0\.flownpu' cannot be read .*{message}.*; compile the model again"
     ):
+        edited(edit)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda file: file.node("Gelu").inputs.clear(), r"Gelu 't': .*got none"),
+        (lambda file: setattr(file.node("Mul"), "op_type", "Mull"), "Mull 'z': .*no ai.onnx::Mull"),
+        (lambda file: setattr(file.node("Gather").attributes[0], "value", 2**39), "Gather 'y': .*549755813888"),
+    ],
+)
+def test_nodes_that_the_device_does_not_take_are_refused(edited: Any, edit: Any, message: str) -> None:
+    with pytest.raises(Exception, match=rf"partition '.*small_ctx\.0\.flownpu': {message}.*; compile the model again"):
         edited(edit)
 
 

@@ -66,6 +66,20 @@ def test_sessions_share_one_mapping_of_the_file(make_session: MakeSession, tmp_p
     assert whole_mappings(data) == 0
 
 
+def test_data_between_two_elements_is_copied(make_session: MakeSession, tmp_path: Path) -> None:
+    """ONNX aligns nothing; what is read in whole elements must be (UndefinedBehaviorSanitizer says where it is not)."""
+    a, b = integers(1), integers(2)
+    model = save(tmp_path / "model.onnx", a, b)
+    data = tmp_path / "model.onnx.data"
+    data.write_bytes(b"x" + a.tobytes() + b"xy" + b.tobytes())
+    for tensor, offset in zip(model.graph.initializer, (1, 1 + a.nbytes + 2), strict=True):
+        next(entry for entry in tensor.external_data if entry.key == "offset").value = str(offset)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    session = make_session(tmp_path / "model.onnx", strict=True)
+    check(session, a, b)
+    assert whole_mappings(data) == 0
+
+
 def test_a_file_that_was_replaced_is_mapped_anew(make_session: MakeSession, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     save(path, integers(1), integers(2))

@@ -189,3 +189,38 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
     x = np.array([-2, -1, 0, 3], np.float32)
     for value, expected in zip(session.run(None, {"x": x}), reference(graph, {"x": x}), strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize(
+    ("graph", "feeds", "reason"),
+    [
+        pytest.param(
+            "g (float16[2,4] x) => (float16[2,4] y) { y = com.microsoft.FastGelu (x) }",
+            {"x": np.linspace(-2, 2, 8, dtype=np.float16).reshape(2, 4)},
+            r"\[FastGelu 'y'\] input 0 \(X\): expected float, got float16",
+            id="FastGelu in float16",
+        ),
+        pytest.param(
+            """g (float[1,3,1728] q, int32[1] n, int32[1] t) => (float[1,3,576] y, float[1,1,3,576] k, float v) {
+                y, k, v = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (q, , , , , n, t)
+            }""",
+            {
+                "q": np.random.default_rng(0).standard_normal((1, 3, 1728), np.float32),
+                "n": np.array([2], np.int32),
+                "t": np.array([3], np.int32),
+            },
+            r"attribute 'head_size': expected 1 to 512, got 576",
+            id="a head of 576",
+        ),
+    ],
+)
+def test_what_a_node_becomes_counts(
+    make_session: MakeSession, placed: Placed, graph: str, feeds: Any, reason: str
+) -> None:
+    """Of an operator that is lowered first: it is taken if what it becomes is."""
+    with pytest.raises(Exception, match=reason):
+        make_session(graph)
+    session, placement = placed(graph, {"on_unsupported": "cpu"})
+    assert placement["left"]
+    for ours, expected in zip(session.run(None, feeds), reference(graph, feeds), strict=True):
+        np.testing.assert_array_equal(ours, expected)

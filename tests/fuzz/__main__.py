@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs random cases against ONNX Runtime's CPU provider: `python -m tests.fuzz graphs --cases 1000 --seed 1`.
 
-The same command runs the same cases. Findings are shrunk and saved; `replay` runs one again. The exit code is 1 if there
-are any.
+The same command runs the same cases. Findings are shrunk and saved; `replay` runs one again. The exit code is 1 if
+there are any.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.fuzz.campaign import Campaign
-from tests.fuzz.findings import load_case, save_finding
+from tests.fuzz.findings import judge_saved, load_case, save_finding
 from tests.fuzz.graphs import INSTRUCTION_SETS
-from tests.fuzz.oracle import Finding, Oracle, Verdict
+from tests.fuzz.oracle import Finding, Oracle
 from tests.fuzz.worker import ROOT, Worker
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def _library(given: Path | None, sanitize: bool) -> Path:
 
 
 @contextmanager
-def _oracle(library: Path | None, sanitize: bool, seconds: float) -> Iterator[Oracle]:
+def _workers(library: Path | None, sanitize: bool, seconds: float) -> Iterator[tuple[Worker, Worker]]:
     with (
         Worker(seconds=seconds) as reference,
         Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as ours,
     ):
-        yield Oracle(reference, ours, sanitize=sanitize)
+        yield reference, ours
 
 
 @app.command()
@@ -65,8 +65,44 @@ def graphs(
     """Random graphs over every operator that the CPU device takes."""
     from tests.fuzz.graphs import cases as strategy
 
-    with _oracle(library, sanitize, seconds) as oracle:
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        oracle = Oracle(reference, ours)
         _run("graphs", strategy(tuple(isa or INSTRUCTION_SETS)), oracle.judge, cases, seed, minutes, output)
+
+
+@app.command()
+def decoders(
+    cases: Cases = 200, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None, isa: Isa = None,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 300.0,
+    device: Annotated[str, typer.Option("--device", help="cpu, or emulate: some seconds a case.")] = "cpu",
+) -> None:  # fmt: skip
+    """Random small decoders: prompts, chunks, tokens, rewinds, batches."""
+    from tests.fuzz import decoders, emulated
+
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        if device == "emulate":
+            with emulated.EmulatedOracle(reference, ours) as oracle:
+                _run("emulated", emulated.cases(), oracle.judge, cases, seed, minutes, output)
+            return
+        strategy = decoders.cases(tuple(isa or INSTRUCTION_SETS))
+        judge = decoders.DecoderOracle(reference, ours).judge
+        _run("decoders", strategy, judge, cases, seed, minutes, output)
+
+
+@app.command()
+def damage(
+    cases: Cases = 1000, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 20.0,
+) -> None:  # fmt: skip
+    """Damaged files of every kind that is read."""
+    import importlib
+
+    found = importlib.import_module("tests.fuzz.damage").run(
+        cases, seed, library=_library(library, sanitize), sanitize=sanitize, minutes=minutes, output=output,
+        seconds=seconds,
+    )  # fmt: skip
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -75,8 +111,9 @@ def replay(
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,
 ) -> None:  # fmt: skip
     """Run a case that was saved."""
-    with _oracle(library, sanitize, seconds) as oracle:
-        verdict = oracle.judge(load_case(model))
+    case = load_case(model)
+    with _workers(library, sanitize, seconds) as (reference, ours):
+        verdict = judge_saved(case, reference, ours)
     console.print(verdict.category, style="bold")
     if verdict.finding is not None:
         console.print(f"{verdict.finding.signature}\n{verdict.finding.text}", markup=False, highlight=False)
@@ -119,4 +156,3 @@ def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: f
 
 if __name__ == "__main__":
     app()
-_ = Verdict

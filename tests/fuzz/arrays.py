@@ -50,7 +50,8 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 def limits(dtype: np.dtype[Any]) -> Any:
     """Its `min` and `max`, and of floats `eps` and `smallest_subnormal`."""
-    return ml_dtypes.finfo(dtype) if is_float(dtype) else ml_dtypes.iinfo(dtype)
+    of: Any = ml_dtypes.finfo if is_float(dtype) else ml_dtypes.iinfo
+    return of(dtype)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Source:
             return np.asarray(rng.integers(0, 2, self.shape) > 0)
         with np.errstate(all="ignore"):
             if is_float(dtype):
-                return _FLOATS[self.kind](rng, self.shape, dtype).astype(dtype).reshape(self.shape)
+                return np.asarray(_FLOATS[self.kind](rng, self.shape, dtype)).astype(dtype)
             return _integers(self.kind, rng, self.shape, dtype)
 
 
@@ -119,7 +120,8 @@ _FLOATS: dict[str, Callable[[np.random.Generator, tuple[int, ...], np.dtype[Any]
 def tensor(array: Array, kind: int, name: str) -> onnx.TensorProto:
     """An initializer; of 4 and 2 bits packed, of strings as such."""
     if kind == TensorProto.STRING:
-        return helper.make_tensor(name, kind, array.shape, [str(text).encode() for text in array.reshape(-1)])
+        texts: Any = [str(text).encode() for text in array.reshape(-1)]
+        return helper.make_tensor(name, kind, array.shape, texts)
     if helper.tensor_dtype_to_np_dtype(kind).itemsize * 8 > _BITS.get(kind, 8):
         return onnx.numpy_helper.from_array(array, name)
     made = onnx.TensorProto(name=name, data_type=kind, dims=array.shape)
@@ -127,7 +129,7 @@ def tensor(array: Array, kind: int, name: str) -> onnx.TensorProto:
     return made
 
 
-_BITS = {
+_BITS: dict[int, int] = {
     TensorProto.INT4: 4,
     TensorProto.UINT4: 4,
     TensorProto.FLOAT4E2M1: 4,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices out of bytes that hypothesis draws.
 
-A draw of hypothesis costs 0.15 ms, and a graph takes a hundred choices: so hypothesis draws one string of bytes for each
-node, and choices are read out of it. Smaller bytes are earlier options, which are the simpler ones, and where the bytes
-have run out it is the first: so hypothesis's shrinking of bytes is a shrinking of graphs.
+A draw of hypothesis costs 0.15 ms, and a graph takes a hundred choices: so hypothesis draws one string of bytes for
+each node, and choices are read out of it. Smaller bytes are earlier options, which are the simpler ones, and where the
+bytes have run out it is the first: so hypothesis's shrinking of bytes is a shrinking of graphs.
 """
 
 from __future__ import annotations

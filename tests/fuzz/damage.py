@@ -3,36 +3,35 @@
 
 A case takes a sample (damage_samples.py), damages one of its files (damage_formats.py), and has it read in a worker
 (damage_readers.py). A crash, a hang, too much memory, an error of another type, and a refusal that does not name the
-file are findings. Files that were found lie in corpus/damage/, as "<kind>--<what is wrong>--<file>", and are read first.
+file are findings. Those that were made lie in corpus/damage/ as files, "<kind>--<what is wrong>--<file>".
 """
 
 from __future__ import annotations
 
 import gzip
+import re
 import tempfile
-import zlib
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 
-from tests.fuzz.damage_formats import damaged_file, seal_words
-from tests.fuzz.worker import Raised, Worker
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.damage_formats import damaged_file
+from tests.fuzz.oracle import Finding, Verdict
+from tests.fuzz.worker import Ended, Raised, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hypothesis.strategies import DrawFn
+    from hypothesis.strategies import DrawFn, SearchStrategy
 
+READ = "tests.fuzz.damage_readers:read"
 CORPUS = Path(__file__).parent / "corpus" / "damage"
-# The largest sample is converted and read in half a second, under the sanitizers in five.
-SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -94,15 +93,13 @@ class Sample:
         return [name for name in self.contents if any(fnmatch(name, pattern) for pattern in patterns)]
 
     @contextmanager
-    def replaced(self, files: dict[str, bytes]) -> Iterator[None]:
-        """The folder with these files in the place of its own."""
+    def replaced(self, file: str, content: bytes) -> Iterator[None]:
+        """The folder with another content of a file."""
         try:
-            for name, content in files.items():
-                self._write(name, content)
+            self._write(file, content)
             yield
         finally:
-            for name in files:
-                self._write(name, self.contents[name])
+            self._write(file, self.contents[file])
 
     def _write(self, name: str, content: bytes) -> None:
         # A new file: one that is mapped must not become shorter.
@@ -111,113 +108,113 @@ class Sample:
         path.write_bytes(content)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Damage:
-    """A case: the files that take the places of a sample's, the one that was damaged first, and what was done to it."""
+    """A case: a file of a kind's sample, what it holds instead, and what was done to it."""
 
     kind: str
-    files: dict[str, bytes]
+    file: str
+    content: bytes
     said: str
 
     def __repr__(self) -> str:
-        return f"{self.kind}, {next(iter(self.files))}: {self.said}"
-
-
-class Finding(AssertionError):
-    """A damaged file did what it must not."""
+        return f"{self.kind}, {self.file}: {self.said}"
 
 
 class Damager:
-    """Samples, and the worker that reads them; a context manager."""
+    """Makes samples and cases of them, and judges what a worker does with these; a context manager."""
 
-    def __init__(self, library: Path | None = None, *, sanitize: bool = False, seconds: float = SECONDS) -> None:
-        self.worker = Worker(library, sanitize=sanitize, seconds=seconds)
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._samples: dict[str, Sample] = {}
 
     def __enter__(self) -> Damager:
-        self.worker.__enter__()
+        self._scratch = tempfile.TemporaryDirectory(prefix="flownpu-damage-")
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.worker.__exit__(*exception)
+    def __exit__(self, *_: object) -> None:
         self._scratch.cleanup()
-
-    @cached_property
-    def _scratch(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="flownpu-damage-")
 
     def sample(self, kind: str) -> Sample:
         """The sample of a kind, made when it is first asked for."""
         name = KINDS[kind].sample
         if name not in self._samples:
-            self._samples[name] = Sample(name, Path(self._scratch.name) / name, self.worker)
+            self._samples[name] = Sample(name, Path(self._scratch.name) / name, self._worker)
         return self._samples[name]
 
-    def check(self, damage: Damage) -> bool:
-        """Whether the damaged file is refused.
+    def cases(self, kinds: list[str] | None = None) -> SearchStrategy[Damage]:
+        """Damaged files of some kinds, or of all, as often as their shares say."""
 
-        Raises:
-            Finding: in words that do not name it, by an error of another type, or not at all, for the process ended.
-        """
+        @st.composite
+        def damages(draw: DrawFn) -> Damage:
+            kind = draw(st.sampled_from([kind for kind in kinds or KINDS for _ in range(KINDS[kind].share)]))
+            sample = self.sample(kind)
+            file = draw(st.sampled_from(sample.matching(KINDS[kind].files)))
+            return Damage(kind, file, *draw(damaged_file(file, sample.contents[file])))
+
+        return damages()
+
+    def judge(self, damage: Damage) -> Verdict:
+        """Has a damaged file read."""
         sample = self.sample(damage.kind)
-        with sample.replaced(damage.files):
+        with sample.replaced(damage.file, damage.content):
             try:
-                refusals = self.worker.call(
-                    "tests.fuzz.damage_readers:read", KINDS[damage.kind].reader, str(sample.folder)
-                )
+                refusals = self._worker.call(READ, KINDS[damage.kind].reader, str(sample.folder))
             except Raised as error:
-                raise Finding(f"{damage!r}\n{error.trace}") from None
-            except Exception as error:
-                raise Finding(f"{damage!r}\n{error}") from None
-        name = Path(next(iter(damage.files))).name
-        for refusal in refusals:
-            if name not in refusal and str(sample.folder) not in refusal:
-                raise Finding(f"{damage!r}\nwas refused without its name: {refusal}")
-        return bool(refusals)
-
-    @st.composite
-    @staticmethod
-    def damages(draw: DrawFn, self: Damager, kinds: list[str]) -> Damage:
-        """A strategy of cases."""
-        kind = draw(st.sampled_from([kind for kind in kinds for _ in range(KINDS[kind].share)]))
-        sample = self.sample(kind)
-        file = draw(st.sampled_from(sample.matching(KINDS[kind].files)))
-        content, said = draw(damaged_file(file, sample.contents[file]))
-        files = {file: content}
-        if kind == "artifacts" and file.endswith(".words") and draw(st.integers(0, 3)) > 0:
-            files |= _with_index(sample, file, content)
-            said += ", its sum in the index"
-        return Damage(kind, files, said)
+                return Verdict("raised", Finding(_signature(damage, error.trace), f"{damage!r}\n\n{error.trace}"))
+            except Ended as error:
+                return Verdict("ended", Finding(_signature(damage, str(error)), f"{damage!r}\n\n{error}"))
+        unnamed = [text for text in refusals if not _names(text, damage, sample)]
+        if unnamed:
+            text = f"{damage.kind}: refused without a name: " + re.sub(r"[0-9]+", "N", unnamed[0])[:160]
+            return Verdict("unnamed", Finding(text, f"{damage!r}\n\n{unnamed[0]}"))
+        return Verdict("refused" if refusals else "read")
 
 
-def _with_index(sample: Sample, file: str, content: bytes) -> dict[str, bytes]:
-    """The index of a folder of artifacts that has the sum of a damaged file."""
-    (name,) = sample.matching(("*/index.words",))
-    if file == name:
-        return {}
-    old, new = (zlib.crc32(data).to_bytes(8, "little") for data in (sample.contents[file], content))
-    index = sample.contents[name].replace(old, new)
-    return {name: seal_words(index)}
+def _names(refusal: str, damage: Damage, sample: Sample) -> bool:
+    """Whether a refusal says which file it is of, or at least which folder; room on the disk is no file's."""
+    return Path(damage.file).name in refusal or str(sample.folder) in refusal or "make room" in refusal
+
+
+def _signature(damage: Damage, report: str) -> str:
+    """The kind, what happened and where: the same for findings that seem to have one cause."""
+    lines = report.strip().splitlines()
+    sanitizer = [line for line in lines if "runtime error:" in line or line.startswith("SUMMARY:")]
+    places = [line.strip() for line in lines if re.match(r' *File ".*(flownpu|aie|ops|graph_rewrites)/', line)]
+    places = [place for place in places if "/tests/" not in place]
+    what = re.sub(
+        r"0x[0-9a-f]+|[0-9]{3,}", "N", (sanitizer or lines)[-1 if not sanitizer and "Traceback" in report else 0]
+    )
+    return f"{damage.kind}: {what[:160]} {places[-1] if places else ''}"
 
 
 def corpus() -> list[Damage]:
-    """The files that were found."""
-    found = []
-    for path in sorted(CORPUS.iterdir()):
-        kind, said, file = path.name.removesuffix(".gz").split("--")
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-        found.append(Damage(kind, {file.replace("+", "/"): content}, said.replace("-", " ")))
-    return found
+    """The cases that were found."""
+    return [load(path) for path in sorted(CORPUS.iterdir())]
 
 
-def keep(damage: Damage, said: str) -> Path:
-    """Puts a case into the corpus."""
-    file, content = next(iter(damage.files.items()))
-    name = f"{damage.kind}--{said.replace(' ', '-')}--{file.replace('/', '+')}"
-    compressed = gzip.compress(content, mtime=0)
-    path = CORPUS / (name if len(content) < 4096 else f"{name}.gz")
-    path.write_bytes(content if len(content) < 4096 else compressed)
+def save_finding(damage: Damage, finding: Finding, folder: Path) -> Path:
+    """Writes a finding, and beside it all that is known; the path of the damaged file."""
+    path = save(damage, finding.signature.partition(": ")[2], folder)
+    path.with_name(path.name + ".txt").write_text(f"{finding.signature}\n\n{finding.text}\n")
+    return path
+
+
+def load(path: Path) -> Damage:
+    """A case that was saved."""
+    kind, said, file = path.name.removesuffix(".gz").split("--")
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    return Damage(kind, file.replace("+", "/"), content, said.replace("-", " "))
+
+
+def save(damage: Damage, said: str, folder: Path = CORPUS) -> Path:
+    """Writes a case as a file of the corpus; those above 4 KB compressed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = "-".join(re.findall(r"[A-Za-z0-9.]+", said))[:80].strip("-.").lower()
+    large = len(damage.content) > 4096
+    path = folder / f"{damage.kind}--{words}--{damage.file.replace('/', '+')}{'.gz' * large}"
+    path.write_bytes(gzip.compress(damage.content, mtime=0) if large else damage.content)
     return path
 
 
@@ -225,43 +222,34 @@ def run(
     cases: int,
     seed: int,
     *,
-    kinds: list[str] | None = None,
     library: Path | None = None,
     sanitize: bool = False,
-    verbose: bool = False,
-) -> dict[str, int]:
-    """Reads the corpus, then so many cases of a seed; how many files were refused, and how many read.
+    minutes: float | None = None,
+    output: Path | None = None,
+    seconds: float = 60.0,
+    kinds: list[str] | None = None,
+) -> int:
+    """Reads the corpus, then so many cases; prints what is found and how many there are. How many findings."""
+    with Worker(library, sanitize=sanitize, seconds=seconds) as worker, Damager(worker) as damager:
 
-    Raises:
-        Finding: the smallest case that hypothesis could make of the first finding.
-    """
-    counts = {"refused": 0, "read": 0}
-    with Damager(library, sanitize=sanitize) as damager:
-        chosen = kinds or list(KINDS)
+        def report(damage: Damage, finding: Finding) -> None:
+            place = save_finding(damage, finding, output / "damage") if output is not None else ""
+            print(f"{finding.signature}\n  {damage!r}\n  {place}")
 
-        def count(damage: Damage) -> None:
-            counts["refused" if damager.check(damage) else "read"] += 1
+        def advance(done: int) -> None:
+            if done % 500 == 0:
+                print(f"{done} cases, {time.monotonic() - begin:.0f} s, {len(campaign.findings)} findings", flush=True)
 
+        begin = time.monotonic()
+        campaign = Campaign(damager.cases(kinds), damager.judge, report, advance)
         for damage in corpus():
-            if damage.kind in chosen:
-                count(damage)
-
-        @hypothesis.seed(seed)
-        @hypothesis.settings(
-            max_examples=cases,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-            verbosity=Verbosity.verbose if verbose else Verbosity.normal,
-            print_blob=False,
-        )
-        @hypothesis.given(Damager.damages(damager, chosen))
-        def every(damage: Damage) -> None:
-            count(damage)
-
-        every()
-    return counts
-
-
-__all__: list[Any] = ["KINDS", "Damage", "Damager", "Finding", "corpus", "keep", "run"]
+            verdict = damager.judge(damage)
+            if verdict.finding is not None:
+                campaign.findings[verdict.finding.signature] += 1
+                report(damage, verdict.finding)
+        campaign.run(cases, seed, minutes)
+    told = ", ".join(f"{category} {count}" for category, count in campaign.counts.most_common())
+    print(f"damage, seed {seed}: {campaign.cases} cases in {time.monotonic() - begin:.0f} s ({told})")
+    for signature, count in campaign.findings.most_common():
+        print(f"  {count} x {signature}")
+    return len(campaign.findings)

@@ -26,44 +26,35 @@ VALUES = (None, True, False, [], {}, [[]], [None], {"": None}, [0] * 200, 10**30
 DEEP = "@deep@"
 
 
-def _cut(content: bytes, at: int) -> tuple[bytes, str]:
-    return content[:at], f"cut at byte {at}"
-
-
 @st.composite
 def damaged_bytes(draw: DrawFn, content: bytes, head: int) -> tuple[bytes, str]:
     """Damaged content without regard to what it means; half of it in the first `head` bytes."""
     kind = draw(st.sampled_from(["flip", "number", "cut", "extend", "remove", "repeat", "swap", "fill"]))
-    if not content:
-        return b"\0", "extended by 1 byte"
+    size = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 100, 4096]))
+    if not content or kind == "extend":
+        return content + b"\x5a" * size, f"extended by {size} bytes"
     end = min(head, len(content)) if draw(st.booleans()) else len(content)
     at = draw(st.integers(0, end - 1))
-    size = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 100, 4096]))
-    damaged = bytearray(content)
+    stop = min(at + size, len(content))
     if kind == "flip":
-        bit = draw(st.integers(0, 7))
-        damaged[at] ^= 1 << bit
-        return bytes(damaged), f"flipped bit {bit} of byte {at}"
-    if kind == "number":
-        width = draw(st.sampled_from([1, 2, 4, 8]))
-        value = draw(st.sampled_from(INTEGERS)) % 256**width
-        damaged[at : at + width] = value.to_bytes(width, "little")
-        return bytes(damaged), f"{value} at byte {at}, of {width} bytes"
-    if kind == "cut":
-        return _cut(content, at)
-    if kind == "extend":
-        return content + bytes([at % 256]) * size, f"extended by {size} bytes"
-    if kind == "remove":
-        return content[:at] + content[at + size :], f"removed {size} bytes at byte {at}"
-    if kind == "repeat":
-        return content[: at + size] + content[at:], f"repeated {size} bytes at byte {at}"
-    if kind == "fill":
-        damaged[at : at + size] = bytes([draw(st.sampled_from([0, 255]))]) * len(damaged[at : at + size])
-        return bytes(damaged), f"filled {size} bytes at byte {at}"
-    other = draw(st.integers(0, len(content) - 1))
-    one, two = content[at : at + size], content[other : other + size]
-    damaged[at : at + len(two)], damaged[other : other + len(one)] = two, one
-    return bytes(damaged), f"swapped {size} bytes at bytes {at} and {other}"
+        said = f"flipped a bit of byte {at}"
+        middle, stop = bytes([content[at] ^ 1 << draw(st.integers(0, 7))]), at + 1
+    elif kind == "number":
+        value, width = draw(st.sampled_from(INTEGERS)), draw(st.sampled_from([1, 2, 4, 8]))
+        said = f"{value} in the {width} bytes at byte {at}"
+        middle, stop = (value % 256**width).to_bytes(width, "little"), at + width
+    elif kind == "cut":
+        middle, stop, said = b"", len(content), f"cut at byte {at}"
+    elif kind == "remove":
+        middle, said = b"", f"removed {size} bytes at byte {at}"
+    elif kind == "repeat":
+        middle, said = 2 * content[at:stop], f"repeated {size} bytes at byte {at}"
+    elif kind == "swap":
+        other = draw(st.integers(0, len(content) - 1))
+        middle, said = content[other : other + size], f"{size} bytes of byte {other} at byte {at}"
+    else:
+        middle, said = draw(st.sampled_from([b"\0", b"\xff"])) * (stop - at), f"filled {size} bytes at byte {at}"
+    return content[:at] + middle + content[stop:], said
 
 
 def paths(tree: Any) -> list[tuple[Any, ...]]:

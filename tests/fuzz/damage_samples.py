@@ -333,7 +333,7 @@ def _q4nx(folder: Path) -> None:
 
 def _plan(folder: Path) -> None:
     from flownpu.aie.designs.vector_operators import RMSNorm
-    from flownpu.aie.plan import to_json
+    from flownpu.aie.plan_json import to_json
 
     plan = RMSNorm("npu2", 64, cores=1).program(4, 1e-6).resolve_program("rms_norm")
     (folder / "plan.json").write_text(to_json(plan))

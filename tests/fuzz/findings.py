@@ -9,66 +9,100 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 
+from tests.fuzz.decoder_models import DecoderModel
+from tests.fuzz.decoder_runs import Step
+from tests.fuzz.decoders import DecoderCase, DecoderOracle, describe
+from tests.fuzz.emulated import EmulatedOracle
 from tests.fuzz.graphs import Case
+from tests.fuzz.oracle import Finding, Oracle, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fuzz.oracle import Finding
+    from tests.fuzz.worker import Worker
 
-HOW = "case"  # options and more, as JSON, among the arrays
+HOW = "how"  # options and more, as JSON, among the arrays
 
 
-def save_case(case: Case, stem: Path) -> None:
+def save_case(case: Case | DecoderCase, stem: Path) -> None:
     """Writes STEM.onnx and STEM.npz."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_name(stem.name + ".onnx").write_bytes(case.model)
-    arrays: dict[str, Any] = {}
-    types = {}
+    arrays, how = _graph(case) if isinstance(case, Case) else _decoder(case)
+    model = case.model if isinstance(case, Case) else case.decoder.model
+    stem.with_name(stem.name + ".onnx").write_bytes(model)
+    arrays[HOW] = np.array(json.dumps({"options": case.options, "optimise": case.optimise, **how}))
+    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays)
+
+
+def _graph(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    arrays, types = {}, {}
     for run, feed in enumerate(case.feeds):
         for name, array in feed.items():
-            key = f"{run}.{name}"
             # numpy's files do not know bfloat16.
-            types[key] = array.dtype.name
-            arrays[key] = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
-    how = {"options": case.options, "optimise": case.optimise, "runs": len(case.feeds), "types": types}
-    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays, **{HOW: np.array(json.dumps(how))})
+            types[f"{run}.{name}"] = array.dtype.name
+            arrays[f"{run}.{name}"] = array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+    return arrays, {"runs": len(case.feeds), "types": types}
 
 
-def load_case(path: Path) -> Case:
+def _decoder(case: DecoderCase) -> tuple[dict[str, Any], dict[str, Any]]:
+    arrays = {}
+    for i, step in enumerate(case.steps):
+        arrays[f"{i}.ids"], arrays[f"{i}.mask"] = step.ids, step.mask
+    sizes = {name: value for name, value in vars(case.decoder).items() if name != "model"}
+    pasts = [step.past for step in case.steps]
+    return arrays, {"decoder": sizes, "pasts": pasts, "lengths": case.lengths, "capacity": case.capacity}
+
+
+def load_case(path: Path) -> Case | DecoderCase:
     """Reads the case of a .onnx file and its .npz."""
+    model = path.read_bytes()
     with np.load(path.with_suffix(".npz")) as stored:
         how = json.loads(str(stored[HOW]))
+        settings = {"options": how["options"], "optimise": how["optimise"]}
+        if "decoder" in how:
+            steps = [Step(stored[f"{i}.ids"], stored[f"{i}.mask"], past) for i, past in enumerate(how["pasts"])]
+            decoder = DecoderModel(model=model, **how["decoder"])
+            return DecoderCase(decoder, steps, how["lengths"], how["capacity"], **settings)
         feeds: list[dict[str, Any]] = [{} for _ in range(how["runs"])]
         for key, dtype in how["types"].items():
             run, _, name = key.partition(".")
             array = stored[key]
             feeds[int(run)][name] = array.view(ml_dtypes.bfloat16) if dtype == "bfloat16" else array
-    return Case(path.read_bytes(), feeds, how["options"], how["optimise"])
+    return Case(model, feeds, **settings)
 
 
-def save_finding(case: Case, finding: Finding, folder: Path) -> Path:
+def judge_saved(case: Case | DecoderCase, reference: Worker, ours: Worker) -> Verdict:
+    """What comes of a case that was read."""
+    if isinstance(case, Case):
+        return Oracle(reference, ours).judge(case)
+    if case.options["device"] == "emulate":
+        with EmulatedOracle(reference, ours) as oracle:
+            return oracle.judge(case)
+    return DecoderOracle(reference, ours).judge(case)
+
+
+def save_finding(case: Case | DecoderCase, finding: Finding, folder: Path) -> Path:
     """Writes a finding; the path of its model."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", finding.signature)[:80].strip("-").lower()
-    stem = folder / name
-    number = 1
+    stem, number = folder / name, 1
     while stem.with_name(stem.name + ".onnx").exists():
         number += 1
         stem = folder / f"{name}-{number}"
     save_case(case, stem)
     model = stem.with_name(stem.name + ".onnx")
-    text = f"{finding.signature}\n\n{finding.text}\n\n{listing(case)}\n\npython -m tests.fuzz replay {model}\n"
-    stem.with_name(stem.name + ".txt").write_text(text)
+    text = listing(case) if isinstance(case, Case) else describe(case)
+    command = f"python -m tests.fuzz replay {model}"
+    stem.with_name(stem.name + ".txt").write_text(f"{finding.signature}\n\n{finding.text}\n\n{text}\n\n{command}\n")
     return model
 
 
 def listing(case: Case) -> str:
     """The model in ONNX's text syntax, shortened, and what it is run with."""
-    import onnx
-
     lines = [f"options {case.options}, optimise {case.optimise}"]
-    lines.append(re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", onnx.printer.to_text(onnx.load_from_string(case.model)))[:6000])
+    text = onnx.printer.to_text(onnx.load_from_string(case.model))
+    lines.append(re.sub(r"=\s*\{[^{}]{160,}\}", "= {..}", text)[:6000])
     with np.printoptions(threshold=20):
         for run, feed in enumerate(case.feeds):
             lines += [f"run {run}, {name}: {a.dtype}{list(a.shape)} {a!s}"[:400] for name, a in feed.items()]

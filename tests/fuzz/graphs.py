@@ -24,8 +24,9 @@ NODE_BYTES, HEAD_BYTES = 64, 64
 
 def instruction_sets() -> tuple[str, ...]:
     """Those that this processor has."""
-    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
-    needs = {"avx512": {"avx512f", "avx512bw"}, "avx2": {"avx2", "fma"}, "generic": set()}
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    needs: dict[str, set[str]] = {"avx512": {"avx512_bf16", "avx512_vnni"}, "avx2": {"avx2", "fma"}, "generic": set()}
     return tuple(name for name, needed in needs.items() if needed <= flags)
 
 

@@ -32,7 +32,7 @@ def _kernels() -> dict[tuple[str, str], list[Any]]:
 @cache
 def first_opset(op_type: str, domain: str = "") -> int:
     """The first version of an operator that a kernel takes."""
-    return min(kernel.version_range[0] for kernel in _kernels()[domain, op_type])
+    return int(min(kernel.version_range[0] for kernel in _kernels()[domain, op_type]))
 
 
 @cache

@@ -101,6 +101,12 @@ def test_folders_of_the_other_kind(folder, tmp_path):
         Artifacts(str(real))
 
 
+def test_a_folder_of_another_target(tmp_path):
+    folder = write_folder(tmp_path / "npu3", [], [], target="npu3")
+    with refused("npu3 has designs for 'npu3', expected designs for npu1 or npu2; build them again"):
+        Artifacts(str(folder))
+
+
 def test_a_damaged_index(folder):
     index = folder / "index.words"
     whole = index.read_bytes()

@@ -86,6 +86,8 @@ def test_positions_without_words():
         (family_words([CallClass([1], patches=[(0, 1, 1)])]), "expected a number of one of 1 features, got 1"),
         (family_words([CallClass([1])], [Sweep()]), "a class has tasks of 0 sweeps, the call has 1"),
         (family_words([CallClass([1])], keys=0), "expected chunks and tasks of 1 or more, got 0 positions"),
+        (family_words([CallClass([1], [1])], [Sweep(window=2**62)]), "a sweep has .* a window of 4611686018427387904"),
+        (family_words([CallClass([1])], positions=-1), "expected positions, got -1"),
     ],
 )
 def test_what_is_no_family(words, message):

@@ -308,6 +308,36 @@ def test_files_that_are_no_array(bench, tmp_path):
         Bench(chain(), tmp_path)
 
 
+def refusals(words, value, read):
+    """What reading refuses with each word in turn replaced by a value."""
+    for place in range(4, words.size):
+        changed = words.copy()
+        changed[place] = value
+        try:
+            read(changed)
+        except npu.DeviceError as error:
+            yield str(error)
+
+
+def test_numbers_of_a_sequence_that_mean_nothing(bench, case):
+    words = bench.flat.flatten(case.plan.sequence)
+    for value in (-1, 2**62):
+        said = list(refusals(words, value, bench.array.sequence))
+        assert any("a walk has a dimension of" in text for text in said)
+
+
+def test_numbers_of_an_array_that_mean_nothing(tmp_path):
+    bench = Bench(plan_of(RMSNorm("npu2", N).program(ROWS, 1e-6)), tmp_path)
+
+    def load(words):
+        words.tofile(bench.file)
+        bench.runtime.load(bench.file)
+
+    said = " ".join(refusals(bench.flat.words, 2**40, load))
+    for reason in ("bytes, of which", "reaches byte", "a stream has", "has operation", "as a variable", "as a lock"):
+        assert reason in said
+
+
 def test_no_kernels(tmp_path):
     with device_error(
         "no_device", r"expected the NPU's kernels, .* in .*libflownpu_aie_xdna2\.so: .*; install FlowNPU again"

@@ -136,6 +136,8 @@ std::map<std::string, std::int64_t> attention_plan(
 }  // namespace
 
 NB_MODULE(flownpu_testing, module) {
+  nb::set_leak_warnings(
+      false);  // Tests' parameters are objects of ours, and live as long as Python does.
   module.def("available_isas", [] {
     std::vector<std::string> names;
     for (const auto* kernels : flownpu::cpu::available_kernels()) names.emplace_back(kernels->isa);

@@ -138,6 +138,34 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
     assert np.all(np.abs(z - expected) <= (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y)))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
+def test_nothing_to_multiply(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """A sum of nothing is 0: what is left are bias, activation and residual."""
+    rows, k, m = sizes
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1, rows, k), dtype=np.float32)
+    weight, bias = np.zeros((k, m), TYPES[dtype]), rng.standard_normal(m, dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    for shape in [(1, rows, m), (m,), (2, rows, 1)]:
+        residual = rng.standard_normal(shape, dtype=np.float32)
+        inputs = [x, weight, None, bias, residual]
+        y = one("DenseMatMul", inputs, constants=(1, 3), options=options, activation="gelu")
+        expected = dense_matmul.reference(x, weight, None, bias, residual, activation="gelu")
+        assert y.shape == expected.shape
+        if k == 0:  # A sum, and the activation's 16 roundings.
+            assert np.all(np.abs(y - expected) <= 17 * EPSILON * (np.abs(bias) + np.abs(residual) + 1))
+    if dtype == "float":
+        for constants in ((), (1,)):
+            y = one("MatMul", [x, weight], constants=constants, domain="", options=options)
+            assert y.shape == (1, rows, m)
+            assert k > 0 or np.all(y == 0)
+        y = one("Gemm", [x[0], weight, bias], constants=(1, 2), domain="", options=options)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, (rows, m)) if k == 0 else np.zeros((rows, m)))
+
+
 X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
 
 

@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tests.ops import device
 from tests.ops.device import NAMES
+from tests.ops.test_standard_operators import ort
 
 RNG = np.random.default_rng(0)
 LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -245,6 +246,31 @@ def test_slice(dtype: Any, starts: list[int], ends: list[int], axes: list[int] |
         expected[i if axes is None else axes[i]] = slice(start, None if end == LOWEST else end, step)
     (result,) = run("Slice", [x, *given], outputs=(NAMES[x.dtype],))
     np.testing.assert_array_equal(result, x[tuple(expected)], strict=True)
+
+
+@pytest.mark.parametrize("step", [-1, -2, LOWEST])
+@pytest.mark.parametrize("start", [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST])
+@pytest.mark.parametrize("end", [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST])
+def test_slice_backwards(start: int, end: int, step: int) -> None:
+    """As ONNX Runtime has it, to which the largest number of either type is no end."""
+    inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
+    (expected,) = ort("Slice", inputs, ("float",), "")
+    (result,) = run("Slice", inputs)
+    np.testing.assert_array_equal(result, expected, strict=True)
+    if all(-(2**31) <= number < 2**31 for number in (start, end, step)):
+        (result,) = run("Slice", [inputs[0], *(x.astype(np.int32) for x in inputs[1:])])
+        np.testing.assert_array_equal(result, expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(LOWEST, HIGHEST, 1), (HIGHEST, LOWEST, 1), (1, HIGHEST, HIGHEST), (-2, LOWEST, 2)]
+)
+def test_slice_forwards(numbers: tuple[int, int, int]) -> None:
+    start, end, step = numbers
+    inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
+    (expected,) = ort("Slice", inputs, ("float",), "")
+    (result,) = run("Slice", inputs)
+    np.testing.assert_array_equal(result, expected, strict=True)
 
 
 def test_slice_of_nothing() -> None:

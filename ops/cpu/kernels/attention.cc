@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over a range of the KV cache: which kernel takes which cache.
+#include <algorithm>
+#include <cstddef>
+
 #include "ops/cpu/kernels/attention_float.h"
 #include "ops/cpu/kernels/flow_kv_attention.h"
 #include "ops/cpu/kernels/flow_qkv_attention.h"
@@ -11,7 +14,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-void attend_few(const AttentionSweep& sweep) {
+void sweep_few(const AttentionSweep& sweep) {
   switch (sweep.cache_type) {
     case DataType::kBFloat16:
       return FewRows<BFloat16>(sweep).run();
@@ -20,6 +23,53 @@ void attend_few(const AttentionSweep& sweep) {
     default:
       return FewRows<Float>(sweep).run();
   }
+}
+
+// Whether any of them is infinite or NaN.
+bool any_not_finite(const float* x, std::int64_t n) {
+  Vector zeros{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) zeros += load(x + i) * 0.0F;
+  float zero = reduce_add(zeros);
+  for (; i < n; ++i) zero += x[i] * 0.0F;
+  return zero != 0;
+}
+
+// Row r, by itself, over the keys that it sees.
+void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
+  const std::int64_t first = sweep.first_key[r];
+  const std::int64_t row_bytes =
+      sweep.head_size * static_cast<std::int64_t>(size_of(sweep.cache_type));
+  constexpr std::int32_t kFirst = 0;
+  const std::int32_t last = std::max(sweep.last_key[r] - sweep.first_key[r], 0);
+  AttentionSweep alone = sweep;
+  alone.query += r * sweep.head_size;
+  alone.rows = 1;
+  alone.key = static_cast<const std::byte*>(sweep.key) + first * row_bytes;
+  alone.value = static_cast<const std::byte*>(sweep.value) + first * row_bytes;
+  alone.keys = last;
+  alone.first_key = &kFirst;
+  alone.last_key = &last;
+  const float* bias = sweep.bias == nullptr ? nullptr : sweep.bias[r] + first;
+  alone.bias = sweep.bias == nullptr ? nullptr : &bias;
+  alone.maximum += r;
+  alone.denominator += r;
+  alone.numerator += r;
+  sweep_few(alone);
+}
+
+// Rows that are computed together multiply by 0 the values of keys that only others of them see,
+// and 0 times what is not finite is NaN. So such a row is computed again without the others.
+void attend_alone_where_not_finite(const AttentionSweep& sweep) {
+  for (std::int64_t r = 0; r < sweep.rows; ++r) {
+    const bool sees_all = sweep.first_key[r] == 0 && sweep.last_key[r] == sweep.keys;
+    if (!sees_all && any_not_finite(sweep.numerator[r], sweep.head_size)) attend_alone(sweep, r);
+  }
+}
+
+void attend_few(const AttentionSweep& sweep) {
+  sweep_few(sweep);
+  attend_alone_where_not_finite(sweep);
 }
 
 // A head of odd size does not fall into pairs.
@@ -53,6 +103,7 @@ void attend_many(const AttentionSweep& sweep) {
     with_vectors<Arithmetic>(sweep.rows,
                              [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });
   });
+  attend_alone_where_not_finite(sweep);
 }
 
 std::int64_t attention_scratch(std::int64_t rows, std::int64_t head_size, DataType cache_type,

@@ -36,12 +36,18 @@ inline ByteRange dense_range(const DenseWeight& weight, const float* columns, st
   }
   Rows lowest = load_rows(columns);
   Rows highest = lowest;
+  __mmask16 lanes = without_nan(kAllLanes, lowest);
   for (std::int64_t i = 1; i < count; ++i) {
     const Rows row = load_rows(columns + i * kDenseColumns);
+    lanes = without_nan(lanes, row);
     lowest = {_mm512_min_ps(lowest.even, row.even), _mm512_min_ps(lowest.odd, row.odd)};
     highest = {_mm512_max_ps(highest.even, row.even), _mm512_max_ps(highest.odd, row.odd)};
   }
-  return range_of(lowest, highest);
+  ByteRange range = range_of(lowest, highest);
+  if (lanes != kAllLanes) {
+    mark_nan(count, [&](std::int64_t i) { return load_rows(columns + i * kDenseColumns); }, range);
+  }
+  return range;
 }
 
 // Four rows of 16 columns as codes, one row in each byte of a lane. What lies outside of the range

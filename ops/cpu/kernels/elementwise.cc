@@ -38,18 +38,42 @@ void add(const float* x, const float* skip, float* sum, std::int64_t n) {
   map(x, skip, sum, n, [](Vector a, Vector b) { return a + b; });
 }
 
-void rms_norm(const float* x, const float* weight, float epsilon, float* y, std::int64_t n) {
-  Vector squares{};
+// term(vector) of each full vector, and term(float) of each element after them, summed.
+template <typename Term>
+float sum_of_block(const float* x, std::int64_t n, const Term& term) {
+  Vector sums{};
   std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) squares += load(x + i) * load(x + i);
-  float sum = reduce_add(squares);
-  for (; i < n; ++i) sum += x[i] * x[i];
-  const float scale = 1.0F / std::sqrt(sum / static_cast<float>(n) + epsilon);
+  for (; i + kLanes <= n; i += kLanes) sums += term(load(x + i));
+  float sum = reduce_add(sums);
+  for (; i < n; ++i) sum += term(x[i]);
+  return sum;
+}
+
+// Elements that are added up in float.
+constexpr std::int64_t kSumBlock = 4096;
+
+// The same for any n: sums of blocks are added up in double. A term goes through no more than
+// kSumBlock / kLanes additions in its lane, and kLanes more across lanes and at the end: with those
+// of the rounding to float, the sum is off by at most (kSumBlock / kLanes + kLanes) 2^-24 of the
+// sum of the terms' magnitudes, 6.2e-5 with 4 lanes and 1.7e-5 with 16.
+template <typename Term>
+float sum_of(const float* x, std::int64_t n, const Term& term) {
+  if (n <= kSumBlock) return sum_of_block(x, n, term);
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; i += kSumBlock)
+    sum += sum_of_block(x + i, std::min(kSumBlock, n - i), term);
+  return static_cast<float>(sum);
+}
+
+void rms_norm(const float* x, const float* weight, float epsilon, float* y, std::int64_t n) {
+  const float squares = sum_of(x, n, [](auto v) { return v * v; });
+  const float scale = 1.0F / std::sqrt(squares / static_cast<float>(n) + epsilon);
+  std::int64_t i = 0;
   if (weight == nullptr) {
-    for (i = 0; i < n; ++i) y[i] = x[i] * scale;
+    for (; i < n; ++i) y[i] = x[i] * scale;
     return;
   }
-  for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
+  for (; i + kLanes <= n; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
   for (; i < n; ++i) y[i] = x[i] * scale * weight[i];
 }
 
@@ -57,17 +81,6 @@ void activate(const float* x, Activation activation, float* y, std::int64_t n) {
   with_activation(activation, [&]<Activation ACTIVATION>() {
     map(x, x, y, n, [](Vector v, Vector /*same*/) { return activate<ACTIVATION>(v); });
   });
-}
-
-// term(vector) of each full vector, and term(float) of each element after them, summed.
-template <typename Term>
-float sum_of(const float* x, std::int64_t n, const Term& term) {
-  Vector sums{};
-  std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) sums += term(load(x + i));
-  float sum = reduce_add(sums);
-  for (; i < n; ++i) sum += term(x[i]);
-  return sum;
 }
 
 // The variance is the mean of squared differences: of a large mean, the difference of two means of
@@ -82,9 +95,19 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   if (bias != nullptr) add(y, bias, y, n);
 }
 
+// NaN is not looked for: it makes NaN of e^x, and of the sum. So does minus infinity alone, whose
+// distance from itself is NaN.
+float largest_of(const float* x, std::int64_t n) {
+  Vector maxima = broadcast(-std::numeric_limits<float>::infinity());
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) maxima = max(maxima, load(x + i));
+  float largest = reduce_max(maxima);
+  for (; i < n; ++i) largest = std::max(largest, x[i]);
+  return largest;
+}
+
 void softmax(const float* x, float* y, std::int64_t n) {
-  float largest = -std::numeric_limits<float>::infinity();
-  for (std::int64_t i = 0; i < n; ++i) largest = std::max(largest, x[i]);
+  const float largest = largest_of(x, n);
   map(x, x, y, n, [largest](Vector v, Vector /*same*/) { return exp(v - largest); });
   const float inverse = 1.0F / sum_of(y, n, [](auto v) { return v; });
   map(y, y, y, n, [inverse](Vector v, Vector /*same*/) { return v * inverse; });

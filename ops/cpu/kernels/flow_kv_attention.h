@@ -268,10 +268,11 @@ class FewRows {
   template <int ROWS, int VECTORS>
   void value_tile(std::int64_t row, std::int64_t start, std::int64_t keys, std::int64_t i) const {
     const Element* values = values_ + start * head_size_ + i;
+    // From 0, and what was there is added at the end: of many keys a sum in float of few numbers a
+    // chunk, then of few chunks, is off by less than one of all, one after the other.
     Vector y[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < VECTORS; ++v)
-        y[r][v] = corrections_[row + r] * load(sweep_.numerator[row + r] + i + v * kLanes);
+      for (int v = 0; v < VECTORS; ++v) y[r][v] = Vector{};
     }
     // Whole rows, so that tiles of some of their elements fetch those.
     const std::int64_t soon = std::max(kSoon / head_size_, std::int64_t{1}) * head_size_;
@@ -289,7 +290,10 @@ class FewRows {
       }
     }
     for (int r = 0; r < ROWS; ++r) {
-      for (int v = 0; v < VECTORS; ++v) store(sweep_.numerator[row + r] + i + v * kLanes, y[r][v]);
+      for (int v = 0; v < VECTORS; ++v) {
+        float* numerator = sweep_.numerator[row + r] + i + v * kLanes;
+        store(numerator, y[r][v] + corrections_[row + r] * load(numerator));
+      }
     }
   }
 
@@ -324,12 +328,13 @@ class FewRows {
     std::int64_t i = value_tiles<ROWS, kTileVectors / ROWS>(row, start, keys, 0);
     for (; i < d; ++i) {
       for (int r = 0; r < ROWS; ++r) {
-        float y = corrections_[row + r] * sweep_.numerator[row + r][i];
+        float y = 0;
         for (std::int64_t j = 0; j < keys; ++j) {
           y +=
               scores_[(row + r) * kFewKeysMost + j] * Type::load_one(values_ + (start + j) * d + i);
         }
-        sweep_.numerator[row + r][i] = y;
+        float& numerator = sweep_.numerator[row + r][i];
+        numerator = y + corrections_[row + r] * numerator;
       }
     }
   }

@@ -202,9 +202,9 @@ class ManyRows {
       store(maxima + v * kLanes, maximum[v]);
       // A row that has seen nothing yet: any finite reference makes exp(-inf - reference) 0.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
-      const Vector c = A::exponential(before - maximum[v]);
-      store(correction + v * kLanes, c);
-      sum[v] = c * load(denominators + v * kLanes);
+      store(correction + v * kLanes, A::exponential(before - maximum[v]));
+      // From 0, as in value_tile.
+      sum[v] = Vector{};
     }
     // In place: a step is no longer than the scores that it is made of.
     auto* factors = reinterpret_cast<Element*>(scores_);
@@ -220,17 +220,21 @@ class ManyRows {
         std::memcpy(factors + (key / A::kStep * VECTORS + v) * kLanes, &packed, sizeof(packed));
       }
     }
-    for (int v = 0; v < VECTORS; ++v) store(denominators + v * kLanes, sum[v]);
+    for (int v = 0; v < VECTORS; ++v) {
+      const Vector before = load(correction + v * kLanes) * load(denominators + v * kLanes);
+      store(denominators + v * kLanes, sum[v] + before);
+    }
   }
 
-  // Eq. 11 for kTile elements of the head. Not inline: as score_tile.
+  // Eq. 11 for kTile elements of the head. A chunk's sum begins at 0, and what was there is added
+  // at the end: of many keys a sum in float of few numbers a chunk, then of few chunks, is off by
+  // less than one of all, one after the other. Not inline: as score_tile.
   [[gnu::noinline]] void value_tile(const Element* values, std::int64_t steps,
                                     const float* correction, float* numerator) const {
     const auto* factors = reinterpret_cast<const Element*>(scores_);
     Vector y[kTile][VECTORS];
     for (int v = 0; v < VECTORS; ++v) {
-      const Vector c = load(correction + v * kLanes);
-      for (int i = 0; i < kTile; ++i) y[i][v] = c * load(numerator + (i * VECTORS + v) * kLanes);
+      for (int i = 0; i < kTile; ++i) y[i][v] = Vector{};
     }
     std::int64_t step = 0;
     do {
@@ -242,8 +246,12 @@ class ManyRows {
         for (int v = 0; v < VECTORS; ++v) A::dot(y[i][v], f[v], value);
       }
     } while (++step < steps);
-    for (int i = 0; i < kTile; ++i) {
-      for (int v = 0; v < VECTORS; ++v) store(numerator + (i * VECTORS + v) * kLanes, y[i][v]);
+    for (int v = 0; v < VECTORS; ++v) {
+      const Vector c = load(correction + v * kLanes);
+      for (int i = 0; i < kTile; ++i) {
+        float* out = numerator + (i * VECTORS + v) * kLanes;
+        store(out, y[i][v] + c * load(out));
+      }
     }
   }
 

@@ -9,6 +9,7 @@
 #endif
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "ops/cpu/kernels/q4nx_generic.h"
 #include "ops/cpu/kernels/tables.h"
@@ -55,7 +56,7 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
   }
 }
 
-// The largest magnitude of `columns` columns from `start` on.
+// The largest magnitude of `columns` columns from `start` on; NaN if one is NaN.
 float largest_magnitude(const float* x, std::int64_t start, std::int64_t columns, std::int64_t k) {
   Vector magnitudes{};
   for (std::int64_t at = start; at < std::min(start + columns, k); at += q4nx::kGroup) {
@@ -63,19 +64,22 @@ float largest_magnitude(const float* x, std::int64_t start, std::int64_t columns
     __builtin_prefetch(x + at + 16 * q4nx::kGroup);
     __builtin_prefetch(x + at + 16 * q4nx::kGroup + q4nx::kGroup / 2);
     for (const Vector part : load_group(x, at, k).part)
-      magnitudes = max(magnitudes, magnitude(part));
+      magnitudes = larger_magnitude(magnitudes, magnitude(part));
   }
-  return reduce_max(magnitudes);
+  return reduce_larger_magnitude(magnitudes);
 }
 
+// NaN or an infinity in a part makes its scale one, and so NaN of all products with the part.
 void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::int64_t part_columns,
                    void* values, float* scales, float* sums) {
+  // Up to here 127 / largest would be infinite: no more than 4e-37, which is taken for 0.
+  constexpr float kNegligible = 127.0F / std::numeric_limits<float>::max();
   auto* out = static_cast<std::int8_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += part_columns) {
     const float largest = largest_magnitude(x, start, part_columns, k);
     // 127, not 128: the range is symmetric, so that -x rounds to minus what x rounds to.
     const float scale = largest / 127.0F;
-    const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
+    const float inverse = largest > kNegligible ? 127.0F / largest : 0.0F;
     Vector sum{};
     for (std::int64_t at = start; at < start + part_columns; at += q4nx::kGroup) {
       for (const Vector part : load_group(x, at, k).part) {

@@ -81,8 +81,9 @@ inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
 }
 
-// The range of 32 rows over `groups` groups of columns, as scale and minimum of 8-bit codes; and
-// 256 / scale, 0 where all weights of a row are equal.
+// The range of 32 rows, as scale and minimum of 8-bit codes; and 256 / scale, 0 where all weights
+// of a row are equal. An infinite weight makes the scale infinite, and so NaN of what it is
+// multiplied with.
 struct ByteRange {
   Parameters parameters;
   Rows inverse;
@@ -100,21 +101,55 @@ inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
           {inverse(range.even), inverse(range.odd)}};
 }
 
+// Minimum and maximum lose NaN. So lanes are counted in which neither the even nor the odd row has
+// met one: all, nearly always, which is one instruction for two vectors.
+constexpr __mmask16 kAllLanes = 0xffff;
+inline __mmask16 without_nan(__mmask16 lanes, const Rows& rows) {
+  return _mm512_mask_cmp_ps_mask(lanes, rows.even, rows.odd, _CMP_ORD_Q);
+}
+
+// Makes the scales of those of 32 rows NaN of which one of rows(0) .. rows(count - 1) is.
+template <typename RowsAt>
+[[gnu::cold, gnu::noinline]] void mark_nan(std::int64_t count, const RowsAt& rows,
+                                           ByteRange& range) {
+  const __m512 zero = _mm512_setzero_ps();
+  Rows& scale = range.parameters.scale;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Rows some = rows(i);
+    scale.even = _mm512_fmadd_ps(some.even, zero, scale.even);
+    scale.odd = _mm512_fmadd_ps(some.odd, zero, scale.odd);
+  }
+}
+
+// Of `groups` groups of columns.
 inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
-  const __m512 largest_code = _mm512_set1_ps(15.0F);
+  const auto largest_codes = [&](const Parameters& p) -> Rows {
+    const __m512 largest_code = _mm512_set1_ps(15.0F);
+    return {_mm512_fmadd_ps(p.scale.even, largest_code, p.minimum.even),
+            _mm512_fmadd_ps(p.scale.odd, largest_code, p.minimum.odd)};
+  };
   Rows lowest = load_parameters(weight, first_group).minimum;
   Rows highest = lowest;
+  __mmask16 lanes = kAllLanes;
   for (std::int64_t group = first_group; group < first_group + groups; ++group) {
-    const auto [scale, minimum] = load_parameters(weight, group);
-    const __m512 even = _mm512_fmadd_ps(scale.even, largest_code, minimum.even);
-    const __m512 odd = _mm512_fmadd_ps(scale.odd, largest_code, minimum.odd);
+    const Parameters parameters = load_parameters(weight, group);
+    const Rows& minimum = parameters.minimum;
+    const Rows most = largest_codes(parameters);
+    lanes = without_nan(lanes, most);
     // Some quantisers write negative scales.
-    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, even)),
-              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, odd))};
-    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, even)),
-               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, odd))};
+    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, most.even)),
+              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, most.odd))};
+    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, most.even)),
+               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, most.odd))};
   }
-  return range_of(lowest, highest);
+  ByteRange range = range_of(lowest, highest);
+  if (lanes != kAllLanes) {
+    mark_nan(
+        groups,
+        [&](std::int64_t i) { return largest_codes(load_parameters(weight, first_group + i)); },
+        range);
+  }
+  return range;
 }
 
 // One part of 32 rows to 8-bit codes: `groups` groups of columns.

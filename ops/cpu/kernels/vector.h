@@ -60,11 +60,36 @@ inline void store_some(float* y, Vector v, std::int64_t count) {
 }
 
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
-inline Vector max(Vector a, Vector b) { return a > b ? a : b; }
-inline Vector min(Vector a, Vector b) { return a < b ? a : b; }
+// b if either is NaN. GCC 12 makes a comparison and a selection of what is one instruction.
+inline Vector max(Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline Vector min(Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
 
 inline Vector magnitude(Vector v) {
   return reinterpret_cast<Vector>(reinterpret_cast<Integers>(v) & 0x7fffffff);
+}
+
+// The larger of two magnitudes, by their bits, which have the same order and NaN above infinity: so
+// that the largest of many is NaN where one is.
+inline Vector larger_magnitude(Vector a, Vector b) {
+  const auto x = reinterpret_cast<Integers>(a);
+  const auto y = reinterpret_cast<Integers>(b);
+  return reinterpret_cast<Vector>(x > y ? x : y);
 }
 
 // The nearest integer, ties to even, of |v| < 2^22: adding 1.5 * 2^23 leaves it in the low bits of
@@ -103,6 +128,13 @@ template <int DISTANCE = kLanes / 2>
 inline float reduce_max(Vector v) {
   v = max(v, rotate<DISTANCE>(v));
   if constexpr (DISTANCE > 1) return reduce_max<DISTANCE / 2>(v);
+  return v[0];
+}
+
+template <int DISTANCE = kLanes / 2>
+inline float reduce_larger_magnitude(Vector v) {
+  v = larger_magnitude(v, rotate<DISTANCE>(v));
+  if constexpr (DISTANCE > 1) return reduce_larger_magnitude<DISTANCE / 2>(v);
   return v[0];
 }
 
@@ -233,18 +265,25 @@ struct Int8 {
 };
 
 // e^x: x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the next term
-// is (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), then n is added to the exponent. ln 2
-// is split in two so that n * high is exact. Arguments below -87.3 (where e^x leaves the normal
-// range) give 0, above 88.7 they are clamped.
+// is (ln 2 / 2)^8 / 8! = 5e-9, below half an ulp of 1: 6e-8), times 2^n. ln 2 is split in two so
+// that n * high is exact.
+//
+// 2^n is n + 127 where a float has its exponent. 127 is part of what is added to round, so that
+// n + 127 stands in the low bits of the sum, and shifting them up leaves nothing else. n = -127
+// makes it 0 and n = 128 infinity: so e^x is 0 below -126.5 ln 2 = -87.68, where it leaves the
+// normal range, and infinity above 127.5 ln 2 = 88.38. NaN stays NaN: a comparison with it is
+// false, so the constants come first.
 inline Vector exp(Vector x) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
-  constexpr float kSmallest = -87.3F;
+  // Of these n is -127 and 128.
+  constexpr float kSmallest = -88.0F;
   constexpr float kLargest = 88.7F;
-  const Integers underflow = x < broadcast(kSmallest);
-  x = min(max(x, broadcast(kSmallest)), broadcast(kLargest));
-  const Vector n = round_to_integer(x * kLog2E);
+  const Vector magic = broadcast(12582912.0F + 127.0F);
+  x = min(broadcast(kLargest), max(broadcast(kSmallest), x));
+  const Vector shifted = x * kLog2E + magic;
+  const Vector n = shifted - magic;
   const Vector r = (x - n * kLn2High) - n * kLn2Low;
   Vector y = r * (1.0F / 5040) + (1.0F / 720);
   y = y * r + (1.0F / 120);
@@ -253,9 +292,7 @@ inline Vector exp(Vector x) {
   y = y * r + 0.5F;
   y = y * r + 1.0F;
   y = y * r + 1.0F;
-  const Integers exponent = __builtin_convertvector(n, Integers) << 23;
-  y = reinterpret_cast<Vector>(reinterpret_cast<Integers>(y) + exponent);
-  return select(underflow, Vector{}, y);
+  return y * reinterpret_cast<Vector>(reinterpret_cast<Bits>(shifted) << 23);
 }
 
 // tanh x = sign(x) (1 - e) / (1 + e) with e = exp(-2 |x|): no overflow, relative error of some ulps

@@ -15,7 +15,8 @@ from flownpu import __version__
 from flownpu.aie.artifacts import ArtifactFolder, write_text
 from flownpu.aie.checker import require_valid
 from flownpu.aie.mlir import to_mlir
-from flownpu.aie.plan import Plan, to_json
+from flownpu.aie.plan import Plan
+from flownpu.aie.plan_json import to_json
 from flownpu.aie.toolchain import find_toolchain
 from flownpu.cli.options import AsJson
 from flownpu.cli.output import print_json, progress_bar, status

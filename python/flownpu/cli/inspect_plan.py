@@ -11,11 +11,12 @@ from rich.table import Table
 
 from flownpu.aie.artifacts import write_text
 from flownpu.aie.check_structure import check_structure
-from flownpu.aie.checker import check, require_valid
+from flownpu.aie.checker import check
 from flownpu.aie.drawing import draw, family
 from flownpu.aie.lowering import shared_memory
 from flownpu.aie.npu_limits import LIMITS
-from flownpu.aie.plan import Fifo, Plan, Transfer, from_json
+from flownpu.aie.plan import Fifo, Plan, Transfer
+from flownpu.aie.plan_json import from_json
 from flownpu.aie.timeline import trace
 from flownpu.aie.usage import TileUse, tile_uses
 from flownpu.cli.output import bytes_text, console, print_json, status
@@ -75,7 +76,8 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None, trace_file: Pat
         write_text(svg, draw(plan, limits))
         status(f"{svg}: the array")
     if trace_file is not None:
-        require_valid(plan, limits)
+        if violations:
+            raise FlowNPUError(f"{path} breaks the hardware's limits, and has no timeline: {violations[0]}")
         document = trace(plan, limits)
         write_text(trace_file, json.dumps(document))
         cycles, clock = document["otherData"]["cycles"], document["otherData"]["clock_megahertz"]

@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{path}: the file is missing") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ConversionError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConversionError(f"{path}: expected a JSON object, got {type(value).__name__}")

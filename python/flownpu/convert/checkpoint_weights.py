@@ -12,6 +12,7 @@ from flownpu.convert.weights import Projection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -45,6 +46,11 @@ class CheckpointWeights:
                 f"{checkpoint.folder}: tensor model.embed_tokens.weight is missing from the weight files"
             )
         self._prefix = found[0]
+
+    @property
+    def source(self) -> Path:
+        """The checkpoint's folder."""
+        return self.checkpoint.folder
 
     def check_places(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError if the layers have tensors that the plan has no place for, such as a bias.

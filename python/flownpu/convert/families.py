@@ -13,124 +13,116 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.decoder import Decoder, Layer, LinearScaling, Llama3Scaling, Rotary
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Settings = Mapping[str, Any]
-
 __all__ = ["FAMILIES", "read_decoder"]
 
+# More than any model has; a layer's settings are held for each.
+_MOST_LAYERS = 4096
 
-def read_decoder(config: Settings, generation: Settings | None = None) -> Decoder:
+
+def read_decoder(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, where: str = "config.json"
+) -> Decoder:
     """The decoder that a checkpoint's configuration describes.
 
     Args:
         config: config.json.
         generation: generation_config.json, whose token ids go before config.json's (chat models end a turn with a
             token that config.json does not list).
+        where: what errors call the configuration.
 
     Raises:
-        ConversionError: the family is not supported, or the configuration asks for something that is not.
+        ConversionError: the family is not supported, or the configuration asks for something that is not, or has
+            something else in a setting's place.
     """
+    settings, others = Settings(config, where), Settings(generation or {}, "generation_config.json")
     family = config.get("model_type")
     reader = FAMILIES.get(str(family))
     if reader is None:
         raise ConversionError(
-            f'config.json: expected model_type to be one of {", ".join(FAMILIES)}, got "{family}"; '
+            f'{where}: expected model_type to be one of {", ".join(FAMILIES)}, got "{family}"; '
             "other families cannot be converted"
         )
-    tokens = {key: config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    tokens.update({key: value for key, value in (generation or {}).items() if key in tokens and value is not None})
-    return reader(config, tokens)
+    return reader(settings, _Tokens([others, settings]))
 
 
-def _read_gemma2(config: Settings, tokens: Settings) -> Decoder:
-    if config.get("use_bidirectional_attention"):
-        raise ConversionError("config.json: use_bidirectional_attention is set; only causal decoders can be converted")
-    count = int(config.get("num_hidden_layers", 26))
+class _Tokens:
+    """The tokens that files name, those of the first file before those of the next."""
+
+    def __init__(self, files: list[Settings]) -> None:
+        self._files = files
+
+    def then(self, file: Settings) -> _Tokens:
+        return _Tokens([*self._files, file])
+
+    def one(self, key: str) -> int | None:
+        return next((file.token(key) for file in self._files if key in file), None)
+
+    def several(self, key: str) -> tuple[int, ...]:
+        return next((file.tokens(key) for file in self._files if key in file), ())
+
+
+def _read_gemma2(config: Settings, tokens: _Tokens) -> Decoder:
+    _refuse_bidirectional(config)
+    count = config.integer("num_hidden_layers", 26, most=_MOST_LAYERS)
     kinds = _layer_kinds(config, count, pattern=2)
     rotary = _rotary(_flat_rope(config))
     return _decoder(
         config,
         tokens,
         family="gemma2",
-        defaults={
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 256000,
-            "max_position_embeddings": 8192,
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
+        defaults=_GEMMA_DEFAULTS | {"vocab_size": 256000, "max_position_embeddings": 8192},
         activation_key="hidden_activation",
-        layers=_layers(kinds, int(config.get("sliding_window") or 4096), rotary, rotary),
-        attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        layers=_layers(kinds, _window(config), rotary, rotary),
+        attention_scale=config.number("query_pre_attn_scalar", 256, positive=True) ** -0.5,
         attention_softcap=_softcap(config, "attn_logit_softcapping", 50.0),
         logit_softcap=_softcap(config, "final_logit_softcapping", 30.0),
         norm_offset=1.0,
         sandwich_norms=True,
-        embedding_scale=math.sqrt(int(config.get("hidden_size", 2304))),
+        embedding_scale=math.sqrt(config.integer("hidden_size", _GEMMA_DEFAULTS["hidden_size"])),
     )
 
 
-def _read_gemma3_text(config: Settings, tokens: Settings) -> Decoder:
-    if config.get("use_bidirectional_attention"):
-        raise ConversionError("config.json: use_bidirectional_attention is set; only causal decoders can be converted")
-    count = int(config.get("num_hidden_layers", 26))
-    kinds = _layer_kinds(config, count, pattern=int(config.get("sliding_window_pattern") or 6))
-    rope = config.get("rope_parameters") or {}
-    full = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
-    full |= rope.get("full_attention") or {}
-    local = {"rope_theta": config.get("rope_local_base_freq", 1e4), **(rope.get("sliding_attention") or {})}
+def _read_gemma3_text(config: Settings, tokens: _Tokens) -> Decoder:
+    _refuse_bidirectional(config)
+    count = config.integer("num_hidden_layers", 26, most=_MOST_LAYERS)
+    kinds = _layer_kinds(config, count, pattern=config.integer("sliding_window_pattern", 6, least=0) or 6)
+    rope = config.section("rope_parameters")
+    full = config.section("rope_scaling").with_defaults({"rope_theta": config.number("rope_theta", 1e6)})
+    full |= rope.section("full_attention")
+    local = rope.section("sliding_attention")
+    local = local.with_defaults({"rope_theta": config.number("rope_local_base_freq", 1e4)})
     return _decoder(
         config,
         tokens,
         family="gemma3_text",
-        defaults={
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-            "hidden_activation": "gelu_pytorch_tanh",
-        },
+        defaults=_GEMMA_DEFAULTS | {"vocab_size": 262208, "max_position_embeddings": 131072},
         activation_key="hidden_activation",
-        layers=_layers(kinds, int(config.get("sliding_window") or 4096), _rotary(full), _rotary(local)),
-        attention_scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        layers=_layers(kinds, _window(config), _rotary(full), _rotary(local)),
+        attention_scale=config.number("query_pre_attn_scalar", 256, positive=True) ** -0.5,
         attention_softcap=_softcap(config, "attn_logit_softcapping"),
         logit_softcap=_softcap(config, "final_logit_softcapping"),
         norm_offset=1.0,
         qk_norm=True,
         sandwich_norms=True,
-        embedding_scale=math.sqrt(int(config.get("hidden_size", 2304))),
+        embedding_scale=math.sqrt(config.integer("hidden_size", _GEMMA_DEFAULTS["hidden_size"])),
     )
 
 
-def _read_gemma3(config: Settings, tokens: Settings) -> Decoder:
+def _read_gemma3(config: Settings, tokens: _Tokens) -> Decoder:
     """A checkpoint with a vision tower: its text decoder."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise ConversionError("config.json: model_type gemma3 needs a text_config, and there is none")
-    outer = {key: value for key, value in tokens.items() if value is not None}
-    inner = {key: text[key] for key in tokens if text.get(key) is not None}
-    return _read_gemma3_text(text, {**inner, **outer})
+    if "text_config" not in config:
+        raise ConversionError(f"{config.where}: model_type gemma3 needs a text_config, and there is none")
+    text = config.section("text_config")
+    return _read_gemma3_text(text, tokens.then(text))
 
 
-def _read_llama(config: Settings, tokens: Settings) -> Decoder:
-    count = int(_required(config, "num_hidden_layers"))
+def _read_llama(config: Settings, tokens: _Tokens) -> Decoder:
+    count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     return _decoder(
         config,
         tokens,
@@ -140,14 +132,14 @@ def _read_llama(config: Settings, tokens: Settings) -> Decoder:
     )
 
 
-def _read_qwen3(config: Settings, tokens: Settings) -> Decoder:
-    count = int(_required(config, "num_hidden_layers"))
-    if not config.get("use_sliding_window"):
+def _read_qwen3(config: Settings, tokens: _Tokens) -> Decoder:
+    count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
+    if not config.flag("use_sliding_window"):
         kinds = ["full_attention"] * count
-    elif config.get("layer_types"):
+    elif "layer_types" in config:
         kinds = _layer_kinds(config, count, pattern=None)
     else:
-        first = int(config.get("max_window_layers", 28))
+        first = config.integer("max_window_layers", 28, least=0)
         kinds = ["full_attention" if i < first else "sliding_attention" for i in range(count)]
     rotary = _rotary(_flat_rope(config))
     return _decoder(
@@ -155,26 +147,38 @@ def _read_qwen3(config: Settings, tokens: Settings) -> Decoder:
         tokens,
         family="qwen3",
         defaults={"max_position_embeddings": 32768, "tie_word_embeddings": False, "head_dim": 128},
-        layers=_layers(kinds, int(config.get("sliding_window") or 4096), rotary, rotary),
+        layers=_layers(kinds, _window(config), rotary, rotary),
         qk_norm=True,
     )
 
 
-FAMILIES: dict[str, Callable[[Settings, Settings], Decoder]] = {
+FAMILIES: dict[str, Callable[[Settings, _Tokens], Decoder]] = {
     "gemma2": _read_gemma2,
     "gemma3_text": _read_gemma3_text,
     "gemma3": _read_gemma3,
     "llama": _read_llama,
     "qwen3": _read_qwen3,
 }
+_GEMMA_DEFAULTS: dict[str, Any] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 
 
 def _decoder(
     config: Settings,
-    tokens: Settings,
+    tokens: _Tokens,
     *,
     family: str,
-    defaults: Settings,
+    defaults: Mapping[str, Any],
     layers: tuple[Layer, ...],
     activation_key: str = "hidden_act",
     attention_scale: float | None = None,
@@ -182,67 +186,76 @@ def _decoder(
 ) -> Decoder:
     """What all families write under the same names."""
     for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
-            raise ConversionError(f"config.json: {key} is set; projections with a bias cannot be converted")
-    settings = {**defaults, **{key: value for key, value in config.items() if value is not None}}
-    given = {key: value for key, value in tokens.items() if value is not None}
-    ids = {**{key: defaults[key] for key in tokens if key in defaults}, **given}
-    heads = int(_required(settings, "num_attention_heads"))
-    hidden_size = int(_required(settings, "hidden_size"))
-    head_size = int(settings.get("head_dim") or hidden_size // heads)
-    activation = str(settings.get(activation_key, "silu"))
+        if config.flag(key):
+            raise ConversionError(f"{config.where}: {key} is set; projections with a bias cannot be converted")
+    settings = config.with_defaults(defaults)
+    tokens = tokens.then(Settings(defaults, config.where))
+    heads = settings.integer("num_attention_heads")
+    hidden_size = settings.integer("hidden_size")
+    head_size = settings.integer("head_dim", 0, least=0) or hidden_size // heads
+    activation = settings.text(activation_key, "silu")
     gating = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu", "silu": "swiglu", "swish": "swiglu"}.get(activation)
     if gating is None:
         raise ConversionError(
-            f'config.json: expected {activation_key} gelu_pytorch_tanh or silu, got "{activation}", which cannot be '
+            f'{config.where}: expected {activation_key} gelu_pytorch_tanh or silu, got "{activation}", which cannot be '
             "converted"
         )
-    kv_heads = int(settings.get("num_key_value_heads") or heads)
-    if heads % kv_heads or head_size % 2:
+    kv_heads = settings.integer("num_key_value_heads", 0, least=0) or heads
+    if heads % kv_heads or head_size % 2 or not head_size:
         raise ConversionError(
-            f"config.json: expected num_attention_heads to be a multiple of num_key_value_heads, and an even head_dim; "
-            f"got {heads}, {kv_heads} and {head_size}"
+            f"{config.where}: expected num_attention_heads to be a multiple of num_key_value_heads, and an even "
+            f"head_dim; got {heads}, {kv_heads} and {head_size}"
         )
-    eos = ids.get("eos_token_id")
     return Decoder(
         family=family,
         hidden_size=hidden_size,
-        feed_forward_size=int(_required(settings, "intermediate_size")),
+        feed_forward_size=settings.integer("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        vocabulary_size=int(_required(settings, "vocab_size")),
-        context_length=int(settings["max_position_embeddings"]),
+        vocabulary_size=settings.integer("vocab_size"),
+        context_length=settings.integer("max_position_embeddings"),
         layers=layers,
         gating=gating,  # type: ignore[arg-type]  # one of the dictionary's values above
-        norm_epsilon=float(settings.get("rms_norm_eps", 1e-6)),
+        norm_epsilon=settings.number("rms_norm_eps", 1e-6),
         attention_scale=head_size**-0.5 if attention_scale is None else attention_scale,
-        tied_embeddings=bool(settings["tie_word_embeddings"]),
-        bos_token_id=ids.get("bos_token_id"),
-        eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (int(eos),),
-        pad_token_id=ids.get("pad_token_id"),
+        tied_embeddings=settings.flag("tie_word_embeddings"),
+        bos_token_id=tokens.one("bos_token_id"),
+        eos_token_ids=tokens.several("eos_token_id"),
+        pad_token_id=tokens.one("pad_token_id"),
         **traits,
     )
 
 
+def _refuse_bidirectional(config: Settings) -> None:
+    if config.flag("use_bidirectional_attention"):
+        raise ConversionError(
+            f"{config.where}: use_bidirectional_attention is set; only causal decoders can be converted"
+        )
+
+
+def _window(config: Settings) -> int:
+    return config.integer("sliding_window", 0, least=0) or 4096
+
+
 def _softcap(config: Settings, key: str, default: float = 0.0) -> float:
     """A cap; null in the file is none, whatever a file without it means."""
-    return float(config.get(key, default) or 0.0)
+    return 0.0 if config.is_null(key) else config.number(key, default)
 
 
 def _layer_kinds(config: Settings, count: int, pattern: int | None) -> list[str]:
     """Each layer's kind: as listed, or every `pattern`-th layer global and the others local."""
-    kinds = config.get("layer_types")
-    if kinds is None:
+    if "layer_types" not in config:
         if pattern is None:
-            raise ConversionError("config.json: use_sliding_window is set, but there are no layer_types")
+            raise ConversionError(f"{config.where}: use_sliding_window is set, but there are no layer_types")
         return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(count)]
+    kinds = config.texts("layer_types")
     if len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
         raise ConversionError(
-            f"config.json: expected layer_types to say full_attention or sliding_attention for each of the {count} "
-            f"layers, got {len(kinds)} entries: {', '.join(sorted(set(map(str, kinds))))}"
+            f"{config.where}: expected layer_types to say full_attention or sliding_attention for each of the {count} "
+            f"layers, got {len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
         )
-    return list(kinds)
+    return kinds
 
 
 def _layers(kinds: list[str], window: int, full: Rotary, local: Rotary) -> tuple[Layer, ...]:
@@ -251,34 +264,27 @@ def _layers(kinds: list[str], window: int, full: Rotary, local: Rotary) -> tuple
 
 def _flat_rope(config: Settings) -> Settings:
     """The rotary settings of a family whose layers all have the same."""
-    rope = {"rope_theta": config.get("rope_theta", 1e4), **(config.get("rope_scaling") or {})}
-    return rope | (config.get("rope_parameters") or {})
+    rope = config.section("rope_scaling").with_defaults({"rope_theta": config.number("rope_theta", 1e4)})
+    return rope | config.section("rope_parameters")
 
 
 def _rotary(settings: Settings) -> Rotary:
-    theta = float(settings["rope_theta"])
-    kind = settings.get("rope_type") or settings.get("type") or "default"
-    if float(settings.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ConversionError("config.json: a partial_rotary_factor below 1 cannot be converted")
+    theta = settings.number("rope_theta", positive=True)
+    kind = settings.text("rope_type", settings.text("type", "default")) or "default"
+    if settings.number("partial_rotary_factor", 1.0) != 1.0:
+        raise ConversionError(f"{settings.where}: a partial_rotary_factor below 1 cannot be converted")
     if kind == "default":
         return Rotary(theta)
     if kind == "linear":
-        return Rotary(theta, LinearScaling(float(_required(settings, "factor"))))
+        return Rotary(theta, LinearScaling(settings.number("factor", positive=True)))
     if kind == "llama3":
-        scaling = Llama3Scaling(
-            float(_required(settings, "factor")),
-            float(_required(settings, "low_freq_factor")),
-            float(_required(settings, "high_freq_factor")),
-            int(_required(settings, "original_max_position_embeddings")),
-        )
-        return Rotary(theta, scaling)
+        low, high = (settings.number(f"{name}_freq_factor") for name in ("low", "high"))
+        if low >= high:
+            raise ConversionError(
+                f"{settings.where}: expected a low_freq_factor below the high_freq_factor, got {low} and {high}"
+            )
+        context = settings.integer("original_max_position_embeddings")
+        return Rotary(theta, Llama3Scaling(settings.number("factor", positive=True), low, high, context))
     raise ConversionError(
-        f'config.json: expected rope_type default, linear or llama3, got "{kind}", which cannot be converted'
+        f'{settings.where}: expected rope_type default, linear or llama3, got "{kind}", which cannot be converted'
     )
-
-
-def _required(settings: Settings, key: str) -> Any:
-    value = settings.get(key)
-    if value is None:
-        raise ConversionError(f"config.json: {key} is missing; is it the model's own file?")
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flownpu.convert.settings import Settings
 from flownpu.registration import get_ep_name
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ def genai_config(
         filename: the graph's file.
         sliding_window_cache: whether the graph was written so that layers with a window keep a cache of its size.
         generation: the checkpoint's generation_config.json, for the defaults of sampling.
+
+    Raises:
+        ConversionError: the checkpoint's has something else in a setting's place.
     """
-    settings = {key: value for key, value in (generation or {}).items() if value is not None}
+    settings = Settings(generation or {}, "generation_config.json")
     eos = list(decoder.eos_token_ids)
     model: dict[str, Any] = {
         "type": decoder.family,
@@ -82,14 +86,14 @@ def genai_config(
             "layers": [index for index, layer in enumerate(decoder.layers) if layer.window is not None],
         }
     search = {
-        "do_sample": bool(settings.get("do_sample", False)),
+        "do_sample": settings.flag("do_sample"),
         "max_length": min(decoder.context_length, DEFAULT_MAX_LENGTH),
         "num_beams": 1,
         "past_present_share_buffer": True,
-        "repetition_penalty": float(settings.get("repetition_penalty", 1.0)),
-        "temperature": float(settings.get("temperature", 1.0)),
-        "top_k": int(settings.get("top_k", 50)),
-        "top_p": float(settings.get("top_p", 1.0)),
+        "repetition_penalty": settings.number("repetition_penalty", 1.0),
+        "temperature": settings.number("temperature", 1.0),
+        "top_k": settings.integer("top_k", 50, least=-1),
+        "top_p": settings.number("top_p", 1.0),
     }
     return {"model": {key: value for key, value in model.items() if value is not None}, "search": search}
 

@@ -47,7 +47,7 @@ def convert_gguf(request: Request) -> None:
     source = request.source
     file = GgufFile(source)
     try:
-        decoder = read_decoder(read_configuration(file))
+        decoder = read_decoder(read_configuration(file), where=f"{source}: the metadata")
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value of another type than it should have.

@@ -25,6 +25,7 @@ from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -90,6 +91,11 @@ class GgufWeights:
                 f"{file.path}: {len(unknown)} tensors have no place in a model of this architecture as FlowNPU knows "
                 f"it ({shown}); such models cannot be converted"
             )
+
+    @property
+    def source(self) -> Path:
+        """The file."""
+        return self._file.path
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor is there and has that shape."""

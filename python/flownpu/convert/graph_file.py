@@ -98,7 +98,9 @@ def check_operators(model: ir.Model, path: Path) -> None:
         )
 
 
-def save_graph(model: ir.Model, folder: Path, progress: ProgressCallback, *, stage: str = "repack") -> dict[str, float]:
+def save_graph(
+    model: ir.Model, folder: Path, progress: ProgressCallback, *, source: Path, stage: str = "repack"
+) -> dict[str, float]:
     """Writes graph and data; returns the relative error of each weight that was repacked or quantised.
 
     Tensors are written in the order in which the graph reads them, so that running it reads the file from front to end.
@@ -116,7 +118,7 @@ def save_graph(model: ir.Model, folder: Path, progress: ProgressCallback, *, sta
             try:
                 array = tensor.numpy()
             except ValueError as error:
-                raise ConversionError(f"weight {name}: {error}; the source is damaged") from error
+                raise ConversionError(f"{source}: weight {name}: {error}; the source is damaged") from error
             if tensor.nbytes > _LARGEST_IN_GRAPH:
                 value.const_value = data.write(name, tensor.dtype, tuple(array.shape), [array])
             else:
@@ -127,7 +129,7 @@ def save_graph(model: ir.Model, folder: Path, progress: ProgressCallback, *, sta
     try:
         ir.save(model, folder / GRAPH_FILE)
     except ir.serde.SerdeError as error:
-        raise ConversionError(f"the source's graph is damaged: {error.__cause__ or error}") from error
+        raise ConversionError(f"{source}: the graph is damaged: {error.__cause__ or error}") from error
     return errors
 
 

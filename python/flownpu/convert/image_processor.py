@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from flownpu.convert.vision import VisionTower
@@ -44,20 +44,20 @@ def settings_files(folder: Path) -> list[Path]:
     return [path for name in ("preprocessor_config.json", "processor_config.json") if (path := folder / name).is_file()]
 
 
-def read_image_settings(folder: Path) -> dict[str, Any]:
+def read_image_settings(folder: Path) -> Settings:
     """What a checkpoint says of pictures; what it leaves out has transformers' defaults.
 
     Raises:
         ConversionError: a file is damaged.
     """
-    settings: dict[str, Any] = {}
+    settings = Settings({}, "preprocessor_config.json")
     for path in settings_files(folder):
-        contents = read_json(path)
-        settings |= contents if path.name.startswith("pre") else contents.get("image_processor") or {}
-    return {**_DEFAULTS, **{key: value for key, value in settings.items() if value is not None}}
+        contents = Settings(read_json(path), path.name)
+        settings |= contents if path.name.startswith("pre") else contents.section("image_processor")
+    return settings.with_defaults(_DEFAULTS)
 
 
-def image_processor(settings: Mapping[str, Any], tower: VisionTower) -> dict[str, Any]:
+def image_processor(settings: Settings, tower: VisionTower) -> dict[str, Any]:
     """The contents of genai_config.PROCESSOR_FILE.
 
     Args:
@@ -69,15 +69,22 @@ def image_processor(settings: Mapping[str, Any], tower: VisionTower) -> dict[str
             that the tower does not take.
     """
     side = tower.image_size
-    size = settings.get("size", {"height": side, "width": side})
-    steps = [name for name in ("do_resize", "do_rescale", "do_normalize") if not settings[name]]
-    if size != {"height": side, "width": side} or settings["resample"] not in _FILTERS or steps:
+    size = settings.section("size")
+    height, width = (size.integer(key) for key in ("height", "width")) if "size" in settings else (side, side)
+    resample = settings.integer("resample", least=0)
+    steps = [name for name in ("do_resize", "do_rescale", "do_normalize") if not settings.flag(name)]
+    if (height, width) != (side, side) or resample not in _FILTERS or steps:
         raise ConversionError(
-            f"preprocessor_config.json: expected pictures of {side} x {side}, resized by a filter of "
-            f"{', '.join(map(str, _FILTERS))} (Pillow's numbers), rescaled and normalised; got size {size}, resample "
-            f"{settings['resample']}" + "".join(f", {name} false" for name in steps)
+            f"{settings.where}: expected pictures of {side} x {side}, resized by a filter of "
+            f"{', '.join(map(str, _FILTERS))} (Pillow's numbers), rescaled and normalised; got size {height} x "
+            f"{width}, resample {resample}" + "".join(f", {name} false" for name in steps)
         )
-    if settings.get("do_pan_and_scan"):
+    mean, std = settings.numbers("image_mean"), settings.numbers("image_std")
+    if len(mean) != tower.channels or len(std) != tower.channels or 0 in std:
+        raise ConversionError(
+            f"{settings.where}: expected image_mean and image_std of {tower.channels} channels, got {mean} and {std}"
+        )
+    if settings.flag("do_pan_and_scan"):
         _log.warning("do_pan_and_scan is set: ORT GenAI's processor does not crop, pictures are resized as a whole")
     return {
         "processor": {
@@ -87,18 +94,13 @@ def image_processor(settings: Mapping[str, Any], tower: VisionTower) -> dict[str
                 _operation(
                     "resize",
                     "Resize",
-                    interpolation=_FILTERS[settings["resample"]],
+                    interpolation=_FILTERS[resample],
                     width=side,
                     height=side,
                     keep_aspect_ratio=0,
                 ),
-                _operation("rescale", "Rescale", rescale_factor=float(settings["rescale_factor"])),
-                _operation(
-                    "normalize",
-                    "Normalize",
-                    mean=[float(value) for value in settings["image_mean"]],
-                    std=[float(value) for value in settings["image_std"]],
-                ),
+                _operation("rescale", "Rescale", rescale_factor=settings.number("rescale_factor")),
+                _operation("normalize", "Normalize", mean=mean, std=std),
                 _operation("to_channels_first", "Permute3D", dims=[2, 0, 1]),
             ],
         }

@@ -33,6 +33,7 @@ from flownpu.convert.checkpoint import read_json
 from flownpu.convert.checkpoint_weights import CheckpointWeights
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.quantise import Carried
+from flownpu.convert.settings import LARGEST
 from flownpu.convert.weights import Projection
 from flownpu.ops import q4nx
 
@@ -104,7 +105,8 @@ def _packing(settings: Mapping[str, Any], where: str) -> Packing:
     if bits != _BITS:
         raise ConversionError(f"{where}: expected 4 bits, got {bits}; {_INSTEAD}")
     group_size = settings.get("group_size", settings.get("q_group_size", 128))
-    if not isinstance(group_size, int) or (group_size != -1 and (group_size < 1 or group_size % q4nx.GROUP)):
+    fits = isinstance(group_size, int) and 1 <= group_size <= LARGEST and group_size % q4nx.GROUP == 0
+    if not fits and group_size != -1:
         raise ConversionError(
             f"{where}: expected a group_size that is a multiple of {q4nx.GROUP}, for Q4NX has one scale for "
             f"{q4nx.GROUP} columns, got {group_size}; {_INSTEAD}"

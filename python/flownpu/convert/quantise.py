@@ -19,6 +19,7 @@ from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -45,6 +46,10 @@ class Carried(NamedTuple):
 
 class Tensors(Protocol):
     """A model's tensors by the names of `weight_plan`, wherever and however they are stored."""
+
+    @property
+    def source(self) -> Path:
+        """The file or the folder that they are in."""
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor is there and has that shape."""
@@ -121,7 +126,7 @@ class QuantizedWeights:
                     rows = self._tensors.rows(source.tensor, low, high)
                     made, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
                 except ValueError as error:
-                    raise ConversionError(f"{name}: {error}") from error
+                    raise ConversionError(f"{self._tensors.source}: {name}: {error}") from error
                 quantized.append(made)
                 squared_error += _squares(q4nx.dequantize_codes(made) - exact)
                 squares += _squares(exact)

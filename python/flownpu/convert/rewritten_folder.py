@@ -66,7 +66,7 @@ def make_rewritten_folder(
     size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
     size += sum(file.stat().st_size for file in copied)
     with output_folder(request.output, force=request.force, size=size) as folder:
-        errors = save_graph(model, folder, request.progress, stage=stage)
+        errors = save_graph(model, folder, request.progress, source=request.source, stage=stage)
         for file in copied:
             shutil.copyfile(file, folder / file.name)
         for name, text in texts.items():

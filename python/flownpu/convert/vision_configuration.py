@@ -6,18 +6,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.settings import Settings
 from flownpu.convert.vision import VisionTower
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    Settings = Mapping[str, Any]
 
 __all__ = ["has_vision", "image_token_id", "read_vision"]
 
 # ORT GenAI's processor of this family writes so many image tokens for each picture, whatever the configuration says
 # (gemma_image_processor.cpp of 0.18).
 _TOKENS_PER_IMAGE = 256
+# More than any tower has; the plan of a tower's weights lists each.
+_MOST_LAYERS = 4096
 
 # The defaults of SiglipVisionConfig in transformers.
 _DEFAULTS: dict[str, Any] = {
@@ -33,20 +34,22 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def has_vision(config: Settings) -> bool:
+def has_vision(config: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's configuration describes a model that takes pictures, of a family that can be converted."""
     return config.get("model_type") == "gemma3" and bool(config.get("vision_config"))
 
 
-def image_token_id(config: Settings) -> int:
+def image_token_id(config: Mapping[str, Any]) -> int:
     """The token that stands for one feature of a picture.
 
     Raises:
         ConversionError: it is outside of the vocabulary.
     """
-    token = int(config.get("image_token_id", config.get("image_token_index", 262144)))
-    vocabulary = int(config["text_config"].get("vocab_size", 262208))
-    if not 0 <= token < vocabulary:
+    settings = Settings(config, "config.json")
+    older = settings.integer("image_token_index", 262144, least=0)
+    token = settings.integer("image_token_id", older, least=0)
+    vocabulary = settings.section("text_config").integer("vocab_size", 262208)
+    if token >= vocabulary:
         raise ConversionError(
             f"config.json: expected image_token_id below the vocabulary's size {vocabulary}, got {token}; the words' "
             "table has no row for it"
@@ -54,7 +57,7 @@ def image_token_id(config: Settings) -> int:
     return token
 
 
-def read_vision(config: Settings, output_size: int) -> VisionTower:
+def read_vision(config: Mapping[str, Any], output_size: int) -> VisionTower:
     """The vision tower that a checkpoint's configuration describes.
 
     Args:
@@ -64,22 +67,22 @@ def read_vision(config: Settings, output_size: int) -> VisionTower:
     Raises:
         ConversionError: it asks for something that cannot be converted, or its sizes do not fit together.
     """
-    vision = {**_DEFAULTS, **{key: value for key, value in config["vision_config"].items() if value is not None}}
-    if vision["hidden_act"] != "gelu_pytorch_tanh":
+    settings = Settings(config, "config.json")
+    vision = settings.section("vision_config").with_defaults(_DEFAULTS)
+    if (activation := vision.text("hidden_act")) != "gelu_pytorch_tanh":
         raise ConversionError(
-            f'config.json: expected vision_config.hidden_act gelu_pytorch_tanh, got "{vision["hidden_act"]}", which '
-            "cannot be converted"
+            f'{vision.where}: expected hidden_act gelu_pytorch_tanh, got "{activation}", which cannot be converted'
         )
     tower = VisionTower(
-        image_size=int(vision["image_size"]),
-        patch_size=int(vision["patch_size"]),
-        channels=int(vision["num_channels"]),
-        hidden_size=int(vision["hidden_size"]),
-        feed_forward_size=int(vision["intermediate_size"]),
-        heads=int(vision["num_attention_heads"]),
-        layers=int(vision["num_hidden_layers"]),
-        norm_epsilon=float(vision["layer_norm_eps"]),
-        tokens_per_image=int(config.get("mm_tokens_per_image", _TOKENS_PER_IMAGE)),
+        image_size=vision.integer("image_size"),
+        patch_size=vision.integer("patch_size"),
+        channels=vision.integer("num_channels"),
+        hidden_size=vision.integer("hidden_size"),
+        feed_forward_size=vision.integer("intermediate_size"),
+        heads=vision.integer("num_attention_heads"),
+        layers=vision.integer("num_hidden_layers", most=_MOST_LAYERS),
+        norm_epsilon=vision.number("layer_norm_eps"),
+        tokens_per_image=settings.integer("mm_tokens_per_image", _TOKENS_PER_IMAGE),
         output_size=output_size,
         pooled_norm_offset=1.0,
     )
@@ -93,9 +96,10 @@ def _check(tower: VisionTower) -> None:
             f"config.json: expected mm_tokens_per_image {_TOKENS_PER_IMAGE}, got {tower.tokens_per_image}; ORT GenAI "
             f"writes {_TOKENS_PER_IMAGE} tokens for a picture. --vision-weights none converts the text decoder alone"
         )
-    if tower.channels != 3 or tower.hidden_size % tower.heads or tower.patches_per_side % tower.pooled_per_side:
+    across = tower.patches_per_side
+    if tower.channels != 3 or tower.hidden_size % tower.heads or not across or across % tower.pooled_per_side:
         raise ConversionError(
             "config.json: expected 3 channels, a hidden_size that is a multiple of num_attention_heads, and patches in "
             f"a row that are a multiple of {tower.pooled_per_side}; got {tower.channels}, {tower.hidden_size} and "
-            f"{tower.heads}, {tower.patches_per_side}"
+            f"{tower.heads}, {across}"
         )

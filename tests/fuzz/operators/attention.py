@@ -168,7 +168,7 @@ def group_query_attention(b: Builder) -> None:
         attributes |= b.choices.pick(
             ({"causal": 0}, {"qk_norm_epsilon": 0.1}, {"qk_output": 1}, {"k_quant_type": "PER_TENSOR"}, {"causal": 1})
         )
-    _mistake(b, a, inputs, attributes)
+    _mistake(b, inputs, attributes)
     outputs = [(FLOAT, (a.batch, a.tokens, a.heads * a.d)), *a.presents()]
     if b.choices.chance(2):
         outputs = outputs[:1]
@@ -203,7 +203,7 @@ def flow_attention(b: Builder) -> None:
         "local_window_size": b.choices.pick((None, -1, 2, 4)) if causal is None else None,
         "qk_norm_epsilon": b.choices.pick((None, 1e-3)),
     }
-    _mistake(b, a, inputs, attributes)
+    _mistake(b, inputs, attributes)
     op_type = "FlowKVAttention" if a.tokens == 1 and b.choices.chance(60) else "FlowQKVAttention"
     outputs = [(FLOAT, (a.batch, a.tokens, a.heads * a.d)), *a.presents(kind)]
     if not a.is_cached and causal == 0 and b.choices.chance(50):
@@ -211,7 +211,7 @@ def flow_attention(b: Builder) -> None:
     flow_node(b, op_type, inputs, outputs, **attributes)
 
 
-def _mistake(b: Builder, a: Attention, inputs: list[Value], attributes: dict[str, Any]) -> None:
+def _mistake(b: Builder, inputs: list[Value], attributes: dict[str, Any]) -> None:
     """Sometimes another number of heads, or another shape of one input."""
     if b.mistake(25):
         name = b.choices.pick(("num_heads", "kv_num_heads", "local_window_size", "head_size"))

@@ -174,7 +174,10 @@ def split(b: Builder) -> None:
 def slice_(b: Builder) -> None:
     x = b.operand("Slice", least=1)
     axes = sorted({b.choices.below(x.rank) for _ in range(b.choices.pick((1, 2)))})
-    starts, ends, steps, shape = [], [], [], list(x.shape)
+    starts: list[int] = []
+    ends: list[int] = []
+    steps: list[int] = []
+    shape = list(x.shape)
     for axis in axes:
         size = x.shape[axis]
         step = b.choices.pick((1, 1, 2, -1, 3, -2, 100, -(2**63), 2**63 - 1)) if b.opset >= 10 else 1

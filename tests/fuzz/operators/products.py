@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
@@ -55,7 +55,7 @@ def gemm(b: Builder) -> None:
     inputs = [x, w]
     if b.opset < 11 or b.choices.chance(60):
         inputs.append(b.like(x.type, b.choices.pick(((m,), (m,), (rows, m), (1, m), (rows, 1), (), (1,)))))
-    rare = {"alpha": 0.5, "beta": 2.0} if b.choices.chance(10) else {}
+    rare: dict[str, Any] = {"alpha": 0.5, "beta": 2.0} if b.choices.chance(10) else {}
     b.node("Gemm", inputs, [(x.type, (rows, m))], transA=transposed_a or None, transB=transposed_b or None, **rare)
 
 
@@ -129,7 +129,7 @@ def dequantize(b: Builder) -> None:
     if b.opset >= 23 and b.choices.chance(10):
         result = output = b.choices.pick((FLOAT, TensorProto.FLOAT16))
     given = None if (axis == 1 and b.choices.chance(50)) or b.opset < 13 or not x.rank else axis
-    attributes = {"axis": given, "block_size": block, "output_dtype": output}
+    attributes: dict[str, Any] = {"axis": given, "block_size": block, "output_dtype": output}
     b.node("DequantizeLinear", [x, scale, zero], [(result, x.shape)], **attributes)
 
 
@@ -149,7 +149,7 @@ def convolution(b: Builder) -> None:
         inputs.append(b.source(FLOAT, (m if not b.mistake(30) else 1,)))
     padded = [sizes[i] + pads[i] + pads[i + 2] for i in range(2)]
     space = [max(0, (padded[i] - kernel[i]) // strides[i] + 1) for i in range(2)]
-    attributes = {"strides": strides, "pads": b.choices.pick((pads, None)) if not rare else pads}
+    attributes: dict[str, Any] = {"strides": strides, "pads": b.choices.pick((pads, None)) if not rare else pads}
     attributes["kernel_shape"] = b.choices.pick((kernel, None))
     b.node("Conv", inputs, [(FLOAT, (images, m, *space))], **attributes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
@@ -100,7 +100,7 @@ def layer_norm(b: Builder) -> None:
     b.node("LayerNormalization", inputs, outputs, axis=given, **_epsilon(b), stash_type=b.choices.pick((None, 1)))
 
 
-def _epsilon(b: Builder) -> dict[str, float | None]:
+def _epsilon(b: Builder) -> dict[str, Any]:
     return {"epsilon": b.choices.pick((None, 1e-6, 1e-5, 0.1, 0.0))}
 
 

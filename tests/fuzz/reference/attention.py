@@ -82,13 +82,14 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
         # ONNX Runtime reads the first position of a first prompt only.
         first = middles[9].reshape(len(middles[0]), -1)[:, :1]
         middles[9] = first + np.arange(middles[0].shape[1])
-    output, key, value = flow_qkv_attention.reference(*middles, **attributes)
+    output, key, present_value = flow_qkv_attention.reference(*middles, **attributes)
     sizes = _sizes(middles, attributes)
-    dtype = np.dtype(np.float32) if inputs[3] is None else inputs[3].dtype
-    made = _bounds(output, key, value, sizes, radius, dtype, attributes)
+    past = inputs[3]
+    dtype = np.dtype(np.float32) if past is None else past.dtype
+    made = _bounds(output, key, present_value, sizes, radius, dtype, attributes)
     batch, tokens = output.shape[:2]
     totals = np.full(batch, tokens) if lengths is None else lengths.reshape(batch) + 1
-    padding = np.arange(tokens) >= (totals[:, None] if first_prompt else tokens)
+    padding = np.arange(tokens) >= (totals if first_prompt else np.full(batch, tokens))[:, None]
     kept = np.arange(key.shape[2]) >= totals[:, None]
     unspecified = (padding[:, :, None], kept[:, None, :, None], kept[:, None, :, None])
     if attributes["sliding_window_cache"]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Between which numbers each element of a value must be.
 
-A tolerance for a whole graph would have to be guessed: what a subtraction leaves of two long sums may be anything. So the
-reference computes with intervals. Each operator takes intervals in and gives one that holds every result which a correct
-implementation may have, in float64 with the roundings that the operator's arithmetic may make added to it (operator by
-operator, with the reason beside it). Both ends are then exact up to 2^-53, against 2^-24 of what is checked. What follows
-from a comparison or a rounding that the intervals do not decide is unknown, and not checked further. The bounds hold in
-any order of summation and for fused nodes as well, for these round less.
+A tolerance for a whole graph would have to be guessed: what a subtraction leaves of two long sums may be anything. So
+the reference computes with intervals. Each operator takes intervals in and gives one that holds every result which a
+correct implementation may have, in float64 with the roundings that the operator's arithmetic may make added to it
+(operator by operator, with the reason beside it). Both ends are then exact up to 2^-53, against 2^-24 of what is
+checked. What follows from a comparison or a rounding that the intervals do not decide is unknown, and not checked
+further. The bounds hold in any order of summation and for fused nodes as well, for these round less.
 
 Integers and booleans are intervals too, mostly of one number; an unknown one goes from the lowest to the highest.
 """
@@ -16,7 +16,6 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from tests.fuzz.arrays import Array, is_float, limits
@@ -49,7 +48,7 @@ class Bounds(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.low.shape
+        return tuple(self.low.shape)
 
     def exact(self) -> Array:
         """The numbers, where there is one for each element. Raises Unknown."""
@@ -94,8 +93,7 @@ def rounded(
     def widened(numbers: Array, sign: int) -> Array:
         step = np.abs(numbers) * relative
         subnormal = (np.abs(numbers) < 2 * tiny) & (numbers != 0)
-        moved = np.where(np.isinf(numbers), numbers, numbers + sign * np.where(subnormal, tiny, step))
-        return moved
+        return np.where(np.isinf(numbers), numbers, numbers + sign * np.where(subnormal, tiny, step))
 
     below, above = widened(low, -1), widened(high, 1)
     # Beyond the largest number there is infinity, which a number just below may not reach.
@@ -154,7 +152,7 @@ def anything(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Bounds:
         return Bounds(-infinity, infinity, dtype, np.full(shape, PERHAPS, np.uint8))
     if dtype == np.bool_:
         return Bounds(np.zeros(shape, bool), np.ones(shape, bool), dtype)
-    info = ml_dtypes.iinfo(dtype)
+    info = limits(dtype)
     return Bounds(np.full(shape, info.min, dtype), np.full(shape, info.max, dtype), dtype)
 
 

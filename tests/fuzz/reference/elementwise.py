@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Units in the last place that exp, tanh and their like may be off, beside the result's rounding: libm's and ours have
 # up to 2 (ops/cpu/kernels/vector.h).
 FUNCTION_UNITS = 8.0
+# What an exponential below the normal numbers may be instead.
+LEAST = 2.0**-125
 
 
 def erf(x: Array) -> Array:
@@ -50,7 +52,7 @@ def erf(x: Array) -> Array:
 
 
 def gelu(x: Bounds, *, tanh: bool) -> Bounds:
-    """x Phi(x), or with the tanh's approximation: -inf gives 0, not NaN; not monotone, but within [-0.17, 0] below 0."""
+    """x Phi(x), or with the tanh's approximation, which is not monotone, but within [-0.17, 0] below 0."""
 
     def exactly(x: Array) -> Array:
         near = np.clip(x, -1e30, 1e30)
@@ -65,15 +67,16 @@ def gelu(x: Bounds, *, tanh: bool) -> Bounds:
     spans = (x.low < -0.75) & (x.high > -0.76) | (low > high)
     low, high = np.minimum(low, high), np.maximum(low, high)
     low = np.where(spans & ~(x.low == x.high), -0.1701, low)
-    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. Ours has a polynomial of erf with
-    # an error of 1.5e-7 (ops/cpu/kernels/activations.h); the tanh's argument is wrong by some units of itself, which
-    # 1 + tanh inherits.
+    # Below 0 the value is x times a difference of numbers near 1: absolute errors count. Ours has a polynomial of erf
+    # with an error of 1.5e-7 (ops/cpu/kernels/activations.h); the tanh's argument is wrong by some units of itself,
+    # which 1 + tanh inherits.
     magnitude = np.maximum(np.abs(x.low), np.abs(x.high))
     finite = np.where(np.isfinite(magnitude), magnitude, 0)
     u = unit(x.dtype)
     error = 0.5 * np.minimum(finite, 1e4) * (2e-7 + 12 * u)
     if tanh:
-        error = np.where(finite > 15, 1e-30, error)
+        # What is left of an exponential that does not overflow.
+        error = np.where(finite > 15, np.minimum(finite * 2.0**-125, 1e-9), error)
     error = np.maximum(error, FUNCTION_UNITS * u * np.maximum(np.abs(low), np.abs(high)))
     error = np.where(np.isfinite(error), error, 0)
     nan = x.nan
@@ -90,8 +93,9 @@ def unary(function: Callable[[Array], Array], units: float) -> Callable[[Node], 
 
 def sigmoid(node: Node) -> Bounds:
     x = node.float(0)
-    # e^-x of a rounded x, and a sum and a quotient after it.
-    return elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
+    # e^-x of a rounded x, and a sum and a quotient after it; where e^-x would overflow, it may end before that.
+    made = elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
+    return made._replace(low=np.where(made.low < LEAST, 0, made.low), high=np.maximum(made.high, LEAST))
 
 
 def negative(node: Node) -> Bounds:
@@ -152,6 +156,12 @@ def quotient_of(a: Bounds, b: Bounds) -> Bounds:
     return unknown_where(made, np.broadcast_to(through_zero | both_infinite, made.shape))
 
 
+def reciprocal(node: Node) -> Bounds:
+    x = node.float(0)
+    ones = np.ones(x.shape)
+    return quotient_of(Bounds(ones, ones, x.dtype), x)
+
+
 def integer_quotient(a: Array, b: Array) -> Array:
     """Towards zero; the lowest by -1 wraps."""
     if (b == 0).any():
@@ -164,7 +174,7 @@ def integer_quotient(a: Array, b: Array) -> Array:
             np.array([int(n) & (2**64 - 1) for n in signed.reshape(-1)], np.uint64).view(np.int64).reshape(signed.shape)
         )
     quotient = np.abs(wide) // np.abs(b.astype(np.int64))
-    return np.where((a < 0) != (b < 0), -quotient, quotient)
+    return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient))
 
 
 def arithmetic(
@@ -330,9 +340,7 @@ TABLE: Table = {
     ("", "Sigmoid"): sigmoid,
     ("", "Exp"): unary(np.exp, FUNCTION_UNITS),
     ("", "Sqrt"): unary(np.sqrt, 1.0),
-    ("", "Reciprocal"): lambda node: quotient_of(
-        Bounds(*[np.ones(node.float(0).shape)] * 2, node.float(0).dtype), node.float(0)
-    ),
+    ("", "Reciprocal"): reciprocal,
     ("", "Neg"): negative,
     ("", "Gelu"): standard_gelu,
     ("com.microsoft", "Gelu"): standard_gelu,

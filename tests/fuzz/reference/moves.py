@@ -110,7 +110,7 @@ def concatenated(node: Node) -> Bounds:
     return Bounds(low, high, parts[0].dtype, nan)
 
 
-def split(node: Node) -> list[Bounds]:
+def split(node: Node) -> list[Bounds | None]:
     x = node.input(0)
     axis = node.attributes.get("axis", 0)
     size, parts = x.shape[axis], node.outputs
@@ -142,10 +142,10 @@ def range_(node: Node) -> Bounds:
         raise Unknown
     dtype = node.input(0).dtype
     if not is_float(dtype):
-        numbers = range(int(start[0]), int(limit[0]), int(delta[0]))
-        if len(numbers) > 1 << 20:
+        integers = range(int(start[0]), int(limit[0]), int(delta[0]))
+        if len(integers) > 1 << 20:
             raise Unknown
-        return of(np.array(numbers, dtype).reshape(-1))
+        return of(np.array(integers, dtype).reshape(-1))
     # The number of elements is a rounded quotient's.
     count = max(0, int(np.ceil((limit[0] - start[0]) / delta[0])))
     if count > 1 << 20:

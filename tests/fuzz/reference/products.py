@@ -171,12 +171,13 @@ def _block_weight(node: Node, codes: int, scales: int, zeros: int, rows: int, co
     scale, zero = (np.repeat(a, block, axis=1)[:, :columns] for a in (scale, zero))
     numbers = numbers[:, :columns]
     weight = scale * (numbers - zero)
-    # Scale and minimum are rounded to bf16; blocks of 16 are quantised again, in groups of 32 of 15 steps.
+    # Scale and minimum are rounded to bf16; blocks of 16 are quantised again, in groups of 32 of 15 steps, whose ends
+    # may be cut off by as much as the rest gains.
     radius = np.abs(scale) * (numbers + np.abs(zero)) * 2.0**-8
     if block < 32 or columns % 32:
         padded = np.pad(weight, ((0, 0), (0, -columns % 32)), mode="edge").reshape(rows, -1, 32)
         span = np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)
-        radius = radius + np.repeat(span, 32, axis=1)[:, :columns] * (0.6 / 15 if block < 32 else 0)
+        radius = radius + np.repeat(span, 32, axis=1)[:, :columns] * (1.6 / 15 if block < 32 else 0)
     return Bounds(weight - radius, weight + radius, numpy_type(1))
 
 
@@ -208,7 +209,10 @@ def gather_n_bits(node: Node) -> Bounds:
 
 def _q4nx_weight(blocks: Array, rows: int, columns: int) -> Bounds:
     weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
-    radius = np.abs(weight) * 2.0**-23
+    # Products with codes and with minima may be summed apart.
+    codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
+    scales, minima = (np.repeat(a.astype(np.float64), 32, axis=1)[:, :columns] for a in (scale, minimum))
+    radius = (np.abs(scales * codes) + np.abs(minima)) * (columns + 4) * 2.0**-24
     return Bounds(weight - radius, weight + radius, numpy_type(1))
 
 
@@ -232,9 +236,7 @@ def _silu(x: Bounds) -> Bounds:
     """x / (1 + e^-x): between x and 0 below 0, where it is not monotone."""
     low, high = x.low, x.high
     if x.nan is not None or not (np.isfinite(low).all() and np.isfinite(high).all()):
-        one = Bounds(*[np.ones((1,) * len(x.shape))] * 2, x.dtype)
-        sigmoid = elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS)
-        return product_of(product_of(x, sigmoid), one)
+        return product_of(x, elementwise(lambda a: 1 / (1 + np.exp(-a)), x, units=FUNCTION_UNITS))
     ends = [a / (1 + np.exp(-a)) for a in (low, high)]
     least, most = np.minimum(*ends), np.maximum(*ends)
     least = np.where((low < -1.2) & (high > -1.3), -0.2785, least)
@@ -334,7 +336,7 @@ def average_pool(node: Node) -> Bounds:
 
 
 def _space(array: Array, kernel: list[int], node: Node) -> tuple[int, ...]:
-    return _windows(array, kernel, node).shape[:4]
+    return tuple(_windows(array, kernel, node).shape[:4])
 
 
 TABLE: Table = {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,8 +97,10 @@ def reduce_extreme(node: Node, *, largest: bool) -> Bounds:
     x = node.input(0)
     axes, keep = _axes(node, 18)
     if any(x.shape[axis] == 0 for axis in axes):
-        raise Unknown
-    function = np.max if largest else np.min
+        # Since opset 20 the least or largest number; before that it was left open.
+        shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+        return _without(anything(shape, x.dtype), axes, keep)
+    function: Any = np.max if largest else np.min
     if x.dtype == np.bool_:
         function = np.any if largest else np.all
     low = function(x.low, axis=axes, keepdims=True)
@@ -146,8 +148,8 @@ def cum_sum(node: Node) -> Bounds:
     if not is_float(x.dtype):
         if not x.is_exact:
             raise Unknown
-        made = along(x.low)
-        return Bounds(made, made, x.dtype)
+        sums = along(x.low)
+        return Bounds(sums, sums, x.dtype)
     magnitude = along(np.maximum(np.abs(x.low), np.abs(x.high)))
     if x.nan is not None or not np.isfinite(magnitude).all() or (magnitude > float(limits(x.dtype).max) / 2).any():
         return anything(x.shape, x.dtype)
@@ -175,8 +177,7 @@ def softmax_along(x: Bounds, axis: int) -> Bounds:
     others_low = low.sum(axis=axis, keepdims=True) - low
     others_high = high.sum(axis=axis, keepdims=True) - high
     least, most = low / (low + np.maximum(others_high, 0)), high / (high + np.maximum(others_low, 0))
-    # The exponent's argument is a rounded difference; a sum of n and a quotient follow. What is taken for the others' sum
-    # here is a difference, wrong by 2^-52 of the whole sum.
+    # The exponent's argument is a rounded difference; a sum of n and a quotient follow.
     span = np.where(
         np.isfinite(x.low) & np.isfinite(x.high), np.maximum(np.abs(x.low - finite), np.abs(x.high - finite)), 0
     )
@@ -232,7 +233,6 @@ def layer_norm(node: Node) -> list[Bounds | None]:
     mean = _mean(x, axes)
     deviation = elementwise(np.subtract, x, mean)
     variance = _mean(_square(deviation), axes)
-    # Kernels of ONNX Runtime compute the variance as a mean of squares less the mean's square, ours from the deviations.
     made = product_of(deviation, _inverse_root(variance, node.attributes.get("epsilon", 1e-5)))
     made = product_of(made, node.float(1))
     if node.has(2):

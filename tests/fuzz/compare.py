@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which elements of ours are wrong: neither within their bounds nor what ONNX Runtime has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.fuzz.arrays import Array, is_float
+from tests.fuzz.reference import bounds
+
+if TYPE_CHECKING:
+    from tests.fuzz.reference.bounds import Bounds
+
+# How near ours must be to ONNX Runtime's number where that is outside of the bounds, in units of it.
+NEAR_UNITS = 8
+# Where ONNX Runtime's number is far outside and ours with it, nearer to it by this factor, ours may well be that very
+# kernel's, which was left the node.
+FAR = 4
+
+
+def outside(found: Array, expected: Array, known: Bounds | None) -> Array:
+    """Which elements are wrong; of those that the reference knows nothing of, none."""
+    if found.dtype == object:
+        return np.asarray(found != expected, bool)
+    if known is None or known.shape != found.shape:
+        return np.zeros(found.shape, bool)
+    if not is_float(found.dtype):
+        return np.asarray(((found < known.low) | (found > known.high)) & (found != expected))
+    with np.errstate(all="ignore"):
+        ours, theirs = found.astype(np.float64), expected.astype(np.float64)
+        missing = np.isnan(ours)
+        right = ~missing & (ours >= known.low) & (ours <= known.high)
+        apart = np.abs(ours - theirs)
+        near = apart <= NEAR_UNITS * bounds.unit(found.dtype) * np.abs(theirs)
+        near |= (np.maximum(known.low - theirs, theirs - known.high) > FAR * apart) & np.isfinite(ours)
+    if known.nan is not None:
+        right = np.select(
+            [known.nan == bounds.ALWAYS, known.nan == bounds.NOT_FINITE, known.nan == bounds.PERHAPS],
+            [missing, ~np.isfinite(ours), right | missing],
+            right,
+        )
+    return np.asarray(~(right | near | (ours == theirs) | (missing & np.isnan(theirs))))
+
+
+def equal(a: Array, b: Array) -> bool:
+    """Whether arrays are the same, bit by bit."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return bool((a == b).all()) if a.dtype == object else a.tobytes() == b.tobytes()
+
+
+def kinds(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> str:
+    """What the first wrong element is, and what it should be: "NaN for a number"."""
+    if not is_float(found.dtype):
+        return "integers"
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+
+    def kind(number: float) -> str:
+        return "NaN" if np.isnan(number) else "infinity" if np.isinf(number) else "a number"
+
+    must_be_nan = known is not None and known.nan is not None and known.nan[at] == bounds.ALWAYS
+    return f"{kind(float(found[at]))} for {'NaN' if must_be_nan else kind(float(expected[at]))}"
+
+
+def describe(found: Array, expected: Array, known: Bounds | None, wrong: Array) -> str:
+    """The first elements that are wrong."""
+    lines = [f"{int(wrong.sum())} of {wrong.size} elements of {found.dtype}{list(found.shape)}"]
+    for place in np.argwhere(wrong)[:4]:
+        at = tuple(int(i) for i in place)
+        line = f"  {list(at)}: ours {found[at]!s}, ONNX Runtime's {expected[at]!s}"
+        if known is not None:
+            nan = "" if known.nan is None else ("", " or NaN", " (NaN)", " (NaN or infinite)")[int(known.nan[at])]
+            line += f", between {known.low[at]!s} and {known.high[at]!s}{nan}"
+        lines.append(line)
+    return "\n".join(lines)

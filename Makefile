@@ -11,13 +11,14 @@ MODEL := out/gemma3-topics
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mlir-opt xrt-headers sanitize figures clean
+.PHONY: help demo test lint mlir-opt xrt-headers sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
 	@echo 'make test      all checks and tests, as in CI'
 	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu.md, from the real output and the plans'
 	@echo 'make clean     remove what make has made'
 
@@ -50,6 +51,14 @@ sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
 	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
+
+# The same command runs the same cases. Decoders take ten times as long as graphs: there are a tenth as many.
+CASES ?= 2000
+SEED ?= 1
+fuzz: build/sanitize/built
+	$(BIN)/python -m tests.fuzz graphs --sanitize --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz damage --sanitize --cases $(CASES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz decoders --sanitize --cases $$(( $(CASES) / 10 )) --seed $(SEED)
 
 # The module through which tests call the operators' C++; and that and the library, under the sanitizers.
 build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h \

@@ -11,11 +11,11 @@ from flownpu.graph_rewrites.flow_qkv_attention import FlowQKVAttention
 
 # H = 4 query heads and G = 2 KV heads of d = 16.
 MODEL = """
-attention (float[B, S, {width}] query, {more}float[B, 2, P, 16] past_key, float[B, 2, P, 16] past_value,
+attention (float[B, S, {width}] query, {more}{ids}float[B, 2, P, 16] past_key, float[B, 2, P, 16] past_value,
            int32[B] seqlens_k, int32 total) => (float[B, S, 64] output, float present_key, float present_value) {{
     output, present_key, present_value{fourth} = com.microsoft.GroupQueryAttention
         <num_heads = 4, kv_num_heads = 2, {attributes}>
-        (query, {key}, {value}, past_key, past_value, seqlens_k, total, cos, sin, , , {inputs})
+        (query, {key}, {value}, past_key, past_value, seqlens_k, total, cos, sin, {positions}, , {inputs})
 }}
 """
 ATTRIBUTES = {"do_rotary": "1", "local_window_size": "-1"}
@@ -27,6 +27,7 @@ def _model(
     width: int | None = None,
     inputs: str = "",
     fourth: str = "",
+    positions: str = "",
     constants: dict[str, testing.Array] | None = None,
     **attributes: str,
 ) -> Any:
@@ -38,6 +39,8 @@ def _model(
             key="" if packed else "key",
             value="" if packed else "value",
             inputs=inputs,
+            positions=positions,
+            ids=f"int64[B, S] {positions}, " if positions else "",
             fourth=fourth,
             attributes=", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | attributes).items()),
         ),
@@ -98,6 +101,20 @@ def test_window_sized_cache(new: int, past: int) -> None:
     _check_same(model, _feeds(packed=False, new=new, past=past, capacity=6), window=4)
 
 
+@pytest.mark.parametrize(("new", "past"), [(9, 0), (1, 9), (3, 9)])
+@pytest.mark.parametrize("rotary", ["0", "1"])
+def test_positions_of_a_first_prompt_count_on(new: int, past: int, rotary: str) -> None:
+    ids = np.random.default_rng(3).integers(0, 64, (1, new))
+    if past == 0:
+        ids = np.array([[40, *[0] * (new - 1)]])
+    original = _model(positions="ids", do_rotary=rotary)
+    _check_same(original, _feeds(packed=False, new=new, past=past, capacity=24) | {"ids": ids})
+    model, _ = testing.rewritten(_model(positions="ids", do_rotary=rotary), FlowQKVAttention)
+    (node,) = model.graph
+    has_positions = len(node.inputs) > 9 and node.inputs[9] is not None
+    assert (has_positions, "counted_prompt" in node.attributes) == (rotary == "1", rotary == "1")
+
+
 def test_norm_weights_of_the_attention_are_kept() -> None:
     ones = np.ones(16, np.float32)
     original = _model(
@@ -116,6 +133,12 @@ def test_norm_weights_of_the_attention_are_kept() -> None:
     [
         (_model(inputs=", k_scale", constants={"k_scale": np.ones(1, np.float32)}), "k_scale is given"),
         (_model(k_quant_type='"PER_TENSOR"'), "k_quant_type=PER_TENSOR: FlowQKVAttention's KV cache is"),
+        (_model(kv_cache_bit_width="8"), "kv_cache_bit_width=8: FlowQKVAttention has none"),
+        (_model(qk_output="2"), "qk_output=2: FlowQKVAttention has none"),
+        # Of later releases of ONNX Runtime.
+        (_model(q_norm_epsilon="0.1"), "attribute q_norm_epsilon is not known"),
+        (_model(inputs=", , , , , new", constants={"new": np.ones(1, np.int32)}), "query_seqlens is given"),
+        (_model(inputs=", , , , , , new", constants={"new": np.ones(1, np.int32)}), "input 17 is given"),
         (_model(width=66), "head size unknown: the last axis of query is 66"),
     ],
 )

@@ -90,6 +90,14 @@ def test_norms_move_into_the_attention(shapes: dict[str, str]) -> None:
     testing.check(model)
 
 
+def test_a_norm_without_an_epsilon_has_its_own() -> None:
+    text = MODEL.format(**(SHAPES | OTHERS)).replace(", epsilon = 0.01", "")
+    model, misses = testing.rewritten(testing.parse(text, **WEIGHTS), QKNorm)
+    assert misses == []
+    (node,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
+    assert node.attributes["qk_norm_epsilon"].as_float() == pytest.approx(1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

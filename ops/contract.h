@@ -49,8 +49,8 @@ inline constexpr Types kAnyType{DataType::kFloat32, DataType::kFloat16, DataType
                                 DataType::kInt64,   DataType::kInt32,   DataType::kInt8,
                                 DataType::kUInt8,   DataType::kBool};
 
-// A shape in capital letters: "[N,C,H,W]", "[..,K]" (any axes before), "[B,S,?]" (any length), "[B,1]", ""
-// (any shape). A letter stands for one length in all shapes of a contract.
+// A shape in capital letters: "[N,C,H,W]", "[..,K]" (any axes before), "[B,S,?]" (any length),
+// "[B,1]", "" (any shape). A letter stands for one length in all shapes of a contract.
 class ShapePattern {
  public:
   constexpr ShapePattern() = default;

@@ -38,7 +38,10 @@ inline constexpr std::int64_t kColumnBytes = kStripRows / 2;
 inline constexpr std::int64_t kParameterBytes = kBlockRows * 2;
 inline constexpr std::int64_t kGroupStripBytes = kGroup * kColumnBytes;
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+// Of any a of 0 and more: a + b might be too long.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
 constexpr std::int64_t row_blocks(std::int64_t m) { return ceil_div(m, kBlockRows); }
 constexpr std::int64_t groups_of(std::int64_t k) { return ceil_div(k, kGroup); }
 

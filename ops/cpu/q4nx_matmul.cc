@@ -25,12 +25,13 @@ class Q4NXMatMul : public Step {
         name_(to_string(node)),
         m_(node.required_integer("M")),
         k_(node.required_integer("K")),
-        gating_(gating_of(node)),
-        padded_k_(q4nx::ceil_div(k_, kPartColumns) * kPartColumns) {
+        gating_(gating_of(node)) {
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
       fail("[", name_, "] expected no bias with gating");
     row_blocks_ = q4nx::row_blocks(m_);
     layout_ = q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
+    // No longer than a weight that is there.
+    padded_k_ = q4nx::ceil_div(k_, kPartColumns) * kPartColumns;
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -150,7 +151,7 @@ class Q4NXMatMul : public Step {
   std::int64_t m_;
   std::int64_t k_;
   Gating gating_;
-  std::int64_t padded_k_;
+  std::int64_t padded_k_ = 0;
   std::int64_t row_blocks_ = 0;
   q4nx::Layout layout_;
 };

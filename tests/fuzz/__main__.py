@@ -90,6 +90,22 @@ def decoders(
 
 
 @app.command()
+def damage(
+    cases: Cases = 1000, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None,
+    minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 20.0,
+) -> None:  # fmt: skip
+    """Damaged files of every kind that is read."""
+    import importlib
+
+    found = importlib.import_module("tests.fuzz.damage").run(
+        cases, seed, library=_library(library, sanitize), sanitize=sanitize, minutes=minutes, output=output,
+        seconds=seconds,
+    )  # fmt: skip
+    if found:
+        raise typer.Exit(1)
+
+
+@app.command()
 def replay(
     model: Annotated[Path, typer.Argument(help="A .onnx file that was saved here.")],
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tests.fuzz.worker import Ended
 
 
+# In a frame of a stack: our library, or our sources.
+OURS = re.compile(r"flownpu|/(ops|ep|aie)/")
+
+
 def words_of(text: str) -> str:
     """A message without its numbers and names."""
     line = text.splitlines()[0].rpartition("Status Message: ")[2]
@@ -45,7 +49,7 @@ def first_stack(report: str) -> str:
 
 def is_elsewhere(ended: Ended) -> bool:
     """Whether a sanitizer says that it happened in code that is not ours."""
-    return "SUMMARY: " in ended.report and "flownpu" not in first_stack(ended.report)
+    return "SUMMARY: " in ended.report and not OURS.search(first_stack(ended.report))
 
 
 def cause_of_end(ended: Ended, model: bytes) -> str:
@@ -54,8 +58,8 @@ def cause_of_end(ended: Ended, model: bytes) -> str:
     if match := re.search(r"([\w/.]+:\d+):\d+: runtime error: (.*)", report):
         return f"UBSan {match[1]}: {words_of(match[2])}"
     if match := re.search(r"AddressSanitizer: ([\w-]+)", report):
-        frame = next((frame for frame in first_stack(report).splitlines() if "flownpu" in frame), "")
-        place = re.search(r"in (.*?) (/\S+?/)?([\w.]+:\d+)", frame)
-        return f"ASan {match[1]}" + (f" in {place[1][:100]} {place[3]}" if place else "")
+        frame = next((frame for frame in first_stack(report).splitlines() if OURS.search(frame)), "")
+        place = re.search(r" in ([\w:~<>]+).*?([\w.]+:\d+)$", frame)
+        return f"ASan {match[1]}" + (f" in {place[1]} {place[2]}" if place else "")
     operators = sorted({node.op_type for node in onnx.load_from_string(model).graph.node})
     return f"{ended.reason}, {' '.join(operators)}"

@@ -10,7 +10,7 @@ about as much as they differ from one another, several times that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,13 +112,8 @@ class DecoderOracle:
     def judge(self, case: DecoderCase) -> Verdict:
         """Runs a case on both sides."""
         decoder = case.decoder
-        changed = DecoderModel(
-            **vars(decoder) | {"model": with_rounded_activations(decoder.model, case.options["activations"])}
-        )
         try:
-            expected, rounded = (
-                self._reference.call(RUN, model, case.steps, case.capacity) for model in (decoder, changed)
-            )
+            expected, rounded = self.references(case)
         except Ended:
             return Verdict("ONNX Runtime's own crash")
         if expected.refusal is not None or any(isinstance(run, str) for run in expected.runs):
@@ -127,9 +122,17 @@ class DecoderOracle:
             found = self._ours.call(RUN, decoder, case.steps, case.capacity, case.options, case.optimise)
         except Ended as ended:
             return Verdict("ended", Finding(cause_of_end(ended, decoder.model), f"{ended.reason}\n{ended.report}"))
-        return self._compare(case, expected, rounded, found)
+        return self.compare(case, expected, rounded, found)
 
-    def _compare(self, case: DecoderCase, expected: Outcome, rounded: Outcome, found: Outcome) -> Verdict:
+    def references(self, case: DecoderCase) -> tuple[Outcome, Outcome]:
+        """ONNX Runtime's logits, and those with what products read rounded. Raises Ended."""
+        model = with_rounded_activations(case.decoder.model, case.options["activations"])
+        rounded = replace(case.decoder, model=model)
+        plain, rough = (self._reference.call(RUN, of, case.steps, case.capacity) for of in (case.decoder, rounded))
+        return plain, rough
+
+    def compare(self, case: DecoderCase, expected: Outcome, rounded: Outcome, found: Outcome) -> Verdict:
+        """What ours are, beside both of ONNX Runtime's."""
         if found.refusal is not None:
             return Verdict("finding", Finding(f"refused: {words_of(found.refusal)}", found.refusal))
         category = "same"

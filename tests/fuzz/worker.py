@@ -105,8 +105,12 @@ class Worker:
         self.library = Path(library).resolve() if library is not None else None
         self.seconds = seconds
         self._limit = not sanitize
+        self._environment = dict(os.environ)
+        # Where this process is under the sanitizers, only who needs them is as well.
+        if "libasan" in self._environment.get("LD_PRELOAD", ""):
+            del self._environment["LD_PRELOAD"]
         # The server forks, which threads of its own would not outlive.
-        self._environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._environment |= {"ORT_DISABLE_TELEMETRY": "1", "OPENBLAS_NUM_THREADS": "1"}
         if sanitize:
             assert self.library is not None
             self._environment |= sanitizers_environment(self.library)

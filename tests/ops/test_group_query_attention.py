@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # Dimensions and their values. `cache`: how the past comes (none: it is absent; grows; is shared with the present; is as
-# long as a window). `rope`: where the rotation is. `sink`: what the softmax's denominator has beside the keys.
+# long as a window), in float16 if `halves`. `rope`: where the rotation is; `positions`: whether it is told where tokens
+# are. `sink`: what the softmax's denominator has beside the keys. `bias`: over which axes it is not the same, beside
+# the tokens. `lengths`: seqlens_k's shape.
 GRID: dict[str, tuple[Any, ...]] = {
     "packed": (True, False),
     "heads": ((4, 4), (4, 2), (6, 1)),
@@ -38,13 +40,18 @@ GRID: dict[str, tuple[Any, ...]] = {
     "softcap": (0.0, 5.0),
     "scale": (0.0, 0.2),
     "sink": ("none", "head_sink", "smooth", "both"),
-    "bias": (False, True),
+    "bias": ("none", "tokens", "heads", "rows", "rows, heads"),
     "ragged": (False, True),
+    "positions": (False, True),
+    "halves": (False, True),
+    "lengths": ("[B]", "[B,1]"),
     "causal": (True, False),
 }
 Values = tuple[Any, ...]
 # So many that every pair that may occur does; twice as many take as long again and have found nothing more.
 CASES = 300
+F32 = TensorProto.FLOAT
+HALF_STEP = 2.0**-10  # of float16 between 1 and 2
 OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
 
 
@@ -64,8 +71,11 @@ class Case:
     softcap: float
     scale: float
     sink: str
-    bias: bool
+    bias: str
     ragged: bool
+    positions: bool
+    halves: bool
+    lengths: str
     causal: bool
 
     def is_valid(self) -> bool:
@@ -77,9 +87,20 @@ class Case:
             or (self.ragged and self.batch == 1)
             or (self.rope in {"inside", "interleaved", "partial"} and self.head_size % 16)
             or (self.cache == "window" and (self.window < 0 or self.ragged))
-            # Both ways, it looks neither through windows nor back.
-            or (not self.causal and (self.window > 0 or self.past > 0))
+            # Both ways, it does not look through windows.
+            or (not self.causal and self.window > 0)
+            or (self.halves and self.cache == "absent")
+            or (self.positions and not self.rotates)
         )
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the operator does, not another before it."""
+        return self.rope in {"inside", "interleaved", "partial"}
+
+    @property
+    def is_first_prompt(self) -> bool:
+        return self.past == 0
 
     @property
     def total(self) -> int:
@@ -95,7 +116,7 @@ class Case:
         return self.head_size // 32 * 16 if "partial" in self.rope else self.head_size
 
     @cached_property
-    def lengths(self) -> np.ndarray:
+    def totals(self) -> np.ndarray:
         """Tokens so far of each row; of a ragged batch's rows all but the first are shorter."""
         if not self.ragged:
             return np.full(self.batch, self.total)
@@ -119,13 +140,21 @@ class Case:
             given = {"query": np.concatenate(vectors, axis=-1)}
         if self.cache != "absent":
             shape = (self.batch, groups, self.capacity, self.head_size)
-            given |= {name: rng.uniform(-1, 1, shape).astype(np.float32) for name in ("past_key", "past_value")}
-        given["seqlens_k"] = (self.lengths - 1).astype(np.int32)
+            dtype = np.float16 if self.halves else np.float32
+            given |= {name: rng.uniform(-1, 1, shape).astype(dtype) for name in ("past_key", "past_value")}
+        given["seqlens_k"] = (self.totals - 1).astype(np.int32)
+        if self.lengths == "[B,1]":
+            given["seqlens_k"] = given["seqlens_k"][:, None]
         if self.rope.startswith("outside"):
-            before = 0 if self.past == 0 else (self.lengths - self.tokens)[:, None]
+            before = 0 if self.past == 0 else (self.totals - self.tokens)[:, None]
             given["position_ids"] = np.broadcast_to(before + np.arange(self.tokens), (self.batch, self.tokens)).copy()
-        if self.bias:
-            given["bias"] = rng.uniform(-1, 1, (1, heads, self.tokens, self.total)).astype(np.float32)
+        if self.positions:
+            given["position_ids"] = rng.integers(0, 512 - 130, (self.batch, self.tokens))
+            if self.is_first_prompt:
+                given["position_ids"].flat[1:] = -1  # that is not looked at
+        if self.bias != "none":
+            rows, each = self.batch if "rows" in self.bias else 1, heads if "heads" in self.bias else 1
+            given["bias"] = rng.uniform(-1, 1, (rows, each, self.tokens, self.total)).astype(np.float32)
         return given
 
     def model(self) -> onnx.ModelProto:
@@ -135,7 +164,7 @@ class Case:
         nodes, query, key = [], "query", "" if self.packed else "key"
         if self.rope != "none":
             constants |= dict(zip(("cos", "sin"), self.tables, strict=True))
-        inside = self.rope in {"inside", "interleaved", "partial"}
+        inside = self.rotates
         if self.rope.startswith("outside"):
             values = {"query": (query, heads)}
             if self.packed:  # cut, and rotated apart
@@ -164,7 +193,8 @@ class Case:
         past = ["past_key", "past_value"] if self.cache != "absent" else ["", ""]
         inputs = [query, key, "value" if key else "", *past, "seqlens_k", "total"]
         inputs += ["cos", "sin"] if inside else ["", ""]
-        inputs += ["", "bias" if self.bias else "", "sink" if "sink" in constants else ""]
+        inputs += ["position_ids" if self.positions else ""]
+        inputs += ["bias" if "bias" in feeds else "", "sink" if "sink" in constants else ""]
         attributes: dict[str, Any] = {
             "num_heads": heads,
             "kv_num_heads": groups,
@@ -188,7 +218,10 @@ class Case:
                 helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
                 for n, a in feeds.items()
             ],
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs],
+            [
+                helper.make_tensor_value_info(n, TensorProto.FLOAT16 if self.halves and n != "output" else F32, None)
+                for n in outputs
+            ],
             [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
         )
         return helper.make_model(graph, ir_version=10, opset_imports=OPSETS)
@@ -196,7 +229,10 @@ class Case:
     def bound(self) -> float:
         """How far two float32 evaluations of numbers within -1..1 can be apart; a sink is one key more."""
         scale = self.scale or self.head_size**-0.5
-        return testing.attention_bound(1.0, 1.0, head_size=self.head_size, scale=scale, total=self.total + 1)
+        bound = testing.attention_bound(1.0, 1.0, head_size=self.head_size, scale=scale, total=self.total + 1)
+        # Elements of keys and values, below sqrt(2), may be rounded either way: a score is then off by scale d times
+        # that at most, and an output by twice a score's error and by a value's.
+        return bound + (2 * scale * self.head_size + 1) * HALF_STEP * self.halves
 
 
 def _sample() -> list[Case]:
@@ -241,7 +277,7 @@ def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
         options.add_provider_for_devices(ep_devices, {})
         ours = _run(onnxruntime.InferenceSession(model, options), case)
         theirs = _run(onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]), case)
-        for row, length in enumerate(case.lengths):
+        for row, length in enumerate(case.totals):
             # Padding behind a shorter first prompt is unspecified.
             valid = length if case.past == 0 else case.tokens
             error = np.abs(ours[0][row, :valid] - theirs[0][row, :valid]).max()
@@ -252,27 +288,33 @@ def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
             for a, b in zip(ours[1:], theirs[1:], strict=True):
                 assert a.shape == b.shape, case
                 # A rotation sums two products within -1..1, in three roundings on either side.
-                np.testing.assert_allclose(
-                    a[row, :, :kept], b[row, :, :kept], rtol=0, atol=6 * testing.FLOAT32_ROUNDING * 2, err_msg=str(case)
-                )
+                bound = 6 * testing.FLOAT32_ROUNDING * 2 + HALF_STEP * case.halves
+                np.testing.assert_allclose(a[row, :, :kept], b[row, :, :kept], rtol=0, atol=bound, err_msg=str(case))
 
 
-def _pairs(cases: Iterable[Case]) -> set[tuple[str, Any, str, Any]]:
-    names = list(itertools.combinations(GRID, 2))
+def _pairs(cases: Iterable[Case], dimensions: Iterable[str] = GRID) -> set[tuple[str, Any, str, Any]]:
+    names = list(itertools.combinations(dimensions, 2))
     return {(one, getattr(case, one), other, getattr(case, other)) for case in cases for one, other in names}
 
 
+# What may occur depends on these together, and on no others.
+CONSTRAINED = (
+    ("head_size", "batch", "tokens", "past", "cache", "rope", "window", "ragged", "causal"),
+    ("head_size", "cache", "rope", "positions", "halves"),
+)
+# What any value of any dimension may occur with.
+EASY = {name: values[0] for name, values in GRID.items()} | {"window": 8}
+
+
 def test_the_sample_has_every_pair_that_may_occur() -> None:
-    """What may not depends on some dimensions only: the others need not be multiplied out, only be there."""
-    constrained = ("head_size", "batch", "tokens", "past", "cache", "rope", "window", "ragged", "causal")
-    free = {name: values for name, values in GRID.items() if name not in constrained}
-    grid = (
-        Case(**dict(zip(constrained, point, strict=True)), **{name: values[0] for name, values in free.items()})
-        for point in itertools.product(*(GRID[name] for name in constrained))
-    )
-    missing = _pairs(case for case in grid if case.is_valid()) - _pairs(SAMPLE)
-    assert not missing
+    """Of dimensions that constrain one another all points are looked at; of others any two values may occur."""
+    found = _pairs(SAMPLE)
+    for constrained in CONSTRAINED:
+        points = itertools.product(*(GRID[name] for name in constrained))
+        grid = (Case(**(EASY | dict(zip(constrained, point, strict=True)))) for point in points)
+        missing = _pairs((case for case in grid if case.is_valid()), constrained) - found
+        assert not missing
     for one, other in itertools.combinations(GRID, 2):
-        if one in free or other in free:
-            found = {(getattr(case, one), getattr(case, other)) for case in SAMPLE}
-            assert found == set(itertools.product(GRID[one], GRID[other]))
+        if not any(one in names and other in names for names in CONSTRAINED):
+            pairs = {(a, b) for first, a, second, b in found if (first, second) == (one, other)}
+            assert pairs == set(itertools.product(GRID[one], GRID[other]))

@@ -157,6 +157,16 @@ ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
         32,
         {"Q4NXMatMul": 3, "FlowQKVAttention": 1, "SimplifiedLayerNormalization": 2, "Reshape": 4},
     ),
+    # What is cut into heads need not be a row a token.
+    "qk_norm: of heads that are apart": (
+        attention(
+            norms="q4 = Reshape (q, four)" + norm("qn", "q4") + norm("kn", "k"),
+            qkv="qn, kn, v",
+            constants=NORM_SHAPES | {"four": np.array([0, 0, 2, 32])},
+        ),
+        32,
+        {"Q4NXMatMul": 3, "FlowQKVAttention": 1, "SimplifiedLayerNormalization": 2, "Reshape": 5},
+    ),
     "split_qkv": (attention(projections=PACKED, qkv="a, b, c", constants=SIZES), 32, PLAIN),
     "split_qkv: value before key": (
         attention(projections=PACKED, qkv="a, c, b", constants=SIZES),
@@ -180,6 +190,16 @@ ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
 def test_attention(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
     model, d, expected = ATTENTIONS[name]
     assert check(ep_devices, model, prompt(d), tmp_path) == expected
+
+
+def test_projections_of_other_widths_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
+    """Side by side they would be as wide as they should be."""
+    rows = {"q": 128, "k": 32, "v": 96}
+    wrong = "  ".join(PROJECTION.format(out=out, rows=count, x="x") for out, count in rows.items())
+    constants = {name: array for out, count in rows.items() for name, array in weight(out, count, 64).items()}
+    model = ir.to_proto(attention(64, projections=wrong, constants=constants))
+    with pytest.raises(Exception, match=r"value.*shape .*, got \[1,.*,96\]"):
+        session(ep_devices, model, tmp_path).run(None, prompt(64))
 
 
 # --- Feed-forward: gated_projection, fast_gelu ------------------------------------------------------------------------

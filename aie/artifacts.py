@@ -253,8 +253,8 @@ def _read_manifest(file: Path, target: str) -> dict[str, Any]:
         return empty
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        is_ours = (found["format"], found["target"]) == (_FORMAT, target)
-    except (ValueError, KeyError, TypeError):
+        is_ours = (found["format"], found["target"]) == (_FORMAT, target) and _is_complete(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours:
         raise ValueError(
@@ -262,3 +262,25 @@ def _read_manifest(file: Path, target: str) -> dict[str, Any]:
             "choose another folder, or remove this one"
         )
     return dict(found)
+
+
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    """Whether all that is read of a manifest's records is there, and of its type."""
+
+    def records(of: dict[str, Any], key: str) -> list[Any]:
+        found = of.get(key)
+        return list(found.values()) if isinstance(found, dict) else [found]
+
+    def has_files(record: Any, *kinds: str) -> bool:
+        files = [record.get(kind) for kind in kinds] if isinstance(record, dict) else [""]
+        return all(
+            file is None or (isinstance(file, dict) and isinstance(file.get("file"), str) and "sha256" in file)
+            for file in files
+        ) and isinstance(record.get("inputs", {}), dict)
+
+    arrays = records(manifest, "arrays")
+    return (
+        all(has_files(record, "object") for record in records(manifest, "kernels"))
+        and all(has_files(record, "xclbin") for record in arrays)
+        and all(has_files(call, "instructions") for record in arrays for call in records(record, "calls"))
+    )

@@ -149,9 +149,9 @@ def _records(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if found["format"] == _FORMAT:
+        if found["format"] == _FORMAT and all(isinstance(call, dict) for call in found["calls"].values()):
             return dict(found["calls"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ValueError(
         f"[artifacts] expected {folder} to be a folder of artifacts for the emulator, and it is not: choose another, "

@@ -264,7 +264,7 @@ class ValueCheck {
               " there");
     }
     if (value.constant != known.constant ||
-        (value.constant != nullptr && !(*value.shape == *known.shape)))
+        (value.constant != nullptr && value.shape != known.shape))
       damaged("'", value.name, "' is one constant here and another there");
   }
 

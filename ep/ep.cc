@@ -186,6 +186,7 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
                  ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) {
   check();
   std::vector<std::unique_ptr<ComputeInfo>> compiled;
+  compiled.reserve(count);
   placement_.our_multiply_adds = 0;
   for (std::size_t i = 0; i < count; ++i)
     compiled.push_back(compile(graphs[i], fused_nodes[i], &context_nodes[i]));

@@ -12,7 +12,8 @@ namespace {
 // Data that begins between two elements is copied: files may have it anywhere, and steps read whole
 // elements.
 void align(Value& value) {
-  const std::size_t bytes = static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
+  const std::size_t bytes =
+      static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
   const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
   if (bytes == 0 || place % size_of(value.type) == 0) return;
   auto copy = std::make_shared<std::vector<std::byte>>(bytes);

@@ -23,11 +23,12 @@ Walk read_walk(WordReader& reader) {
     const Dimension d{reader.next(), reader.next(), reader.next(), reader.next()};
     std::int64_t steps = 0;
     std::int64_t last = 0;
-    if (d.size < 1 || d.stride < 0 || d.before < 0 || d.after < 0 ||
+    // Of no keys there are no steps.
+    if (d.size < 0 || d.stride < 0 || d.before < 0 || d.after < 0 ||
         __builtin_add_overflow(d.before, d.after, &steps) ||
         __builtin_add_overflow(steps, d.size, &steps) ||
         __builtin_mul_overflow(bytes, steps, &bytes) ||
-        __builtin_mul_overflow(d.size - 1, d.stride, &last) ||
+        __builtin_mul_overflow(std::max<std::int64_t>(d.size - 1, 0), d.stride, &last) ||
         __builtin_add_overflow(end, last, &end)) {
       throw Error("[emulator] a walk has a dimension of " + std::to_string(d.size) + " steps of " +
                   std::to_string(d.stride) + " bytes, padded by " + std::to_string(d.before) +

@@ -75,7 +75,7 @@ AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Ten
   prompt_tokens = query.slice.tokens > 0 ? query.slice.tokens : tokens;
 }
 
-Contract attention_contract(std::string_view op_type) {
+Contract attention_contract(std::string_view op_type) noexcept {
   return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
 }
 

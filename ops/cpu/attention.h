@@ -39,7 +39,7 @@ enum AttentionInput : std::uint8_t {
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
 // What FlowQKVAttention and FlowKVAttention take; ops/flow_qkv_attention.py says what it means.
-Contract attention_contract(std::string_view op_type);
+Contract attention_contract(std::string_view op_type) noexcept;
 
 // H query heads share G KV heads of size d.
 struct AttentionAttributes {

@@ -115,7 +115,9 @@ void check_rotary(const AttentionAttributes& attributes, const AttentionCall& ca
   const Tensor& ids = call.input(kPositionIds);
   if (!ids.present()) return;
   const Shape expected{call.batch, attributes.counted_prompt ? call.prompt_tokens : call.tokens};
-  if (ids.shape.rank() == 2 && ids.shape[0] == call.batch && ids.shape[1] > expected[1]) {
+  // ONNX Runtime reads the first ones of any that are enough.
+  if (!(ids.shape == expected) && ids.shape.rank() >= 2 && ids.shape[0] == call.batch &&
+      ids.shape[1] >= expected[1]) {
     unsupported("[", name, "] expected position_ids of shape ", to_string(expected), ", got ",
                 to_string(ids.shape), ": give as many as there are tokens, or set the provider ",
                 "option on_unsupported to cpu");

@@ -184,13 +184,13 @@ constexpr Port kGemm[] = {
     {.name = "A", .types = kFloat, .shape = "[S,K]"},
     {.name = "B", .types = kFloat, .shape = "[?,?]"},
     {.name = "C", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
-constexpr AttributeRule kGemmAttributes[] = {only("transA", 0), flag("transB"),
-                                             number("alpha", 1, 1), number("beta", 1, 1)};
+constexpr AttributeRule kAlphaAndBeta[] = {only("transA", 0), flag("transB"), number("alpha", 1, 1),
+                                           number("beta", 1, 1)};
 
 constexpr Operator kOperators[] = {
     {{kDomain, "DenseMatMul", 1, 1, kDense, kY, kDenseAttributes}, make_dense_matmul},
     {{"", "MatMul", 1, 13, kMatMul, kY}, make_matmul},
-    {{"", "Gemm", 7, 13, kGemm, kY, kGemmAttributes}, make_gemm},
+    {{"", "Gemm", 7, 13, kGemm, kY, kAlphaAndBeta}, make_gemm},
 };
 
 }  // namespace

@@ -91,15 +91,16 @@ class FlowKVAttention final : public FlowQKVAttention {
   }
 };
 
-const Operator kOperators[] = {
-    {attention_contract("FlowKVAttention"),
-     [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
-       return std::make_unique<FlowKVAttention>(node, context);
-     }},
-};
-
 }  // namespace
 
-std::span<const Operator> flow_kv_attention_operators() { return kOperators; }
+std::span<const Operator> flow_kv_attention_operators() {
+  static const Operator kOperators[] = {
+      {attention_contract("FlowKVAttention"),
+       [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
+         return std::make_unique<FlowKVAttention>(node, context);
+       }},
+  };
+  return kOperators;
+}
 
 }  // namespace flownpu::cpu

@@ -230,17 +230,14 @@ void divide(float* numerator, float denominator, std::int64_t d) {
   for (std::int64_t i = 0; i < d; ++i) numerator[i] *= inverse;
 }
 
-namespace {
-
-const Operator kOperators[] = {
-    {attention_contract("FlowQKVAttention"),
-     [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
-       return std::make_unique<FlowQKVAttention>(node, context);
-     }},
-};
-
-}  // namespace
-
-std::span<const Operator> flow_qkv_attention_operators() { return kOperators; }
+std::span<const Operator> flow_qkv_attention_operators() {
+  static const Operator kOperators[] = {
+      {attention_contract("FlowQKVAttention"),
+       [](const Node& node, const Context& context) -> std::unique_ptr<Step> {
+         return std::make_unique<FlowQKVAttention>(node, context);
+       }},
+  };
+  return kOperators;
+}
 
 }  // namespace flownpu::cpu

@@ -164,13 +164,13 @@ class AveragePool final : public Step {
  private:
   // Windows side by side in an image that is `width` wide.
   void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
-    const float scale = 1.0F / static_cast<float>(window_.height * window_.width);
+    const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
     for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {
-      float sum = 0;
+      double sum = 0;  // Of a window of any size.
       for (std::int64_t i = 0; i < window_.height; ++i) {
         for (std::int64_t j = 0; j < window_.width; ++j) sum += from[i * width + j];
       }
-      y[column] = sum * scale;
+      y[column] = static_cast<float>(sum * scale);
     }
   }
 

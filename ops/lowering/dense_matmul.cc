@@ -170,8 +170,8 @@ Sum sum_of(Graph& graph, const Node& node, bool (*fits)(const Node& product, con
 
 // Whether the sum has the product's axes: a bias [1,1,M] makes three axes of two.
 bool adds_no_axes(const Value& product, const Value& addend) {
-  return addend.shape->rank() == 1 ||
-         (product.shape && addend.shape->rank() <= product.shape->rank());
+  const int added = addend.shape.value_or(Shape()).rank();
+  return added == 1 || added <= product.shape.value_or(Shape()).rank();
 }
 
 void bias(Graph& graph, Node& node) {

@@ -111,7 +111,10 @@ void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::
 }
 
 PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
-    : call_(&call), array_(&designs.array(call)), family_(designs.artifacts().family(call)) {}
+    : artifacts_(&designs.artifacts()),
+      call_(&call),
+      array_(&designs.array(call)),
+      family_(designs.artifacts().family(call)) {}
 
 void PreparedCall::require(std::span<const View> arguments) const {
   bool same = arguments.size() == call_->buffers.size();
@@ -121,7 +124,7 @@ void PreparedCall::require(std::span<const View> arguments) const {
   std::ostringstream text;
   text << "[FlowNPU] call " << call_->op_type << " " << call_->name << ": expected buffers of";
   for (const View& argument : arguments) text << " " << argument.bytes;
-  text << " bytes, the artifacts have";
+  text << " bytes, the artifacts in " << artifacts_->folder() << " have";
   for (const BufferRecord& buffer : call_->buffers)
     text << " " << buffer.name << " " << buffer.bytes;
   throw DeviceError(Failure::kArtifact, text.str() + "; build the model's artifacts again");

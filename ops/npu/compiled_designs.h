@@ -75,6 +75,7 @@ class PreparedCall {
     std::int64_t position = -1;  // that they are for
   };
 
+  const Artifacts* artifacts_;
   const CallRecord* call_;
   Array* array_;
   CallFamily family_;

@@ -33,10 +33,12 @@ _KINDS = {
     "model.embedding": "an object",
     "model.embedding.filename": "a file name",
     "search": "an object",
+    "search.max_length": "a size",
 }
 
 __all__ = [
     "MANIFEST",
+    "check_genai_config",
     "has_chat_template",
     "locate_graph",
     "onnx_path",
@@ -68,16 +70,25 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
     for key in _NEEDED:
         if _at(settings, key) is None:
             raise FlowNPUError(f"{path} lacks {key}, which a language model of GenAI has: convert the model again")
+    check_genai_config(path, settings)
+    onnx = onnx_path(folder, settings)
+    if not onnx.is_file():
+        raise FlowNPUError(f"{path} names {onnx.name}, which is not in {folder}: convert the model again")
+    return settings
+
+
+def check_genai_config(path: Path, settings: dict[str, Any]) -> None:
+    """Checks what is read of a genai_config.json.
+
+    Raises:
+        FlowNPUError: something else stands in a setting's place.
+    """
     for key, kind in _KINDS.items():
         value = _at(settings, key)
         if value is not None and not _is(value, kind):
             raise FlowNPUError(
                 f"{path}: expected {key} to be {kind}, got {reprlib.repr(value)}: convert the model again"
             )
-    onnx = onnx_path(folder, settings)
-    if not onnx.is_file():
-        raise FlowNPUError(f"{path} names {onnx.name}, which is not in {folder}: convert the model again")
-    return settings
 
 
 def _at(settings: dict[str, Any], key: str) -> Any:

@@ -58,10 +58,10 @@ class DecoderGraph:
         self.path = path
         self.model = load_model(path, purpose="flownpu verify")
         with reading(path):
-            self._expose()
+            self._find_norms()
 
-    def _expose(self) -> None:
-        """Finds the norms between the layers."""
+    def _find_norms(self) -> None:
+        """Finds the norms between the layers, and makes what they normalise outputs."""
         path, graph = self.path, self.model.graph
         attentions = [node for node in graph if node.op_type in _ATTENTIONS]
         if not attentions or graph.outputs[0].name != "logits":

@@ -111,6 +111,7 @@ OTHERS = {
     "a row longer than the total": (False, feeds(1, 3, 5, lengths=np.array([9], np.int32))),
     "a first prompt of another length": (False, feeds(1, 3, 0, lengths=np.array([6], np.int32))),
     "more positions than tokens": (True, feeds(1, 3, 5, ids=np.array([[9, 7, 5, 3]]))),
+    "positions with an axis more": (True, feeds(1, 3, 5, ids=np.array([[[9], [7], [5]]]))),
 }
 
 
@@ -118,6 +119,8 @@ OTHERS = {
 def test_a_run_that_only_onnx_runtime_takes(make_session: MakeSession, name: str) -> None:
     positions, given = OTHERS[name]
     graph = model(positions=positions)
+    if positions:  # of any shape
+        next(x for x in graph.graph.input if x.name == "ids").type.tensor_type.ClearField("shape")
     with pytest.raises(Exception, match="set the provider option on_unsupported to cpu"):
         make_session(graph).run(None, given)
     session = make_session(graph, CPU)

@@ -154,12 +154,17 @@ class Damager:
 
         return damages()
 
+    def read(self, kind: str) -> list[str]:
+        """What a kind's reader refuses of its sample as that is now."""
+        refusals: list[str] = self._worker.call(READ, KINDS[kind].reader, str(self.sample(kind).folder))
+        return refusals
+
     def judge(self, damage: Damage) -> Verdict:
         """Has a damaged file read."""
         sample = self.sample(damage.kind)
         with sample.replaced(damage.file, damage.content):
             try:
-                refusals = self._worker.call(READ, KINDS[damage.kind].reader, str(sample.folder))
+                refusals = self.read(damage.kind)
             except Raised as error:
                 return Verdict("raised", Finding(_signature(damage, error.trace), f"{damage!r}\n\n{error.trace}"))
             except Ended as error:

@@ -151,7 +151,8 @@ void bind_device(nb::module_& module) {
           nb::arg("artifacts") = "", nb::arg("emulated") = true)
       .def_prop_ro("name", &NpuDevice::name)
       .def_prop_ro("description", &NpuDevice::description)
-      .def("unsupported", &NpuDevice::unsupported)
+      .def("unsupported", [](const NpuDevice& device,
+                             const flownpu::Node& node) { return device.unsupported(node, {}); })
       .def(
           "lower",
           [](const NpuDevice& device, const Partition& partition, const std::string& folder,

@@ -66,6 +66,12 @@ def test_cumulative_sum(reverse: int, exclusive: int) -> None:
     assert np.all(np.abs(found[:: 1 - 2 * reverse] - expected) <= (2 * LONG * DOUBLE_EPSILON + EPSILON) * expected)
 
 
+def test_average_pool() -> None:
+    x = np.full((1, 1, 2048, 2048), TENTH)
+    y = one("AveragePool", [x], domain="", kernel_shape=[2048, 2048], strides=[2048, 2048])
+    assert abs(y.item() - float(TENTH)) <= (x.size * DOUBLE_EPSILON + 2 * EPSILON) * float(TENTH)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_root_mean_square(isa: str) -> None:
     y = one("SimplifiedLayerNormalization", [np.full(LONG, TENTH)[None], np.ones(LONG, np.float32)],
@@ -123,3 +129,16 @@ def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
     assert np.all(np.abs(y[0, :, 1] - 1) <= bound)
     expected = 1 / (1 + seen * float(TENTH))
     assert np.all(np.abs(y[0, :, 0] - expected) <= bound * expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_product(isa: str, activations: str, rows: int) -> None:
+    """Of ones with numbers that are the same in bf16, and exact in 8 bits, which know the lowest and the highest."""
+    k = 1 << 18
+    weight = np.full((k, 3), np.float32(0.10009765625))
+    options = {"cpu_isa": isa, "activations": activations}
+    y = one("DenseMatMul", [np.ones((rows, k), np.float32), weight], constants=(1,), options=options)
+    # No more than 512 of K are added up at once, and then their sums.
+    assert np.abs(y - k * 0.10009765625).max() <= (512 + k / 256 + 4) * EPSILON * k * 0.10009765625

@@ -184,6 +184,20 @@ def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("gating", ["geglu", "swiglu"])
+@pytest.mark.parametrize("tokens", [1, 13])
+def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> None:
+    """However large what they hold back is."""
+    weights = np.zeros((64, 32), np.float32)
+    weights[:32, 0], weights[32:, 0] = -1, 1
+    x = np.zeros((tokens, 32), np.float32)
+    x[:, 0] = 1e36
+    y = product(x, q4nx.pack(*q4nx.quantize(weights)), isa, activations, 32, gating)
+    assert np.all(y == 0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("tokens", [1, 13])
 @pytest.mark.parametrize("field", ["scale", "minimum"])
 def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> None:

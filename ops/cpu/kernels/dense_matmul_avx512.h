@@ -151,7 +151,8 @@ inline void pack_bf16(const DenseWeight& weight, std::int64_t block, std::byte* 
   }
 }
 
-// COUNT rows of activations times `groups` groups of k from `group` on.
+// COUNT rows of activations times `groups` groups of k from `group` on, added to what is in `out`
+// from the groups before, as in dense_matmul_float.h.
 template <int COUNT>
 void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::int64_t row,
                      std::int64_t group, std::int64_t groups, float* out) {
@@ -159,9 +160,6 @@ void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::
       static_cast<const std::uint16_t*>(a.values) + row * a.padded_k + group * q4nx::kGroup;
   packed += group * (q4nx::kGroup / 2) * kPairBytes;
   Rows total[COUNT];
-  if (group > 0) {
-    for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * kDenseColumns);
-  }
   for (std::int64_t pair = 0; pair < groups * q4nx::kGroup / 2;
        ++pair, packed += kPairBytes, x += 2) {
     const __m512i even = _mm512_load_si512(packed);
@@ -169,7 +167,14 @@ void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::
     for (int r = 0; r < COUNT; ++r)
       dot_bf16(total[r], even, odd, broadcast_activations(x + r * a.padded_k));
   }
-  for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * kDenseColumns);
+  for (int r = 0; r < COUNT; ++r, out += kDenseColumns) {
+    if (group > 0) {
+      const Rows before = load_rows(out);
+      total[r] = {_mm512_add_ps(before.even, total[r].even),
+                  _mm512_add_ps(before.odd, total[r].odd)};
+    }
+    store_rows(total[r], out);
+  }
 }
 
 inline void dense_bf16(const std::byte* packed, const RoundedActivations& a, std::int64_t first,

@@ -4,7 +4,8 @@
 //
 // Packed: [k][32 columns] f32. Dataflow, for each stretch of k whose columns fill the L1 data
 // cache: tiles of kFloatRows rows of activations by two vectors of columns, accumulated in
-// registers, which go to `out` between stretches.
+// registers, which are added to `out` after each stretch: a sum over all of a long k, one after the
+// other, would be off by more than sums of some hundred and their sum.
 #pragma once
 
 #include <algorithm>
@@ -88,10 +89,10 @@ constexpr std::int64_t kFloatStretch = 256;
 template <int COUNT>
 void tile_dense(const float* packed, std::int64_t k, std::int64_t end, const float* x,
                 std::int64_t x_stride, float* out) {
+  const bool is_first = k == 0;
   Vector sum[COUNT][kColumnVectors];
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v)
-      sum[r][v] = k == 0 ? Vector{} : load(out + r * kDenseColumns + v * kLanes);
+    for (int v = 0; v < kColumnVectors; ++v) sum[r][v] = Vector{};
   }
   for (; k < end; ++k) {
     Vector columns[kColumnVectors];
@@ -102,8 +103,13 @@ void tile_dense(const float* packed, std::int64_t k, std::int64_t end, const flo
       for (int v = 0; v < kColumnVectors; ++v) sum[r][v] += activation * columns[v];
     }
   }
+  // Unrolled, or GCC keeps the sums in memory.
+#pragma GCC unroll 12
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v) store(out + r * kDenseColumns + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kColumnVectors; ++v) {
+      float* y = out + r * kDenseColumns + v * kLanes;
+      store(y, is_first ? sum[r][v] : load(y) + sum[r][v]);
+    }
   }
 }
 

@@ -13,8 +13,10 @@ from flownpu.convert.graph_file import GRAPH_FILE, check_data, check_operators, 
 from flownpu.convert.huggingface import TOKENIZER_FILES
 from flownpu.convert.output import check_output
 from flownpu.convert.rewritten_folder import make_rewritten_folder
+from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
 from flownpu.graph_rewrites.sliding_window_cache import windows
+from flownpu.model_folder import check_genai_config
 from flownpu.ops.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
 
@@ -45,6 +47,10 @@ def convert_genai_folder(request: Request) -> None:
     check_output(request.output, force=request.force)
     source, options = request.source, request.options
     config = read_json(source / "genai_config.json")
+    try:
+        check_genai_config(source / "genai_config.json", config)
+    except FlowNPUError as error:
+        raise ConversionError(str(error)) from error
     path = _graph_path(source, config)
     model = load_graph(path)
     data_files = check_data(model, path)

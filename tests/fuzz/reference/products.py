@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BFLOAT16 = 2.0**-8
 # Of what is rounded to int8, of the largest number in its group: half of a 127th. The group is not larger than the row.
 INT8 = 0.5 / 127 * 1.02
+# A group of magnitudes up to here is 0 (docs/operators.md, small numbers).
+NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 # Of what is rounded to 8 bits between the lowest and the highest of a group: half of a 255th of their distance.
 BYTE = 0.5 / 255 * 1.02
 # From here on roundings to bf16 and scales of int8 overflow.
@@ -46,7 +48,7 @@ def product(x: Bounds, w: Bounds, rounding: str = "none") -> Bounds:
     if rounding == "bf16":
         xr, wr = xr + np.abs(xm) * BFLOAT16, wr + np.abs(wm) * BFLOAT16
     elif rounding == "int8" and xm.size and wm.size:
-        xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8
+        xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8 + np.minimum(np.abs(xm), NEGLIGIBLE)
         wr = wr + (wm.max(axis=-2, keepdims=True) - wm.min(axis=-2, keepdims=True)) * BYTE
     terms = x.shape[-1]
     size, weight = np.abs(xm) + xr, np.abs(wm) + wr

@@ -30,7 +30,7 @@ FULL, WINDOWED = Layer(Rotary(10000.0)), Layer(Rotary(100.0), 16)
 SHAPES = ((288, 4, 2, 32, 608), (160, 4, 2, 32, 320), (256, 2, 1, 64, 256), (160, 4, 4, 32, 192))
 # The array rounds more than the CPU: what norms and products make, the residual stream, attention's weights
 # (tests/npu/rounding.py). In quadrature with what a layer's four products read, about three times as many roundings:
-# the largest ratio of 100 decoders was 3.
+# the largest ratio of 14 decoders was 3.0.
 ROUNDINGS = 10.0
 
 

@@ -35,7 +35,7 @@ MOST_STEPS = 6
 RUN = "tests.fuzz.decoder_runs:run_decoder"
 # Weights are rounded as well as activations, and (prompts on AVX-512) attention's queries and weights: sqrt(3) of what
 # was measured. One row of 80 logits is off by more than all rows together are, as chance and its tokens have it. The
-# largest ratio of 1,000 decoders was 3.
+# largest ratio of 60 decoders was 2.6.
 ROUNDINGS = 6.0
 
 

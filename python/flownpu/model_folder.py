@@ -19,19 +19,19 @@ _KINDS = {
     "model.context_length": "a size",
     "model.vocab_size": "a size",
     "model.decoder": "an object",
-    "model.decoder.filename": "a file name",
+    "model.decoder.filename": "the name of a file beside it",
     "model.decoder.num_hidden_layers": "a size",
     "model.decoder.head_size": "a size",
     "model.decoder.session_options": "an object",
     "model.decoder.session_options.provider_options": "a list of objects",
     "model.decoder.sliding_window": "an object",
     "model.vision": "an object",
-    "model.vision.filename": "a file name",
-    "model.vision.config_filename": "a file name",
+    "model.vision.filename": "the name of a file beside it",
+    "model.vision.config_filename": "the name of a file beside it",
     "model.vision.outputs": "an object",
     "model.vision.outputs.image_features": "a text",
     "model.embedding": "an object",
-    "model.embedding.filename": "a file name",
+    "model.embedding.filename": "the name of a file beside it",
     "search": "an object",
     "search.max_length": "a size",
 }
@@ -103,7 +103,7 @@ def _is(value: Any, kind: str) -> bool:
     match kind:
         case "a size":
             return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
-        case "a file name":
+        case "the name of a file beside it":
             return isinstance(value, str) and Path(value).name == value and "\0" not in value
         case "a text":
             return isinstance(value, str)

@@ -15,6 +15,7 @@ and no process ends or hangs. Everything else is a finding. What ends ONNX Runti
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ import onnx
 
 from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
 from tests.fuzz.compare import describe, equal, kinds, outside
-from tests.fuzz.reference.evaluate import evaluate
+from tests.fuzz.reference.evaluate import ReferenceFailed, evaluate
 from tests.fuzz.worker import Ended, Worker
 
 if TYPE_CHECKING:
@@ -38,10 +39,14 @@ STATED = (
     # Of no elements there is no largest, and of no integers no mean: ONNX leaves it open.
     r"\[ArgMax .*expected elements along axis",
     r"\[ReduceMean .*expected elements, got none",
-    # Axes of a scalar, which ONNX forbids and ONNX Runtime does not look at.
-    r"\[Reduce\w+ .*expected an index in \[-0, 0\)",
+    # Axes that there are not, of a scalar or of no elements, where ONNX Runtime does not look at them.
+    r"\[Reduce\w+ .*expected an index in \[-\d+, \d+\)",
+    # Other batches of indices than of data, which ONNX forbids: ONNX Runtime reads what it has.
+    r"\[GatherND .*expected data and indices to share",
     # An index beyond a table is an error (docs/operators.md), and no zeros.
     r"\[Q4NXGather .*expected indices in",
+    # An empty past of other sizes, which the inlined definition's Concat leaves out: the operator's contract has none.
+    r"\[Flow\w*Attention\] expected past_key and past_value of shape .*, got \[[^\]]*\b0\b",
 )
 
 
@@ -160,7 +165,11 @@ class Oracle:
         if all(equal(ours[name], array) for name, array in theirs.items()):
             return None
         model = onnx.load_from_string(case.model)
-        known = evaluate(model, case.feeds[run], case.options)
+        try:
+            known = evaluate(model, case.feeds[run], case.options)
+        except ReferenceFailed as error:
+            text = "".join(traceback.format_exception(error))
+            return Verdict("finding", Finding(f"{error.op_type}: the reference failed", text))
         makers = {name: node.op_type for node in model.graph.node for name in node.output}
         for name, array in theirs.items():
             found, expected, bound = ours[name], array, known.get(name)

@@ -156,7 +156,7 @@ def _spoil_scales(folder: Path) -> None:
         (lambda s: _edit(s, decoder=None), "expected a language model with model.decoder"),
         (
             lambda s: _edit_decoder(s, filename="../model.onnx"),
-            "expected a file name in this folder, got '../model.onnx'",
+            "expected model.decoder.filename to be the name of a file beside it, got '../model.onnx'",
         ),
         (
             lambda s: _drop_attribute(s, "MatMulNBits", "N"),

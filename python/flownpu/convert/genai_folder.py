@@ -16,7 +16,7 @@ from flownpu.convert.rewritten_folder import make_rewritten_folder
 from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
 from flownpu.graph_rewrites.sliding_window_cache import windows
-from flownpu.model_folder import check_genai_config
+from flownpu.model_folder import check_genai_config, onnx_path
 from flownpu.ops.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
 
@@ -93,12 +93,10 @@ def _graph_path(source: Path, config: dict[str, Any]) -> Path:
             f"{source}: the model has parts that cannot be converted ({', '.join(parts)}); export its decoder alone, "
             "or convert the checkpoint it was made of"
         )
-    name = str(decoder.get("filename", GRAPH_FILE))
-    if "/" in name or "\\" in name:
-        raise ConversionError(f"{source / 'genai_config.json'}: expected a file name in this folder, got {name!r}")
-    if not (source / name).is_file():
-        raise ConversionError(f"{source / name}: genai_config.json names this file, and it is missing")
-    return source / name
+    path = onnx_path(source, config)
+    if not path.is_file():
+        raise ConversionError(f"{path}: genai_config.json names this file, and it is missing")
+    return path
 
 
 def _check_rewritten(path: Path, report: Report) -> None:

@@ -40,7 +40,9 @@ ENORMOUS = 1e37
 
 
 def product(x: Bounds, w: Bounds, rounding: str = "none") -> Bounds:
-    """x [.., S, K] times w [.., K, M], in any order of summation; `rounding`: "none", "bf16" or "int8"."""
+    """x [.., S, K] or [K] times w [.., K, M], in any order of summation; `rounding`: "none", "bf16" or "int8"."""
+    if len(x.shape) == 1:
+        return product(x.map(lambda row: row[None]), w, rounding).map(lambda rows: rows[..., 0, :])
     if not is_float(x.dtype):
         exact = np.matmul(x.exact(), w.exact())
         return Bounds(exact, exact, x.dtype)
@@ -118,15 +120,9 @@ def _dense_rounding(node: Node) -> str:
 def matmul(node: Node) -> Bounds:
     x, w = node.input(0), node.input(1)
     rounding = _dense_rounding(node) if node.is_constant(1) and len(w.shape) == 2 else "none"
-    one_row, one_column = len(x.shape) == 1, len(w.shape) == 1
-    if one_row:
-        x = x.map(lambda array: array[None])
-    if one_column:
-        w = w.map(lambda array: array[:, None])
-    made = product(x, w, rounding)
-    if one_row:
-        made = made.map(lambda array: array[..., 0, :])
-    return made.map(lambda array: array[..., 0]) if one_column else made
+    if len(w.shape) == 1:
+        return product(x, w.map(lambda column: column[:, None]), rounding).map(lambda columns: columns[..., 0])
+    return product(x, w, rounding)
 
 
 def gemm(node: Node) -> Bounds:

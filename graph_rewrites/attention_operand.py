@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant
 from flownpu.graph_rewrites.plain_graph import dimensions, integers, made_by, same_size, with_constant
+from flownpu.graph_rewrites.signature import unknown_part
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -106,7 +107,7 @@ def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, nor
 def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # each is another operator
     """The operand one node earlier, or None where it begins."""
     node = operand.value.producer()
-    if node is None:
+    if node is None or unknown_part(node) is not None:
         return None
     if node.domain == "com.microsoft":
         return _through_rotary(operand, node) if rotary and node.op_type == "RotaryEmbedding" else None

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.graph_rewrites.plain_graph import constant, dimensions, integers, made_by, scalar, with_constant
+from flownpu.graph_rewrites.plain_graph import (
+    constant,
+    dimensions,
+    integers,
+    is_operator,
+    made_by,
+    scalar,
+    with_constant,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -131,7 +139,7 @@ def read_probabilities(softmax: ir.Node) -> ir.Node | str:
     users = [use.node for use in value.uses()]
     if {user.op_type for user in users} == {"IsNaN", "Where"} and len(users) == 2:
         guard = next(user for user in users if user.op_type == "Where")
-        test = made_by(guard.inputs[0], "IsNaN")
+        test = made_by(guard.inputs[0], "IsNaN") if is_operator(guard, "Where") else None
         if test is None or test.inputs[0] is not value or guard.inputs[2] is not value or scalar(guard.inputs[1]) != 0:
             return "the probabilities go through a Where that is not Where(IsNaN(p), 0, p)"
         value, users = guard.outputs[0], [use.node for use in guard.outputs[0].uses()]
@@ -140,7 +148,7 @@ def read_probabilities(softmax: ir.Node) -> ir.Node | str:
             f"{len(users)} nodes read the probabilities, or they are an output; expected the product with values alone"
         )
     product = users[0]
-    if product.op_type != "MatMul" or product.domain != "" or product.inputs[0] is not value:
+    if not is_operator(product, "MatMul") or product.inputs[0] is not value:
         return f"the probabilities are read by {product.op_type}, expected MatMul(probabilities, values)"
     sizes, axis = dimensions(value), softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
     if axis != -1 and (sizes is None or axis != len(sizes) - 1):

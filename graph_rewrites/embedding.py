@@ -9,7 +9,7 @@ from onnx_ir import tape
 
 from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
 from flownpu.graph_rewrites.node import attribute_int
-from flownpu.graph_rewrites.plain_graph import insert_before, made_by, replace
+from flownpu.graph_rewrites.plain_graph import insert_before, is_operator, made_by, replace
 from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.onnx_function import DOMAIN, VERSION
 
@@ -34,7 +34,7 @@ def quantise_embeddings(model: ir.Model) -> tuple[int, list[Miss]]:
     """
     count, misses = 0, []
     for node in list(model.graph):
-        if node.domain != "" or node.op_type != "Gather" or attribute_int(node, "axis", 0) != 0:
+        if not is_operator(node, "Gather") or attribute_int(node, "axis", 0) != 0:
             continue
         weight, ids = float_weight(node.inputs[0], transposed=False), _input_of(node.inputs[1])
         if weight is None or ids is None:

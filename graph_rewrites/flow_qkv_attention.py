@@ -12,6 +12,8 @@ from onnxscript.rewriter import MatchContext, MatchResult
 from flownpu.graph_rewrites.node import attribute_int, attribute_text, last_dimension, optional_input
 from flownpu.graph_rewrites.quantized_weight import unique_name
 from flownpu.graph_rewrites.rule import Builder, Rule
+from flownpu.graph_rewrites.signature import GROUP_QUERY_ATTENTION
+from flownpu.ops import flow_qkv_attention
 from flownpu.ops.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
@@ -34,13 +36,7 @@ _SHARED_ATTRIBUTES = (
 # Those that may only be there as 0, which changes nothing.
 _ZERO_ATTRIBUTES = ("qk_output", "kv_cache_bit_width")
 _CACHE_TYPES = ("k_quant_type", "v_quant_type")
-# Inputs 0..10 are the same in both; GroupQueryAttention then has head_sink, two that FlowQKVAttention lacks, and norms.
-_SHARED_INPUTS = 11
-_POSITION_IDS = 9
-_SINK = 11
-_REFUSED_INPUTS = {12: "k_scale", 13: "v_scale", 16: "query_seqlens"}
-_NORM_WEIGHTS = (14, 15)
-_INPUTS = 16
+_INPUTS = GROUP_QUERY_ATTENTION.inputs or ()
 
 
 class FlowQKVAttention(Rule):
@@ -62,7 +58,7 @@ class FlowQKVAttention(Rule):
             _outputs=["output", "present_key", "present_value"],
         )
 
-    def check(self, context: MatchContext, query: ir.Value, **_: object) -> MatchResult:
+    def examine(self, context: MatchContext, query: ir.Value, **_: object) -> MatchResult:
         node, result = context.root, MatchResult()
         if (obstacle := _obstacle(node)) is not None:
             return result.fail(obstacle, node)
@@ -79,13 +75,14 @@ class FlowQKVAttention(Rule):
     def rewrite(self, op: Builder, output: ir.Value, **_: object) -> Sequence[ir.Value]:
         node = output.producer()
         assert node is not None
-        inputs = [optional_input(node, i) for i in (*range(_SHARED_INPUTS), *_NORM_WEIGHTS)]
-        inputs += [None, _head_sink(op, node)]  # no bidirectional_blocks
+        given = {name: _input(node, name) for name in _INPUTS}
+        given["head_sink"] = _head_sink(op, node)
         attributes = {name: node.attributes[name] for name in _SHARED_ATTRIBUTES if name in node.attributes}
         if not attribute_int(node, "do_rotary", 0):
-            inputs[_POSITION_IDS] = None  # they are for the rotation
-        elif inputs[_POSITION_IDS] is not None:
+            given["position_ids"] = None  # they are for the rotation
+        elif given["position_ids"] is not None:
             attributes["counted_prompt"] = ir.AttrInt64("counted_prompt", 1)
+        inputs = [given.get(name) for name in flow_qkv_attention.INPUTS]
         while inputs[-1] is None:
             inputs.pop()
         outputs: Sequence[ir.Value] = op.FlowQKVAttention(
@@ -102,9 +99,8 @@ class FlowQKVAttention(Rule):
 
 def _obstacle(node: ir.Node) -> str | None:
     """What this GroupQueryAttention does that FlowQKVAttention does not, or None."""
-    for position in (*_REFUSED_INPUTS, *range(_INPUTS, len(node.inputs))):
-        if optional_input(node, position) is not None:
-            name = _REFUSED_INPUTS.get(position, f"input {position}")
+    for name in _INPUTS:
+        if name not in flow_qkv_attention.INPUTS and _input(node, name) is not None:
             return f"{name} is given: FlowQKVAttention has no such input"
     if len(node.outputs) < 3 or any(value.name == "" for value in node.outputs[:3]):
         return "present_key and present_value are not outputs: FlowQKVAttention appends to a KV cache"
@@ -114,17 +110,18 @@ def _obstacle(node: ir.Node) -> str | None:
                 return (
                     f"{name}={quantization}: FlowQKVAttention's KV cache is bf16, f16 or f32; export with one of these"
                 )
-        elif name in _ZERO_ATTRIBUTES:
-            if value := attribute_int(node, name):
-                return f"{name}={value}: FlowQKVAttention has none"
-        elif name not in {*_SHARED_ATTRIBUTES, "smooth_softmax"}:
-            return f"attribute {name} is not known"
+        elif name in _ZERO_ATTRIBUTES and (value := attribute_int(node, name)):
+            return f"{name}={value}: FlowQKVAttention has none"
     return None
+
+
+def _input(node: ir.Node, name: str) -> ir.Value | None:
+    return optional_input(node, _INPUTS.index(name))
 
 
 def _head_sink(op: Builder, node: ir.Node) -> ir.Value | None:
     """What is given, or zeros for smooth_softmax."""
-    given = optional_input(node, _SINK)
+    given = _input(node, "head_sink")
     if given is not None or attribute_int(node, "smooth_softmax", 0) != 1:
         return given
     zeros = np.zeros(attribute_int(node, "num_heads"), np.float32)

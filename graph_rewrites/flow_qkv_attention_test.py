@@ -138,7 +138,7 @@ def test_norm_weights_of_the_attention_are_kept() -> None:
         # Of later releases of ONNX Runtime.
         (_model(q_norm_epsilon="0.1"), "attribute q_norm_epsilon is not known"),
         (_model(inputs=", , , , , new", constants={"new": np.ones(1, np.int32)}), "query_seqlens is given"),
-        (_model(inputs=", , , , , , new", constants={"new": np.ones(1, np.int32)}), "input 17 is given"),
+        (_model(inputs=", , , , , , new", constants={"new": np.ones(1, np.int32)}), "input new is not known"),
         (_model(width=66), "head size unknown: the last axis of query is 66"),
     ],
 )

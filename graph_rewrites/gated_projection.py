@@ -38,7 +38,7 @@ class GatedProjection(Rule):
         )
         return op.Mul(activated, up)
 
-    def check(
+    def examine(
         self, context: MatchContext, activated: ir.Value, gate: ir.Value, up: ir.Value, **_: object
     ) -> MatchResult:
         result = MatchResult()

@@ -10,6 +10,7 @@ from onnx_ir import tape
 
 from flownpu.graph_rewrites.plain_graph import (
     insert_before,
+    is_operator,
     made_by,
     only_user,
     other_operand,
@@ -44,7 +45,7 @@ def fold_gelu(model: ir.Model) -> tuple[int, list[Miss]]:
     """
     count, misses = 0, []
     for node in list(model.graph):
-        if node.domain != "" or node.op_type not in {"Erf", "Tanh"}:
+        if not is_operator(node, "Erf", "Tanh"):
             continue
         one_more = only_user(node.outputs[0])
         added = with_constant(one_more) if one_more is not None and one_more.op_type == "Add" else None

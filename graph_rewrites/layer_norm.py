@@ -29,7 +29,7 @@ class LayerNorm(Rule):
         variance = op.ReduceMean(op.Pow(centred, two), square_axes, _allow_other_attributes=True, _outputs=["variance"])
         return op.Add(op.Mul(op.Div(centred, op.Sqrt(op.Add(variance, epsilon))), weight), bias)
 
-    def check(  # noqa: PLR0911 # each is a reason
+    def examine(  # noqa: PLR0911 # each is a reason
         self,
         context: MatchContext,
         x: ir.Value,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import onnx_ir as ir
 
+from flownpu.ops import flow_qkv_attention, q4nx_matmul
 from flownpu.ops.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites.rule import Builder
 
 # Inputs of Q4NXMatMul, by the position that its definition gives them.
-BIAS, RESIDUAL = 2, 3
+BIAS, RESIDUAL = (q4nx_matmul.INPUTS.index(name) for name in ("bias", "residual"))
 # Inputs of FlowQKVAttention, the same.
-PAST_KEY, PAST_VALUE, SEQLENS_K = 3, 4, 5
-Q_NORM_WEIGHT, K_NORM_WEIGHT = 11, 12
-ATTENTION_INPUTS = 13
+PAST_KEY, PAST_VALUE, SEQLENS_K, Q_NORM_WEIGHT, K_NORM_WEIGHT = (
+    flow_qkv_attention.INPUTS.index(name)
+    for name in ("past_key", "past_value", "seqlens_k", "q_norm_weight", "k_norm_weight")
+)
 
 
 def attribute_int(node: ir.Node, name: str, otherwise: int | None = None) -> int:
@@ -117,6 +119,9 @@ def attention(op: Builder, like: ir.Node, inputs: Sequence[ir.Value | None], **a
     Returns:
         output, present_key, present_value.
     """
+    inputs = list(inputs)
+    while inputs[-1] is None:
+        inputs.pop()
     outputs: Sequence[ir.Value] = op.FlowQKVAttention(
         *inputs, _domain=DOMAIN, _version=1, _outputs=3, _name=like.name, **{**like.attributes, **attributes}
     )
@@ -124,5 +129,5 @@ def attention(op: Builder, like: ir.Node, inputs: Sequence[ir.Value | None], **a
 
 
 def attention_inputs(node: ir.Node) -> list[ir.Value | None]:
-    """All 13 inputs of a FlowQKVAttention, with None for the absent ones."""
-    return [optional_input(node, position) for position in range(ATTENTION_INPUTS)]
+    """All inputs that a FlowQKVAttention can have, with None for the absent ones."""
+    return [optional_input(node, position) for position in range(len(flow_qkv_attention.INPUTS))]

@@ -51,7 +51,9 @@ class PackedQKV(Rule):
             _outputs=["output", "present_key", "present_value"],
         )
 
-    def check(self, context: MatchContext, query: ir.Value, key: ir.Value, value: ir.Value, **_: object) -> MatchResult:
+    def examine(
+        self, context: MatchContext, query: ir.Value, key: ir.Value, value: ir.Value, **_: object
+    ) -> MatchResult:
         result = MatchResult()
         projections = _producers(query, key, value)
         biases = [optional_input(projection, BIAS) for projection in projections]

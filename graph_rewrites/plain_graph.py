@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from flownpu.graph_rewrites.signature import unknown_part
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,9 +43,14 @@ def integers(value: ir.Value | None) -> list[int] | None:
 
 
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """The standard operator that made a value, if it is one of `operators`."""
+    """The standard operator that made a value, if it is one of `operators` and nothing of it is unknown."""
     node = None if value is None else value.producer()
-    return node if node is not None and node.domain == "" and node.op_type in operators else None
+    return node if node is not None and is_operator(node, *operators) else None
+
+
+def is_operator(node: ir.Node, *operators: str) -> bool:
+    """Whether it is one of these standard operators, with inputs, outputs and attributes that are known."""
+    return node.domain == "" and node.op_type in operators and unknown_part(node) is None
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
@@ -67,9 +74,11 @@ def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """The node that alone reads a value, which is no output of the graph."""
+    """The node that alone reads a value, which is no output of the graph, if nothing of the node is unknown."""
     users = list(value.uses())
-    return users[0].node if len(users) == 1 and not value.is_graph_output() else None
+    if len(users) != 1 or value.is_graph_output() or unknown_part(users[0].node) is not None:
+        return None
+    return users[0].node
 
 
 def dimensions(value: ir.Value) -> list[int | str | None] | None:

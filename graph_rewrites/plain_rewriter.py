@@ -21,6 +21,7 @@ from flownpu.graph_rewrites.rewriter import apply
 from flownpu.graph_rewrites.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
+from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.onnx_function import OPSET
 
@@ -41,6 +42,8 @@ def prepare(model: ir.Model) -> None:
         ValueError: the graph's opset cannot be converted.
     """
     version = model.opset_imports.get("", 0)
+    if version < 1:
+        raise ValueError("the model does not say of which ONNX opset it is")
     if version < OPSET:
         # onnxscript's own converter knows no older ones, and leaves their nodes as they are; ONNX's does.
         version_converter.convert_version(model, OPSET, fallback=version < _OLDEST_OF_ONNXSCRIPT)
@@ -92,6 +95,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     """
     report = Report(before=operators(model))
     prepare(model)
+    report.misses += unknown_parts(model)
     _apply(LayerNorm, model, report)
     _note(report, "rms_norm", fold_rms_norm(model))
     _note(report, "gelu", fold_gelu(model))

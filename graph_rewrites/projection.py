@@ -10,7 +10,14 @@ from onnx_ir import tape
 
 from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant, optional_input
-from flownpu.graph_rewrites.plain_graph import dimensions, insert_before, only_user, other_operand, replace
+from flownpu.graph_rewrites.plain_graph import (
+    dimensions,
+    insert_before,
+    is_operator,
+    only_user,
+    other_operand,
+    replace,
+)
 from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.onnx_function import DOMAIN, VERSION
 
@@ -42,7 +49,7 @@ def quantise_projections(model: ir.Model) -> tuple[int, list[Miss]]:
     """
     count, misses = 0, []
     for node in list(model.graph):
-        if node.domain != "" or node.op_type not in {"MatMul", "Gemm"}:
+        if not is_operator(node, "MatMul", "Gemm"):
             continue
         match = _match(node)
         if match is None:

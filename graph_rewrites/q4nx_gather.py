@@ -32,7 +32,7 @@ class Q4NXGather(Rule):
             data, indices, _domain="com.microsoft", _allow_other_inputs=True, _outputs=["rows"]
         )
 
-    def check(self, context: MatchContext, **_: object) -> MatchResult:
+    def examine(self, context: MatchContext, **_: object) -> MatchResult:
         node, result = context.root, MatchResult()
         scales = optional_input(node, 2)
         if scales is None or scales.shape is None:

@@ -29,7 +29,7 @@ class Q4NXMatMul(Rule):
     def pattern(self, op: Builder, x: Any) -> Any:
         return op.MatMulNBits(x, _domain="com.microsoft", _allow_other_inputs=True, _outputs=["y"])
 
-    def check(self, context: MatchContext, **_: object) -> MatchResult:
+    def examine(self, context: MatchContext, **_: object) -> MatchResult:
         node, result = context.root, MatchResult()
         if (bits := attribute_int(node, "bits", 4)) != 4:
             return result.fail(f"bits={bits}: Q4NX stores 4-bit codes; export this weight with 4 bits", node)

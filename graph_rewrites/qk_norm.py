@@ -59,7 +59,9 @@ class QKNorm(Rule):
             _outputs=["output", "present_key", "present_value"],
         )
 
-    def check(self, context: MatchContext, q_norm: ir.Value, k_norm: ir.Value, **values: ir.Value) -> MatchResult:
+    def examine(  # noqa: PLR0911 # each is a reason
+        self, context: MatchContext, q_norm: ir.Value, k_norm: ir.Value, **values: ir.Value
+    ) -> MatchResult:
         node, result = context.root, MatchResult()
         if any(attention_inputs(node)[i] is not None for i in (Q_NORM_WEIGHT, K_NORM_WEIGHT)):
             return result.fail("the attention has norms of Q and K already", node)
@@ -77,6 +79,8 @@ class QKNorm(Rule):
         epsilons = [_epsilon(norm) for norm in (q_norm, k_norm)]
         if epsilons[0] != epsilons[1]:
             return result.fail(f"the norms of Q and K differ in epsilon: {epsilons[0]:g} and {epsilons[1]:g}", node)
+        if any(attribute_int(reshape, "allowzero", 0) for reshape in context.nodes if reshape.op_type == "Reshape"):
+            return result.fail("a Reshape has allowzero = 1: its zeros do not stand for the input's sizes", node)
         axes = [_axis(norm) for norm in (q_norm, k_norm)]
         if axes != [-1, -1]:
             return result.fail(f"the norms' axes are {axes}, expected the last one", node)

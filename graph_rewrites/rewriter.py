@@ -17,6 +17,7 @@ from flownpu.graph_rewrites.q4nx_gather import Q4NXGather
 from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
 from flownpu.graph_rewrites.qk_norm import QKNorm
 from flownpu.graph_rewrites.report import MissCollector, Report, operators
+from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
 from flownpu.graph_rewrites.split_qkv import SplitQKV
 from flownpu.ops.definitions import add_functions
@@ -56,6 +57,7 @@ def rewrite(
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         del model.functions[identifier]
     report = Report(before=operators(model))
+    report.misses += unknown_parts(model)
     absent = [value for node in model.graph for value in node.outputs if value.name == ""]
     for rule in RULES:
         report.applied[rule.__module__.rpartition(".")[2]] = apply(rule, model, report.misses)

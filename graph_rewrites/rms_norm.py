@@ -12,6 +12,7 @@ from flownpu.graph_rewrites.plain_graph import (
     dimensions,
     insert_before,
     integers,
+    is_operator,
     made_by,
     only_user,
     other_operand,
@@ -48,7 +49,7 @@ def fold_rms_norm(model: ir.Model) -> tuple[int, list[Miss]]:
     """
     count, misses = 0, []
     for node in list(model.graph):
-        if node.domain != "" or node.op_type != "ReduceMean" or (x := _squared(node.inputs[0])) is None:
+        if not is_operator(node, "ReduceMean") or (x := _squared(node.inputs[0])) is None:
             continue
         match = _match(node, x)
         if isinstance(match, str):

@@ -15,6 +15,7 @@ from flownpu.graph_rewrites.plain_graph import (
     input_of_size,
     insert_before,
     integers,
+    is_operator,
     made_by,
     only_user,
     other_operand,
@@ -73,7 +74,7 @@ def fold_rotary_embedding(model: ir.Model, positions: int) -> tuple[int, list[Mi
     count, misses = 0, []
     ids: dict[object, ir.Value] = {}
     for node in list(model.graph):
-        if node.domain != "" or node.op_type != "Neg" or made_by(node.inputs[0], "Slice") is None:
+        if not is_operator(node, "Neg") or made_by(node.inputs[0], "Slice") is None:
             continue
         match = _match(node)
         if isinstance(match, str):

@@ -10,7 +10,7 @@ from flownpu.graph_rewrites.attention_emitter import Emitter
 from flownpu.graph_rewrites.attention_mask import Visible, visible
 from flownpu.graph_rewrites.attention_operand import BY_HEAD, TRANSPOSED, Operand, read_operand
 from flownpu.graph_rewrites.attention_scores import MASKED, Scores, read_probabilities, read_scores
-from flownpu.graph_rewrites.plain_graph import dimensions, made_by, replace, same_size, scalar
+from flownpu.graph_rewrites.plain_graph import dimensions, is_operator, made_by, replace, same_size, scalar
 from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention, Miss
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def fold_attention(model: ir.Model, tile: Tiler | None = None) -> tuple[int, lis
     """
     misses, folded, emitter = [], [], Emitter(model)
     for node in list(model.graph):
-        if node.domain != "" or node.op_type != "Softmax":
+        if not is_operator(node, "Softmax"):
             continue
         match = read_attention(node)
         if isinstance(match, str):
@@ -179,13 +179,13 @@ def _output(match: Match) -> tuple[ir.Value, bool]:
     """The value that the operator takes the place of, and whether it is [B, S, H d] or by heads."""
     result = match.product.outputs[0]
     users = [use.node for use in result.uses()]
-    if len(users) == 1 and users[0].op_type == "Transpose" and not result.is_graph_output():
+    if len(users) == 1 and is_operator(users[0], "Transpose") and not result.is_graph_output():
         by_token = users[0]
         joined = [use.node for use in by_token.outputs[0].uses()]
         if (
             tuple(by_token.attributes["perm"].as_ints()) == (0, 2, 1, 3)
             and len(joined) == 1
-            and joined[0].op_type == "Reshape"
+            and is_operator(joined[0], "Reshape")
             and _joins_heads(match, joined[0].outputs[0])
         ):
             return joined[0].outputs[0], True

@@ -40,7 +40,7 @@ class SplitQKV(Rule):
             _outputs=["output", "present_key", "present_value"],
         )
 
-    def check(self, context: MatchContext, query: ir.Value, **_: object) -> MatchResult:
+    def examine(self, context: MatchContext, query: ir.Value, **_: object) -> MatchResult:
         node, split, result = context.root, query.producer(), MatchResult()
         assert split is not None
         head_size = attribute_int(node, "head_size")

@@ -41,10 +41,12 @@ class Reshape final : public Reshaping {
     for (std::int64_t i = 0; i < inputs[1].shape.elements(); ++i) {
       std::int64_t dim = integer_at(inputs[1], i);
       if (dim == 0 && !allow_zero_) dim = i < from.rank() ? from[static_cast<int>(i)] : 0;
+      if (dim < -1 || (dim == -1 && unknown >= 0))
+        fail("[", name_, "] expected sizes of 0 or more, and one -1 at most, got ", dim);
       if (dim == -1) {
         unknown = static_cast<int>(i);
-      } else {
-        product *= dim;
+      } else if (__builtin_mul_overflow(product, dim, &product)) {
+        fail("[", name_, "] expected a shape of ", from.elements(), " elements, got more");
       }
       to.append(dim);
     }

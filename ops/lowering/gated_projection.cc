@@ -5,7 +5,9 @@
 //
 // gating = "geglu" for act = GELU with the tanh approximation, "swiglu" for act(g) = g sigmoid(g).
 // Each weight is padded to whole blocks of 32 rows, so any number of rows will do.
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "ops/lowering/lowering.h"
 
@@ -60,13 +62,15 @@ void gated_projection(Graph& graph, RepackedWeights& weights) {
           up->required_integer("M") != found.gate->required_integer("M")) {
         continue;
       }
+      std::optional<Value> weight = weights.join({found.gate, up});
+      if (!weight) continue;
       // It stands where the product stood: after all that it reads.
       node.op_type = "Q4NXMatMul";
       node.domain = kDomain;
       node.since_version = 1;
       node.attributes = found.gate->attributes;
       node.attributes.insert_or_assign("gating", std::string(found.gating));
-      node.inputs = {up->inputs[0], weights.join({&found.gate->inputs[1], &up->inputs[1]})};
+      node.inputs = {up->inputs[0], std::move(*weight)};
       graph.changed();
       return;
     }

@@ -6,6 +6,8 @@
 //
 // The weights are stacked by whole blocks of 32 rows: rows of Wq and Wk must fill theirs.
 #include <array>
+#include <optional>
+#include <utility>
 
 #include "ops/lowering/lowering.h"
 #include "ops/q4nx.h"
@@ -32,10 +34,11 @@ void packed_qkv(Graph& graph, RepackedWeights& weights) {
       projections[i] = projection;
       rows += m;
     }
+    std::optional<Value> weight = weights.join({projections.begin(), projections.end()});
+    if (!weight) return;
     // The last of them comes after the others, and before whoever reads it.
     Node& packed = *projections[2];
-    packed.inputs[1] = weights.join(
-        {&projections[0]->inputs[1], &projections[1]->inputs[1], &projections[2]->inputs[1]});
+    packed.inputs[1] = std::move(*weight);
     packed.attributes.insert_or_assign("M", rows);
     if (packed.outputs[0].shape) (*packed.outputs[0].shape)[-1] = rows;
     node.inputs[0] = packed.outputs[0];

@@ -234,12 +234,25 @@ void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks,
   }
 }
 
+std::size_t RepackedWeights::Part::bytes(const q4nx::Layout& layout) const {
+  return static_cast<std::size_t>(q4nx::row_blocks(rows) * layout.row_bytes(columns));
+}
+
+double RepackedWeights::Part::pack(std::byte* blocks, const q4nx::Layout& layout) const {
+  if (const auto* weight = std::get_if<QuantizedWeight>(&source))
+    return weight->pack(blocks, layout);
+  std::memcpy(blocks, std::get<Value>(source).constant, bytes(layout));
+  return 0;
+}
+
 Value RepackedWeights::add(const QuantizedWeight& weight) {
   auto found = std::ranges::find_if(constants_, [&](const auto& named) {
-    return named.second.parts.size() == 1 && same(named.second.parts.front(), weight);
+    const std::vector<Part>& parts = named.second.parts;
+    const auto* made = std::get_if<QuantizedWeight>(&parts.front().source);
+    return parts.size() == 1 && made != nullptr && same(*made, weight);
   });
   if (found == constants_.end()) {
-    Constant constant{{weight}, weight.layout()};
+    Constant constant{{{weight, weight.rows, weight.columns}}, weight.layout()};
     std::string name = weight.codes.name + ".q4nx";
     while (constants_.contains(name)) name += '\'';  // the same codes, but other scales
     found = constants_.emplace(std::move(name), std::move(constant)).first;
@@ -253,21 +266,50 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
   return value;
 }
 
-Value RepackedWeights::join(const std::vector<const Value*>& parts) {
-  Value value = *parts.front();
-  std::int64_t row_blocks = 0;
-  Constant joined{{}, q4nx::kSymmetric};
-  for (const Value* part : parts) {
-    const Constant& constant = constants_.at(part->name);
-    for (const QuantizedWeight& weight : constant.parts) {
-      row_blocks += q4nx::row_blocks(weight.rows);
-      joined.parts.push_back(weight);
-    }
-    if (constant.layout.has_minima) joined.layout = q4nx::kNarrow;
-    if (part != parts.front()) value.name += "+" + part->name;
+std::optional<RepackedWeights::Constant> RepackedWeights::constant_of(const Node& product) const {
+  const Value& weight = product.inputs[1];
+  if (weight.constant == &kToBeMade) return constants_.at(weight.name);
+  const std::int64_t rows = product.required_integer("M");
+  const std::int64_t columns = product.required_integer("K");
+  if (weight.constant == nullptr || weight.type != DataType::kUInt8 || !weight.shape)
+    return std::nullopt;
+  const auto layout = q4nx::layout_of(*weight.shape);
+  if (!layout || !(*weight.shape == q4nx::blocks_shape(rows, columns, *layout)))
+    return std::nullopt;
+  return Constant{{{weight, rows, columns}}, *layout};
+}
+
+std::optional<Value> RepackedWeights::join(const std::vector<const Node*>& products) {
+  std::vector<Constant> constants;
+  for (const Node* product : products) {
+    std::optional<Constant> constant = constant_of(*product);
+    if (!constant) return std::nullopt;
+    constants.push_back(std::move(*constant));
   }
-  value.shape = q4nx::blocks_shape(row_blocks * q4nx::kBlockRows, joined.parts.front().columns,
-                                   joined.layout);
+  const auto is_native = [](const Constant& constant) { return constant.parts[0].is_native(); };
+  const std::int64_t columns = constants.front().parts.front().columns;
+  // What is written anew can have minima or not; what is copied has what it has.
+  const auto native = std::ranges::find_if(constants, is_native);
+  Constant joined{{}, native != constants.end() ? native->layout : q4nx::kSymmetric};
+  for (const Constant& constant : constants) {
+    if (constant.parts.front().columns != columns) return std::nullopt;
+    if (native == constants.end() && constant.layout.has_minima) joined.layout = q4nx::kNarrow;
+  }
+  std::int64_t row_blocks = 0;
+  Value value = products.front()->inputs[1];
+  for (std::size_t i = 0; i < constants.size(); ++i) {
+    const bool fits = is_native(constants[i])
+                          ? constants[i].layout == joined.layout
+                          : joined.layout.has_minima || !constants[i].layout.has_minima;
+    if (!fits) return std::nullopt;
+    for (const Part& part : constants[i].parts) {
+      row_blocks += q4nx::row_blocks(part.rows);
+      joined.parts.push_back(part);
+    }
+    if (i > 0) value.name += "+" + products[i]->inputs[1].name;
+  }
+  value.shape = q4nx::blocks_shape(row_blocks * q4nx::kBlockRows, columns, joined.layout);
+  value.constant = &kToBeMade;
   constants_.emplace(value.name, std::move(joined));
   return value;
 }
@@ -278,7 +320,7 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
   std::size_t end = 0;
   for (Node& node : nodes) {
     for (Value& value : node.inputs) {
-      if (!constants_.contains(value.name)) continue;
+      if (value.constant != &kToBeMade) continue;
       const auto [entry, is_new] = offsets.try_emplace(value.name, end);
       if (is_new) end += round_up(static_cast<std::size_t>(elements_of(value)), kAlignment);
       readers.emplace_back(&value, entry->second);
@@ -291,18 +333,18 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
     value->owner = memory;
   }
   struct Piece {
-    const QuantizedWeight* weight;
+    const Part* part;
     const q4nx::Layout* layout;
     std::byte* memory;
 
-    std::size_t bytes() const { return packed_bytes(*weight, *layout); }
+    std::size_t bytes() const { return part->bytes(*layout); }
   };
   std::vector<Piece> pieces;
   for (const auto& [name, offset] : offsets) {
     std::byte* next = memory.get() + offset;
     const auto& [parts, layout] = constants_.at(name);
-    for (const QuantizedWeight& weight : parts) {
-      pieces.push_back({&weight, &layout, next});
+    for (const Part& part : parts) {
+      pieces.push_back({&part, &layout, next});
       next += pieces.back().bytes();
     }
   }
@@ -311,11 +353,13 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
   std::vector<double> errors(pieces.size());
   parallel(pieces.size(), [&](std::size_t i) {
     const Piece& piece = pieces[i];
-    errors[i] = piece.weight->pack(piece.memory, *piece.layout);
+    errors[i] = piece.part->pack(piece.memory, *piece.layout);
   });
-  made_ = pieces.size();
-  quantized_again_ = static_cast<std::size_t>(std::ranges::count_if(
-      pieces, [](const Piece& piece) { return !piece.weight->keeps_codes(); }));
+  for (const Piece& piece : pieces) {
+    const auto* weight = std::get_if<QuantizedWeight>(&piece.part->source);
+    made_ += weight != nullptr ? 1 : 0;
+    quantized_again_ += weight != nullptr && !weight->keeps_codes() ? 1 : 0;
+  }
   largest_error_ = errors.empty() ? 0 : std::ranges::max(errors);
 }
 

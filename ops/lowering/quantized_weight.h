@@ -16,8 +16,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "ops/lowering/graph.h"
@@ -67,9 +69,10 @@ class RepackedWeights {
   // The constant of a weight; of one that was added before (a table that is embedding and LM head),
   // the same.
   Value add(const QuantizedWeight& weight);
-  // The constant of several such, one below the other; each fills its last row of blocks. Without
-  // minima if none of them has any.
-  Value join(const std::vector<const Value*>& parts);
+  // The constant of the weights of several Q4NXMatMul, one below the other; each fills its last row
+  // of blocks. None if they are no constants, of different K, or Q4NX in the model already and of
+  // layouts that differ.
+  std::optional<Value> join(const std::vector<const Node*>& products);
   // Gives the nodes' constants their bytes. Constants that no node reads are not made.
   void make(std::vector<Node>& nodes);
 
@@ -79,10 +82,24 @@ class RepackedWeights {
   double largest_error() const { return largest_error_; }
 
  private:
+  // What is written at its place: a weight, or a constant of the model that is Q4NX already.
+  struct Part {
+    std::variant<QuantizedWeight, Value> source;
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+
+    bool is_native() const { return std::holds_alternative<Value>(source); }
+    std::size_t bytes(const q4nx::Layout& layout) const;
+    // As QuantizedWeight::pack; a native one is of this layout.
+    double pack(std::byte* blocks, const q4nx::Layout& layout) const;
+  };
   struct Constant {
-    std::vector<QuantizedWeight> parts;
+    std::vector<Part> parts;
     q4nx::Layout layout;
   };
+
+  // The constant behind an input of Q4NXMatMul; none if it has no parts or layout.
+  std::optional<Constant> constant_of(const Node& product) const;
 
   std::map<std::string, Constant, std::less<>> constants_;
   std::size_t made_ = 0;

@@ -72,12 +72,13 @@ class Artifacts {
   CallFamily family(const CallRecord& call) const;
   // `flownpu build` for these: what a message tells the user to type.
   std::string build_command() const;
+  // Throws DeviceError (kArtifact): why, what to do, and the command for it.
+  [[noreturn]] void refuse(const std::string& why, const std::string& what_to_do) const;
 
  private:
   void read_index(std::span<const std::int64_t> words);
   // The path of a file of the folder, which has this sum.
   std::string checked(const std::string& file, std::int64_t sum) const;
-  [[noreturn]] void refuse(const std::string& why, const std::string& what_to_do) const;
 
   std::string folder_;
   std::string target_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -50,8 +51,15 @@ std::int64_t DecodeCalls::find_context() const {
     if (found != call->attributes.end() && found->second.size() == 1)
       context = std::max(context, found->second.front());
   }
+  const Artifacts& artifacts = designs_->artifacts();
   // None: says which there are.
-  if (context == 0) designs_->artifacts().require("decode_layer", attributes);
+  if (context == 0) artifacts.require("decode_layer", attributes);
+  // ONNX Runtime counts positions in 32 bits; sizes of caches are this times some kilobytes.
+  if (context > std::numeric_limits<std::int32_t>::max()) {
+    artifacts.refuse(artifacts.folder() + " has designs for a context of " +
+                         std::to_string(context) + " positions, which no model has",
+                     "build them again");
+  }
   return context;
 }
 

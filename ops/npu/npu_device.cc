@@ -70,11 +70,18 @@ std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder
 
 std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   if (!is_lowered(node)) return host_->prepare(node);
-  if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, open(""));
-  auto step = std::make_unique<DecoderLayers>(node, open(""));
-  const std::lock_guard lock(mutex_);
-  caches_.push_back(step->caches());
-  return step;
+  const std::shared_ptr<CompiledDesigns> designs = open("");
+  try {
+    if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, designs);
+    auto step = std::make_unique<DecoderLayers>(node, designs);
+    const std::lock_guard lock(mutex_);
+    caches_.push_back(step->caches());
+    return step;
+  } catch (const DeviceError& error) {
+    if (error.failure() != Failure::kMemory) throw;
+    throw DeviceError(error.failure(), std::string(error.what()) + " (the designs in " +
+                                           designs->artifacts().folder() + " ask for it)");
+  }
 }
 
 std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -121,29 +122,40 @@ class ConvertedModel:
     def _scalar(self, name: str, default: float) -> float:
         return float(self._values(name)) if name in self._initializers else default
 
-    def _attributes(self, node: str) -> dict[str, Any]:
-        return {name: attribute.value for name, attribute in self._nodes[node].attributes.items()}
+    def _attribute(self, node: str, name: str, kind: type) -> Any:
+        """An attribute of a node: an integer, a number or a text; FlowNPUError if it is none."""
+        value = self._nodes[node].attributes[name].value
+        if type(value) is not kind:
+            raise FlowNPUError(
+                f"{self.path}: expected attribute {name} of {node} to be {kind.__name__}, got {reprlib.repr(value)}"
+            )
+        return value
+
+    def _size(self, node: str, name: str) -> int:
+        size: int = self._attribute(node, name, int)
+        if not 0 < size < 2**31:
+            raise FlowNPUError(f"{self.path}: expected attribute {name} of {node} to be a size, got {size}")
+        return size
 
     def _read_decoder(self, settings: dict[str, Any]) -> dict[str, Any]:
-        attentions = [self._attributes(f"/layers.{i}.self_attn/attention") for i in range(self._layers)]
-        gate_up = self._attributes("/layers.0.mlp.gate_up_proj")
-        first, head = attentions[0], self._attributes("/lm_head")
-        caches = [self._nodes[f"/layers.{i}.self_attn/attention"].inputs[7].name for i in range(self._layers)]
+        attentions = [f"/layers.{i}.self_attn/attention" for i in range(self._layers)]
+        first, gate_up = attentions[0], "/layers.0.mlp.gate_up_proj"
+        caches = [self._nodes[attention].inputs[7].name for attention in attentions]
         return {
             "family": settings["type"],
-            "hidden_size": gate_up["K"],
-            "feed_forward_size": gate_up["M"],
-            "heads": first["num_heads"],
-            "kv_heads": first["kv_num_heads"],
-            "head_size": first["head_size"],
-            "vocabulary_size": head["M"],
+            "hidden_size": self._size(gate_up, "K"),
+            "feed_forward_size": self._size(gate_up, "M"),
+            "heads": self._size(first, "num_heads"),
+            "kv_heads": self._size(first, "kv_num_heads"),
+            "head_size": self._size(first, "head_size"),
+            "vocabulary_size": self._size("/lm_head", "M"),
             "context_length": settings["context_length"],
-            "windows": [attention["local_window_size"] for attention in attentions],
+            "windows": [self._attribute(attention, "local_window_size", int) for attention in attentions],
             "rotaries": [int(name.split(".")[1]) for name in caches],
-            "gating": gate_up["gating"],
-            "norm_epsilon": self._attributes("/layers.0.input_layernorm")["epsilon"],
-            "attention_scale": first["scale"],
-            "attention_softcap": first["softcap"],
+            "gating": self._attribute(gate_up, "gating", str),
+            "norm_epsilon": self._attribute("/layers.0.input_layernorm", "epsilon", float),
+            "attention_scale": self._attribute(first, "scale", float),
+            "attention_softcap": self._attribute(first, "softcap", float),
             "logit_softcap": self._scalar("logit_softcap", 0.0),
             "embedding_scale": self._scalar("embedding_scale", 1.0),
             "qk_norm": "layers.0.self_attn.q_norm" in self._initializers,

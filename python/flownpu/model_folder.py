@@ -2,6 +2,7 @@
 """The folder that `flownpu convert` writes and that ORT GenAI reads: its configuration, checked before use."""
 
 import json
+import os
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ _KINDS = {
     "search": "an object",
     "search.max_length": "a size",
 }
+_MISSING = object()
+# Bytes of a file's name, on Linux's file systems (NAME_MAX).
+_LONGEST_NAME = 255
 
 __all__ = [
     "MANIFEST",
@@ -84,18 +88,18 @@ def check_genai_config(path: Path, settings: dict[str, Any]) -> None:
         FlowNPUError: something else stands in a setting's place.
     """
     for key, kind in _KINDS.items():
-        value = _at(settings, key)
-        if value is not None and not _is(value, kind):
+        value = _at(settings, key, _MISSING)
+        if value is not _MISSING and not _is(value, kind):
             raise FlowNPUError(
                 f"{path}: expected {key} to be {kind}, got {reprlib.repr(value)}: convert the model again"
             )
 
 
-def _at(settings: dict[str, Any], key: str) -> Any:
-    """What stands at "a.b"; None if nothing does."""
+def _at(settings: dict[str, Any], key: str, missing: object = None) -> Any:
+    """What stands at "a.b"; `missing` if nothing does."""
     value: Any = settings
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        value = value.get(part, missing) if isinstance(value, dict) else missing
     return value
 
 
@@ -104,13 +108,21 @@ def _is(value: Any, kind: str) -> bool:
         case "a size":
             return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
         case "the name of a file beside it":
-            return isinstance(value, str) and Path(value).name == value and "\0" not in value
+            return isinstance(value, str) and Path(value).name == value and "\0" not in value and _fits(value)
         case "a text":
             return isinstance(value, str)
         case "a list of objects":
             return isinstance(value, list) and all(isinstance(item, dict) for item in value)
         case _:
             return isinstance(value, dict)
+
+
+def _fits(name: str) -> bool:
+    """Whether a file system can have a file of that name."""
+    try:
+        return len(os.fsencode(name)) <= _LONGEST_NAME
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
+        return False
 
 
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:

@@ -90,6 +90,26 @@ def test_what_onnx_runtime_refuses_too_has_its_words(make_session: MakeSession) 
         make_session(model, FALLBACK).run(None, feeds)
 
 
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ([-2, -2], "sizes of 0 or more, and one -1 at most, got -2"),
+        ([-2, -1], "sizes of 0 or more, and one -1 at most, got -2"),
+        ([-1, -1], "sizes of 0 or more, and one -1 at most, got -1"),
+        ([2**62, 4], "a shape of 4 elements, got more"),
+        ([-1, 3], r"a shape of 4 elements, got \[1,3\]"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, FALLBACK], ids=["error", "cpu"])
+def test_sizes_that_no_tensor_has(
+    make_session: MakeSession, shape: list[int], reason: str, options: dict[str, str]
+) -> None:
+    """Two negative ones may have the right product."""
+    model = open_model("g (float[4] x, int64[2] s) => (float[4] y) { y = Reshape(x, s) }")
+    with pytest.raises(Exception, match=reason):
+        make_session(model, options).run(None, {"x": np.ones(4, np.float32), "s": np.array(shape)})
+
+
 HUGE = 2**31
 
 

@@ -133,9 +133,11 @@ def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: f
         task = progress.add_task(name, total=cases, rate="")
 
         def advance(done: int) -> None:
+            rate = f"{done / (time.monotonic() - begin):.1f}/s, {len(campaign.findings)} findings"
             if done % 20 == 0:
-                rate = f"{done / (time.monotonic() - begin):.1f}/s, {len(campaign.findings)} findings"
                 progress.update(task, completed=done, rate=rate)
+            if done % 1000 == 0 and not console.is_terminal:  # a log has no bar
+                progress.console.print(f"{done} cases, {rate}")
 
         def report(case: Any, finding: Finding) -> None:
             path = save_finding(case, finding, output / name)

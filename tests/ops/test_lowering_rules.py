@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 
 from flownpu.graph_rewrites import testing
+from flownpu.ops import q4nx
 from tests.ops.test_lowering import codes_of
 
 if TYPE_CHECKING:
@@ -243,6 +244,58 @@ def gated(activation: str = FAST_GELU, up_x: str = "x", also: str = "", bias: st
 def test_feed_forward(ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]) -> None:
     feeds = {"x": activations(1, 3, 96), "other": activations(1, 3, 96)[..., ::-1].copy()}
     assert check(ep_devices, model, feeds, tmp_path) == expected
+
+
+NATIVE = """
+gated (float[1, S, {gate_columns}] x) => (float[1, S, 40] y) {{
+    gate = ai.flownpu.Q4NXMatMul <K = 96, M = 40> (x, gate_q4nx)
+    up = {up}
+    activated = com.microsoft.FastGelu (gate)
+    y = Mul (activated, up)
+}}
+"""
+
+
+def native(name: str, rows: int, columns: int, layout: q4nx.Layout) -> Inputs:
+    """A weight that is Q4NX in the model; of every layout: its minima are -8 times its scales."""
+    rng = np.random.default_rng(rows + len(name))
+    codes = rng.integers(0, 16, (rows, columns), np.uint8)
+    scales = (rng.integers(128, 256, (rows, -(-columns // 32))) * 2.0**-14).astype(np.float32)
+    return {f"{name}_q4nx": q4nx.pack(*q4nx.from_affine(codes, scales, -8 * scales), layout)}
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "expected"),
+    [
+        pytest.param(q4nx.NARROW, q4nx.NARROW, {"Q4NXMatMul": 1}, id="narrow"),
+        pytest.param(q4nx.WIDE, q4nx.WIDE, {"Q4NXMatMul": 1}, id="wide"),
+        pytest.param(q4nx.SYMMETRIC, q4nx.SYMMETRIC, {"Q4NXMatMul": 1}, id="symmetric"),
+        pytest.param(q4nx.SYMMETRIC, q4nx.NARROW, APART, id="of two layouts"),
+        pytest.param(q4nx.WIDE, None, {"Q4NXMatMul": 1}, id="beside codes"),
+    ],
+)
+def test_weights_that_are_q4nx_already(
+    ep_devices: list[Any], tmp_path: Path, gate: q4nx.Layout, up: q4nx.Layout | None, expected: dict[str, int]
+) -> None:
+    """As a model has them whose projections were converted one by one."""
+    makers = {
+        True: "ai.flownpu.Q4NXMatMul <K = 96, M = 40> (x, up_q4nx)",
+        False: "com.microsoft.MatMulNBits <K = 96, N = 40, block_size = 32> (x, up_codes, up_scales)",
+    }
+    constants = native("gate", 40, 96, gate) | (native("up", 40, 96, up) if up else weight("up", 40, 96))
+    model = testing.parse(NATIVE.format(gate_columns=96, up=makers[up is not None]), **constants)
+    testing.add_functions(model)
+    assert check(ep_devices, model, {"x": activations(1, 3, 96)}, tmp_path) == expected
+
+
+def test_projections_of_other_columns_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
+    """One of them is wrong, which only a run shows: the input's width is not known before."""
+    up = "com.microsoft.MatMulNBits <K = 64, N = 40, block_size = 32> (x, up_codes, up_scales)"
+    constants = native("gate", 40, 96, q4nx.NARROW) | weight("up", 40, 64)
+    model = testing.parse(NATIVE.format(gate_columns="N", up=up), **constants)
+    testing.add_functions(model)
+    with pytest.raises(Exception, match=r"expected X of shape \[.., 64\], got"):
+        session(ep_devices, ir.to_proto(model), tmp_path).run(None, {"x": activations(1, 3, 96)})
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

@@ -39,10 +39,17 @@ BYTE = 0.5 / 255 * 1.02
 ENORMOUS = 1e37
 
 
-def product(x: Bounds, w: Bounds, rounding: str = "none") -> Bounds:
-    """x [.., S, K] or [K] times w [.., K, M], in any order of summation; `rounding`: "none", "bf16" or "int8"."""
+def product(x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = None) -> Bounds:
+    """x [.., S, K] or [K] times w [.., K, M], in any order of summation.
+
+    Args:
+        x: the activations.
+        w: the weight.
+        rounding: "none", "bf16" or "int8".
+        span: [M]: between which numbers int8 puts the 8-bit codes of a column; None: between those that are there.
+    """
     if len(x.shape) == 1:
-        return product(x.map(lambda row: row[None]), w, rounding).map(lambda rows: rows[..., 0, :])
+        return product(x.map(lambda row: row[None]), w, rounding, span).map(lambda rows: rows[..., 0, :])
     if not is_float(x.dtype):
         exact = np.matmul(x.exact(), w.exact())
         return Bounds(exact, exact, x.dtype)
@@ -51,7 +58,7 @@ def product(x: Bounds, w: Bounds, rounding: str = "none") -> Bounds:
         xr, wr = xr + np.abs(xm) * BFLOAT16, wr + np.abs(wm) * BFLOAT16
     elif rounding == "int8" and xm.size and wm.size:
         xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8 + np.minimum(np.abs(xm), NEGLIGIBLE)
-        wr = wr + (wm.max(axis=-2, keepdims=True) - wm.min(axis=-2, keepdims=True)) * BYTE
+        wr = wr + (np.ptp(wm, axis=-2, keepdims=True) if span is None else span) * BYTE
     terms = x.shape[-1]
     size, weight = np.abs(xm) + xr, np.abs(wm) + wr
     magnitude = np.matmul(size, weight)
@@ -158,8 +165,10 @@ def _nibbles(codes: Array, columns: int) -> Array:
     return np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)[:, :columns]
 
 
-def _block_weight(node: Node, codes: int, scales: int, zeros: int, rows: int, columns: int, block: int) -> Bounds:
-    """[rows, columns]; its radius: what repacking to Q4NX may round."""
+def _block_weight(
+    node: Node, codes: int, scales: int, zeros: int, rows: int, columns: int, block: int
+) -> tuple[Bounds, Array]:
+    """[rows, columns], its radius what repacking to Q4NX may round; and between which numbers a row's codes can be."""
     blocks = -(-columns // block)
     numbers = _nibbles(node.input(codes).exact().reshape(rows, -1), blocks * block).astype(np.float64)
     scale = node.float(scales).exact().reshape(rows, blocks)
@@ -169,6 +178,7 @@ def _block_weight(node: Node, codes: int, scales: int, zeros: int, rows: int, co
         zero = (
             given if is_float(given.dtype) or given.dtype == np.float64 else _nibbles(given, blocks).astype(np.float64)
         )
+    span = _code_span(scale, -scale * zero)
     scale, zero = (np.repeat(a, block, axis=1)[:, :columns] for a in (scale, zero))
     numbers = numbers[:, :columns]
     weight = scale * (numbers - zero)
@@ -177,14 +187,24 @@ def _block_weight(node: Node, codes: int, scales: int, zeros: int, rows: int, co
     radius = np.abs(scale) * (numbers + np.abs(zero)) * 2.0**-8
     if block < 32 or columns % 32:
         padded = np.pad(weight, ((0, 0), (0, -columns % 32)), mode="edge").reshape(rows, -1, 32)
-        span = np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)
-        radius = radius + np.repeat(span, 32, axis=1)[:, :columns] * (1.6 / 15 if block < 32 else 0)
-    return Bounds(weight - radius, weight + radius, numpy_type(1))
+        steps = np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)
+        radius = radius + np.repeat(steps, 32, axis=1)[:, :columns] * (1.6 / 15 if block < 32 else 0)
+    return Bounds(weight - radius, weight + radius, numpy_type(1)), span
 
 
-def _q4nx_product(node: Node, x: Bounds, weight: Bounds) -> Bounds:
+def _code_span(scale: Array, minimum: Array) -> Array:
+    """[rows] of [rows, groups]: from the least to the largest number that 4-bit codes of a row's groups stand for.
+
+    The kernel asks the scales for them, not the codes.
+    """
+    ends = np.stack([minimum, minimum + 15 * scale])
+    span: Array = np.ptp(np.where(np.isfinite(ends), ends, 0), axis=(0, 2))
+    return span
+
+
+def _q4nx_product(node: Node, x: Bounds, weight: Bounds, span: Array) -> Bounds:
     transposed = weight.map(np.transpose)
-    return product(x, transposed, node.provider.get("activations", "none"))
+    return product(x, transposed, node.provider.get("activations", "none"), span)
 
 
 def matmul_n_bits(node: Node) -> Bounds:
@@ -192,8 +212,8 @@ def matmul_n_bits(node: Node) -> Bounds:
     if attributes.get("bits", 4) != 4 or node.has(4):
         raise Unknown
     rows, columns = attributes["N"], attributes["K"]
-    weight = _block_weight(node, 1, 2, 3, rows, columns, attributes["block_size"])
-    made = _q4nx_product(node, node.float(0), weight)
+    weight, span = _block_weight(node, 1, 2, 3, rows, columns, attributes["block_size"])
+    made = _q4nx_product(node, node.float(0), weight, span)
     # ONNX Runtime's own kernel rounds activations to int8 where accuracy_level is 4.
     return sum_of(made, node.float(5)) if node.has(5) else made
 
@@ -201,20 +221,22 @@ def matmul_n_bits(node: Node) -> Bounds:
 def gather_n_bits(node: Node) -> Bounds:
     scales = node.float(2)
     rows, block = scales.shape[0], node.attributes.get("block_size", 128)
-    weight = _block_weight(node, 0, 2, 3, rows, scales.shape[1] * block, block)
+    weight, _ = _block_weight(node, 0, 2, 3, rows, scales.shape[1] * block, block)
     index = node.input(1).exact()
     if index.size and (index.min() < 0 or index.max() >= rows):
         raise Unknown
     return weight.map(lambda array: np.take(array, index, axis=0))
 
 
-def _q4nx_weight(blocks: Array, rows: int, columns: int) -> Bounds:
+def _q4nx_weight(blocks: Array, rows: int, columns: int) -> tuple[Bounds, Array]:
+    """As `_block_weight`."""
     weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
     # Products with codes and with minima may be summed apart.
     codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
-    scales, minima = (np.repeat(a.astype(np.float64), 32, axis=1)[:, :columns] for a in (scale, minimum))
+    scale, minimum = scale.astype(np.float64), minimum.astype(np.float64)
+    scales, minima = (np.repeat(a, 32, axis=1)[:, :columns] for a in (scale, minimum))
     radius = (np.abs(scales * codes) + np.abs(minima)) * (columns + 4) * 2.0**-24
-    return Bounds(weight - radius, weight + radius, numpy_type(1))
+    return Bounds(weight - radius, weight + radius, numpy_type(1)), _code_span(scale, minimum)
 
 
 def q4nx_matmul(node: Node) -> Bounds:
@@ -222,10 +244,10 @@ def q4nx_matmul(node: Node) -> Bounds:
     x, blocks = node.float(0), node.input(1).exact()
     gating = node.attributes.get("gating", b"none")
     if gating == b"none":
-        made = _q4nx_product(node, x, _q4nx_weight(blocks, rows, columns))
+        made = _q4nx_product(node, x, *_q4nx_weight(blocks, rows, columns))
     else:
         halves = np.split(blocks, 2)
-        gate, up = (_q4nx_product(node, x, _q4nx_weight(half, rows, columns)) for half in halves)
+        gate, up = (_q4nx_product(node, x, *_q4nx_weight(half, rows, columns)) for half in halves)
         made = product_of(gelu(gate, tanh=True) if gating == b"geglu" else _silu(gate), up)
     for addend in (2, 3):
         if node.has(addend):
@@ -249,7 +271,8 @@ def q4nx_gather(node: Node) -> Bounds:
     index = node.input(1).exact()
     if index.size and (index.min() < 0 or index.max() >= rows):
         raise Unknown
-    return _q4nx_weight(node.input(0).exact(), rows, columns).map(lambda array: np.take(array, index, axis=0))
+    weight, _ = _q4nx_weight(node.input(0).exact(), rows, columns)
+    return weight.map(lambda array: np.take(array, index, axis=0))
 
 
 def dense_matmul(node: Node) -> Bounds:

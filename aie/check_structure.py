@@ -8,13 +8,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from flownpu.aie.lowering import link_ranges
+from flownpu.aie.plan import Call, Load, Loop, Operation, Store, Variable
 from flownpu.aie.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, End, Fifo, Link, Plan, Tile
+    from flownpu.aie.plan import Array, End, Fifo, Link, Plan, Statement, Tile
 
 __all__ = ["check_structure", "describe"]
 
@@ -30,7 +31,7 @@ def check_structure(plan: Plan, limits: Limits) -> list[Violation]:
     """Names are symbols and given once, everything sits where it can, links meet and cover their object."""
     array = plan.array
     found = [*_names(plan), *_places(array, limits)]
-    return found or [*_ends(array, limits), *_links(array, limits)]
+    return found or [*_ends(array, limits), *_links(array, limits), *_variables(array, limits)]
 
 
 def _names(plan: Plan) -> Iterator[Violation]:
@@ -116,6 +117,49 @@ def _fifo(fifo: Fifo, limits: Limits) -> Iterator[Violation]:
                     place, f"reach of {describe(end.tile, limits)} into the memory of tile {fifo.delegate}",
                     "own, north, south or west", "none",
                 )  # fmt: skip
+
+
+# --- Variables of a core's program ------------------------------------------------------------------------------------
+
+
+def _variables(array: Array, limits: Limits) -> Iterator[Violation]:
+    for core in array.cores:
+        for name in dict.fromkeys(_unbound(core.body, frozenset())):
+            yield Violation(
+                describe(core.tile, limits), f"the variable {name}", "a loop around it or a load before", "none"
+            )
+
+
+def _unbound(body: tuple[Statement, ...], bound: frozenset[str]) -> Iterator[str]:
+    """Names that are read where they have no value; a load's is there until the end of the loop that it is in."""
+    for statement in body:
+        yield from (name for value in _expressions(statement) for name in _names_in(value) if name not in bound)
+        if isinstance(statement, Load):
+            bound |= {statement.variable}
+        elif isinstance(statement, Loop):
+            yield from _unbound(statement.body, bound | {statement.variable})
+
+
+def _expressions(statement: Statement) -> tuple[object, ...]:
+    match statement:
+        case Loop():
+            return statement.start, statement.stop, statement.step
+        case Call():
+            return statement.arguments
+        case Load():
+            return (statement.index,)
+        case Store():
+            return statement.index, statement.value
+        case _:
+            return ()
+
+
+def _names_in(value: object) -> Iterator[str]:
+    if isinstance(value, Variable):
+        yield value.name
+    elif isinstance(value, Operation):
+        yield from _names_in(value.left)
+        yield from _names_in(value.right)
 
 
 # --- Links -----------------------------------------------------------------------------------------------------------

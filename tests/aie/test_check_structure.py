@@ -12,7 +12,9 @@ from flownpu.aie.iron_compat import NPU2, Kernel, ObjectFifo, Program, Runtime, 
 from flownpu.aie.plan import (
     Barrier,
     Link,
+    Store,
     Type,
+    Variable,
 )
 from flownpu.aie.plan import Tile as Place
 from tests.aie.checking import BUFFER, CHAIN, CORE, messages, moved
@@ -52,6 +54,10 @@ STRUCTURE = {
     "two ends on a tile": (
         with_fifo(CHAIN, "b", consumers=CHAIN.array.fifos[0].consumers * 2),
         "[fifo b] consumers on compute tile (0, 2): need 2, have 1",
+    ),
+    "a variable without a loop": (
+        with_array(CHAIN, cores=(dataclasses.replace(CORE, body=(Store("extra", Variable("i"), 0), *CORE.body)),)),
+        "[compute tile (0, 2)] the variable i: need a loop around it or a load before, have none",
     ),
     "repeats from the shim": (
         with_fifo(CHAIN, "a", repeat_count=2),

@@ -318,7 +318,7 @@ def dequantize(node: Node) -> Bounds:
 
 
 def _windows(array: Array, kernel: list[int], node: Node) -> Array:
-    """[N, C, rows, columns, height, width] of images [N, C, H, W]."""
+    """[N, C, rows, columns, height, width] of images [N, C, H, W]; none of images smaller than the kernel."""
     pads = node.attributes.get("pads", [0, 0, 0, 0])
     strides = node.attributes.get("strides", [1, 1])
     if (
@@ -327,7 +327,11 @@ def _windows(array: Array, kernel: list[int], node: Node) -> Array:
     ):
         raise Unknown
     padded = np.pad(array, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
-    views = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(2, 3))
+    if any(size < window for size, window in zip(padded.shape[2:], kernel, strict=True)):
+        places = [max(size - window + 1, 0) for size, window in zip(padded.shape[2:], kernel, strict=True)]
+        views = np.empty((*padded.shape[:2], *places, *kernel), padded.dtype)
+    else:
+        views = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=(2, 3))
     return views[:, :, :: strides[0], :: strides[1]]
 
 
@@ -353,7 +357,9 @@ def average_pool(node: Node) -> Bounds:
     kernel = list(node.attributes["kernel_shape"])
     if node.attributes.get("ceil_mode", 0) or any(node.attributes.get("pads", [])):
         raise Unknown
-    views = node.float(0).map(lambda array: _windows(array, kernel, node).reshape(*_space(array, kernel, node), -1))
+    views = node.float(0).map(
+        lambda array: _windows(array, kernel, node).reshape(*_space(array, kernel, node), kernel[0] * kernel[1])
+    )
     ones = np.ones((views.shape[-1], 1))
     total = product(views, Bounds(ones, ones, views.dtype)).map(lambda array: array[..., 0])
     return quotient_of(total, _number(float(kernel[0] * kernel[1]), total))

@@ -34,6 +34,7 @@ CpuProvider::CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<st
   for (Node& node : nodes_) {
     for (Value& input :
          std::span(node.inputs).first(node.inputs.size() - node.tensor_attributes.size())) {
+      if (input.constant != nullptr) constants_.insert(input.name);
       input.constant = nullptr;
       input.owner = nullptr;
     }
@@ -64,7 +65,7 @@ OrtSession* CpuProvider::session() const {
   };
   const std::unique_ptr<OrtSessionOptions, decltype(release)> options(made, release);
   api_.call(ort::SetIntraOpNumThreads, made, threads_);
-  const std::string model = onnx_model(nodes_, inputs_, outputs_, opsets_);
+  const std::string model = onnx_model(nodes_, inputs_, outputs_, constants_, opsets_);
   api_.call(ort::CreateSessionFromArray, environment_, model.data(), model.size(), made, &session_);
   return session_;
 }

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,7 @@ class CpuProvider {
   std::vector<Node> nodes_;
   std::vector<std::string> inputs_;
   std::vector<std::string> outputs_;
+  std::set<std::string> constants_;
   OperatorSets opsets_;
   int threads_;
   mutable std::mutex mutex_;  // for what follows

@@ -110,10 +110,19 @@ Message node_message(const Node& node) {
   return message;
 }
 
-// A ValueInfoProto of a type without a shape.
-Message value_info(std::string_view name, DataType type) {
+// A ValueInfoProto; a shape has no size that is unknown.
+Message value_info(std::string_view name, DataType type, const Shape* shape) {
   Message tensor_type;
   tensor_type.integer(1, element_of(type));
+  if (shape != nullptr) {
+    Message sizes;
+    for (const std::int64_t size : *shape) {
+      Message dimension;
+      dimension.integer(1, size);
+      sizes.message(1, dimension);
+    }
+    tensor_type.message(2, sizes);
+  }
   Message of;
   of.message(1, tensor_type);
   Message message;
@@ -125,20 +134,23 @@ Message value_info(std::string_view name, DataType type) {
 }  // namespace
 
 std::string onnx_model(const std::vector<Node>& nodes, const std::vector<std::string>& inputs,
-                       const std::vector<std::string>& outputs, const OperatorSets& opsets) {
-  std::map<std::string, DataType> types;
+                       const std::vector<std::string>& outputs,
+                       const std::set<std::string>& constants, const OperatorSets& opsets) {
+  std::map<std::string, const Value*> values;
   Message graph;
   for (const Node& node : nodes) {
     graph.message(1, node_message(node));
-    for (const auto* values : {&node.inputs, &node.outputs})
-      for (const Value& value : *values) types.emplace(value.name, value.type);
+    for (const auto* ports : {&node.inputs, &node.outputs})
+      for (const Value& value : *ports) values.emplace(value.name, &value);
   }
   graph.text(2, "partition");
   const auto list = [&](int field, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
-      const auto type = types.find(name);
-      if (type == types.end()) fail("[FlowNPU] value '", name, "' is none of its partition");
-      graph.message(field, value_info(name, type->second));
+      const auto found = values.find(name);
+      if (found == values.end()) fail("[FlowNPU] value '", name, "' is none of its partition");
+      const Value& value = *found->second;
+      const bool has_shape = constants.contains(name) && value.shape;
+      graph.message(field, value_info(name, value.type, has_shape ? &*value.shape : nullptr));
     }
   };
   list(11, inputs);

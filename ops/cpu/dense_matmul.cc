@@ -20,6 +20,7 @@ struct Operands {
   std::size_t bias = kAbsent;
   std::size_t residual = kAbsent;
   bool transposed = false;
+  bool rounded = true;
   Activation activation = Activation::kNone;
 };
 
@@ -29,7 +30,8 @@ class DenseMatMul final : public Step {
       : context_(context),
         name_(to_string(node)),
         operands_(operands),
-        product_(DenseProduct::rounded(context)) {
+        product_(operands.rounded ? DenseProduct::rounded(context)
+                                  : DenseProduct(context, DenseRounding::kFloat)) {
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
@@ -154,10 +156,14 @@ Activation activation_of(const Node& node) {
                                : Activation::kNone;
 }
 
-// Gemm: alpha A B + beta C, without alpha and beta, for an A that is not transposed.
+// Gemm: alpha A B + beta C, without alpha and beta, for an A that is not transposed. A B that is no
+// weight, but computed, is not rounded.
 std::unique_ptr<Step> make_gemm(const Node& node, const Context& context) {
-  return std::make_unique<DenseMatMul>(
-      node, context, Operands{.bias = 2, .transposed = node.integer("transB", 0) != 0});
+  const Value* b = node.input(1);
+  return std::make_unique<DenseMatMul>(node, context,
+                                       Operands{.bias = 2,
+                                                .transposed = node.integer("transB", 0) != 0,
+                                                .rounded = b != nullptr && b->constant != nullptr});
 }
 
 std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {

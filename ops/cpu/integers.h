@@ -43,12 +43,13 @@ class AxisSet {
 };
 
 // The axes that the tensor's elements name, of a tensor of that rank. Throws Error naming the node
-// if one is outside, or there twice.
+// if one is outside, and Unsupported if it is there twice, as ONNX Runtime has it in reductions.
 inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64_t rank) {
   AxisSet axes;
   for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
     const std::int64_t axis = wrap(name, integer_at(tensor, i), rank);
-    if (axes.has(axis)) fail("[", name, "] expected each axis once, got axis ", axis, " twice");
+    if (axes.has(axis)) unsupported("[", name, "] expected each axis once, got axis ", axis,
+                  " twice");
     axes.add(axis);
   }
   return axes;
@@ -60,7 +61,8 @@ inline AxisSet axes_in(const std::string& name, const std::vector<std::int64_t>&
   AxisSet axes;
   for (const std::int64_t item : list) {
     const std::int64_t axis = wrap(name, item, rank);
-    if (axes.has(axis)) fail("[", name, "] expected each axis once, got axis ", axis, " twice");
+    if (axes.has(axis)) unsupported("[", name, "] expected each axis once, got axis ", axis,
+                  " twice");
     axes.add(axis);
   }
   return axes;

@@ -83,6 +83,30 @@ def test_constants_and_attributes_reach_the_other_provider(make_session: MakeSes
     np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
 
 
+def test_shapes_of_constants_reach_the_other_provider(make_session: MakeSession) -> None:
+    """ONNX Runtime wants to know that of a bias when a session is made."""
+    model = open_model(
+        """g (float[3,32] x) => (float[3,8] y)
+           <float[8,1] s = {1, 2, 3, 4, 5, 6, 7, 8}, float[8] b = {1, 2, 3, 4, 5, 6, 7, 8}, float[1] g = {2}> {
+            p = com.microsoft.MatMulNBits <K = 32, N = 8, block_size = 32> (x, w, s, "", "", b)
+            y = SimplifiedLayerNormalization (p, g)
+        }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((8, 1, 16), 0x97, np.uint8), "w"))
+    feeds = {"x": np.ones((3, 32), np.float32)}
+    (ours,) = make_session(model, FALLBACK).run(None, feeds)
+    np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
+
+
+def test_an_axis_that_is_there_twice(make_session: MakeSession) -> None:
+    model = open_model("g (float[2,2] x, int64[3] a) => (float[1,1] y) { y = ReduceSum (x, a) }")
+    feeds = {"x": np.ones((2, 2), np.float32), "a": np.array([0, 1, 1])}
+    with pytest.raises(Exception, match="expected each axis once, got axis 1 twice"):
+        make_session(model).run(None, feeds)
+    (ours,) = make_session(model, FALLBACK).run(None, feeds)
+    np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
+
+
 def test_what_onnx_runtime_refuses_too_has_its_words(make_session: MakeSession) -> None:
     model = open_model("g (float[2,3] x, float[3,2] w) => (float[2,2] y) { y = MatMul(x, w) }")
     feeds = {"x": np.ones(4, np.float32), "w": np.ones((3, 2), np.float32)}

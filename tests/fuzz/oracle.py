@@ -44,6 +44,7 @@ STATED = (
     r"\[ReduceMean .*expected elements, got none",
     # Axes that there are not, of a scalar or of no elements, where ONNX Runtime does not look at them.
     r"\[Reduce\w+ .*expected an index in \[-\d+, \d+\)",
+    r"\[CumSum .*expected an index in",
     # Other batches of indices than of data, which ONNX forbids: ONNX Runtime reads what it has.
     r"\[GatherND .*expected data and indices to share",
     # An index beyond a table is an error (docs/operators.md), and no zeros.
@@ -142,6 +143,8 @@ class Oracle:
 
     def _as_a_fallback(self, case: Case, expected: Outcome, what: str, reason: str) -> Verdict:
         again = self._judge(replace(case, options={**case.options, "on_unsupported": "cpu"}), expected)
+        if again.finding is not None and _is_left(again.finding, reason):
+            return Verdict("ONNX Runtime's own numbers")
         if again.finding is not None:
             text = f"{again.finding.text}\nThis is with on_unsupported=cpu; with error it says: {reason}"
             return Verdict(again.category, Finding(again.finding.signature, text))
@@ -177,6 +180,8 @@ class Oracle:
         makers = {name: node.op_type for node in model.graph.node for name in node.output}
         for name, array in theirs.items():
             found, expected, bound = ours[name], array, known.get(name)
+            if not expected.size and bound is None and makers[name].startswith("Reduce"):
+                continue  # along axes of size 0 ONNX Runtime keeps sizes where ONNX and numpy have 1
             if (found.dtype, found.shape) != (expected.dtype, expected.shape):
                 if bound is None or (found.dtype, found.shape) != (bound.dtype, bound.shape):
                     what = f"{name}: expected {expected.dtype} {expected.shape}, got {found.dtype} {found.shape}"
@@ -228,6 +233,12 @@ def _with_all_outputs(model: onnx.ModelProto, known: dict[str, Bounds | None]) -
                 kind = onnx.helper.np_dtype_to_tensor_dtype(bound.dtype)
                 opened.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
     return bytes(opened.SerializeToString())
+
+
+def _is_left(finding: Finding, refusal: str) -> bool:
+    """Whether wrong numbers are of an operator that the refusal names: it ran on ONNX Runtime's CPU provider."""
+    operator = re.match(r"numbers of (\w+),", finding.signature)
+    return operator is not None and re.search(rf"\b{operator[1]} '", refusal) is not None
 
 
 def _has_nodes_of_ours(case: Case) -> bool:

@@ -125,7 +125,13 @@ def test_gemm_and_matmul(isa: str, transposed: int) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("a", "b"),
-    [((2, 3, 9, 5), (2, 3, 5, 40)), ((9, 5), (2, 5, 7)), ((2, 1, 4, 8), (3, 8, 1)), ((3, 8), (8, 2)), ((0, 8), (8, 2))],
+    [
+        ((2, 3, 9, 5), (2, 3, 5, 40)),
+        ((9, 5), (2, 5, 7)),
+        ((2, 1, 4, 8), (3, 8, 1)),
+        ((13, 8), (8, 2)),
+        ((0, 8), (8, 2)),
+    ],
     ids=str,
 )
 def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
@@ -135,7 +141,11 @@ def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]
     z = one("MatMul", [x, y], domain="", options={"cpu_isa": isa})
     expected = x.astype(np.float64) @ y.astype(np.float64)
     assert z.shape == expected.shape
-    assert np.all(np.abs(z - expected) <= (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y)))
+    bound = (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y))
+    assert np.all(np.abs(z - expected) <= bound)
+    if len(b) == 2 and len(a) == 2:
+        z = one("Gemm", [x, y], domain="", options={"cpu_isa": isa})
+        assert np.all(np.abs(z - expected) <= bound)
 
 
 @pytest.mark.parametrize("isa", ISAS)

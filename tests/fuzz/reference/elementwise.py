@@ -260,6 +260,13 @@ def logical_not(node: Node) -> Bounds:
     return truth(~x.high, ~x.low)
 
 
+def absolute(node: Node) -> Bounds:
+    x = node.float(0)
+    spans = (x.low < 0) & (x.high > 0)
+    made = elementwise(np.abs, x, units=0)
+    return made._replace(low=np.where(spans, 0, made.low))
+
+
 def where(node: Node) -> Bounds:
     condition, x, y = node.input(0), node.input(1), node.input(2)
     shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
@@ -363,7 +370,7 @@ TABLE: Table = {
     ("", "Not"): logical_not,
     ("", "Where"): where,
     ("", "Cast"): cast,
-    ("", "Abs"): lambda node: elementwise(np.abs, node.float(0), units=0),
+    ("", "Abs"): absolute,
     ("", "Relu"): lambda node: elementwise(lambda a: np.maximum(a, 0), node.float(0), units=0),
     ("", "Floor"): lambda node: elementwise(np.floor, node.float(0), units=0),
 }

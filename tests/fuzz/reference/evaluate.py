@@ -31,7 +31,10 @@ Table = dict[tuple[str, str], Callable[["Node"], "Bounds | list[Bounds | None]"]
 
 @dataclass
 class Node:
-    """A node and the bounds of its inputs, none being unknown or absent; `provider`: the options that it runs with."""
+    """A node and the bounds of its inputs, none being unknown or absent.
+
+    `provider`: the options that it runs with. `makers`, `known`: of all values before it, what makes them, and bounds.
+    """
 
     op_type: str
     attributes: dict[str, Any]
@@ -41,6 +44,8 @@ class Node:
     opset: int
     provider: dict[str, str] = field(default_factory=dict)
     constants: frozenset[str] = frozenset()
+    makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    known: dict[str, Bounds | None] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -80,8 +85,15 @@ class Node:
         return self.integers(1) if self.has(1) else None
 
     def is_constant(self, index: int) -> bool:
-        """Whether an input is an initializer, or made of one alone."""
+        """Whether an input is an initializer that no run can replace, or made of one alone."""
         return self.has(index) and self.names[index] in self.constants
+
+    def scale_behind(self, index: int) -> Bounds | None:
+        """Of an input that is DequantizeLinear's, moved or not: its scale."""
+        maker = self.makers.get(self.names[index])
+        while maker is not None and maker.op_type in {"Transpose", "Reshape", "Identity"}:
+            maker = self.makers.get(maker.input[0])
+        return self.known.get(maker.input[1]) if maker is not None and maker.op_type == "DequantizeLinear" else None
 
 
 def _tables() -> Table:
@@ -110,6 +122,7 @@ def evaluate(
     values: dict[str, Bounds | None] = {}
     for tensor in model.graph.initializer:
         values[tensor.name] = _initializer(tensor)
+    makers: dict[str, onnx.NodeProto] = {}
     constants = {tensor.name for tensor in model.graph.initializer} - {value.name for value in model.graph.input}
     values |= {name: None if array.dtype == object else of(array) for name, array in feed.items()}
     opset = next(entry.version for entry in model.opset_import if entry.domain == "")
@@ -126,8 +139,11 @@ def evaluate(
                 opset,
                 provider or {},
                 frozenset(constants),
+                makers,
+                values,
             )
             made = _made(node, proto.domain)
+            makers.update(dict.fromkeys(proto.output, proto))
             values |= {name: value for name, value in zip(proto.output, made, strict=False) if name}
             if all(name in constants for name in names if name):
                 constants.update(proto.output)

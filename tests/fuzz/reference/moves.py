@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,8 +89,9 @@ def gathered_nd(array: Array, node: Node) -> Array:
     index = node.input(1).exact()
     batch = node.attributes.get("batch_dims", 0)
     leading = array.shape[:batch]
-    flat = array.reshape((-1, *array.shape[batch:]))
-    lookups = index.reshape((flat.shape[0], -1, index.shape[-1]))
+    batches = math.prod(leading)
+    flat = array.reshape((batches, *array.shape[batch:]))
+    lookups = index.reshape((batches, math.prod(index.shape[batch:-1]), index.shape[-1]))
     sizes = np.array(array.shape[batch : batch + index.shape[-1]])
     if ((lookups < -sizes) | (lookups >= sizes)).any():
         raise Unknown
@@ -101,6 +103,9 @@ def gathered_nd(array: Array, node: Node) -> Array:
 def concatenated(node: Node) -> Bounds:
     parts = [node.input(i) for i in range(node.count)]
     axis = node.attributes["axis"]
+    others = {tuple(np.delete(part.shape, axis)) for part in parts}
+    if len(others) > 1:
+        raise Unknown  # ONNX Runtime leaves out what is empty
     low = np.concatenate([part.low for part in parts], axis)
     high = low if all(part.is_exact for part in parts) else np.concatenate([part.high for part in parts], axis)
     nan = None

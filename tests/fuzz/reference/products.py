@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # Of activations and weights that are rounded to bf16: a half unit of 8 significant bits, of the number that is rounded,
 # and the product's own rounding after it.
 BFLOAT16 = 2.0**-8
+# Half a step above its largest number.
+BFLOAT16_OVERFLOW = (2 - 2.0**-8) * 2.0**127
 # Of what is rounded to int8, of the largest number in its group: half of a 127th. The group is not larger than the row.
 INT8 = 0.5 / 127 * 1.02
 # A group of magnitudes up to here is 0 (docs/operators.md, small numbers).
@@ -39,7 +41,9 @@ BYTE = 0.5 / 255 * 1.02
 ENORMOUS = 1e37
 
 
-def product(x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = None) -> Bounds:
+def product(
+    x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = None, scale: Bounds | None = None
+) -> Bounds:
     """x [.., S, K] or [K] times w [.., K, M], in any order of summation.
 
     Args:
@@ -47,18 +51,23 @@ def product(x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = N
         w: the weight.
         rounding: "none", "bf16" or "int8".
         span: [M]: between which numbers int8 puts the 8-bit codes of a column; None: between those that are there.
+        scale: of a weight that is int8 in the model.
     """
     if len(x.shape) == 1:
-        return product(x.map(lambda row: row[None]), w, rounding, span).map(lambda rows: rows[..., 0, :])
+        return product(x.map(lambda row: row[None]), w, rounding, span, scale).map(lambda rows: rows[..., 0, :])
     if not is_float(x.dtype):
         exact = np.matmul(x.exact(), w.exact())
         return Bounds(exact, exact, x.dtype)
+    if rounding == "bf16":
+        x, w = (_beyond_bfloat16(value) for value in (x, w))
     (xm, xr), (wm, wr) = _middle(x), _middle(w)
     if rounding == "bf16":
         xr, wr = xr + np.abs(xm) * BFLOAT16, wr + np.abs(wm) * BFLOAT16
     elif rounding == "int8" and xm.size and wm.size:
         xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8 + np.minimum(np.abs(xm), NEGLIGIBLE)
         wr = wr + (np.ptp(wm, axis=-2, keepdims=True) if span is None else span) * BYTE
+        if scale is not None:  # 128 is added to the codes, and taken off the product
+            wr = wr + np.abs(_middle(scale)[0]).max(initial=0) * 128 * 2.0**-22
     terms = x.shape[-1]
     size, weight = np.abs(xm) + xr, np.abs(wm) + wr
     magnitude = np.matmul(size, weight)
@@ -66,6 +75,12 @@ def product(x: Bounds, w: Bounds, rounding: str = "none", span: Array | None = N
     middle = np.matmul(xm, wm)
     made = rounded(middle - radius, middle + radius, x.dtype)
     return _with_infinities(made, x, w, magnitude, rounded_values=rounding != "none")
+
+
+def _beyond_bfloat16(x: Bounds) -> Bounds:
+    """Infinite, what bf16 rounds to infinity (docs/operators.md)."""
+    low, high = (np.where(np.abs(end) >= BFLOAT16_OVERFLOW, np.copysign(np.inf, end), end) for end in (x.low, x.high))
+    return x._replace(low=low, high=low if x.is_exact else high)
 
 
 def _middle(x: Bounds) -> tuple[Array, Array]:
@@ -129,7 +144,7 @@ def matmul(node: Node) -> Bounds:
     rounding = _dense_rounding(node) if node.is_constant(1) and len(w.shape) == 2 else "none"
     if len(w.shape) == 1:
         return product(x, w.map(lambda column: column[:, None]), rounding).map(lambda columns: columns[..., 0])
-    return product(x, w, rounding)
+    return product(x, w, rounding, scale=node.scale_behind(1))
 
 
 def gemm(node: Node) -> Bounds:
@@ -138,7 +153,7 @@ def gemm(node: Node) -> Bounds:
         a = a.map(np.transpose)
     if node.attributes.get("transB", 0):
         w = w.map(np.transpose)
-    made = product(a, w, _dense_rounding(node) if node.is_constant(1) else "none")
+    made = product(a, w, _dense_rounding(node) if node.is_constant(1) else "none", scale=node.scale_behind(1))
     alpha, beta = node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)
     if not is_float(a.dtype):
         if (alpha, beta) != (1.0, 1.0):
@@ -182,9 +197,10 @@ def _block_weight(
     scale, zero = (np.repeat(a, block, axis=1)[:, :columns] for a in (scale, zero))
     numbers = numbers[:, :columns]
     weight = scale * (numbers - zero)
-    # Scale and minimum are rounded to bf16; blocks of 16 are quantised again, in groups of 32 of 15 steps, whose ends
+    # The scale is rounded to bf16, and the minimum, -zero times that, once more.
+    # Blocks of 16 are quantised again, in groups of 32 of 15 steps, whose ends
     # may be cut off by as much as the rest gains.
-    radius = np.abs(scale) * (numbers + np.abs(zero)) * 2.0**-8
+    radius = np.abs(scale) * (numbers + 2 * np.abs(zero)) * BFLOAT16 * 1.01
     if block < 32 or columns % 32:
         padded = np.pad(weight, ((0, 0), (0, -columns % 32)), mode="edge").reshape(rows, -1, 32)
         steps = np.maximum(padded.max(-1), 0) - np.minimum(padded.min(-1), 0)
@@ -213,8 +229,11 @@ def matmul_n_bits(node: Node) -> Bounds:
         raise Unknown
     rows, columns = attributes["N"], attributes["K"]
     weight, span = _block_weight(node, 1, 2, 3, rows, columns, attributes["block_size"])
-    made = _q4nx_product(node, node.float(0), weight, span)
-    # ONNX Runtime's own kernel rounds activations to int8 where accuracy_level is 4.
+    # Ours takes constants alone; ONNX Runtime's own kernel rounds activations to int8 where accuracy_level is 4.
+    is_ours = all(node.is_constant(i) for i in (1, 2, 3) if node.has(i))
+    ours = is_ours or attributes.get("accuracy_level", 0) != 4
+    rounding = node.provider.get("activations", "none") if ours else "int8"
+    made = product(node.float(0), weight.map(np.transpose), rounding, span)
     return sum_of(made, node.float(5)) if node.has(5) else made
 
 
@@ -241,6 +260,8 @@ def _q4nx_weight(blocks: Array, rows: int, columns: int) -> tuple[Bounds, Array]
 
 def q4nx_matmul(node: Node) -> Bounds:
     rows, columns = node.attributes["M"], node.attributes["K"]
+    if rows < 1 or columns < 1:
+        raise Unknown  # there are no such blocks
     x, blocks = node.float(0), node.input(1).exact()
     gating = node.attributes.get("gating", b"none")
     if gating == b"none":
@@ -284,7 +305,8 @@ def dense_matmul(node: Node) -> Bounds:
         w = w.map(np.transpose)
     if node.has(2):
         w = product_of(w, node.float(2))
-    made = product(x, w._replace(dtype=x.dtype), _dense_rounding(node))
+    scale = node.optional(2)
+    made = product(x, w._replace(dtype=x.dtype), _dense_rounding(node), scale=scale)
     if node.has(3):
         made = sum_of(made, node.float(3))
     activation = node.attributes.get("activation", b"none")

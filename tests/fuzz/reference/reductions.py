@@ -80,12 +80,16 @@ def reduce_sum(node: Node, *, mean: bool = False) -> Bounds:
     axes, keep = _axes(node, 13 if node.op_type == "ReduceSum" else 18)
     count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
     if not is_float(x.dtype):
-        if mean or not x.is_exact:
-            raise Unknown  # how a mean of integers is rounded, ONNX leaves open
+        if mean or not x.is_exact:  # how a mean of integers is rounded, ONNX leaves open
+            shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+            return _without(anything(shape, x.dtype), axes, keep)
         made = x.low.sum(axis=axes, keepdims=True, dtype=x.dtype)
         return _without(Bounds(made, made, x.dtype), axes, keep)
     if not axes:
         return x
+    if mean and count == 0:  # ONNX leaves it open
+        shape = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+        return _without(anything(shape, x.dtype), axes, keep)
     made_sum = total(x, axes)
     if mean:
         number = np.full((1,) * len(x.shape), float(count))

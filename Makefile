@@ -27,7 +27,7 @@ demo: .venv/demo
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
 test: xrt-headers lint mlir-opt build/testing/built sanitize
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/test
 	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
@@ -40,6 +40,9 @@ mlir-opt: | .venv
 xrt-headers: | .venv
 	@$(BIN)/python -m scripts.xrt_headers
 
+# Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 # Of tests/aie those that each look at another part of the C++: kernels, aie/host/, the emulator. The rest runs plans, which
 # is Python, or the same C++ many times over.
 SANITIZED := tests/ops tests/npu tests/ep $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
@@ -50,7 +53,7 @@ SANITIZED := tests/ops tests/npu tests/ep $(addprefix tests/aie/test_,host.py ke
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
+	$(BIN)/python -m pytest $(PARALLEL) --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
 # The same command runs the same cases. Decoders take ten times as long as graphs: there are a tenth as many.
 CASES ?= 2000

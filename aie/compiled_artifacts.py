@@ -45,7 +45,8 @@ def write_compiled(
     Raises:
         PlanError: a plan breaks the hardware's limits.
         ToolchainError: a compiler failed.
-        ValueError: a call's instructions follow no rule, or two arrays have one name.
+        ValueError: a call's instructions follow no rule, two arrays have one name, or an array is compiled and its
+            calls are not.
     """
     index = Index(folder.path, folder.target, emulated=False)
     complete = True
@@ -75,7 +76,11 @@ class _Instructions:
         call = self._call
         _add(self._folder, call, position)
         file = self._folder.instructions(call.array, _name(call, position))
-        assert file is not None  # its array is compiled
+        if file is None:
+            raise ValueError(
+                f"[artifacts] expected instructions of {call.name} in {self._folder.path}, whose manifest says that "
+                "its array is compiled, and found none: build them into a new folder"
+            )
         return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
 
 

@@ -107,6 +107,10 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
     if rounded_values:  # products with codes and with minima, which are summed apart
         sums = np.where(np.isfinite(x.low), np.abs(x.low), 0).sum(axis=-1, keepdims=True)
         enormous = enormous | (sums > ENORMOUS)
+        # A range of such numbers, whose steps int8 counts, may be infinite.
+        for value, axis in ((x, -1), (w, -2)):
+            largest = np.where(np.isfinite(value.low), np.abs(value.low), 0).max(axis=axis, keepdims=True, initial=0)
+            enormous = enormous | (largest > ENORMOUS)
     strange = np.broadcast_to(rows | columns, made.shape)
     if not strange.any() and not enormous.any():
         return made
@@ -125,6 +129,7 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
             )
         elif rounded_values:
             nan = np.where(strange, NOT_FINITE, nan)
+            low, high = np.where(strange, -np.inf, low), np.where(strange, np.inf, high)
         else:
             # Between finite numbers beside it, an infinity stays what it is.
             nan = np.where(strange & np.isnan(exact), ALWAYS, nan)

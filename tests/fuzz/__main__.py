@@ -11,6 +11,7 @@ import os
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
 
+import resource
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ Output = Annotated[Path, typer.Option("--output", help="Folder for what is found
 Seconds = Annotated[float, typer.Option("--seconds", help="Until a case is taken for hung.")]
 
 FOUND = ROOT / "out/fuzz"
+REFERENCE_BYTES = 4 << 30
 
 
 def _library(given: Path | None, sanitize: bool) -> Path:
@@ -120,7 +122,14 @@ def replay(
         raise typer.Exit(1)
 
 
+def _limit_memory() -> None:
+    """What the reference cannot compute in so much is unknown: a case may hold gigabytes between its nodes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (REFERENCE_BYTES, hard))
+
+
 def _run(name: str, strategy: Any, judge: Any, cases: int, seed: int, minutes: float | None, output: Path) -> None:
+    _limit_memory()
     begin = time.monotonic()
     columns = (
         TextColumn(name),

@@ -25,12 +25,12 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = struct.Struct("<Q")
@@ -66,6 +66,17 @@ class Crashed(Ended):
 
 class Hung(Ended):
     """The process did not answer in time and was ended; its report has the Python stack, if it could still write it."""
+
+
+@contextmanager
+def _all_addresses() -> Iterator[None]:
+    """What is started here has all addresses, whatever this process has: AddressSanitizer needs them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def sanitizers_environment(library: Path) -> dict[str, str]:
@@ -172,15 +183,16 @@ class Worker:
             self._output.truncate(0)
             command = [sys.executable, "-m", "tests.fuzz.worker", str(theirs.fileno())]
             command += [str(int(self._limit)), str(self.library or "")]
-            self._server = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(theirs.fileno(),),
-            )
+            with _all_addresses():
+                self._server = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._output,
+                    stderr=self._output,
+                    pass_fds=(theirs.fileno(),),
+                )
             theirs.close()
         assert self._control is not None
         their_requests, self._requests = os.pipe()

@@ -157,7 +157,7 @@ def _made(node: Node, domain: str) -> list[Bounds | None]:
         return nothing
     try:
         made = function(node)
-    except Unknown:
+    except (Unknown, MemoryError):
         return nothing
     except Exception as error:
         raise ReferenceFailed(node.op_type, error) from error

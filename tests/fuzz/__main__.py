@@ -43,7 +43,7 @@ Output = Annotated[Path, typer.Option("--output", help="Folder for what is found
 Seconds = Annotated[float, typer.Option("--seconds", help="Until a case is taken for hung.")]
 
 FOUND = ROOT / "out/fuzz"
-REFERENCE_BYTES = 4 << 30
+REFERENCE_BYTES = 8 << 30
 
 
 def _library(given: Path | None, sanitize: bool) -> Path:

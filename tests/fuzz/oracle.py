@@ -247,7 +247,7 @@ def _with_all_outputs(model: onnx.ModelProto, known: dict[str, Bounds | None]) -
 
 def _is_named(finding: Finding, refusal: str) -> bool:
     """Whether wrong numbers are of an operator that the refusal names: it ran on ONNX Runtime's CPU provider."""
-    operator = re.match(r"numbers of (\w+),", finding.signature)
+    operator = re.match(r"numbers of (\w+)", finding.signature)
     return operator is not None and re.search(rf"\b{operator[1]} '", refusal) is not None
 
 

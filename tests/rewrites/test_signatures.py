@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Every rule leaves what it does not know: models of the rules' own tests, and more of their nodes."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -7,23 +9,7 @@ import onnx_ir as ir
 import onnxruntime.capi.onnxruntime_pybind11_state as onnxruntime_state
 import pytest
 
-from flownpu.graph_rewrites import (
-    embedding_test,
-    flow_qkv_attention_test,
-    gated_projection_test,
-    gelu_test,
-    layer_norm_test,
-    packed_qkv_test,
-    projection_test,
-    q4nx_gather_test,
-    q4nx_matmul_test,
-    qk_norm_test,
-    rms_norm_test,
-    rotary_embedding_test,
-    scaled_dot_product_attention_test,
-    split_qkv_test,
-    testing,
-)
+from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.embedding import quantise_embeddings
 from flownpu.graph_rewrites.flow_qkv_attention import FlowQKVAttention
 from flownpu.graph_rewrites.gated_projection import GatedProjection
@@ -41,6 +27,23 @@ from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.signature import _CONTRIBUTED, signature, unknown_parts
 from flownpu.graph_rewrites.split_qkv import SplitQKV
+from flownpu.ops import flow_qkv_attention
+from graph_rewrites import (
+    embedding_test,
+    flow_qkv_attention_test,
+    gated_projection_test,
+    gelu_test,
+    layer_norm_test,
+    packed_qkv_test,
+    projection_test,
+    q4nx_gather_test,
+    q4nx_matmul_test,
+    qk_norm_test,
+    rms_norm_test,
+    rotary_embedding_test,
+    scaled_dot_product_attention_test,
+    split_qkv_test,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,3 +159,29 @@ def test_signatures_are_onnx_runtime_s() -> None:
         assert list(known.inputs or ())[: len(inputs)] == inputs
         assert list(known.outputs or ()) == outputs
         assert known.attributes == set(schema.attributes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "model"),
+    [
+        (QKNorm, qk_norm_test._model()),
+        (SplitQKV, split_qkv_test._model()),
+        (PackedQKV, packed_qkv_test._model()),
+    ],
+)
+def test_an_attention_keeps_all_its_inputs(rule: type[Rule], model: ir.Model) -> None:
+    """Those that a rule has nothing to do with stay where they are, up to the last."""
+    count = len(flow_qkv_attention.INPUTS)
+    node = next(node for node in model.graph if node.op_type == "FlowQKVAttention")
+    node.resize_inputs(count)
+    for position, name in enumerate(flow_qkv_attention.INPUTS):
+        if position > 2 and name not in {"q_norm_weight", "k_norm_weight"} and node.inputs[position] is None:
+            node.replace_input_with(position, ir.val(name))
+    before = list(node.inputs)
+    assert testing.apply(rule, model, []) == 1
+    (after,) = (node for node in model.graph if node.op_type == "FlowQKVAttention")
+    changed = [
+        name for name, old, new in zip(flow_qkv_attention.INPUTS, before, after.inputs, strict=True) if new is not old
+    ]
+    norms = ["q_norm_weight", "k_norm_weight"]
+    assert changed == (["query", "key", *norms] if rule is QKNorm else ["query", "key", "value"])

@@ -7,6 +7,8 @@ import os
 
 # Before onnxruntime is imported: no telemetry from test machines.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+# pytest-xdist gives each of its processes a width, which rich keeps from when the command line is imported.
+os.environ.pop("COLUMNS", None)
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

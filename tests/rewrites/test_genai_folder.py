@@ -153,7 +153,7 @@ def _spoil_scales(folder: Path) -> None:
         ),
         (lambda s: _move_data(s, "../model.onnx.data"), "is stored outside of the folder, in '../model.onnx.data'"),
         (lambda s: _edit(s, vision={}), r"the model has parts that cannot be converted \(vision\); export its decoder"),
-        (lambda s: _edit(s, decoder=None), "expected a language model with model.decoder"),
+        (lambda s: _edit(s, decoder=None), "expected model.decoder to be an object, got None"),
         (
             lambda s: _edit_decoder(s, filename="../model.onnx"),
             "expected model.decoder.filename to be the name of a file beside it, got '../model.onnx'",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]
 
+# The angles of RoPE are products of float32 with the position, which that holds up to here: 24 bits.
+_MOST_POSITIONS = 1 << 24
 PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "safetensors")
 
 
@@ -89,14 +91,22 @@ def make_decoder_folder(
         )
 
 
-def limit_context(decoder: Decoder, context_length: int | None) -> Decoder:
-    """The decoder made for at most that many positions, of which the rotary caches hold a row each.
+def limit_context(decoder: Decoder, context_length: int | None, source: Path | str) -> Decoder:
+    """The decoder, of a source that messages name, made for at most that many positions, a row of RoPE's tables each.
 
     Raises:
-        ConversionError: it is less than 1 or more than the model was trained for.
+        ConversionError: it is less than 1 or more than the model was trained for; or there is no limit, and that is
+            more than float32 counts.
     """
     if context_length is None:
+        if decoder.context_length > _MOST_POSITIONS:
+            raise ConversionError(
+                f"{source}: expected a model of at most {_MOST_POSITIONS} positions, which is as far as float32 "
+                f"counts, got one of {decoder.context_length}: give a context length (--context-length)"
+            )
         return decoder
     if not 1 <= context_length <= decoder.context_length:
-        raise ConversionError(f"expected a context length of 1 to {decoder.context_length}, got {context_length}")
+        raise ConversionError(
+            f"{source}: expected a context length of 1 to {decoder.context_length}, got {context_length}"
+        )
     return dataclasses.replace(decoder, context_length=context_length)

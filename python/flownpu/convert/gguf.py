@@ -53,7 +53,7 @@ def convert_gguf(request: Request) -> None:
         # A value of another type than it should have.
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder)
-    decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length)
+    decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
     weights = QuantizedWeights(tensors)  # Gemma's norms have their offset in the file already
     plan = weight_plan(decoder)
     weights.check(plan)

@@ -51,7 +51,9 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None) -> N
     check_output(request.output, force=request.force)
     source = request.source
     checkpoint = Checkpoint(source)
-    decoder = limit_context(read_decoder(checkpoint.config, checkpoint.generation), request.context_length)
+    decoder = limit_context(
+        read_decoder(checkpoint.config, checkpoint.generation), request.context_length, request.source
+    )
     pictures = read_pictures(checkpoint, decoder, vision_weights)
     if pictures is not None:
         decoder = dataclasses.replace(

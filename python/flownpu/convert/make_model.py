@@ -151,7 +151,7 @@ def make_model(
         raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
     options = ModelOptions(kv_dtype, "last", sliding_window_cache)
     decoder = read_decoder(SHAPES[shape])
-    decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT))
+    decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT), shape)
     weights = RandomWeights(seed, symmetric=symmetric)
     with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
         write_model(folder, decoder, weights, options, stage="draw", progress=progress)

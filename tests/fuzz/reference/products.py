@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # Of activations and weights that are rounded to bf16: a half unit of 8 significant bits, of the number that is rounded,
 # and the product's own rounding after it.
 BFLOAT16 = 2.0**-8
-# Half a step above its largest number.
-BFLOAT16_OVERFLOW = (2 - 2.0**-8) * 2.0**127
 # Of what is rounded to int8, of the largest number in its group: half of a 127th. The group is not larger than the row.
 INT8 = 0.5 / 127 * 1.02
 # A group of magnitudes up to here is 0 (docs/operators.md, small numbers).
@@ -58,8 +56,6 @@ def product(
     if not is_float(x.dtype):
         exact = np.matmul(x.exact(), w.exact())
         return Bounds(exact, exact, x.dtype)
-    if rounding == "bf16":
-        x, w = (_beyond_bfloat16(value) for value in (x, w))
     (xm, xr), (wm, wr) = _middle(x), _middle(w)
     if rounding == "bf16":
         xr, wr = xr + np.abs(xm) * BFLOAT16, wr + np.abs(wm) * BFLOAT16
@@ -75,12 +71,6 @@ def product(
     middle = np.matmul(xm, wm)
     made = rounded(middle - radius, middle + radius, x.dtype)
     return _with_infinities(made, x, w, magnitude, rounded_values=rounding != "none")
-
-
-def _beyond_bfloat16(x: Bounds) -> Bounds:
-    """Infinite, what bf16 rounds to infinity (docs/operators.md)."""
-    low, high = (np.where(np.abs(end) >= BFLOAT16_OVERFLOW, np.copysign(np.inf, end), end) for end in (x.low, x.high))
-    return x._replace(low=low, high=low if x.is_exact else high)
 
 
 def _middle(x: Bounds) -> tuple[Array, Array]:
@@ -107,7 +97,7 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
     if rounded_values:  # products with codes and with minima, which are summed apart
         sums = np.where(np.isfinite(x.low), np.abs(x.low), 0).sum(axis=-1, keepdims=True)
         enormous = enormous | (sums > ENORMOUS)
-        # A range of such numbers, whose steps int8 counts, may be infinite.
+        # bf16 may round such numbers to infinity, and a range of them, whose steps int8 counts, may be infinite.
         for value, axis in ((x, -1), (w, -2)):
             largest = np.where(np.isfinite(value.low), np.abs(value.low), 0).max(axis=axis, keepdims=True, initial=0)
             enormous = enormous | (largest > ENORMOUS)

@@ -53,13 +53,17 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
     """The files that hold the model's external data.
 
     Raises:
-        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it.
+        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it; or of no numbers.
     """
     files: dict[str, Path] = {}
     for tensor in tensors(model):
         if not isinstance(tensor, ir.ExternalTensor):
             continue
         location = str(tensor.location)
+        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
+            raise ConversionError(
+                f"{path}: expected tensor {tensor.name}, stored in {location!r}, to be of numbers, got {tensor.dtype}"
+            )
         if location not in files:
             where = PurePosixPath(location)
             if where.is_absolute() or ".." in where.parts or "\\" in location:

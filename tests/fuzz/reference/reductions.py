@@ -117,6 +117,8 @@ def arg_max(node: Node) -> Bounds:
     if x.nan is not None:
         raise Unknown  # which of NaN and a number is larger, ONNX leaves open
     axis = node.attributes.get("axis", 0)
+    if x.shape[axis] == 0:
+        raise Unknown  # there is no largest
     if node.attributes.get("select_last_index", 0):
         place = x.shape[axis] - 1 - np.argmax(np.flip(x.low, axis), axis=axis)
     else:

@@ -17,6 +17,8 @@ from flownpu.ops.definitions import OPERATORS
 from flownpu.ops.onnx_function import DOMAIN, OPSET
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import onnx_ir as ir
 
 
@@ -87,7 +89,7 @@ def signature(domain: str, op_type: str) -> Signature | None:
     return Signature(_names(schema.inputs), _names(schema.outputs), frozenset(schema.attributes))
 
 
-def _names(parameters: list[onnx.defs.OpSchema.FormalParameter]) -> tuple[str, ...] | None:
+def _names(parameters: Sequence[onnx.defs.OpSchema.FormalParameter]) -> tuple[str, ...] | None:
     variadic = any(parameter.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for parameter in parameters)
     return None if variadic else tuple(parameter.name for parameter in parameters)
 

@@ -48,8 +48,8 @@ inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64
   AxisSet axes;
   for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
     const std::int64_t axis = wrap(name, integer_at(tensor, i), rank);
-    if (axes.has(axis)) unsupported("[", name, "] expected each axis once, got axis ", axis,
-                  " twice");
+    if (axes.has(axis))
+      unsupported("[", name, "] expected each axis once, got axis ", axis, " twice");
     axes.add(axis);
   }
   return axes;
@@ -61,8 +61,8 @@ inline AxisSet axes_in(const std::string& name, const std::vector<std::int64_t>&
   AxisSet axes;
   for (const std::int64_t item : list) {
     const std::int64_t axis = wrap(name, item, rank);
-    if (axes.has(axis)) unsupported("[", name, "] expected each axis once, got axis ", axis,
-                  " twice");
+    if (axes.has(axis))
+      unsupported("[", name, "] expected each axis once, got axis ", axis, " twice");
     axes.add(axis);
   }
   return axes;

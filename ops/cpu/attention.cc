@@ -228,6 +228,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
       compact(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
     });
   }
+  clear_rest(call);
 }
 
 }  // namespace flownpu::cpu

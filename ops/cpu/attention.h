@@ -213,6 +213,7 @@ class FlowQKVAttention : public Step {
   void keep_past(const AttentionCall& call) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void clear_rest(const AttentionCall& call) const;
   std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
                     std::int64_t position) const;

@@ -165,6 +165,29 @@ void FlowQKVAttention::compact(const AttentionCall& call, std::int64_t batch,
   copy(call.outputs[kPresentValue], from.value);
 }
 
+// What no token of a row of the batch fills is unspecified; it is 0 here, so that who reads all of
+// a present gets the same in every run. Where the present is the past's memory it keeps what it
+// holds.
+void FlowQKVAttention::clear_rest(const AttentionCall& call) const {
+  if (call.first_token + call.tokens < call.prompt_tokens) return;  // Later slices fill more.
+  const auto clear = [&](AttentionOutput output, AttentionInput past, std::int64_t batch) {
+    if (output >= call.outputs.size() || call.outputs[output].data == nullptr) return;
+    if (call.outputs[output].data == call.input(past).data) return;
+    const AttentionRow row = row_of(call, batch);
+    const std::int64_t used = row.past + row.tokens - row.base_after;
+    for (std::int64_t group = 0; group < attributes_.kv_heads; ++group) {
+      const std::int64_t head = batch * attributes_.kv_heads + group;
+      std::memset(
+          call.outputs[output].as<std::byte>() + (head * call.capacity + used) * call.row_bytes, 0,
+          static_cast<std::size_t>((call.capacity - used) * call.row_bytes));
+    }
+  };
+  for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+    clear(kPresentKey, kPastKey, batch);
+    clear(kPresentValue, kPastValue, batch);
+  }
+}
+
 std::int64_t FlowQKVAttention::position_of(const AttentionCall& call, std::int64_t batch,
                                            std::int64_t token) const {
   const Tensor& ids = call.input(kPositionIds);

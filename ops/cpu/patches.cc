@@ -20,6 +20,15 @@ struct Window {
   // Windows below and beside one another; pixels that fill none are left out.
   std::int64_t rows(const Shape& images) const { return images[2] / height; }
   std::int64_t columns(const Shape& images) const { return images[3] / width; }
+
+  // Throws Unsupported if not one window fits in: ONNX Runtime's AveragePool then cuts it, and its
+  // Conv is an error.
+  void expect_one(const std::string& name, const Shape& images) const {
+    if (images[2] >= height && images[3] >= width) return;
+    unsupported("[", name, "] expected images of at least one window of ", height, " x ", width,
+                ", got ", to_string(images), ": give larger images, or set the provider option ",
+                "on_unsupported to cpu");
+  }
 };
 
 // The window of a node that cuts images into windows side by side; throws Error for others.
@@ -55,6 +64,7 @@ class PatchConv final : public Step {
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& images = inputs[0].shape;
+    window_.expect_one(name_, images);
     outputs[0] = Shape{images[0], m_, window_.rows(images), window_.columns(images)};
   }
 
@@ -145,6 +155,7 @@ class AveragePool final : public Step {
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& images = inputs[0].shape;
+    window_.expect_one(name_, images);
     outputs[0] = Shape{images[0], images[1], window_.rows(images), window_.columns(images)};
   }
 

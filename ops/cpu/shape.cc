@@ -121,6 +121,7 @@ class GatherND final : public Step {
         Shape(data.begin(), static_cast<std::size_t>(batch_dims_)).elements();
     const std::int64_t lookups = indices.elements() / depth;
     const int first_inner = batch_dims_ + depth;
+    if (outputs[0].shape.elements() == 0) return;  // ONNX Runtime does not look at the indices.
     const auto bytes =
         static_cast<std::size_t>(
             Shape(data.begin() + first_inner, static_cast<std::size_t>(data.rank() - first_inner))

@@ -292,6 +292,28 @@ def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
                 np.testing.assert_allclose(a[row, :, :kept], b[row, :, :kept], rtol=0, atol=bound, err_msg=str(case))
 
 
+def test_rows_that_no_token_fills_are_zero(ep_devices: list[Any]) -> None:
+    """Of a batch of prompts of several lengths, in memory that held something else before."""
+    case = next(c for c in SAMPLE if c.ragged and c.past == 0 and c.cache == "absent" and c.tokens > 1 and c.causal)
+    options = onnxruntime.SessionOptions()
+    options.add_provider_for_devices(ep_devices, {})
+    session = onnxruntime.InferenceSession(case.model().SerializeToString(), options)
+    binding = session.io_binding()
+    for name, array in case.feeds().items():
+        binding.bind_cpu_input(name, array)
+    binding.bind_output("output")
+    shape = [case.batch, case.heads[1], case.tokens, case.head_size]
+    presents = [onnxruntime.OrtValue.ortvalue_from_numpy(np.full(shape, np.nan, np.float32)) for _ in range(2)]
+    for name, present in zip(("present_key", "present_value"), presents, strict=True):
+        binding.bind_ortvalue_output(name, present)
+    session.run_with_iobinding(binding)
+    assert min(case.totals) < case.tokens
+    for present in presents:
+        for row, length in enumerate(case.totals):
+            assert np.isfinite(present.numpy()[row, :, :length]).all()
+            assert (present.numpy()[row, :, length:] == 0).all()
+
+
 def _pairs(cases: Iterable[Case], dimensions: Iterable[str] = GRID) -> set[tuple[str, Any, str, Any]]:
     names = list(itertools.combinations(dimensions, 2))
     return {(one, getattr(case, one), other, getattr(case, other)) for case in cases for one, other in names}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from tests.fuzz.reference.evaluate import Node, Table
 
+# As an end of Slice these are the end of the axis in whichever direction it goes, of both integer types.
+NO_END = (2**31 - 1, 2**63 - 1)
+
 
 def move(function: Callable[[Array, Node], Array]) -> Callable[[Node], Bounds]:
     return lambda node: node.input(0).map(lambda array: function(array, node))
@@ -67,11 +70,12 @@ def sliced(array: Array, node: Node) -> Array:
             raise Unknown
         size = array.shape[axis]
         lowest, highest = (0, size) if step > 0 else (-1, size - 1)
+        last = -1 - size if step < 0 and end in NO_END else end
 
         def place(index: int, least: int, most: int, size: int = size) -> int:
             return min(max(index + size if index < 0 else index, least), most)
 
-        places = range(place(start, max(lowest, 0), highest), place(end, lowest, highest), step)
+        places = range(place(start, max(lowest, 0), highest), place(last, lowest, highest), step)
         array = np.take(array, np.array(places, np.int64), axis=axis)
     return array[tuple(chosen)]
 

@@ -57,19 +57,22 @@ def product(
         exact = np.matmul(x.exact(), w.exact())
         return Bounds(exact, exact, x.dtype)
     (xm, xr), (wm, wr) = _middle(x), _middle(w)
+    offset = 0.0
     if rounding == "bf16":
         xr, wr = xr + np.abs(xm) * BFLOAT16, wr + np.abs(wm) * BFLOAT16
     elif rounding == "int8" and xm.size and wm.size:
         xr = xr + (np.abs(xm) + xr).max(axis=-1, keepdims=True) * INT8 + np.minimum(np.abs(xm), NEGLIGIBLE)
         wr = wr + (np.ptp(wm, axis=-2, keepdims=True) if span is None else span) * BYTE
         if scale is not None:  # 128 is added to the codes, and taken off the product
-            wr = wr + np.abs(_middle(scale)[0]).max(initial=0) * 128 * 2.0**-22
+            offset = np.abs(_middle(scale)[0]).max(initial=0) * 128
+            wr = wr + offset * 2.0**-22
     terms = x.shape[-1]
     size, weight = np.abs(xm) + xr, np.abs(wm) + wr
     magnitude = np.matmul(size, weight)
     radius = np.matmul(size, wr) + np.matmul(xr, np.abs(wm)) + magnitude * (terms + 4) * unit(x.dtype) * 1.01
     middle = np.matmul(xm, wm)
     made = rounded(middle - radius, middle + radius, x.dtype)
+    magnitude = np.maximum(magnitude, offset)
     return _with_infinities(made, x, w, magnitude, rounded_values=rounding != "none")
 
 

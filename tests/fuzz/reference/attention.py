@@ -190,7 +190,7 @@ def rotary(node: Node) -> Bounds:
     heads = node.attributes.get("num_heads", 0)
     d = x.shape[-1] // heads if size and not four else x.shape[-1] if four else 2 * half
     middle, radius = _finite(x)
-    if x.shape[-1] % d:
+    if x.shape[-1] % d or not middle.size:
         raise Unknown
     shaped = middle.transpose(0, 2, 1, 3) if four else middle.reshape(*middle.shape[:2], -1, d)
     batch, tokens = shaped.shape[:2]

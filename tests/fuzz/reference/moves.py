@@ -42,6 +42,8 @@ def unsqueezed(array: Array, node: Node) -> Array:
 
 def squeezed(array: Array, node: Node) -> Array:
     axes = node.axes()
+    if axes is not None and len({axis % max(array.ndim, 1) for axis in axes}) < len(axes):
+        raise Unknown  # ONNX Runtime takes an axis twice
     return array.squeeze() if axes is None else array.squeeze(tuple(axes))
 
 

@@ -10,6 +10,7 @@ from onnx_ir import tape
 
 from flownpu.graph_rewrites.attention_mask import are_next
 from flownpu.graph_rewrites.attention_scores import finite, whole_slice
+from flownpu.graph_rewrites.node import unique_name
 from flownpu.graph_rewrites.plain_graph import (
     constant,
     dimensions,
@@ -18,7 +19,6 @@ from flownpu.graph_rewrites.plain_graph import (
     made_by,
     scalar,
 )
-from flownpu.graph_rewrites.quantized_weight import unique_name
 from flownpu.ops.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
+from flownpu import _native
+from flownpu.graph_rewrites.node import unique_name
 from flownpu.graph_rewrites.plain_graph import made_by
-from flownpu.graph_rewrites.quantized_weight import Packed, Q4NXTensor, unique_name
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 # Of a Q4NX initializer: the FloatWeight that it was made of.
 _SOURCE = "flownpu.float_source"
-# Weights that a thread quantises at a time, whole rows of blocks: 2^20 take 4 MB, and some copies of that.
+# Weights that are compared at a time: 2^20 take 4 MB, and some copies of that.
 _WEIGHTS_AT_ONCE = 1 << 20
 
 
@@ -68,40 +67,12 @@ class FloatWeight:
             if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
                 return existing
         name = unique_name(graph, f"{self.value.name}_Q4NX")
-        tensor = Q4NXTensor(self.pack, q4nx.blocks_shape(self.rows, self.columns, q4nx.NARROW), name)
+        weight = _native.Q4NXConstant.of_floats(self._stored, self._release, self.rows, self.columns, self.transposed)
+        tensor = Q4NXTensor(weight, name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
         value.meta[_SOURCE] = self
         graph.register_initializer(value)
         return value
-
-    def pack(self) -> Packed:
-        """The weight's Q4NX bytes, and what they cost; made on all cores.
-
-        Raises:
-            ValueError: a weight that is not finite.
-        """
-        packed = self._pack_parts()
-        self._release()
-        return packed
-
-    def _pack_parts(self) -> Packed:
-        blocks = np.empty(q4nx.blocks_shape(self.rows, self.columns, q4nx.NARROW), np.uint8)
-        squared_error = squares = 0.0
-        # Mapped here, once: onnx_ir's tensors do not expect two threads to be the first.
-        stored, parts = self._stored(), self._parts()
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with ThreadPoolExecutor(cores) as pool:
-            for part, packed in zip(parts, pool.map(self._pack_rows, repeat(stored), parts), strict=True):
-                blocks[part.start // q4nx.BLOCK_ROWS : -(-part.stop // q4nx.BLOCK_ROWS)] = packed.blocks
-                squared_error += packed.squared_error
-                squares += packed.squares
-        return Packed(blocks, squared_error, squares)
-
-    def _pack_rows(self, stored: NDArray[np.float32], part: slice) -> Packed:
-        weights = self._rows(stored, part)
-        quantized = q4nx.quantize(weights)
-        error = _sum_of_squares(weights - q4nx.dequantize_codes(quantized))
-        return Packed(q4nx.pack(*quantized, q4nx.NARROW), error, _sum_of_squares(weights))
 
     def _release(self) -> None:
         """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
@@ -122,7 +93,7 @@ class FloatWeight:
         """The constant as it is stored, [M, K] or [K, M]."""
         tensor = ir.convenience.get_const_tensor(self.value)
         assert tensor is not None
-        return tensor.numpy()
+        return np.ascontiguousarray(tensor.numpy())
 
     def _rows(self, stored: NDArray[np.float32], part: slice) -> NDArray[np.float32]:
         return np.ascontiguousarray(stored[:, part].T if self.transposed else stored[part])
@@ -149,7 +120,3 @@ def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | N
     if value.shape is None or value.shape.rank() != 2:
         return None
     return FloatWeight(value, transposed)
-
-
-def _sum_of_squares(values: NDArray[np.float32]) -> float:
-    return float(np.einsum("ij,ij->i", values, values).sum(dtype=np.float64))

@@ -131,3 +131,11 @@ def attention(op: Builder, like: ir.Node, inputs: Sequence[ir.Value | None], **a
 def attention_inputs(node: ir.Node) -> list[ir.Value | None]:
     """All inputs that a FlowQKVAttention can have, with None for the absent ones."""
     return [optional_input(node, position) for position in range(len(flow_qkv_attention.INPUTS))]
+
+
+def unique_name(graph: ir.Graph, name: str) -> str:
+    """`name`, or with a number behind it if the graph has such an initializer."""
+    taken, number = name, 1
+    while taken in graph.initializers:
+        taken, number = f"{name}_{number}", number + 1
+    return taken

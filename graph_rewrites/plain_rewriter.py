@@ -10,14 +10,12 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer, version_converter
 
 from flownpu.graph_rewrites.embedding import quantise_embeddings
-from flownpu.graph_rewrites.gated_projection import GatedProjection
 from flownpu.graph_rewrites.gelu import fold_gelu
 from flownpu.graph_rewrites.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
-from flownpu.graph_rewrites.layer_norm import LayerNorm
-from flownpu.graph_rewrites.packed_qkv import PackedQKV
+from flownpu.graph_rewrites.layer_norm import fold_layer_norm
+from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
-from flownpu.graph_rewrites.rewriter import apply
 from flownpu.graph_rewrites.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
@@ -27,7 +25,6 @@ from flownpu.ops.onnx_function import OPSET
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import Miss
-    from flownpu.graph_rewrites.rule import Rule
     from flownpu.graph_rewrites.scaled_dot_product_attention import Tiler
 
 # Folding what sizes are computed from needs shapes, and tells shapes: of an exported decoder, twice is all.
@@ -96,7 +93,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     report = Report(before=operators(model))
     prepare(model)
     report.misses += unknown_parts(model)
-    _apply(LayerNorm, model, report)
+    _note(report, "layer_norm", fold_layer_norm(model))
     _note(report, "rms_norm", fold_rms_norm(model))
     _note(report, "gelu", fold_gelu(model))
     _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
@@ -106,8 +103,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "projection", quantise_projections(model))
     _note(report, "embedding", quantise_embeddings(model))
     passes.RemoveUnusedNodesPass()(model)
-    for rule in (PackedQKV, GatedProjection):
-        _apply(rule, model, report)
+    apply_rules(model, ("packed_qkv", "gated_projection"), report)
     passes.RemoveUnusedNodesPass()(model)
     report.after = operators(model)
     add_functions(model)
@@ -117,7 +113,3 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
 def _note(report: Report, rule: str, outcome: tuple[int, list[Miss]]) -> None:
     report.applied[rule], misses = outcome
     report.misses += misses
-
-
-def _apply(rule: type[Rule], model: ir.Model, report: Report) -> None:
-    report.applied[rule.__module__.rpartition(".")[2]] = apply(rule, model, report.misses)

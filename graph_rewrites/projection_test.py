@@ -8,7 +8,7 @@ import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.projection import quantise_projections
-from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
 # M = 40 rows of K = 48 columns.

@@ -8,8 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
-from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
 MODEL = """
@@ -82,7 +81,7 @@ class Case:
 )
 def test_is_the_same_product(rows: int, columns: int, block_size: int, zero_points: str, bias: bool) -> None:
     case = Case(rows, columns, block_size, zero_points, bias=bias)
-    model, misses = testing.rewritten(case.model, Q4NXMatMul)
+    model, misses = testing.rewritten(case.model, "q4nx_matmul")
 
     assert testing.operator_names(model) == ["Q4NXMatMul"]
     assert misses == []
@@ -112,7 +111,7 @@ def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
     points.flat[:others] = 4
     given = testing.pack_nibbles(np.pad(points, ((0, 0), (0, 1)))) if written == "packed" else points.astype(np.float32)
     case = Case(zero_points=written, constants={"zero_points": given})
-    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    model, _ = testing.rewritten(case.model, "q4nx_matmul")
     blocks = _blocks(model)
     assert q4nx.layout_of(blocks) == (q4nx.NARROW if others else q4nx.SYMMETRIC)
     expected = case.scale * (case.codes - np.repeat(points.astype(np.float32), 32, axis=1))
@@ -124,7 +123,7 @@ def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
 def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: str) -> None:
     """Two of them share a scale now: the best one that a search finds, and the product is that of the new weight."""
     case = Case(rows, columns, 16, zero_points)
-    model, misses = testing.rewritten(case.model, Q4NXMatMul)
+    model, misses = testing.rewritten(case.model, "q4nx_matmul")
     assert misses == []
     weight = q4nx.dequantize(_blocks(model), rows, columns)
     assert q4nx.layout_of(_blocks(model)) == q4nx.NARROW
@@ -143,7 +142,7 @@ def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: 
 
 def test_scales_that_bf16_lacks_cost_one_rounding() -> None:
     case = Case(exact_scales=False)
-    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    model, _ = testing.rewritten(case.model, "q4nx_matmul")
     weight = q4nx.dequantize(_blocks(model), *case.weight.shape)
     assert np.any(weight != case.weight)
     # The weight rounds with its scale; the minimum, 8 scales, is exact. (And case.weight itself was rounded once.)
@@ -153,13 +152,13 @@ def test_scales_that_bf16_lacks_cost_one_rounding() -> None:
 
 def test_more_rows_than_are_unpacked_at_once() -> None:
     case = Case(rows=2048 + 40, columns=32)
-    model, _ = testing.rewritten(case.model, Q4NXMatMul)
+    model, _ = testing.rewritten(case.model, "q4nx_matmul")
     np.testing.assert_array_equal(q4nx.dequantize(_blocks(model), *case.weight.shape), case.weight)
 
 
 def test_weight_is_packed_when_it_is_read() -> None:
     model = Case().model
-    testing.apply(Q4NXMatMul, model, [])
+    testing.apply("q4nx_matmul", model, [])
     assert isinstance(_weight(model).const_value, ir.LazyTensor)
 
 
@@ -169,22 +168,25 @@ def test_weight_is_packed_when_it_is_read() -> None:
         ({"bits": 3}, "bits=3: Q4NX stores 4-bit codes"),
         ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes"),
         ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns"),
-        ({"weight_prepacked": 1}, "weight_prepacked: the codes are in an order made for a GPU"),
-        ({"constants": {"group_index": np.zeros(96, np.int32)}}, "g_idx: Q4NX groups are 32 columns in order"),
-        ({"constants": {"scales": np.ones((40, 3), np.float16)}}, "scales and activations are FLOAT16, expected FLOAT"),
-        ({"constants": {"codes": np.zeros((40, 3, 16), np.int8)}}, "the codes' type is INT8, expected UINT8"),
+        ({"weight_prepacked": 1}, "weight_prepacked=1: the codes are in an order made for a GPU"),
+        (
+            {"constants": {"group_index": np.zeros(96, np.int32)}},
+            "input 4 (g_idx): expected none; Q4NX",
+        ),
+        ({"constants": {"scales": np.ones((40, 3), np.float16)}}, "input 2 (scales): expected float, got float16"),
+        ({"constants": {"codes": np.zeros((40, 3, 16), np.int8)}}, "input 1 (B): expected uint8, got int8"),
         (
             {"constants": {"scales": np.ones((40, 4), np.float32)}},
-            "scales has 160 elements, expected 120 scales for 40",
+            "scales has 160 elements, expected 120 for 40 rows",
         ),
         (
             {"constants": {"codes": np.zeros((8, 3, 16), np.uint8)}},
-            "codes has 384 elements, expected 1920 codes for 40",
+            "codes has 384 elements, expected 1920 for 40 rows",
         ),
     ],
 )
 def test_miss(changed: dict[str, Any], reason: str) -> None:
-    model, misses = testing.rewritten(Case(**changed).model, Q4NXMatMul)
+    model, misses = testing.rewritten(Case(**changed).model, "q4nx_matmul")
     assert testing.operator_names(model) == ["MatMulNBits"]
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]
 
@@ -197,8 +199,10 @@ def test_miss_of_a_weight_that_is_fed() -> None:
         }
         """
     )
-    _, misses = testing.rewritten(model, Q4NXMatMul)
-    assert [miss.reason for miss in misses] == ["codes is not a constant of the model"]
+    _, misses = testing.rewritten(model, "q4nx_matmul")
+    assert [miss.reason for miss in misses] == [
+        "input 1 (B): expected a constant of the model, got 'codes', which is computed or fed"
+    ]
 
 
 def _weight(model: ir.Model) -> ir.Value:

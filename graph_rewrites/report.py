@@ -7,11 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from onnxscript.rewriter import MatchingTracer, MatchStatus
-
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from onnxscript.rewriter import MatchResult, RewriteRule
 
 
 @dataclass(frozen=True)
@@ -133,44 +130,6 @@ def _attention(folded: FoldedAttention) -> dict[str, Any]:
 def operators(model: ir.Model) -> Counter[tuple[str, str]]:
     """The graph's nodes by (domain, operator), without those that are constants."""
     return Counter((node.domain, node.op_type) for node in model.graph if node.op_type != "Constant")
-
-
-class MissCollector(MatchingTracer):
-    """Collects near misses of rules over a graph.
-
-    Near is a match that failed in the rule's check, a pattern of which more than two nodes are there, or all of them
-    with outputs that are used from outside. When a rule is tried in several variants (operands of a commutative
-    operator), the one that got furthest counts.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._nearest: dict[tuple[str, int], tuple[int, Miss]] = {}
-
-    def log(
-        self,
-        rule: RewriteRule,
-        container: ir.Graph | ir.Function,  # noqa: ARG002 # the base class's signature
-        node: ir.Node,
-        match_result: MatchResult,
-        status: MatchStatus,
-    ) -> None:
-        """Called by the rewriter for every node and rule; keeps what is a near miss."""
-        checked = status in {MatchStatus.CONDITION_FAILED, MatchStatus.REPLACEMENT_FAILED}
-        matched = len(match_result.nodes)
-        whole = rule._target_pattern.num_nodes()  # the rewriter tells a pattern's size in no other way
-        if status == MatchStatus.SUCCESS or not (checked or matched >= min(whole, 3)):
-            return
-        miss = Miss(str(rule), node.name or node.op_type, match_result.reason)
-        distance = matched + 1000 * checked
-        key = (miss.rule, id(node))
-        if key not in self._nearest or distance > self._nearest[key][0]:
-            self._nearest[key] = distance, miss
-
-    @property
-    def misses(self) -> list[Miss]:
-        """The misses, in the order of the graph."""
-        return [miss for _, miss in self._nearest.values()]
 
 
 def _qualified(domain: str, operator: str) -> str:

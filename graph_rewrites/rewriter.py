@@ -6,31 +6,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnx_ir.passes import common as passes
-from onnxscript.rewriter import RewriteRuleSet
 
-from flownpu.graph_rewrites.flow_qkv_attention import FlowQKVAttention
-from flownpu.graph_rewrites.gated_projection import GatedProjection
 from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 from flownpu.graph_rewrites.last_token_logits import set_logits
-from flownpu.graph_rewrites.packed_qkv import PackedQKV
-from flownpu.graph_rewrites.q4nx_gather import Q4NXGather
-from flownpu.graph_rewrites.q4nx_matmul import Q4NXMatMul
-from flownpu.graph_rewrites.qk_norm import QKNorm
-from flownpu.graph_rewrites.report import MissCollector, Report, operators
-from flownpu.graph_rewrites.signature import unknown_parts
+from flownpu.graph_rewrites.native_graph import CONVERSION_RULES, apply_rules
+from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
-from flownpu.graph_rewrites.split_qkv import SplitQKV
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-    from flownpu.graph_rewrites.report import Miss
-    from flownpu.graph_rewrites.rule import Rule
-
-# Each rule reads what the ones before it wrote.
-RULES: tuple[type[Rule], ...] = (Q4NXMatMul, Q4NXGather, FlowQKVAttention, QKNorm, SplitQKV, PackedQKV, GatedProjection)
 
 
 def rewrite(
@@ -57,10 +43,7 @@ def rewrite(
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         del model.functions[identifier]
     report = Report(before=operators(model))
-    report.misses += unknown_parts(model)
-    absent = [value for node in model.graph for value in node.outputs if value.name == ""]
-    for rule in RULES:
-        report.applied[rule.__module__.rpartition(".")[2]] = apply(rule, model, report.misses)
+    apply_rules(model, CONVERSION_RULES, report)
     if sliding_window_cache is not None:
         report.applied["sliding_window_cache"] = set_sliding_window_cache(model, sliding_window_cache)
     for name, (count, misses) in {
@@ -70,22 +53,6 @@ def rewrite(
         report.applied[name] = count
         report.misses += misses
     passes.RemoveUnusedNodesPass()(model)
-    for value in absent:  # the rewriter names every value, which would ask a node for outputs that it was not asked for
-        value.name = ""
     report.after = operators(model)
     add_functions(model)
     return report
-
-
-def apply(rule: type[Rule], model: ir.Model, misses: list[Miss]) -> int:
-    """Applies one rule wherever it matches, and appends its near misses.
-
-    Returns:
-        How often it was applied.
-    """
-    rules = RewriteRuleSet([rule.rule()], commute=True)
-    count: int = rules.apply_to_model(model)
-    collector = MissCollector()
-    rules.apply_to_model(model, tracer=collector)  # with a tracer, nothing changes
-    misses += collector.misses
-    return count

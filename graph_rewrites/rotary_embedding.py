@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import tape
 
+from flownpu.graph_rewrites.node import unique_name
 from flownpu.graph_rewrites.plain_graph import (
     constant,
     dimensions,
@@ -22,7 +23,6 @@ from flownpu.graph_rewrites.plain_graph import (
     replace,
     with_constant,
 )
-from flownpu.graph_rewrites.quantized_weight import unique_name
 from flownpu.graph_rewrites.report import Miss
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import onnx.defs
 
+from flownpu import _native
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.definitions import OPERATORS
-from flownpu.ops.onnx_function import DOMAIN, OPSET
+from flownpu.ops.onnx_function import OPSET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,57 +36,20 @@ class Signature(NamedTuple):
     attributes: frozenset[str]
 
 
-GROUP_QUERY_ATTENTION = Signature(
-    (
-        *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"),
-        *("cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale"),
-        *("q_norm_weight", "k_norm_weight", "query_seqlens"),
-    ),
-    ("output", "present_key", "present_value", "output_qk"),
-    frozenset(
-        {
-            *("causal", "do_rotary", "k_quant_type", "kv_cache_bit_width", "kv_num_heads", "local_window_size"),
-            *("num_heads", "qk_norm_epsilon", "qk_output", "rotary_interleaved", "scale", "sliding_window_cache"),
-            *("smooth_softmax", "softcap", "v_quant_type"),
-        }
-    ),
-)
-# Operators of ONNX Runtime, of which onnx has no schemas; a test holds them against ONNX Runtime's.
-_CONTRIBUTED = {
-    ("com.microsoft", "MatMulNBits"): Signature(
-        ("A", "B", "scales", "zero_points", "g_idx", "bias"),
-        ("Y",),
-        frozenset({"K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"}),
-    ),
-    ("com.microsoft", "GatherBlockQuantized"): Signature(
-        ("data", "indices", "scales", "zero_points"),
-        ("output",),
-        frozenset({"bits", "block_size", "gather_axis", "quantize_axis"}),
-    ),
-    ("com.microsoft", "GroupQueryAttention"): GROUP_QUERY_ATTENTION,
-    ("com.microsoft", "RotaryEmbedding"): Signature(
-        ("input", "position_ids", "cos_cache", "sin_cache"),
-        ("output",),
-        frozenset({"interleaved", "is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"}),
-    ),
-    ("com.microsoft", "FastGelu"): Signature(("X", "bias"), ("Y",), frozenset()),
-    ("", "SimplifiedLayerNormalization"): Signature(
-        ("X", "scale"), ("Y", "inv_std_var"), frozenset({"axis", "epsilon", "stash_type"})
-    ),
-}
-
-
 @cache
 def signature(domain: str, op_type: str) -> Signature | None:
-    """What is known of an operator: ONNX's own as opset 21 has them; None of one that no rule is for."""
-    if domain == DOMAIN and op_type in OPERATORS:
-        operator = OPERATORS[op_type]
-        attributes = frozenset(declaration.partition(":")[0] for declaration in operator.ATTRIBUTES)
-        return Signature(operator.INPUTS, operator.OUTPUTS, attributes)
-    if (domain, op_type) in _CONTRIBUTED or domain != "" or not onnx.defs.has(op_type, OPSET):
-        return _CONTRIBUTED.get((domain, op_type))
-    schema = onnx.defs.get_schema(op_type, OPSET)
-    return Signature(_names(schema.inputs), _names(schema.outputs), frozenset(schema.attributes))
+    """What is known of an operator: of ONNX's own what opset 21 has, of others their contract (ops/contract.h).
+
+    None of one that no rule is for.
+    """
+    if domain == "" and onnx.defs.has(op_type, OPSET):
+        schema = onnx.defs.get_schema(op_type, OPSET)
+        return Signature(_names(schema.inputs), _names(schema.outputs), frozenset(schema.attributes))
+    for contract in _native.contracts():
+        if (contract.domain, contract.op_type) == (domain, op_type):
+            inputs, outputs = (tuple(port.name for port in ports) for ports in (contract.inputs, contract.outputs))
+            return Signature(inputs, outputs, frozenset(rule.name for rule in contract.attributes))
+    return None
 
 
 def _names(parameters: Sequence[onnx.defs.OpSchema.FormalParameter]) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,7 +13,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from flownpu.graph_rewrites.rewriter import apply
+from flownpu.graph_rewrites.native_graph import apply_rules
+from flownpu.graph_rewrites.report import Report
 from flownpu.ops.definitions import add_functions
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.graph_rewrites.report import Miss
-    from flownpu.graph_rewrites.rule import Rule
 
 __all__ = [
     "BFLOAT16_ROUNDING",
@@ -59,15 +60,22 @@ def parse(graph: str, **initializers: Array) -> ir.Model:
     return ir.from_proto(model)
 
 
-def rewritten(model: ir.Model, *rules: type[Rule]) -> tuple[ir.Model, list[Miss]]:
+def apply(rule: str, model: ir.Model, misses: list[Miss]) -> int:
+    """Applies a rule of the graph library, and appends its near misses; how often it was applied."""
+    report = Report(before=Counter())
+    apply_rules(model, [rule], report)
+    misses += report.misses
+    return report.applied[rule]
+
+
+def rewritten(model: ir.Model, *rules: str) -> tuple[ir.Model, list[Miss]]:
     """A copy of `model` to which `rules` were applied, with the definitions that it then needs, and the near misses."""
     model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
-    misses: list[Miss] = []
-    for rule in rules:
-        apply(rule, model, misses)
+    report = Report(before=Counter())
+    apply_rules(model, rules, report)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     add_functions(model)
-    return model, misses
+    return model, report.misses
 
 
 def folded(model: ir.Model, rule: Callable[[ir.Model], tuple[int, list[Miss]]]) -> tuple[ir.Model, list[Miss]]:

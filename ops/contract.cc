@@ -2,6 +2,7 @@
 #include "ops/contract.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <variant>
@@ -136,6 +137,24 @@ std::string range_text(const AttributeRule& rule) {
                                      : words(rule.lowest, " to ", rule.highest);
 }
 
+std::string_view kind_text(AttributeRule::Kind kind) {
+  constexpr std::string_view kKinds[] = {"an integer", "a number", "a text", "a list of integers"};
+  return kKinds[static_cast<std::size_t>(kind)];
+}
+
+// The kinds of Attribute's alternatives; lists of numbers are of none.
+constexpr AttributeRule::Kind kKindOf[] = {AttributeRule::Kind::kInteger,
+                                           AttributeRule::Kind::kNumber, AttributeRule::Kind::kText,
+                                           AttributeRule::Kind::kIntegers};
+
+std::string missing_attribute(const Contract& contract, const Node& node) {
+  for (const AttributeRule& rule : contract.attributes) {
+    if (rule.required && !node.attributes.contains(rule.name))
+      return words("expected the attribute '", rule.name, "', got none");
+  }
+  return "";
+}
+
 struct ValueText {
   std::string operator()(const std::string& value) const { return value; }
   std::string operator()(std::int64_t value) const { return std::to_string(value); }
@@ -180,9 +199,7 @@ struct ValueChecker {
  private:
   bool within(std::int64_t value) const { return value >= rule.lowest && value <= rule.highest; }
   std::string other(std::string_view got) const {
-    constexpr std::string_view kKinds[] = {"an integer", "a number", "a text",
-                                           "a list of integers"};
-    return words("expected ", kKinds[static_cast<std::size_t>(rule.kind)], ", got ", got);
+    return words("expected ", kind_text(rule.kind), ", got ", got);
   }
 };
 
@@ -196,10 +213,7 @@ std::string attribute_violation(const Contract& contract, const Node& node) {
       return words(name, "=", std::visit(ValueText(), value), ": ", rule->advice);
     if (!reason.empty()) return words("attribute '", name, "': ", reason);
   }
-  for (const AttributeRule& rule : contract.attributes) {
-    if (rule.required && !node.attributes.contains(rule.name))
-      return words("expected the attribute '", rule.name, "', got none");
-  }
+  if (std::string reason = missing_attribute(contract, node); !reason.empty()) return reason;
   for (const std::string& name : node.tensor_attributes) {
     const auto is_it = [&](const Port& port) {
       return port.presence == Presence::kAttribute && port.name == name;
@@ -225,20 +239,66 @@ bool Contract::has_shapes() const {
   return std::ranges::any_of(inputs, [](const Port& port) { return !port.shape.any(); });
 }
 
-std::string violation(const Contract& contract, const Node& node) {
-  const auto named = [&](const std::string& reason) {
-    return reason.empty() ? "" : words("[", to_string(node), "] ", reason);
-  };
+std::string misfit(const Contract& contract, const Node& node) {
   if (node.since_version < contract.first_version || node.since_version > contract.last_version) {
-    return named(words("expected version ", contract.first_version, " to ", contract.last_version,
-                       " of the operator, got ", node.since_version));
+    return words("expected version ", contract.first_version, " to ", contract.last_version,
+                 " of the operator, got ", node.since_version);
   }
   PortChecker ports;
   if (std::string reason = ports.check("input", contract.inputs, node.inputs); !reason.empty())
-    return named(reason);
+    return reason;
   if (std::string reason = ports.check("output", contract.outputs, node.outputs); !reason.empty())
-    return named(reason);
-  return named(attribute_violation(contract, node));
+    return reason;
+  return attribute_violation(contract, node);
+}
+
+std::string violation(const Contract& contract, const Node& node) {
+  const std::string reason = misfit(contract, node);
+  return reason.empty() ? "" : words("[", to_string(node), "] ", reason);
+}
+
+namespace {
+
+template <typename Named>
+std::string names_of(std::span<const Named> named) {
+  std::string names;
+  for (const Named& one : named) names.append(names.empty() ? "" : ", ").append(one.name);
+  return names;
+}
+
+}  // namespace
+
+std::string damage(const Contract& contract, const Node& node) {
+  for (const AttributeRule& rule : contract.attributes) {
+    const auto found = node.attributes.find(rule.name);
+    if (found == node.attributes.end()) continue;
+    const std::size_t kind = found->second.index();
+    if (kind >= std::size(kKindOf) || kKindOf[kind] != rule.kind)
+      return words("attribute '", rule.name, "': expected ", kind_text(rule.kind));
+  }
+  return missing_attribute(contract, node);
+}
+
+std::string unknown_part(const Contract& contract, const Node& node) {
+  const auto more = [&](std::string_view what, std::span<const Port> ports,
+                        const std::vector<Value>& values) -> std::string {
+    for (std::size_t i = ports.size(); i < values.size(); ++i) {
+      if (values[i].name.empty() || port_at(ports, i) != nullptr) continue;
+      return words(what, " ", values[i].name, " is not known: ", node.op_type, " is known with ",
+                   names_of(ports));
+    }
+    return "";
+  };
+  if (std::string part = more("input", contract.inputs, node.inputs); !part.empty()) return part;
+  if (std::string part = more("output", contract.outputs, node.outputs); !part.empty()) return part;
+  for (const auto& [name, value] : node.attributes) {
+    if (std::ranges::find(contract.attributes, name, &AttributeRule::name) !=
+        contract.attributes.end())
+      continue;
+    return words("attribute ", name, " is not known: ", node.op_type, " is known with ",
+                 names_of(contract.attributes));
+  }
+  return "";
 }
 
 void check_shapes(const Contract& contract, const std::string& name,

@@ -188,7 +188,17 @@ struct Contract {
 
 // Why the node is not within its operator's contract; empty if it is. What is known of shapes is
 // compared as well.
+std::string misfit(const Contract& contract, const Node& node);
+// The same, with the node's name before it.
 std::string violation(const Contract& contract, const Node& node);
+
+// Why the node is none of its operator whatever is taken of it: an attribute that must be there is
+// not, or is of another kind. Empty if it is one.
+std::string damage(const Contract& contract, const Node& node);
+
+// What the node has that the contract does not know of, an input, an output or an attribute, in
+// words; empty if there is nothing.
+std::string unknown_part(const Contract& contract, const Node& node);
 
 // Throws Error naming the node if the shapes do not fit the contract's; for each run. Allocates
 // nothing.

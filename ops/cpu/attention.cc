@@ -44,6 +44,11 @@ constexpr Port kInputs[] = {
     {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
     {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
 };
+static_assert(std::size(kInputs) == kAttentionInputs && kInputs[kHeadSink].name == "head_sink" &&
+              kInputs[kSeqlensK].name == "seqlens_k" && kInputs[kCosCache].name == "cos_cache" &&
+              kInputs[kAttentionBias].name == "attention_bias" &&
+              kInputs[kQNormWeight].name == "q_norm_weight" &&
+              kInputs[kBidirectionalBlocks].name == "bidirectional_blocks");
 constexpr Port kOutputs[] = {
     {.name = "output", .types = kFloat},
     {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},

@@ -14,29 +14,9 @@
 
 #include "ops/cpu/attention_plan.h"
 #include "ops/cpu/cpu_step.h"
+#include "ops/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
-
-// Positions in the list of inputs and outputs (docs/operators.md).
-enum AttentionInput : std::uint8_t {
-  kQuery,
-  kKey,
-  kValue,
-  kPastKey,
-  kPastValue,
-  kSeqlensK,
-  kTotalSequenceLength,
-  kCosCache,
-  kSinCache,
-  kPositionIds,
-  kAttentionBias,
-  kQNormWeight,
-  kKNormWeight,
-  kBidirectionalBlocks,
-  kHeadSink,
-  kAttentionInputs,
-};
-enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
 // What FlowQKVAttention and FlowKVAttention take; ops/flow_qkv_attention.py says what it means.
 Contract attention_contract(std::string_view op_type) noexcept;

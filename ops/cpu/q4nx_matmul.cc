@@ -6,6 +6,7 @@
 
 #include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/error.h"
+#include "ops/q4nx_matmul.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::cpu {
@@ -180,6 +181,9 @@ constexpr Port kProduct[] = {
     {.name = "W", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
     {.name = "bias", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"},
     {.name = "residual", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,M]"}};
+static_assert(std::size(kProduct) == kProductInputs && kProduct[kProductX].name == "X" &&
+              kProduct[kProductBias].name == "bias" &&
+              kProduct[kProductResidual].name == "residual");
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kSizesAndGating[] = {required(count("M", 1)), required(count("K", 1)),
                                              text("gating", "none|geglu|swiglu")};

@@ -2,6 +2,8 @@
 // GroupQueryAttention -> FlowQKVAttention, node for node: both compute
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
+#include "ops/flow_qkv_attention.h"
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -15,13 +17,25 @@
 namespace flownpu::lowering {
 namespace {
 
-// Where FlowQKVAttention, which has neither k_scale nor v_scale, has inputs 0..15.
+// GroupQueryAttention's inputs where FlowQKVAttention has them; it has neither k_scale nor v_scale.
 constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
-constexpr std::array<std::size_t, 16> kPlaces{0, 1, 2,  3,  4,        5,        6,  7,
-                                              8, 9, 10, 14, kNowhere, kNowhere, 11, 12};
-constexpr std::size_t kPlacesThere = 15;
-constexpr std::size_t kKey = 1;
-constexpr std::size_t kPositionIds = 9;
+constexpr std::array<std::size_t, 16> kPlaces{kQuery,
+                                              kKey,
+                                              kValue,
+                                              kPastKey,
+                                              kPastValue,
+                                              kSeqlensK,
+                                              kTotalSequenceLength,
+                                              kCosCache,
+                                              kSinCache,
+                                              kPositionIds,
+                                              kAttentionBias,
+                                              kHeadSink,
+                                              kNowhere,
+                                              kNowhere,
+                                              kQNormWeight,
+                                              kKNormWeight};
+// Of GroupQueryAttention.
 constexpr std::size_t kSink = 11;
 
 // Those that mean the same in both.
@@ -32,11 +46,11 @@ constexpr std::array<std::string_view, 10> kSharedAttributes{
 // d, from the width of the query, which holds H heads, or H + 2 G where keys and values are packed
 // behind it; 0 if that is not known.
 std::int64_t head_size(const Node& node) {
-  const Value* query = node.input(0);
+  const Value* query = node.input(kQuery);
   // As many as ONNX Runtime can count.
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   std::int64_t heads = std::clamp<std::int64_t>(node.integer("num_heads", 0), 0, kMost);
-  if (node.input(1) == nullptr)
+  if (node.input(kKey) == nullptr)
     heads += 2 * std::clamp<std::int64_t>(node.integer("kv_num_heads", 0), 0, kMost);
   if (query == nullptr || !query->shape || query->shape->rank() == 0 || heads <= 0) return 0;
   const std::int64_t width = (*query->shape)[-1];
@@ -45,12 +59,12 @@ std::int64_t head_size(const Node& node) {
 
 // smooth_softmax = 1 adds e^0 to the denominator: a sink of zeros, where none is given. Of other
 // values ONNX Runtime makes nothing.
-Value head_sink(const Node& node) {
+Value head_sink(Graph& graph, const Node& node) {
   Value sink = input_or_none(node, kSink);
   if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;
   const std::int64_t heads = node.required_integer("num_heads");
   auto zeros = std::make_shared<float[]>(static_cast<std::size_t>(heads));
-  sink.name = node.outputs[0].name + ".head_sink";
+  sink.name = graph.unique_name(node.outputs[0].name + ".head_sink");
   sink.type = DataType::kFloat32;
   sink.shape = Shape{heads};
   sink.constant = zeros.get();
@@ -118,16 +132,16 @@ std::string flow_qkv_attention_obstacle(const Node& node) {
 
 void flow_qkv_attention(Graph& graph) {
   graph.each("GroupQueryAttention", "com.microsoft", [&](Node& node) {
-    if (!violation(kGroupQueryAttention, node).empty() ||
-        !flow_qkv_attention_obstacle(node).empty()) {
-      return;
-    }
+    if (const std::string broken = damage(kGroupQueryAttention, node); !broken.empty())
+      return graph.damaged("flow_qkv_attention", node, broken);
+    std::string reason = obstacle(kGroupQueryAttention, flow_qkv_attention_obstacle, node);
+    if (!reason.empty()) return graph.missed("flow_qkv_attention", node, std::move(reason));
     const std::int64_t d = head_size(node);
-    std::vector<Value> inputs(kPlacesThere);
+    std::vector<Value> inputs(kAttentionInputs);
     for (std::size_t i = 0; i < kPlaces.size(); ++i) {
       if (kPlaces[i] != kNowhere) inputs[kPlaces[i]] = input_or_none(node, i);
     }
-    inputs[kPlaces[kSink]] = head_sink(node);
+    inputs[kHeadSink] = head_sink(graph, node);
     std::map<std::string, Attribute, std::less<>> attributes;
     for (const std::string_view name : kSharedAttributes) {
       const auto found = node.attributes.find(name);
@@ -145,6 +159,7 @@ void flow_qkv_attention(Graph& graph) {
     node.attributes = std::move(attributes);
     node.inputs = std::move(inputs);
     node.outputs.resize(3);
+    graph.applied("flow_qkv_attention");
   });
   graph.changed();
 }

@@ -5,49 +5,67 @@
 //
 // gating = "geglu" for act = GELU with the tanh approximation, "swiglu" for act(g) = g sigmoid(g).
 // Each weight is padded to whole blocks of 32 rows, so any number of rows will do.
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "ops/lowering/lowering.h"
+#include "ops/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {
 
-bool is_projection(const Node* node) {
-  return node != nullptr && node->op_type == "Q4NXMatMul" && node->domain == kDomain &&
-         node->inputs.size() == 2 && node->text("gating", "none") == "none";
-}
-
+// The activation of a gate, and the gate's projection.
 struct Activated {
-  Node* gate = nullptr;
+  const Node* activation = nullptr;
+  const Node* gate = nullptr;
   const char* gating = nullptr;
+  // Whether nothing else reads what lies between the gate and the product.
+  bool alone = false;
 };
 
-// The gate's projection, if `value` is its activation for this product alone.
 Activated activated(Graph& graph, const std::string& value) {
-  Node* node = graph.producer(value);
-  if (node == nullptr || graph.readers(value) != 1) return {};
-  const bool gelu = node->op_type == "Gelu" && node->domain.empty() &&
-                    node->text("approximate", "none") == "tanh";
-  const bool fast_gelu =
-      node->op_type == "FastGelu" && node->domain == "com.microsoft" && node->input(1) == nullptr;
-  if (gelu || fast_gelu) {
-    Node* gate = graph.producer(node->inputs[0].name);
-    if (is_projection(gate) && graph.readers(node->inputs[0].name) == 1) return {gate, "geglu"};
-    return {};
+  const Node* node = graph.producer(value);
+  if (node == nullptr) return {};
+  const bool gelu = node->op_type == "Gelu" && node->domain.empty();
+  if (gelu || (node->op_type == "FastGelu" && node->domain == "com.microsoft" &&
+               node->input(1) == nullptr)) {
+    const std::string& gate_value = node->inputs[0].name;
+    const Node* gate = graph.producer(gate_value, "Q4NXMatMul", kDomain);
+    return {node, gate, "geglu", graph.readers(value) == 1 && graph.readers(gate_value) == 1};
   }
   if (node->op_type != "Mul" || !node->domain.empty()) return {};
   for (const int side : {0, 1}) {
     const std::string& gate_value = node->inputs[side].name;
-    const Node* sigmoid = graph.only_producer(node->inputs[1 - side].name, "Sigmoid", "");
-    Node* gate = graph.producer(gate_value);
-    if (sigmoid != nullptr && sigmoid->inputs[0].name == gate_value && is_projection(gate) &&
-        graph.readers(gate_value) == 2) {
-      return {gate, "swiglu"};
-    }
+    const Node* sigmoid = graph.producer(node->inputs[1 - side].name, "Sigmoid", "");
+    const Node* gate = graph.producer(gate_value, "Q4NXMatMul", kDomain);
+    if (sigmoid == nullptr || gate == nullptr || sigmoid->inputs[0].name != gate_value) continue;
+    return {node, gate, "swiglu",
+            graph.readers(value) == 1 && graph.readers(gate_value) == 2 &&
+                graph.readers(sigmoid->outputs[0].name) == 1};
   }
   return {};
+}
+
+// Why gate and up cannot be one; empty if they can.
+std::string obstacle_of(Graph& graph, const RepackedWeights& weights, const Activated& found,
+                        const Node& up) {
+  const Node& activation = *found.activation;
+  if (activation.op_type == "Gelu" && activation.text("approximate", "none") != "tanh")
+    return "GELU without the tanh approximation: gating knows geglu (tanh) and swiglu";
+  for (const Node* projection : {found.gate, &up}) {
+    if (std::string reason = epilogue_of(*projection, false); !reason.empty()) return reason;
+  }
+  const std::int64_t gate_rows = found.gate->required_integer("M");
+  const std::int64_t up_rows = up.required_integer("M");
+  if (gate_rows != up_rows) {
+    return "gate and up have " + std::to_string(gate_rows) + " and " + std::to_string(up_rows) +
+           " rows, expected as many";
+  }
+  if (up.inputs[kProductX].name != found.gate->inputs[kProductX].name)
+    return "gate and up are products of different values, expected one that both read";
+  if (!found.alone || graph.readers(up.outputs[0].name) != 1)
+    return "something else reads gate, up or the activation";
+  return weights.join_obstacle({found.gate, &up});
 }
 
 }  // namespace
@@ -56,21 +74,20 @@ void gated_projection(Graph& graph, RepackedWeights& weights) {
   graph.each("Mul", "", [&](Node& node) {
     for (const int side : {0, 1}) {
       const Activated found = activated(graph, node.inputs[side].name);
-      const Node* up = graph.only_producer(node.inputs[1 - side].name, "Q4NXMatMul", kDomain);
-      if (found.gate == nullptr || !is_projection(up) ||
-          up->inputs[0].name != found.gate->inputs[0].name ||
-          up->required_integer("M") != found.gate->required_integer("M")) {
-        continue;
-      }
-      std::optional<Value> weight = weights.join({found.gate, up});
-      if (!weight) continue;
+      const Node* up = graph.producer(node.inputs[1 - side].name, "Q4NXMatMul", kDomain);
+      if (found.gate == nullptr || up == nullptr) continue;
+      if (std::string reason = obstacle_of(graph, weights, found, *up); !reason.empty())
+        return graph.missed("gated_projection", node, std::move(reason));
       // It stands where the product stood: after all that it reads.
+      node.name = found.gate->name;
       node.op_type = "Q4NXMatMul";
       node.domain = kDomain;
       node.since_version = 1;
       node.attributes = found.gate->attributes;
       node.attributes.insert_or_assign("gating", std::string(found.gating));
-      node.inputs = {up->inputs[0], std::move(*weight)};
+      Value weight = weights.join({found.gate, up}, "gate_up_proj.weight");
+      node.inputs = {up->inputs[kProductX], std::move(weight)};
+      graph.applied("gated_projection");
       graph.changed();
       return;
     }

@@ -8,9 +8,34 @@
 
 namespace flownpu::lowering {
 
-Graph::Graph(std::vector<Node> nodes, const std::vector<std::string>& outputs)
+Graph::Graph(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+             const std::vector<std::string>& taken)
     : nodes_(std::make_move_iterator(nodes.begin()), std::make_move_iterator(nodes.end())),
-      outputs_(outputs.begin(), outputs.end()) {}
+      outputs_(outputs.begin(), outputs.end()),
+      taken_(taken.begin(), taken.end()) {}
+
+void Graph::leave_unknown(std::span<const Contract> contracts) {
+  for (const Node& node : nodes_) {
+    for (const Contract& contract : contracts) {
+      if (contract.op_type != node.op_type || contract.domain != node.domain) continue;
+      std::string part = unknown_part(contract, node);
+      if (part.empty()) continue;
+      left_.insert(&node);
+      missed("signature", node, std::move(part));
+      break;
+    }
+  }
+}
+
+void Graph::damaged(std::string_view rule, const Node& node, const std::string& reason) {
+  report_.damage.push_back(to_string(node) + ": " + reason);
+  missed(rule, node, reason);
+}
+
+void Graph::missed(std::string_view rule, const Node& node, std::string reason) {
+  report_.misses.push_back(
+      {std::string(rule), node.name.empty() ? node.op_type : node.name, std::move(reason)});
+}
 
 void Graph::look() {
   if (known_) return;
@@ -36,22 +61,38 @@ void Graph::look() {
 void Graph::each(std::string_view op_type, std::string_view domain,
                  const std::function<void(Node&)>& visit) {
   for (Node& node : nodes_) {
-    if (node.op_type == op_type && node.domain == domain) visit(node);
+    if (node.op_type == op_type && node.domain == domain && !left_.contains(&node)) visit(node);
   }
 }
 
 Node* Graph::producer(std::string_view value) {
   look();
   const auto found = producers_.find(value);
-  return found == producers_.end() ? nullptr : found->second;
+  return found == producers_.end() || left_.contains(found->second) ? nullptr : found->second;
+}
+
+Node* Graph::producer(std::string_view value, std::string_view op_type, std::string_view domain) {
+  Node* node = producer(value);
+  return node != nullptr && node->op_type == op_type && node->domain == domain ? node : nullptr;
 }
 
 Node* Graph::only_producer(std::string_view value, std::string_view op_type,
                            std::string_view domain) {
-  Node* node = producer(value);
-  const bool fits = node != nullptr && node->op_type == op_type && node->domain == domain &&
-                    node->outputs[0].name == value && readers(value) == 1;
+  Node* node = producer(value, op_type, domain);
+  const bool fits = node != nullptr && node->outputs[0].name == value && readers(value) == 1;
   return fits ? node : nullptr;
+}
+
+std::string Graph::unique_name(const std::string& name) {
+  look();
+  std::string unique = name;
+  for (int number = 1;
+       producers_.contains(unique) || readers_.contains(unique) || taken_.contains(unique);
+       ++number) {
+    unique = name + "_" + std::to_string(number);
+  }
+  taken_.insert(unique);
+  return unique;
 }
 
 std::size_t Graph::readers(std::string_view value) {
@@ -94,6 +135,13 @@ std::vector<std::int64_t> constant_integers(const Value* value) {
     return {data, data + count};
   }
   return {};
+}
+
+std::string text_of(const std::vector<std::int64_t>& integers) {
+  std::string text = "[";
+  for (const std::int64_t integer : integers)
+    text += (text.size() > 1 ? ", " : "") + std::to_string(integer);
+  return text + "]";
 }
 
 }  // namespace flownpu::lowering

@@ -2,54 +2,84 @@
 #include "ops/lowering/lowering.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <iomanip>
+#include <iterator>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {
 
 struct Rule {
-  const Contract* contract;
-  std::string (*obstacle)(const Node& node);
+  std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
+  // Of a rule that takes one operator.
+  const Contract* contract = nullptr;
+  std::string (*more)(const Node& node) = nullptr;
 };
 
-constexpr std::array<Rule, 4> kRules{{
-    {&kFastGelu, [](const Node& /*node*/) { return std::string(); },
-     [](Graph& graph, RepackedWeights& /*weights*/) { fast_gelu(graph); }},
-    {&kMatMulNBits, q4nx_matmul_obstacle, q4nx_matmul},
-    {&kGatherBlockQuantized, q4nx_gather_obstacle, q4nx_gather},
-    {&kGroupQueryAttention, flow_qkv_attention_obstacle,
-     [](Graph& graph, RepackedWeights& /*weights*/) { flow_qkv_attention(graph); }},
-}};
+std::string nothing_more(const Node& /*node*/) { return ""; }
+
+template <void (*RULE)(Graph&)>
+void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
+  RULE(graph);
+}
+
+// In the order in which they are applied: each reads what the ones before it wrote.
+constexpr Rule kRules[] = {
+    {"q4nx_matmul", q4nx_matmul, &kMatMulNBits, q4nx_matmul_obstacle},
+    {"q4nx_gather", q4nx_gather, &kGatherBlockQuantized, q4nx_gather_obstacle},
+    {"flow_qkv_attention", of_graph<flow_qkv_attention>, &kGroupQueryAttention,
+     flow_qkv_attention_obstacle},
+    {"qk_norm", of_graph<qk_norm>},
+    {"split_qkv", of_graph<split_qkv>},
+    {"packed_qkv", packed_qkv},
+    {"gated_projection", gated_projection},
+    {"fast_gelu", of_graph<fast_gelu>, &kFastGelu, nothing_more},
+    {"dense_matmul", of_graph<dense_matmul>},
+    {"unread_present", of_graph<unread_present>},
+};
 
 const Rule* rule_of(const Node& node) {
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& candidate) {
-    return candidate.contract->op_type == node.op_type && candidate.contract->domain == node.domain;
+    return candidate.contract != nullptr && candidate.contract->op_type == node.op_type &&
+           candidate.contract->domain == node.domain;
   });
-  return rule == kRules.end() ? nullptr : rule;
+  return rule == std::end(kRules) ? nullptr : rule;
 }
 
 }  // namespace
+
+std::string obstacle(const Contract& contract, std::string (*more)(const Node& node),
+                     const Node& node) {
+  std::string reason = misfit(contract, node);
+  return reason.empty() ? more(node) : reason;
+}
+
+std::string epilogue_of(const Node& projection, bool biased) {
+  const bool free = (biased || projection.input(kProductBias) == nullptr) &&
+                    projection.input(kProductResidual) == nullptr &&
+                    projection.text("gating", "none") == "none";
+  return free ? "" : projection.name + " has an epilogue (bias, residual or gating)";
+}
 
 bool is_lowered(const Node& node) { return rule_of(node) != nullptr; }
 
 std::vector<const Contract*> contracts() {
   std::vector<const Contract*> all;
-  all.reserve(kRules.size());
-  for (const Rule& rule : kRules) all.push_back(rule.contract);
+  for (const Rule& rule : kRules)
+    if (rule.contract != nullptr) all.push_back(rule.contract);
   return all;
 }
 
 Node lowered_alone(const Node& node, const Producer& producer) {
   const Rule& rule = *rule_of(node);
-  for (const std::string& reason : {violation(*rule.contract, node), rule.obstacle(node)})
+  for (const std::string& reason : {violation(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
   // With those that make constants of constants, which a rule may look through.
   std::vector<Node> nodes;
@@ -64,7 +94,7 @@ Node lowered_alone(const Node& node, const Producer& producer) {
   outputs.reserve(node.outputs.size());
   for (const Value& output : node.outputs) outputs.push_back(output.name);
   Graph graph(std::move(nodes), outputs);
-  RepackedWeights weights;
+  RepackedWeights weights(graph);
   rule.apply(graph, weights);
   Node lowered = graph.take().back();
   if (is_lowered(lowered))
@@ -75,17 +105,8 @@ Node lowered_alone(const Node& node, const Producer& producer) {
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
   const auto begin = std::chrono::steady_clock::now();
   Graph graph(std::move(nodes), outputs);
-  RepackedWeights weights;
-  q4nx_matmul(graph, weights);
-  q4nx_gather(graph, weights);
-  flow_qkv_attention(graph);
-  qk_norm(graph);
-  split_qkv(graph);
-  packed_qkv(graph, weights);
-  gated_projection(graph, weights);
-  fast_gelu(graph);
-  dense_matmul(graph);
-  unread_present(graph);
+  RepackedWeights weights(graph);
+  for (const Rule& rule : kRules) rule.apply(graph, weights);
   Lowered lowered{.nodes = graph.take(), .on_host = {}, .summary = ""};
   weights.make(lowered.nodes);
   if (weights.made() > 0) {
@@ -102,6 +123,43 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
     lowered.summary = text.str();
   }
   return lowered;
+}
+
+std::vector<std::string_view> rule_names() {
+  std::vector<std::string_view> names;
+  for (const Rule& rule : kRules) names.push_back(rule.name);
+  return names;
+}
+
+std::vector<Contract> of_rules(std::span<const Contract> all) {
+  constexpr std::pair<std::string_view, std::string_view> kDrawn[] = {
+      {kDomain, "FlowQKVAttention"},
+      {kDomain, "Q4NXMatMul"},
+      {"", "SimplifiedLayerNormalization"},
+      {"", "Reshape"},
+      {"", "Split"},
+      {"", "Mul"},
+      {"", "Sigmoid"},
+      {"", "Gelu"}};
+  std::vector<Contract> drawn;
+  for (const Contract* contract : contracts()) drawn.push_back(*contract);
+  for (const Contract& contract : all) {
+    if (std::ranges::find(kDrawn, std::pair(contract.domain, contract.op_type)) != std::end(kDrawn))
+      drawn.push_back(contract);
+  }
+  return drawn;
+}
+
+void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules) {
+  for (const std::string& name : rules) {
+    if (std::ranges::find(kRules, name, &Rule::name) != std::end(kRules)) continue;
+    std::string known;
+    for (const Rule& rule : kRules) known.append(known.empty() ? "" : ", ").append(rule.name);
+    fail("expected rules of ", known, ", got ", name);
+  }
+  for (const Rule& rule : kRules) {
+    if (std::ranges::find(rules, rule.name) != rules.end()) rule.apply(graph, weights);
+  }
 }
 
 }  // namespace flownpu::lowering

@@ -1,29 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lowering of exported graphs: operators that hold weights or attend become those of `ai.flownpu`,
-// and the nodes around them are drawn in. What graph_rewrites/ does
-// to a file this does when a session is built, so that a model runs as it was exported.
+// Rewriting of exported graphs: operators that hold weights or attend become those of `ai.flownpu`,
+// and the nodes around them are drawn in. When a session is built, so that a model runs as it was
+// exported; and, through flownpu._native, when a file is converted.
 //
-// One rule a file, with the stem of its rule in graph_rewrites/ where there is one:
+// One rule a file:
 //
 //   q4nx_matmul         MatMulNBits -> Q4NXMatMul
 //   q4nx_gather         GatherBlockQuantized -> Q4NXGather
 //   flow_qkv_attention  GroupQueryAttention -> FlowQKVAttention
-//   split_qkv           Split before the attention -> packed query, key and value
 //   qk_norm             norms of query and key -> inside the attention
+//   split_qkv           Split before the attention -> packed query, key and value
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
-//   dense_matmul        MatMul and Gemm with a constant weight, and what follows them ->
-//   DenseMatMul unread_present      presents of an encoder's attention that nobody reads -> none
+// and, for a session alone,
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
+//   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
+//   unread_present      presents of an encoder's attention that nobody reads -> none
 #pragma once
 
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ops/contract.h"
 #include "ops/device.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
+#include "ops/lowering/repacked_weights.h"
 #include "ops/node.h"
 
 namespace flownpu::lowering {
@@ -39,7 +44,22 @@ std::vector<const Contract*> contracts();
 // The nodes after all rules. Nodes that no rule takes stay as they are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
+// The rules' names, in the order in which they are applied.
+std::vector<std::string_view> rule_names();
+// Of all contracts those of operators that rules draw together, which must know all of them.
+std::vector<Contract> of_rules(std::span<const Contract> all);
+// Applies some of the rules, by name, in their order. Throws Error, which lists them, if there is
+// no such rule.
+void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules);
+
 // --- The rules --------------------------------------------------------------------------------
+
+// Why a node is not within the contract, or what that cannot say; empty if it is taken.
+std::string obstacle(const Contract& contract, std::string (*more)(const Node& node),
+                     const Node& node);
+// Why a Q4NXMatMul cannot be joined with another because of what it does behind its product; empty
+// if it can. `biased`: whether it may have a bias.
+std::string epilogue_of(const Node& projection, bool biased);
 
 // Of those that take one operator: what they take of it, and what a contract cannot say of why they
 // do not take a node, empty if they do.
@@ -53,13 +73,13 @@ void q4nx_gather(Graph& graph, RepackedWeights& weights);
 extern const Contract kGroupQueryAttention;
 std::string flow_qkv_attention_obstacle(const Node& node);
 void flow_qkv_attention(Graph& graph);
-void split_qkv(Graph& graph);
 void qk_norm(Graph& graph);
+void split_qkv(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
-void dense_matmul(Graph& graph);
-void unread_present(Graph& graph);
 extern const Contract kFastGelu;
 void fast_gelu(Graph& graph);
+void dense_matmul(Graph& graph);
+void unread_present(Graph& graph);
 
 }  // namespace flownpu::lowering

@@ -1,48 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 // One product reads the activations once and writes query, key and value side by side:
 //
-//   FlowQKVAttention(Q4NXMatMul(X, Wq), Q4NXMatMul(X, Wk), Q4NXMatMul(X, Wv), ..)
-//       -> FlowQKVAttention(Q4NXMatMul(X, [Wq; Wk; Wv]), -, -, ..)
+//   FlowQKVAttention(Q4NXMatMul(X, Wq[, bq]), Q4NXMatMul(X, Wk[, bk]), Q4NXMatMul(X, Wv[, bv]), ..)
+//       -> FlowQKVAttention(Q4NXMatMul(X, [Wq; Wk; Wv][, [bq; bk; bv]]), -, -, ..)
 //
 // The weights are stacked by whole blocks of 32 rows: rows of Wq and Wk must fill theirs.
+#include <algorithm>
 #include <array>
-#include <optional>
+#include <cstring>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "ops/flow_qkv_attention.h"
 #include "ops/lowering/lowering.h"
 #include "ops/q4nx.h"
+#include "ops/q4nx_matmul.h"
 
 namespace flownpu::lowering {
+namespace {
+
+using Projections = std::array<Node*, 3>;
+
+bool is_biased(const Node* projection) {
+  const Value* bias = projection->input(kProductBias);
+  return bias != nullptr && bias->constant != nullptr;
+}
+
+// Why the three cannot be one; empty if they can.
+std::string obstacle_of(Graph& graph, const RepackedWeights& weights, const Node& node,
+                        const Projections& projections) {
+  const std::int64_t d = node.required_integer("head_size");
+  const std::int64_t keys = node.required_integer("kv_num_heads") * d;
+  const std::array<std::int64_t, 3> widths{node.required_integer("num_heads") * d, keys, keys};
+  const bool biased = std::ranges::all_of(projections, is_biased);
+  std::array<std::int64_t, 3> rows{};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Node& projection = *projections[i];
+    rows[i] = projection.required_integer("M");
+    if (std::string reason = epilogue_of(projection, biased); !reason.empty()) return reason;
+    if (projection.inputs[kProductX].name != projections[0]->inputs[kProductX].name)
+      return "Q, K and V are products of different values, expected one that all of them read";
+    if (graph.readers(projection.outputs[0].name) != 1)
+      return "something else than the attention reads Q, K or V";
+    if (rows[i] != widths[i]) {
+      return "Q, K or V has " + std::to_string(rows[i]) + " rows, expected " +
+             std::to_string(widths[i]) + ": those of the attention's heads";
+    }
+  }
+  if (rows[0] % q4nx::kBlockRows != 0 || rows[1] % q4nx::kBlockRows != 0) {
+    return "Q and K have " + std::to_string(rows[0]) + " and " + std::to_string(rows[1]) +
+           " rows, expected multiples of " + std::to_string(q4nx::kBlockRows);
+  }
+  return weights.join_obstacle({projections.begin(), projections.end()});
+}
+
+// The biases one after the other.
+Value joined_bias(Graph& graph, const Projections& projections) {
+  Value joined = projections[0]->inputs[kProductBias];
+  std::int64_t size = 0;
+  for (const Node* projection : projections) size += projection->required_integer("M");
+  auto memory = std::make_shared<float[]>(static_cast<std::size_t>(size));
+  float* end = memory.get();
+  for (const Node* projection : projections) {
+    const auto count = static_cast<std::size_t>(projection->required_integer("M"));
+    std::memcpy(end, projection->inputs[kProductBias].constant, count * sizeof(float));
+    end += count;
+  }
+  joined.name = graph.unique_name(joined.name + "_QKV");
+  joined.shape = Shape{size};
+  joined.constant = memory.get();
+  joined.owner = std::move(memory);
+  return joined;
+}
+
+}  // namespace
 
 void packed_qkv(Graph& graph, RepackedWeights& weights) {
   graph.each("FlowQKVAttention", kDomain, [&](Node& node) {
-    const std::int64_t d = node.required_integer("head_size");
-    const std::int64_t keys = node.required_integer("kv_num_heads") * d;
-    const std::array<std::int64_t, 3> widths{node.required_integer("num_heads") * d, keys, keys};
-    std::array<Node*, 3> projections{};
-    std::int64_t rows = 0;
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (node.input(i) == nullptr) return;
-      Node* projection = graph.only_producer(node.inputs[i].name, "Q4NXMatMul", kDomain);
-      if (projection == nullptr || projection->inputs.size() != 2 ||
-          projection->text("gating", "none") != "none" ||
-          (i > 0 && projection->inputs[0].name != projections[0]->inputs[0].name)) {
-        return;
-      }
-      const std::int64_t m = projection->required_integer("M");
-      if (m != widths[i] || (i < 2 && m % q4nx::kBlockRows != 0)) return;
-      projections[i] = projection;
-      rows += m;
+    Projections projections{};
+    for (const AttentionInput input : {kQuery, kKey, kValue}) {
+      if (node.input(input) == nullptr) return;
+      projections[input] = graph.producer(node.inputs[input].name, "Q4NXMatMul", kDomain);
+      if (projections[input] == nullptr) return;
     }
-    std::optional<Value> weight = weights.join({projections.begin(), projections.end()});
-    if (!weight) return;
-    // The last of them comes after the others, and before whoever reads it.
-    Node& packed = *projections[2];
-    packed.inputs[1] = std::move(*weight);
+    if (std::string reason = obstacle_of(graph, weights, node, projections); !reason.empty())
+      return graph.missed("packed_qkv", node, std::move(reason));
+    std::int64_t rows = 0;
+    for (const Node* projection : projections) rows += projection->required_integer("M");
+    Value weight = weights.join({projections.begin(), projections.end()}, "qkv_proj.weight");
+    // The last of them in the graph comes after what all read, and before whoever reads it.
+    Node& packed = *projections[kValue];
+    if (is_biased(&packed)) packed.inputs[kProductBias] = joined_bias(graph, projections);
+    packed.inputs[kProductWeight] = std::move(weight);
     packed.attributes.insert_or_assign("M", rows);
     if (packed.outputs[0].shape) (*packed.outputs[0].shape)[-1] = rows;
-    node.inputs[0] = packed.outputs[0];
-    node.inputs[1] = node.inputs[2] = Value{};
+    node.inputs[kQuery] = packed.outputs[0];
+    node.inputs[kKey] = node.inputs[kValue] = Value{};
+    graph.applied("packed_qkv");
     graph.changed();
   });
 }

@@ -5,6 +5,7 @@
 // An index outside 0..M-1 is an error of Q4NXGather, where GatherBlockQuantized counts -M..-1 from
 // the end and gives zeros for what is further out; token ids are neither.
 #include <string>
+#include <utility>
 
 #include "ops/lowering/lowering.h"
 
@@ -56,7 +57,10 @@ constexpr AttributeRule kAttributes[] = {
 constexpr Contract kGatherBlockQuantized{
     "com.microsoft", "GatherBlockQuantized", 1, 1, kInputs, kOutputs, kAttributes};
 
-std::string q4nx_gather_obstacle(const Node& node) {
+namespace {
+
+// What the attributes and the scales say.
+std::string table_obstacle(const Node& node) {
   const std::int64_t gather_axis = node.integer("gather_axis", 0);
   const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
   if (gather_axis != 0 || (quantize_axis != 1 && quantize_axis != -1)) {
@@ -64,22 +68,37 @@ std::string q4nx_gather_obstacle(const Node& node) {
            " and quantised along axis " + std::to_string(quantize_axis) + ", expected 0 and 1";
   }
   const QuantizedWeight weight = weight_of(node, input_or_none(node, kCodes));
-  if (weight.rows == 0) return "the scales' shape is not known to be [rows, blocks of a row]";
+  return weight.rows == 0 ? "the scales' shape is not known to be [rows, blocks of a row]" : "";
+}
+
+}  // namespace
+
+std::string q4nx_gather_obstacle(const Node& node) {
+  std::string reason = table_obstacle(node);
+  const QuantizedWeight weight = weight_of(node, input_or_none(node, kCodes));
   // The codes may come out of a Reshape, which another node does.
-  return weight.codes.constant == nullptr ? "" : weight.obstacle();
+  if (!reason.empty() || weight.codes.constant == nullptr) return reason;
+  reason = weight.obstacle();
+  return reason.empty() ? weight.damage() : reason;
 }
 
 void q4nx_gather(Graph& graph, RepackedWeights& weights) {
   graph.each("GatherBlockQuantized", "com.microsoft", [&](Node& node) {
-    if (!violation(kGatherBlockQuantized, node).empty() || !q4nx_gather_obstacle(node).empty())
-      return;
+    if (const std::string reason = damage(kGatherBlockQuantized, node); !reason.empty())
+      return graph.damaged("q4nx_gather", node, reason);
+    std::string reason = obstacle(kGatherBlockQuantized, table_obstacle, node);
+    if (!reason.empty()) return graph.missed("q4nx_gather", node, std::move(reason));
     const QuantizedWeight weight = weight_of(node, codes_of(graph, node));
-    if (!weight.obstacle().empty()) return;
+    if (reason = weight.obstacle(); !reason.empty())
+      return graph.missed("q4nx_gather", node, std::move(reason));
+    if (reason = weight.damage(); !reason.empty())
+      return graph.damaged("q4nx_gather", node, reason);
     node.inputs = {weights.add(weight), node.inputs[kIndices]};
     node.op_type = "Q4NXGather";
     node.domain = kDomain;
     node.since_version = 1;
     node.attributes = {{"M", weight.rows}, {"K", weight.columns}};
+    graph.applied("q4nx_gather");
   });
   graph.changed();
 }

@@ -4,6 +4,7 @@
 //
 // `accuracy_level` has no counterpart: how activations are held is an option of the provider.
 #include <string>
+#include <utility>
 
 #include "ops/lowering/lowering.h"
 
@@ -53,12 +54,22 @@ constexpr AttributeRule kAttributes[] = {
 constexpr Contract kMatMulNBits{"com.microsoft", "MatMulNBits", 1,          1,
                                 kInputs,         kOutputs,      kAttributes};
 
-std::string q4nx_matmul_obstacle(const Node& node) { return weight_of(node).obstacle(); }
+std::string q4nx_matmul_obstacle(const Node& node) {
+  const QuantizedWeight weight = weight_of(node);
+  const std::string reason = weight.obstacle();
+  return reason.empty() ? weight.damage() : reason;
+}
 
 void q4nx_matmul(Graph& graph, RepackedWeights& weights) {
   graph.each("MatMulNBits", "com.microsoft", [&](Node& node) {
-    if (!violation(kMatMulNBits, node).empty() || !q4nx_matmul_obstacle(node).empty()) return;
+    if (const std::string reason = damage(kMatMulNBits, node); !reason.empty())
+      return graph.damaged("q4nx_matmul", node, reason);
+    const auto weight_obstacle = [](const Node& of) { return weight_of(of).obstacle(); };
+    if (std::string reason = obstacle(kMatMulNBits, weight_obstacle, node); !reason.empty())
+      return graph.missed("q4nx_matmul", node, std::move(reason));
     const QuantizedWeight weight = weight_of(node);
+    if (const std::string reason = weight.damage(); !reason.empty())
+      return graph.damaged("q4nx_matmul", node, reason);
     std::vector<Value> inputs{node.inputs[kX], weights.add(weight)};
     if (const Value* bias = node.input(kBias)) inputs.push_back(*bias);
     node.op_type = "Q4NXMatMul";
@@ -66,6 +77,7 @@ void q4nx_matmul(Graph& graph, RepackedWeights& weights) {
     node.since_version = 1;
     node.attributes = {{"M", weight.rows}, {"K", weight.columns}};
     node.inputs = std::move(inputs);
+    graph.applied("q4nx_matmul");
   });
   graph.changed();
 }

@@ -6,24 +6,46 @@
 //                    ..)
 //       -> FlowQKVAttention(query, key, .., wq, wk; qk_norm_epsilon)
 #include <algorithm>
-#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "ops/flow_qkv_attention.h"
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {
 namespace {
 
-constexpr std::size_t kInputs = 13;
-constexpr std::size_t kQueryNorm = 11;
-constexpr std::size_t kKeyNorm = 12;
 constexpr float kDefaultEpsilon = 1e-5F;  // SimplifiedLayerNormalization's
 
+// What query or key comes through; null where that is another node.
 struct HeadNorm {
-  Value before;  // [B, S, heads d]
-  Value weight;
-  float epsilon = 0;
+  const Node* apart = nullptr;
+  const Node* norm = nullptr;
+  const Node* joined = nullptr;
+  // Whether nothing else reads what lies between them.
+  bool alone = false;
+
+  bool found() const { return apart != nullptr; }
+  float epsilon() const { return norm->number("epsilon", kDefaultEpsilon); }
+  std::int64_t axis() const { return norm->integer("axis", -1); }
 };
+
+HeadNorm head_norm(Graph& graph, const Value& value) {
+  HeadNorm head;
+  head.joined = graph.producer(value.name, "Reshape", "");
+  if (head.joined == nullptr) return head;
+  const std::string& normed = head.joined->inputs[0].name;
+  head.norm = graph.producer(normed, "SimplifiedLayerNormalization", "");
+  if (head.norm == nullptr || head.norm->inputs.size() < 2) return head;
+  const std::string& reshaped = head.norm->inputs[0].name;
+  head.apart = graph.producer(reshaped, "Reshape", "");
+  head.alone = graph.readers(value.name) == 1 && graph.readers(normed) == 1 &&
+               graph.readers(reshaped) == 1 && head.norm->outputs[0].name == normed;
+  return head;
+}
 
 // Whether two Reshapes cut [B, S, heads d] into heads and restore it: as [B, S heads, d] or
 // [B, S, heads, d].
@@ -35,48 +57,70 @@ bool is_over_heads(const std::vector<std::int64_t>& apart, const std::vector<std
   return by_head && (joined == Dims{0, 0, -1} || joined == Dims{0, 0, heads * d});
 }
 
-// The norm that ends in `value`, if that is what makes it, for this attention alone.
-std::optional<HeadNorm> head_norm(Graph& graph, const Value& value, std::int64_t heads,
-                                  std::int64_t d) {
-  const Node* joined = graph.only_producer(value.name, "Reshape", "");
-  if (joined == nullptr) return std::nullopt;
-  const Node* norm =
-      graph.only_producer(joined->inputs[0].name, "SimplifiedLayerNormalization", "");
-  if (norm == nullptr || norm->inputs.size() < 2) return std::nullopt;
-  const Node* apart = graph.only_producer(norm->inputs[0].name, "Reshape", "");
-  if (apart == nullptr || norm->integer("axis", -1) != -1) return std::nullopt;
-  for (const Node* reshape : {apart, joined}) {
-    if (reshape->integer("allowzero", 0) != 0) return std::nullopt;
+// Why this is no norm over each of the heads, that the attention may do; empty if it is.
+std::string obstacle_of(const HeadNorm& head, const std::string& name, std::int64_t heads,
+                        std::int64_t d) {
+  for (const Node* reshape : {head.apart, head.joined}) {
+    if (reshape->integer("allowzero", 0) != 0)
+      return "a Reshape has allowzero = 1: its zeros do not stand for the input's sizes";
   }
+  const std::vector<std::int64_t> apart = constant_integers(head.apart->input(1));
+  const std::vector<std::int64_t> joined = constant_integers(head.joined->input(1));
   // Of what else is reshaped to heads and back, tokens might become others.
-  const Value& before = apart->inputs[0];
-  if (!before.shape || before.shape->rank() != 3 || (*before.shape)[2] != heads * d)
-    return std::nullopt;
-  const Value& weight = norm->inputs[1];
-  if (weight.type != DataType::kFloat32 || !weight.shape || !(*weight.shape == Shape{d}))
-    return std::nullopt;
-  if (!is_over_heads(constant_integers(apart->input(1)), constant_integers(joined->input(1)), heads,
-                     d)) {
-    return std::nullopt;
+  const auto& before = head.apart->inputs[0].shape;
+  if (!is_over_heads(apart, joined, heads, d) || !before || before->rank() != 3 ||
+      (*before)[2] != heads * d) {
+    return name + " is reshaped to " + text_of(apart) + ", normed, and reshaped to " +
+           text_of(joined) + ": expected a norm over each of " + std::to_string(heads) +
+           " heads of " + std::to_string(d) + ", of [batch, tokens, " + std::to_string(heads * d) +
+           "]";
   }
-  return HeadNorm{before, weight, norm->number("epsilon", kDefaultEpsilon)};
+  const Value& weight = head.norm->inputs[1];
+  if (weight.type != DataType::kFloat32 || !weight.shape || !(*weight.shape == Shape{d}))
+    return name + "'s norm weight is not one of " + std::to_string(d) + " numbers";
+  return "";
+}
+
+std::string obstacle_of(const Node& node, const HeadNorm& query, const HeadNorm& key) {
+  if (node.input(kQNormWeight) != nullptr || node.input(kKNormWeight) != nullptr)
+    return "the attention has norms of Q and K already";
+  if (!query.found() || !key.found())
+    return "only one of Q and K is reshaped, normed (SimplifiedLayerNormalization) and reshaped";
+  if (!query.alone || !key.alone) return "something else reads Q or K on the way to the attention";
+  const std::int64_t d = node.required_integer("head_size");
+  for (const auto& [head, name, heads] :
+       {std::tuple(&query, "q", node.required_integer("num_heads")),
+        std::tuple(&key, "k", node.required_integer("kv_num_heads"))}) {
+    if (std::string reason = obstacle_of(*head, name, heads, d); !reason.empty()) return reason;
+  }
+  if (query.epsilon() != key.epsilon()) {
+    std::ostringstream text;
+    text << "the norms of Q and K differ in epsilon: " << query.epsilon() << " and "
+         << key.epsilon();
+    return text.str();
+  }
+  if (const std::vector axes{query.axis(), key.axis()}; axes != std::vector<std::int64_t>{-1, -1})
+    return "the norms' axes are " + text_of(axes) + ", expected the last one";
+  return "";
 }
 
 }  // namespace
 
 void qk_norm(Graph& graph) {
   graph.each("FlowQKVAttention", kDomain, [&](Node& node) {
-    if (node.input(1) == nullptr || node.input(kQueryNorm) != nullptr) return;
-    const std::int64_t d = node.required_integer("head_size");
-    const auto query = head_norm(graph, node.inputs[0], node.required_integer("num_heads"), d);
-    const auto key = head_norm(graph, node.inputs[1], node.required_integer("kv_num_heads"), d);
-    if (!query || !key || query->epsilon != key->epsilon) return;
-    node.inputs.resize(std::max(node.inputs.size(), kInputs));
-    node.inputs[0] = query->before;
-    node.inputs[1] = key->before;
-    node.inputs[kQueryNorm] = query->weight;
-    node.inputs[kKeyNorm] = key->weight;
-    node.attributes.insert_or_assign("qk_norm_epsilon", query->epsilon);
+    if (node.input(kQuery) == nullptr || node.input(kKey) == nullptr) return;
+    const HeadNorm query = head_norm(graph, node.inputs[kQuery]);
+    const HeadNorm key = head_norm(graph, node.inputs[kKey]);
+    if (!query.found() && !key.found()) return;
+    if (std::string reason = obstacle_of(node, query, key); !reason.empty())
+      return graph.missed("qk_norm", node, std::move(reason));
+    node.inputs.resize(std::max<std::size_t>(node.inputs.size(), kKNormWeight + 1));
+    node.inputs[kQuery] = query.apart->inputs[0];
+    node.inputs[kKey] = key.apart->inputs[0];
+    node.inputs[kQNormWeight] = query.norm->inputs[1];
+    node.inputs[kKNormWeight] = key.norm->inputs[1];
+    node.attributes.insert_or_assign("qk_norm_epsilon", query.epsilon());
+    graph.applied("qk_norm");
     graph.changed();
   });
 }

@@ -10,30 +10,35 @@
 // minimum is -zero_point times that, rounded as well. Only where a block is 16 columns, two of
 // which share Q4NX's scale, are the weights quantised again. Blocks of Q4NX are narrow, and
 // symmetric ones where codes stay and no zero point is other than 8.
-// graph_rewrites/quantized_weight.py makes the same bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <variant>
-#include <vector>
 
-#include "ops/lowering/graph.h"
 #include "ops/lowering/quantize_group.h"
 #include "ops/node.h"
 #include "ops/q4nx.h"
 
 namespace flownpu::lowering {
 
-// Of weights and of what they were replaced by.
+// The one block_size that weights are quantised again from: the least that ORT's kernels take.
+inline constexpr std::int64_t kSmallBlock = 16;
+
+// Of weights W and of the W' that they were replaced by: sums of squares.
 struct Difference {
   double squares = 0;
   double squared_error = 0;
+
+  // |W - W'| / |W| in the Frobenius norm; 0 if there is nothing.
+  double relative() const;
+  Difference& operator+=(const Difference& other);
 };
+
+// Puts a group of a row, the columns from k = first on, where it belongs in its row of blocks, of
+// which all bytes are 0 before the first of its rows.
+void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
+               const q4nx::Layout& layout, std::byte* row_of_blocks);
 
 struct QuantizedWeight {
   Value codes;        // uint8, rows x blocks x block_size / 2
@@ -45,66 +50,26 @@ struct QuantizedWeight {
 
   // Why it cannot become Q4NX; empty if it can.
   std::string obstacle() const;
+  // What no weight is: numbers that are not finite, or too large for bf16. Of one without obstacle.
+  std::string damage() const;
   bool keeps_codes() const;
   // The smallest that holds it.
   q4nx::Layout layout() const;
-  // Writes q4nx::blocks_shape(rows, columns, layout) bytes. Returns |W - W'| / |W| in the Frobenius
-  // norm, for the W' that it wrote, where weights are quantised again, and else 0.
-  double pack(std::byte* blocks, const q4nx::Layout& layout) const;
+  // Writes `count` rows of blocks from the `first` on, to where the blocks of the whole weight
+  // begin. `difference`: is added to; null: of codes that stay it is not asked.
+  void pack(std::byte* blocks, const q4nx::Layout& layout, std::int64_t first, std::int64_t count,
+            Difference* difference) const;
 
  private:
   std::int64_t blocks() const;
   float zero_point(std::int64_t row, std::int64_t block) const;
   Q4NXGroup group(std::int64_t row, std::int64_t first) const;
-  Q4NXGroup new_group(std::int64_t row, std::int64_t first, Difference& difference) const;
+  Q4NXGroup new_group(std::int64_t row, std::int64_t first) const;
+  void measure(const Q4NXGroup& made, std::int64_t row, std::int64_t first,
+               Difference& difference) const;
   float weight(std::int64_t row, std::int64_t column) const;
   void pack_row(std::int64_t row, std::byte* row_of_blocks, const q4nx::Layout& layout,
-                Difference& difference) const;
-};
-
-// Q4NX constants of a graph that is being lowered: first by name, then, all at once and by all
-// cores, their bytes.
-class RepackedWeights {
- public:
-  // The constant of a weight; of one that was added before (a table that is embedding and LM head),
-  // the same.
-  Value add(const QuantizedWeight& weight);
-  // The constant of the weights of several Q4NXMatMul, one below the other; each fills its last row
-  // of blocks. None if they are no constants, of different K, or Q4NX in the model already and of
-  // layouts that differ.
-  std::optional<Value> join(const std::vector<const Node*>& products);
-  // Gives the nodes' constants their bytes. Constants that no node reads are not made.
-  void make(std::vector<Node>& nodes);
-
-  std::size_t made() const { return made_; }
-  // Of these, those whose codes could not be kept, and the largest relative error among them.
-  std::size_t quantized_again() const { return quantized_again_; }
-  double largest_error() const { return largest_error_; }
-
- private:
-  // What is written at its place: a weight, or a constant of the model that is Q4NX already.
-  struct Part {
-    std::variant<QuantizedWeight, Value> source;
-    std::int64_t rows = 0;
-    std::int64_t columns = 0;
-
-    bool is_native() const { return std::holds_alternative<Value>(source); }
-    std::size_t bytes(const q4nx::Layout& layout) const;
-    // As QuantizedWeight::pack; a native one is of this layout.
-    double pack(std::byte* blocks, const q4nx::Layout& layout) const;
-  };
-  struct Constant {
-    std::vector<Part> parts;
-    q4nx::Layout layout;
-  };
-
-  // The constant behind an input of Q4NXMatMul; none if it has no parts or layout.
-  std::optional<Constant> constant_of(const Node& product) const;
-
-  std::map<std::string, Constant, std::less<>> constants_;
-  std::size_t made_ = 0;
-  std::size_t quantized_again_ = 0;
-  double largest_error_ = 0;
+                Difference* difference) const;
 };
 
 }  // namespace flownpu::lowering

@@ -1,33 +1,56 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowQKVAttention(*Split(packed, [H d, G d, G d]; axis = -1), ..) -> FlowQKVAttention(packed, -,
-// -, ..)
+// The attention reads query, key and value where they are:
+//
+//   FlowQKVAttention(*Split(packed, [H d, G d, G d]; axis = -1), ..)
+//       -> FlowQKVAttention(packed, -, -, ..)
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "ops/flow_qkv_attention.h"
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {
+namespace {
+
+// The Split whose three outputs are query, key and value; null if there is none.
+const Node* split_of(Graph& graph, const Node& node) {
+  if (node.input(kKey) == nullptr || node.input(kValue) == nullptr) return nullptr;
+  const Node* split = graph.producer(node.inputs[kQuery].name, "Split", "");
+  if (split == nullptr || split->outputs.size() != 3) return nullptr;
+  for (const AttentionInput input : {kQuery, kKey, kValue}) {
+    if (node.inputs[input].name != split->outputs[input].name) return nullptr;
+  }
+  return split;
+}
+
+// Why the parts are not query, key and value of the attention's heads; empty if they are.
+std::string obstacle_of(const Node& node, const Node& split) {
+  const std::int64_t d = node.required_integer("head_size");
+  const std::int64_t query = node.required_integer("num_heads") * d;
+  const std::int64_t key = node.required_integer("kv_num_heads") * d;
+  const std::vector<std::int64_t> sizes = constant_integers(split.input(1));
+  if (const std::vector expected{query, key, key}; sizes != expected) {
+    return "Split into " + text_of(sizes) + ", expected " + text_of(expected) +
+           ": Q, K and V of the attention's heads";
+  }
+  const std::int64_t axis = split.integer("axis", 0);
+  if (axis != -1 && axis != 2)
+    return "Split along axis " + std::to_string(axis) + ", expected the last one";
+  return "";
+}
+
+}  // namespace
 
 void split_qkv(Graph& graph) {
   graph.each("FlowQKVAttention", kDomain, [&](Node& node) {
-    if (node.input(1) == nullptr || node.input(2) == nullptr) return;
-    const Node* split = graph.producer(node.inputs[0].name);
-    if (split == nullptr || split->op_type != "Split" || !split->domain.empty() ||
-        split->outputs.size() != 3) {
-      return;
-    }
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (node.inputs[i].name != split->outputs[i].name) return;
-    }
-    const std::int64_t d = node.required_integer("head_size");
-    const std::int64_t query = node.required_integer("num_heads") * d;
-    const std::int64_t key = node.required_integer("kv_num_heads") * d;
-    const std::int64_t axis = split->integer("axis", 0);
-    if (constant_integers(split->input(1)) != std::vector{query, key, key} ||
-        (axis != -1 && axis != 2)) {
-      return;
-    }
-    node.inputs[0] = split->inputs[0];
-    node.inputs[1] = node.inputs[2] = Value{};
+    const Node* split = split_of(graph, node);
+    if (split == nullptr) return;
+    if (std::string reason = obstacle_of(node, *split); !reason.empty())
+      return graph.missed("split_qkv", node, std::move(reason));
+    node.inputs[kQuery] = split->inputs[0];
+    node.inputs[kKey] = node.inputs[kValue] = Value{};
+    graph.applied("split_qkv");
     graph.changed();
   });
 }

@@ -289,7 +289,7 @@ def _scale_rounding(file: Path) -> float:
     """The largest relative error that one of a graph's weights gets when it is rewritten; 0 if it is."""
     require("onnxscript", extra="convert", purpose="flownpu verify")
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
-    from flownpu.graph_rewrites.quantized_weight import Q4NXTensor  # noqa: PLC0415
+    from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor  # noqa: PLC0415
 
     model = load_model(file, purpose="flownpu verify")
     largest = 0.0

@@ -13,7 +13,6 @@ from gguf.constants import GGMLQuantizationType as Type
 from flownpu import integrity
 from flownpu.convert import convert, data_file, quantise
 from flownpu.convert.export_q4nx import export_q4nx
-from flownpu.graph_rewrites import float_weight, quantized_weight
 from tests.convert.conftest import write_tiny
 from tests.convert.gguf_files import write_gguf
 
@@ -81,8 +80,6 @@ def write_export(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_peak_of_exports(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_export(tmp_path / kind, kind)
-    monkeypatch.setattr(float_weight, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
-    monkeypatch.setattr(quantized_weight, "_ROWS_AT_ONCE", 128)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
     monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
     tracemalloc.start()

@@ -160,7 +160,7 @@ def _spoil_scales(folder: Path) -> None:
         ),
         (
             lambda s: _drop_attribute(s, "MatMulNBits", "N"),
-            "the graph is damaged, .*: MatMulNBits '.*': expected an integer attribute N, got None",
+            "the graph is damaged, .*: MatMulNBits '.*': expected the attribute 'N', got none",
         ),
         (lambda s: _set_opset(s, 99), r"ONNX opset 99, expected \d+ or older"),
         (lambda s: _set_opset(s, 14), "expected a model of ONNX opset 21 or newer, got 14"),
@@ -175,7 +175,10 @@ def _spoil_scales(folder: Path) -> None:
         (_to_custom, "somebody.else.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, "com.microsoft"), "com.microsoft.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, ""), "ai.onnx.Norm: operators that ONNX Runtime does not have"),
-        (_spoil_scales, r"weight .*qkv_proj.*: \[from_affine\] expected every scale to be finite in bf16, got NaN"),
+        (
+            _spoil_scales,
+            "the graph is damaged, .*: MatMulNBits '.*': .*holds a scale that is not finite",
+        ),
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
 )

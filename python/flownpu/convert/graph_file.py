@@ -12,7 +12,7 @@ import onnx_ir as ir
 from flownpu.convert.data_file import DataFile
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Stage
-from flownpu.graph_rewrites.quantized_weight import Q4NXTensor
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,13 @@ import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from flownpu import _native
 from flownpu.convert.data_file import aligned
 from flownpu.convert.graph_file import SMALL_FILES, save_graph, tensors
 from flownpu.convert.manifest import sha256, write_manifest
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage
-from flownpu.graph_rewrites.quantized_weight import SMALL_BLOCK, Q4NXTensor
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -102,5 +103,5 @@ def _say_quantised_again(model: ir.Model) -> dict[str, Any]:
         f"{count} {'weight' if count == 1 else 'weights'}: dequantised, and quantised again to Q4NX, whose groups are "
         f"{q4nx.GROUP} columns"
     )
-    _log.warning("block_size=%d: %s", SMALL_BLOCK, text)
-    return {"weights": {f"block_size={SMALL_BLOCK}": text}}
+    _log.warning("block_size=%d: %s", _native.SMALL_BLOCK, text)
+    return {"weights": {f"block_size={_native.SMALL_BLOCK}": text}}

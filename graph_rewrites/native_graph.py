@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of onnx_ir for the graph library in C++ (ops/lowering/), and what its rules make of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from flownpu import _native
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+from flownpu.graph_rewrites.report import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["CONVERSION_RULES", "apply_rules", "native_graph"]
+
+# Those that a file is converted with; the others are for a session alone.
+CONVERSION_RULES = (
+    "q4nx_matmul",
+    "q4nx_gather",
+    "flow_qkv_attention",
+    "qk_norm",
+    "split_qkv",
+    "packed_qkv",
+    "gated_projection",
+)
+# Types that the C++ knows, in ONNX's words; other values are none that a rule looks at.
+_TYPES = {
+    ir.DataType.FLOAT: "float",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+    ir.DataType.INT64: "int64",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT8: "int8",
+    ir.DataType.UINT8: "uint8",
+    ir.DataType.BOOL: "bool",
+}
+_DATA_TYPES = {name: kind for kind, name in _TYPES.items()}
+_ATTRIBUTES = (
+    ir.AttributeType.INT,
+    ir.AttributeType.FLOAT,
+    ir.AttributeType.STRING,
+    ir.AttributeType.INTS,
+    ir.AttributeType.FLOATS,
+)
+# In the place of an operator that no rule looks at.
+_OPAQUE = "opaque"
+
+
+def native_graph(model: ir.Model) -> tuple[list[_native.Node], list[str]]:
+    """The nodes of a model's graph, without Constant nodes, and the names of the values that others read."""
+    graph = model.graph
+    nodes = [_node(node, model) for node in graph if node.op_type != "Constant"]
+    read = [value.name or "" for value in graph.outputs]
+    for node in graph:
+        for value in node.outputs:
+            # By the body of a control flow node.
+            read += [value.name or "" for use in value.uses() if use.node.graph is not graph]
+    return nodes, read
+
+
+def apply_rules(model: ir.Model, rules: Sequence[str], report: Any) -> None:
+    """Applies rules of the graph library to a model, and adds to the report how often, and what they left and why.
+
+    Args:
+        model: changed in place. Weights are packed when they are read.
+        rules: their names; the library knows their order.
+        report: what `Report` says.
+
+    Raises:
+        ValueError: there is no such rule, or what it is for is damaged.
+    """
+    graph = model.graph
+    _name_values(graph)
+    nodes, read = native_graph(model)
+    weights = {
+        name: value.const_value.weight
+        for name, value in graph.initializers.items()
+        if isinstance(value.const_value, Q4NXTensor)
+    }
+    rewriting = _native.Rewriting(nodes, read, list(graph.initializers), list(rules), weights)
+    if rewriting.damage:
+        raise ValueError(rewriting.damage[0])
+    makers = {value.name: node for node in graph for value in node.outputs if value.name}
+    values = {value.name: value for node in graph for value in (*node.inputs, *node.outputs) if value is not None}
+    for changed in rewriting.changed:
+        _change(makers[changed.outputs[0].name], changed, values, rewriting, graph)
+    for rule in rules:
+        report.applied[rule] = rewriting.applied.get(rule, 0)
+    known = {(miss.rule, miss.node) for miss in report.misses}
+    misses = [Miss(miss.rule, miss.node, miss.reason) for miss in rewriting.misses]
+    report.misses += [miss for miss in misses if (miss.rule, miss.node) not in known]
+
+
+def _name_values(graph: ir.Graph) -> None:
+    """Names the values that a rule for plain graphs has made."""
+    unnamed = [value for node in graph for value in node.outputs if value.name is None]
+    taken = {value.name for node in graph for value in (*node.inputs, *node.outputs) if value is not None}
+    names = (name for i in itertools.count() if (name := f"value_{i}") not in taken)
+    for value, name in zip(unnamed, names, strict=False):
+        value.name = name
+
+
+def _node(node: ir.Node, model: ir.Model) -> _native.Node:
+    """A node that a rule may look at; or, where it has what the C++ does not know, what stands in its place."""
+    for name in (node.name, *(value.name for value in (*node.inputs, *node.outputs) if value is not None)):
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"expected names that are text, got {name!r}")  # of a damaged file
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
+    inputs, outputs = ([_value(value) for value in side] for side in (node.inputs, node.outputs))
+    version = node.version or model.opset_imports.get(node.domain, 1)
+    if types - {None, *_TYPES} or any(attribute.type not in _ATTRIBUTES for attribute in node.attributes.values()):
+        return _native.Node(node.name or "", _OPAQUE, _OPAQUE, version, {}, inputs, outputs)
+    return _native.Node(node.name or "", node.op_type, node.domain, version, attributes, inputs, outputs)
+
+
+def _value(value: ir.Value | None) -> _native.Value:
+    if value is None or not value.name:
+        return _native.Value("")
+    constant = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    kind = _TYPES.get(_data_type(constant or value))
+    if kind is None:
+        return _native.Value(value.name)  # of a node that is opaque
+    if constant is not None:
+        content = None if isinstance(constant, Q4NXTensor) else _bytes(constant)
+        return _native.Value(value.name, kind, list(constant.shape.numpy()), content)
+    shape = None if value.shape is None else [size if isinstance(size, int) else -1 for size in value.shape]
+    return _native.Value(value.name, kind, shape)
+
+
+def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
+    """Of a value whose type the file does not say: its operand's, of a Reshape, or else float, as most are."""
+    producer = value.producer() if isinstance(value, ir.Value) and value.dtype is None else None
+    if producer is not None and producer.op_type == "Reshape" and producer.inputs[0] is not None:
+        return _data_type(producer.inputs[0])
+    return value.dtype or ir.DataType.FLOAT
+
+
+def _bytes(tensor: ir.TensorProtocol) -> Any:
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+
+
+def _change(
+    node: ir.Node, changed: _native.Node, values: dict[str, ir.Value], rewriting: _native.Rewriting, graph: ir.Graph
+) -> None:
+    """Makes a node what a rule made of it."""
+    node.name, node.op_type, node.domain = changed.name or None, changed.op_type, changed.domain
+    node.version, node.overload = changed.version, ""
+    node.attributes.clear()
+    for attribute in ir.convenience.convert_attributes(changed.attributes):
+        node.attributes.add(attribute)
+    node.resize_inputs(len(changed.inputs))
+    for place, value in enumerate(changed.inputs):
+        if value.name and value.name not in values:
+            values[value.name] = _initializer(value, rewriting)
+            graph.register_initializer(values[value.name])
+        node.replace_input_with(place, values[value.name] if value.name else None)
+    node.resize_outputs(len(changed.outputs))
+    for old, new in zip(node.outputs, changed.outputs, strict=True):
+        if old.shape is not None and new.shape and new.shape[-1] not in {-1, old.shape[-1]}:
+            old.shape = ir.Shape([*old.shape[:-1], new.shape[-1]])
+
+
+def _initializer(value: _native.Value, rewriting: _native.Rewriting) -> ir.Value:
+    """Of a constant that a rule made."""
+    kind, weight = _DATA_TYPES[value.type], rewriting.weight(value)
+    if weight is not None:
+        tensor: ir.TensorProtocol = Q4NXTensor(weight, value.name)
+    else:
+        tensor = ir.Tensor(value.bytes().view(kind.numpy()).reshape(value.shape), dtype=kind, name=value.name)
+    return ir.Value(name=value.name, const_value=tensor, type=ir.TensorType(kind), shape=ir.Shape(value.shape))

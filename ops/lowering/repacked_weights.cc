@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/lowering/repacked_weights.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <span>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/number_formats.h"
+#include "ops/q4nx_matmul.h"
+
+namespace flownpu::lowering {
+namespace {
+
+// While the bytes are not there yet; no one reads them.
+constexpr std::byte kToBeMade{};
+// What exporters and this file put behind the names of weights.
+constexpr std::string_view kCodesSuffix = "_Q4";
+constexpr std::string_view kSuffix = "_Q4NX";
+
+// Weights begin at pages, as in the files that others are mapped from: kernels read whole cache
+// lines, and what begins in the middle of one costs two of them each time.
+constexpr std::size_t kAlignment = 4096;
+// The large pages of x86-64. A step of decoding reads every weight once, in order: with pages of
+// 4 KiB it waits for as many translations. Files are mapped in larger ones already.
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+// Beyond, a minimum might become infinite when it is rounded.
+constexpr float kLargestWeight = 0x1p127F;
+// Of a piece: some ms of work, a thousandth of a vocabulary's table.
+constexpr std::int64_t kPieceBytes = std::int64_t{256} << 10;
+
+constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Not initialised; in large pages where the system has them.
+std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+  const std::size_t size = round_up(bytes, kLargePage);
+  void* memory = std::aligned_alloc(kLargePage, size);
+  if (memory == nullptr) throw std::bad_alloc();
+  (void)::madvise(memory, size, MADV_HUGEPAGE);  // advice: without it the same, but slower
+  return {static_cast<std::byte*>(memory), std::free};
+}
+
+// Calls work(i) for 0 <= i < count on all cores; throws what one of them throws.
+template <typename Work>
+void parallel(std::size_t count, const Work& work) {
+  std::atomic<std::size_t> next = 0;
+  std::atomic<bool> failed = false;
+  std::exception_ptr error;
+  const auto run = [&] {
+    try {
+      for (std::size_t i = next++; i < count && !failed; i = next++) work(i);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) others.emplace_back(run);
+    run();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+// Quantises some rows of blocks of a weight of floats into `blocks`, where all of it begins.
+Difference pack_floats(const FloatWeight& weight, const float* floats, const q4nx::Layout& layout,
+                       std::int64_t first, std::int64_t count, std::byte* blocks) {
+  const std::int64_t row_bytes = layout.row_bytes(weight.columns);
+  std::memset(blocks + first * row_bytes, 0, static_cast<std::size_t>(count * row_bytes));
+  const std::int64_t down = weight.transposed ? 1 : weight.columns;
+  const std::int64_t along = weight.transposed ? weight.rows : 1;
+  Difference difference;
+  std::array<float, q4nx::kGroup> group{};
+  const std::int64_t end = std::min(weight.rows, (first + count) * q4nx::kBlockRows);
+  for (std::int64_t row = first * q4nx::kBlockRows; row < end; ++row) {
+    for (std::int64_t k = 0; k < weight.columns; k += q4nx::kGroup) {
+      const auto size = static_cast<std::size_t>(std::min(q4nx::kGroup, weight.columns - k));
+      for (std::size_t i = 0; i < size; ++i) {
+        group[i] = floats[row * down + (k + static_cast<std::int64_t>(i)) * along];
+        if (!(std::abs(group[i]) <= kLargestWeight))
+          fail("expected finite weights of at most 2^127, got ", group[i], " in row ", row);
+      }
+      const Q4NXGroup made = quantize_group(std::span<const float>(group).first(size));
+      put_group(made, row, k, layout, blocks + row / q4nx::kBlockRows * row_bytes);
+      for (std::size_t i = 0; i < size; ++i) {
+        const double error = double{made.weight(i)} - double{group[i]};
+        difference.squares += double{group[i]} * double{group[i]};
+        difference.squared_error += error * error;
+      }
+    }
+  }
+  return difference;
+}
+
+std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
+
+bool same_bytes(const Value& a, const Value& b) {
+  if (a.name.empty() || b.name.empty()) return a.name.empty() && b.name.empty();
+  const std::int64_t elements = elements_of(a);
+  return a.type == b.type && elements == elements_of(b) &&
+         (a.constant == b.constant ||
+          std::memcmp(a.constant, b.constant,
+                      static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
+}
+
+// The same weight, perhaps in another copy: ORT folds a Reshape of a constant into one.
+bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
+  return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
+         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
+         same_bytes(a.codes, b.codes);
+}
+
+// Bits of -8 s, of the bits of s in bf16: three more in the exponent, and the other sign.
+std::uint16_t symmetric_minimum(std::uint16_t scale) {
+  return to_bfloat16(q4nx::kMinimumOfSymmetric * from_bfloat16(scale));
+}
+
+// Blocks in another layout, group by group; one without minima only from one without.
+void copy_blocks(const std::byte* from, const q4nx::Layout& old_layout, std::byte* to,
+                 const q4nx::Layout& layout, std::int64_t columns) {
+  std::memset(to, 0, static_cast<std::size_t>(layout.row_bytes(columns)));
+  for (std::int64_t group = 0; group < q4nx::groups_of(columns); ++group) {
+    const std::byte* scales = from + old_layout.scales_at(group);
+    std::byte* new_scales = to + layout.scales_at(group);
+    std::memcpy(new_scales, scales, q4nx::kParameterBytes);
+    if (layout.has_minima && old_layout.has_minima) {
+      std::memcpy(new_scales + layout.minimum_offset(), scales + old_layout.minimum_offset(),
+                  q4nx::kParameterBytes);
+    } else if (layout.has_minima) {
+      for (std::int64_t at = 0; at < q4nx::kParameterBytes; at += 2) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, scales + at, 2);
+        bits = symmetric_minimum(bits);
+        std::memcpy(new_scales + layout.minimum_offset() + at, &bits, 2);
+      }
+    }
+    for (std::int64_t strip = 0; strip < 2; ++strip) {
+      std::memcpy(to + layout.codes_at(group) + strip * layout.strip_bytes(),
+                  from + old_layout.codes_at(group) + strip * old_layout.strip_bytes(),
+                  q4nx::kGroupStripBytes);
+    }
+  }
+}
+
+// What the names have in common, word by word, and `name` behind it.
+std::string joined_name(const std::vector<const Node*>& products, const std::string& name) {
+  const std::string& first = products.front()->inputs[kProductWeight].name;
+  std::size_t common = 0;
+  for (std::size_t end = first.find('.'); end != std::string::npos;
+       end = first.find('.', end + 1)) {
+    const std::string_view words = std::string_view(first).substr(0, end + 1);
+    if (!std::ranges::all_of(products, [&](const Node* product) {
+          return product->inputs[kProductWeight].name.starts_with(words);
+        })) {
+      break;
+    }
+    common = end + 1;
+  }
+  return first.substr(0, common) + name;
+}
+
+}  // namespace
+
+bool Q4NXConstant::Part::keeps_codes() const {
+  const auto* weight = std::get_if<QuantizedWeight>(&source);
+  // One of floats has none that could be kept.
+  return weight == nullptr || weight->keeps_codes();
+}
+
+Q4NXConstant::Q4NXConstant(std::vector<Part> parts)
+    : parts_(std::move(parts)), layout_(parts_.front().layout) {
+  for (const Part& part : parts_) {
+    if (!(part.layout == layout_)) layout_ = q4nx::kNarrow;
+  }
+}
+
+Shape Q4NXConstant::shape() const {
+  std::int64_t blocks = 0;
+  for (const Part& part : parts_) blocks += q4nx::row_blocks(part.rows);
+  return q4nx::blocks_shape(blocks * q4nx::kBlockRows, parts_.front().columns, layout_);
+}
+
+bool Q4NXConstant::keeps_codes() const { return std::ranges::all_of(parts_, &Part::keeps_codes); }
+
+std::vector<Q4NXConstant::Piece> Q4NXConstant::pieces(std::byte* memory, bool measured) const {
+  std::vector<Piece> pieces;
+  const std::int64_t columns = parts_.front().columns;
+  const std::int64_t row_bytes = layout_.row_bytes(columns);
+  const std::int64_t at_once = std::max<std::int64_t>(kPieceBytes / row_bytes, 1);
+  for (const Part& part : parts_) {
+    const std::int64_t blocks = q4nx::row_blocks(part.rows);
+    std::shared_ptr<const float> floats;
+    if (const auto* weight = std::get_if<FloatWeight>(&part.source)) floats = weight->read();
+    for (std::int64_t first = 0; first < blocks; first += at_once) {
+      const std::int64_t count = std::min(at_once, blocks - first);
+      const auto pack = [this, &part, memory, first, count, columns, row_bytes, measured, floats] {
+        Difference difference;
+        if (const auto* weight = std::get_if<QuantizedWeight>(&part.source)) {
+          const bool asked = measured || !weight->keeps_codes();
+          weight->pack(memory, layout_, first, count, asked ? &difference : nullptr);
+          return difference;
+        }
+        if (floats != nullptr) {
+          return pack_floats(std::get<FloatWeight>(part.source), floats.get(), layout_, first,
+                             count, memory);
+        }
+        const auto* from = static_cast<const std::byte*>(std::get<Value>(part.source).constant);
+        for (std::int64_t block = first; block < first + count; ++block) {
+          copy_blocks(from + block * part.layout.row_bytes(columns), part.layout,
+                      memory + block * row_bytes, layout_, columns);
+        }
+        return difference;
+      };
+      pieces.push_back({static_cast<std::size_t>(count * row_bytes), pack});
+    }
+    memory += blocks * row_bytes;
+  }
+  return pieces;
+}
+
+std::vector<Difference> run(const std::vector<Q4NXConstant::Piece>& pieces) {
+  std::vector<std::size_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, std::ranges::greater(), [&](std::size_t i) { return pieces[i].bytes; });
+  std::vector<Difference> differences(pieces.size());
+  parallel(order.size(), [&](std::size_t i) { differences[order[i]] = pieces[order[i]].pack(); });
+  return differences;
+}
+
+Value RepackedWeights::promise(const std::string& name, Q4NXConstant constant) {
+  Value value;
+  value.name = name;
+  value.type = DataType::kUInt8;
+  value.shape = constant.shape();
+  value.constant = &kToBeMade;
+  constants_.emplace(name, std::move(constant));
+  return value;
+}
+
+Value RepackedWeights::add(const QuantizedWeight& weight) {
+  for (const auto& [name, constant] : constants_) {
+    const auto* made = std::get_if<QuantizedWeight>(&constant.parts().front().source);
+    if (constant.parts().size() > 1 || made == nullptr || !same(*made, weight)) continue;
+    Value value;
+    value.name = name;
+    value.type = DataType::kUInt8;
+    value.shape = constant.shape();
+    value.constant = &kToBeMade;
+    return value;
+  }
+  std::string_view name = weight.codes.name;
+  if (name.ends_with(kCodesSuffix)) name.remove_suffix(kCodesSuffix.size());
+  return promise(graph_.unique_name(std::string(name).append(kSuffix)),
+                 Q4NXConstant({{weight, weight.rows, weight.columns, weight.layout()}}));
+}
+
+const Q4NXConstant* RepackedWeights::find(const Value& value) const {
+  const auto found = value.constant == &kToBeMade ? constants_.find(value.name) : constants_.end();
+  return found == constants_.end() ? nullptr : &found->second;
+}
+
+std::vector<Q4NXConstant::Part> RepackedWeights::parts_of(const Node& product) const {
+  const Value& weight = product.inputs[kProductWeight];
+  if (const Q4NXConstant* constant = find(weight)) return constant->parts();
+  const std::int64_t rows = product.required_integer("M");
+  const std::int64_t columns = product.required_integer("K");
+  if (weight.constant == nullptr || weight.type != DataType::kUInt8 || !weight.shape) return {};
+  const auto layout = q4nx::layout_of(*weight.shape);
+  if (!layout || !(*weight.shape == q4nx::blocks_shape(rows, columns, *layout))) return {};
+  return {{weight, rows, columns, *layout}};
+}
+
+std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& products) const {
+  std::int64_t columns = 0;
+  for (const Node* product : products) {
+    if (product->inputs[kProductWeight].constant == nullptr)
+      return "the weight of " + product->name + " is not a constant of the model";
+    const std::vector<Q4NXConstant::Part> parts = parts_of(*product);
+    if (parts.empty())
+      return "the weight of " + product->name + " is not one of its M rows and K columns";
+    if (columns > 0 && parts.front().columns != columns)
+      return "weights of " + std::to_string(columns) + " and " +
+             std::to_string(parts.front().columns) + " columns, expected as many";
+    columns = parts.front().columns;
+  }
+  return "";
+}
+
+Value RepackedWeights::join(const std::vector<const Node*>& products, const std::string& name) {
+  std::vector<Q4NXConstant::Part> parts;
+  for (const Node* product : products) {
+    for (const Q4NXConstant::Part& part : parts_of(*product)) parts.push_back(part);
+  }
+  return promise(graph_.unique_name(joined_name(products, name).append(kSuffix)),
+                 Q4NXConstant(std::move(parts)));
+}
+
+void RepackedWeights::make(std::vector<Node>& nodes) {
+  std::unordered_map<std::string, std::size_t> offsets;
+  std::vector<std::pair<Value*, std::size_t>> readers;
+  std::size_t end = 0;
+  for (Node& node : nodes) {
+    for (Value& value : node.inputs) {
+      if (value.constant != &kToBeMade) continue;
+      const auto [entry, is_new] = offsets.try_emplace(value.name, end);
+      if (is_new) end += round_up(static_cast<std::size_t>(elements_of(value)), kAlignment);
+      readers.emplace_back(&value, entry->second);
+    }
+  }
+  if (readers.empty()) return;
+  const std::shared_ptr<std::byte> memory = allocate(end);  // all that is read is written
+  for (const auto& [value, offset] : readers) {
+    value->constant = memory.get() + offset;
+    value->owner = memory;
+  }
+  std::vector<Q4NXConstant::Piece> pieces;
+  std::vector<const Q4NXConstant*> of_piece;
+  for (const auto& [name, offset] : offsets) {
+    const Q4NXConstant& constant = constants_.at(name);
+    std::ranges::move(constant.pieces(memory.get() + offset, false), std::back_inserter(pieces));
+    of_piece.resize(pieces.size(), &constant);
+  }
+  const std::vector<Difference> differences = run(pieces);
+  std::map<const Q4NXConstant*, Difference> of_constant;
+  for (std::size_t i = 0; i < pieces.size(); ++i) of_constant[of_piece[i]] += differences[i];
+  for (const auto& [constant, difference] : of_constant) count(*constant, difference);
+}
+
+void RepackedWeights::count(const Q4NXConstant& constant, const Difference& difference) {
+  for (const Q4NXConstant::Part& part : constant.parts()) {
+    made_ += std::holds_alternative<QuantizedWeight>(part.source) ? 1 : 0;
+    quantized_again_ += part.keeps_codes() ? 0 : 1;
+  }
+  largest_error_ = std::max(largest_error_, difference.relative());
+}
+
+}  // namespace flownpu::lowering

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu._native: what its files bind.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace flownpu::native {
+
+// Value and Node, of which graphs are made.
+void bind_graph(nanobind::module_& module);
+// Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
+void bind_contracts(nanobind::module_& module);
+
+}  // namespace flownpu::native

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU device takes of each operator (ops/contract.h), for the tests that hold it against
+// the operators' schemas and for the table of docs/operators.md.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "ops/contract.h"
+#include "ops/device.h"
+#include "python/native/bindings.h"
+
+namespace nb = nanobind;
+
+using flownpu::AttributeRule;
+using flownpu::Contract;
+using flownpu::Port;
+
+namespace {
+
+template <typename Item>
+std::vector<Item> listed(std::span<const Item> items) {
+  return {items.begin(), items.end()};
+}
+
+std::vector<std::string> names_of_types(flownpu::Types types) {
+  std::vector<std::string> names;
+  for (int type = 0; type <= static_cast<int>(flownpu::DataType::kBool); ++type) {
+    if (types.has(static_cast<flownpu::DataType>(type)))
+      names.emplace_back(name_of(static_cast<flownpu::DataType>(type)));
+  }
+  return names;
+}
+
+}  // namespace
+
+namespace flownpu::native {
+
+void bind_contracts(nb::module_& module) {
+  nb::enum_<flownpu::Presence>(module, "Presence")
+      .value("REQUIRED", flownpu::Presence::kRequired)
+      .value("OPTIONAL", flownpu::Presence::kOptional)
+      .value("VARIADIC", flownpu::Presence::kVariadic)
+      .value("ATTRIBUTE", flownpu::Presence::kAttribute);
+  nb::enum_<AttributeRule::Kind>(module, "Kind")
+      .value("INTEGER", AttributeRule::Kind::kInteger)
+      .value("NUMBER", AttributeRule::Kind::kNumber)
+      .value("TEXT", AttributeRule::Kind::kText)
+      .value("INTEGERS", AttributeRule::Kind::kIntegers);
+  nb::class_<Port>(module, "Port")
+      .def_prop_ro("name", [](const Port& port) { return std::string(port.name); })
+      .def_prop_ro("types", [](const Port& port) { return names_of_types(port.types); })
+      .def_ro("presence", &Port::presence)
+      .def_prop_ro("shape", [](const Port& port) { return std::string(port.shape.text()); })
+      .def_prop_ro("type_letter",
+                   [](const Port& port) {
+                     return port.type_letter == 0 ? std::string()
+                                                  : std::string(1, port.type_letter);
+                   })
+      .def_ro("constant", &Port::constant);
+  nb::class_<AttributeRule>(module, "AttributeRule")
+      .def_prop_ro("name", [](const AttributeRule& rule) { return std::string(rule.name); })
+      .def_ro("kind", &AttributeRule::kind)
+      .def_ro("required", &AttributeRule::required)
+      .def_ro("lowest", &AttributeRule::lowest)
+      .def_ro("highest", &AttributeRule::highest)
+      .def_ro("lowest_number", &AttributeRule::lowest_number)
+      .def_ro("highest_number", &AttributeRule::highest_number)
+      .def_prop_ro("texts", [](const AttributeRule& rule) { return std::string(rule.texts); });
+  nb::class_<Contract>(module, "Contract")
+      .def_prop_ro("domain", [](const Contract& contract) { return std::string(contract.domain); })
+      .def_prop_ro("op_type",
+                   [](const Contract& contract) { return std::string(contract.op_type); })
+      .def_ro("first_version", &Contract::first_version)
+      .def_ro("last_version", &Contract::last_version)
+      .def_prop_ro("inputs", [](const Contract& contract) { return listed(contract.inputs); })
+      .def_prop_ro("outputs", [](const Contract& contract) { return listed(contract.outputs); })
+      .def_prop_ro("attributes",
+                   [](const Contract& contract) { return listed(contract.attributes); });
+  module.def("contracts", [] { return flownpu::make_cpu_device({})->contracts(); });
+}
+
+}  // namespace flownpu::native

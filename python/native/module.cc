@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu._native: FlowNPU's C++ for Python. Errors are ValueErrors in their own words.
+#include <nanobind/nanobind.h>
+
+#include "ops/error.h"
+#include "python/native/bindings.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, module) {
+  nb::set_leak_warnings(false);  // Objects of ours may live as long as Python does.
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void* /*payload*/) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const flownpu::Error& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    }
+  });
+  flownpu::native::bind_contracts(module);
+  flownpu::native::bind_graph(module);
+}

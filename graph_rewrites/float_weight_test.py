@@ -30,6 +30,6 @@ def test_a_weight_in_a_file_of_a_weight_in_a_file(tmp_path: Path, monkeypatch: p
         load(self)
 
     monkeypatch.setattr(ir.ExternalTensor, "_load", slow_load)
-    tensor = FloatWeight(value, transposed=False).initializer(ir.Graph([], [], nodes=[])).const_value
-    assert tensor is not None
-    np.testing.assert_array_equal(tensor.numpy(), q4nx.pack(*q4nx.quantize(weight), q4nx.NARROW))
+    packed = FloatWeight(value, transposed=False).initializer(ir.Graph([], [], nodes=[])).const_value
+    assert packed is not None
+    np.testing.assert_array_equal(packed.numpy(), q4nx.pack(*q4nx.quantize(weight), q4nx.NARROW))

@@ -86,14 +86,15 @@ def apply_rules(model: ir.Model, rules: Sequence[str], report: Any) -> None:
     if rewriting.damage:
         raise ValueError(rewriting.damage[0])
     makers = {value.name: node for node in graph for value in node.outputs if value.name}
-    values = {value.name: value for node in graph for value in (*node.inputs, *node.outputs) if value is not None}
+    known = [value for node in graph for value in (*node.inputs, *node.outputs) if value is not None]
+    values = {value.name: value for value in known if value.name}
     for changed in rewriting.changed:
         _change(makers[changed.outputs[0].name], changed, values, rewriting, graph)
     for rule in rules:
         report.applied[rule] = rewriting.applied.get(rule, 0)
-    known = {(miss.rule, miss.node) for miss in report.misses}
+    reported = {(miss.rule, miss.node) for miss in report.misses}
     misses = [Miss(miss.rule, miss.node, miss.reason) for miss in rewriting.misses]
-    report.misses += [miss for miss in misses if (miss.rule, miss.node) not in known]
+    report.misses += [miss for miss in misses if (miss.rule, miss.node) not in reported]
 
 
 def _name_values(graph: ir.Graph) -> None:
@@ -162,15 +163,15 @@ def _change(
         node.replace_input_with(place, values[value.name] if value.name else None)
     node.resize_outputs(len(changed.outputs))
     for old, new in zip(node.outputs, changed.outputs, strict=True):
-        if old.shape is not None and new.shape and new.shape[-1] not in {-1, old.shape[-1]}:
+        if old.shape is not None and new.shape and new.shape[-1] >= 0:
             old.shape = ir.Shape([*old.shape[:-1], new.shape[-1]])
 
 
 def _initializer(value: _native.Value, rewriting: _native.Rewriting) -> ir.Value:
     """Of a constant that a rule made."""
-    kind, weight = _DATA_TYPES[value.type], rewriting.weight(value)
+    kind, weight, shape = _DATA_TYPES[value.type], rewriting.weight(value), value.shape or []
     if weight is not None:
         tensor: ir.TensorProtocol = Q4NXTensor(weight, value.name)
     else:
-        tensor = ir.Tensor(value.bytes().view(kind.numpy()).reshape(value.shape), dtype=kind, name=value.name)
-    return ir.Value(name=value.name, const_value=tensor, type=ir.TensorType(kind), shape=ir.Shape(value.shape))
+        tensor = ir.Tensor(value.bytes().view(kind.numpy()).reshape(shape), dtype=kind, name=value.name)
+    return ir.Value(name=value.name, const_value=tensor, type=ir.TensorType(kind), shape=ir.Shape(shape))

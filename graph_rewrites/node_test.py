@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 import pytest
 
-from flownpu.graph_rewrites.node import attribute_float, attribute_int, attribute_text
+from flownpu.graph_rewrites.node import attribute_float, attribute_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         (lambda node: attribute_int(node, "missing"), "an integer attribute missing, got None"),
         (lambda node: attribute_int(node, "text"), "an integer attribute text, got 'a'"),
         (lambda node: attribute_float(node, "text", 1.0), "a number as attribute text, got 'a'"),
-        (lambda node: attribute_text(node, "number", "b"), "a string as attribute number, got 3"),
     ],
 )
 def test_an_attribute_of_another_type(read: Callable[[ir.Node], Any], reason: str) -> None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from flownpu import _native
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -31,14 +33,8 @@ MINIMUM_OF_SYMMETRIC = -8
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _WEIGHT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 
-# How far the search's starts move a group's smallest and largest weight inwards, in steps of range/15; every pair is
-# tried. On normal and on Student-t (4 degrees of freedom) weights, these 4 x 4 starts with one refit each, then 3
-# refits of the best, come within 2.2 % of the squared error of 12 x 12 starts with 3 refits each, in a tenth of the
-# time.
-_STARTS = (-0.3, 0.15, 0.6, 1.2)
-_FINAL_REFITS = 3
-# Groups that are searched together: 32 x 2048 float32 are 256 KB, so that the work arrays stay in a core's L2 cache.
-_GROUPS_AT_ONCE = 2048
+# Weights that are widened to float32 at a time, in whole rows: 256 KB stay in a core's L2 cache.
+_WEIGHTS_AT_ONCE = 1 << 16
 
 
 class Quantized(NamedTuple):
@@ -65,8 +61,8 @@ def quantize(weight: NDArray[Any]) -> Quantized:
     """Quantises to the codes, scales and minima of least squared error that a search finds.
 
     Codes are chosen for the *rounded* scale and minimum, so that rounding to bf16 costs nothing twice. The search
-    alternates codes and a least-squares fit of scale and minimum from several starts, and keeps what is best by the
-    error of the weights that will be read back.
+    (ops/lowering/quantize_group.cc) alternates codes and a least-squares fit of scale and minimum from several starts,
+    and keeps what is best by the error of the weights that will be read back.
 
     Args:
         weight: float32, float16 or bfloat16 [rows, columns].
@@ -87,21 +83,14 @@ def quantize(weight: NDArray[Any]) -> Quantized:
     rows, columns = weight.shape
     groups = ceil_divide(columns, GROUP)
     codes = np.empty((rows, columns), np.uint8)
-    scale = np.empty((rows, groups), BFLOAT16)
-    minimum = np.empty((rows, groups), BFLOAT16)
-    whole = columns // GROUP * GROUP
-    at_once = max(1, _GROUPS_AT_ONCE // groups)
+    scale, minimum = (np.empty((rows, groups), np.uint16) for _ in range(2))
+    at_once = max(1, _WEIGHTS_AT_ONCE // columns)
     for first in range(0, rows, at_once):
         part = slice(first, min(first + at_once, rows))
-        values = weight[part].astype(np.float32)
+        values = np.ascontiguousarray(weight[part], np.float32)
         _check_finite(values, first)
-        if whole:
-            _quantize_groups(values[:, :whole], GROUP, codes[part, :whole], scale[part], minimum[part])
-        if whole < columns:  # the last group is shorter: nothing but weights takes part in its fit
-            _quantize_groups(
-                values[:, whole:], columns - whole, codes[part, whole:], scale[part, -1:], minimum[part, -1:]
-            )
-    return Quantized(codes, scale, minimum)
+        _native.quantise(values, codes[part], scale[part], minimum[part])
+    return Quantized(codes, scale.view(BFLOAT16), minimum.view(BFLOAT16))
 
 
 def from_affine(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any]) -> Quantized:
@@ -201,85 +190,6 @@ def check_quantized(name: str, codes: Bytes, scale: NDArray[Any], minimum: NDArr
 def ceil_divide(dividend: int, divisor: int) -> int:
     """The quotient, rounded up."""
     return -(-dividend // divisor)
-
-
-def _quantize_groups(values: Floats, group: int, codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any]) -> None:
-    """Searches scale and minimum of every `group` columns of `values` [rows, n * group], and writes the results."""
-    weights = np.ascontiguousarray(values.reshape(-1, group).T)  # [group, n]: reductions run over contiguous vectors
-    # Searched at magnitudes of 1/2 to 1, where no square overflows or vanishes. Powers of two change no rounding.
-    exponent = np.maximum(np.frexp(np.maximum(weights.max(axis=0), -weights.min(axis=0)))[1], -126)
-    best = [np.ldexp(p, exponent) for p in _search(weights * np.ldexp(np.float32(1), -exponent))]
-    for found, parameter in zip(best, (scale, minimum), strict=True):
-        by_row = found.reshape(len(values), -1)
-        parameter[:, : by_row.shape[1]] = by_row
-    # Rounded once more: below 2^-126 powers of two do change it.
-    codes[...] = _nearest_codes(weights, *(_round(p) for p in best)).T.reshape(values.shape)
-
-
-def _search(weights: Floats) -> tuple[Floats, Floats]:
-    """Scale and minimum, both values of bf16, of each column of `weights` [group, n]."""
-    smallest, largest = weights.min(axis=0), weights.max(axis=0)
-    total = weights.sum(axis=0)
-    step = largest / LARGEST_CODE - smallest / LARGEST_CODE
-    # A constant group is its minimum alone; it is also what any other start must beat.
-    best_scale = np.zeros_like(step)
-    best_minimum = _round(total / len(weights))
-    best_error = _squared_error(weights, best_scale, best_minimum, np.zeros_like(weights))
-
-    def consider(scale: Floats, minimum: Floats) -> Floats:
-        """Keeps these parameters where they are better; returns the codes they give."""
-        codes = _nearest_codes(weights, scale, minimum)
-        error = _squared_error(weights, scale, minimum, codes)
-        better = error < best_error
-        for best, new in ((best_scale, scale), (best_minimum, minimum), (best_error, error)):
-            np.copyto(best, new, where=better)
-        return codes
-
-    for low in _STARTS:
-        for high in _STARTS:
-            codes = consider(_round(step * ((LARGEST_CODE - low - high) / LARGEST_CODE)), _round(smallest + low * step))
-            consider(*_least_squares(weights, codes, total))
-    for _ in range(_FINAL_REFITS):
-        consider(*_least_squares(weights, _nearest_codes(weights, best_scale, best_minimum), total))
-    return best_scale, best_minimum
-
-
-def _nearest_codes(weights: Floats, scale: Floats, minimum: Floats) -> Floats:
-    """The codes, as float32, that bring min + scale * code nearest to the weights."""
-    # A scale below the smallest normal number has no finite inverse; its codes are 0.
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale >= np.finfo(np.float32).tiny)
-    codes = weights - minimum
-    codes *= inverse
-    np.rint(codes, out=codes)
-    return np.clip(codes, 0, LARGEST_CODE, out=codes)
-
-
-def _least_squares(weights: Floats, codes: Floats, total: Floats) -> tuple[Floats, Floats]:
-    """Scale and minimum that fit given codes best; the minimum for the scale that bf16 has."""
-    count = len(weights)
-    code_sum = codes.sum(axis=0)
-    code_squares = (codes * codes).sum(axis=0)
-    products = (weights * codes).sum(axis=0)
-    determinant = count * code_squares - code_sum * code_sum
-    numerator = count * products - code_sum * total
-    scale = np.divide(numerator, determinant, out=np.zeros_like(total), where=determinant > 0)
-    scale = _round(np.maximum(scale, 0, out=scale))
-    return scale, _round((total - scale * code_sum) / count)
-
-
-def _squared_error(weights: Floats, scale: Floats, minimum: Floats, codes: Floats) -> Floats:
-    difference = codes * scale
-    difference += minimum
-    difference -= weights
-    difference *= difference
-    error: Floats = difference.sum(axis=0)
-    return error
-
-
-def _round(values: Floats) -> Floats:
-    """To the nearest value of bf16, still in float32."""
-    rounded: Floats = values.astype(BFLOAT16).astype(np.float32)
-    return rounded
 
 
 def _check_finite(values: Floats, first_row: int) -> None:

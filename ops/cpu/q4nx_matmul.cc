@@ -6,8 +6,8 @@
 
 #include "ops/cpu/q4nx_matmul_plan.h"
 #include "ops/error.h"
-#include "ops/q4nx_matmul.h"
 #include "ops/q4nx.h"
+#include "ops/q4nx_matmul.h"
 
 namespace flownpu::cpu {
 namespace {

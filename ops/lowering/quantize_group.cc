@@ -13,8 +13,9 @@ namespace {
 
 constexpr float kLargestCode = q4nx::kLargestCode;
 // How far the starts move the smallest and the largest weight inwards, in steps of range / 15: all
-// pairs are tried, and refitted once; the best of them three times more (q4nx.py says how near that
-// comes to a longer search).
+// pairs are tried, and refitted once; the best of them three times more. On normal and on Student-t
+// (4 degrees of freedom) weights that comes within 2.2 % of the squared error of 12 x 12 starts
+// with 3 refits each, in a tenth of the time.
 constexpr std::array<float, 4> kStarts{-0.3F, 0.15F, 0.6F, 1.2F};
 constexpr int kFinalRefits = 3;
 

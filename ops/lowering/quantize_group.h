@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scale, minimum and codes of a group of Q4NX (equation 3: w = scale * code + minimum), searched
-// for the least squared error: what flownpu.ops.q4nx.quantize searches, whose docstrings say why.
+// for the least squared error, by alternating codes and a least-squares fit of scale and minimum.
+// Codes are chosen for the rounded parameters, so that rounding to bf16 costs nothing twice.
 #pragma once
 
 #include <array>

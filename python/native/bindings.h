@@ -8,6 +8,8 @@ namespace flownpu::native {
 
 // Value and Node, of which graphs are made.
 void bind_graph(nanobind::module_& module);
+// quantise(): the search for codes, scales and minima.
+void bind_quantise(nanobind::module_& module);
 // Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
 void bind_contracts(nanobind::module_& module);
 

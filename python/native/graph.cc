@@ -121,14 +121,16 @@ Bytes bytes_of(const Value& value) {
   return {data, {tensor.bytes()}, owner};
 }
 
-std::pair<double, double> pack(const Q4NXConstant& constant, const Array& out) {
+using Blocks = nb::ndarray<std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+std::pair<double, double> pack(const Q4NXConstant& constant, const Blocks& out) {
   const Tensor tensor{nullptr, DataType::kUInt8, constant.shape()};
   if (out.nbytes() != tensor.bytes())
     fail("expected memory of ", tensor.bytes(), " bytes for the blocks, got ", out.nbytes());
   const nb::gil_scoped_release released;
   lowering::Difference all;
   for (const lowering::Difference& difference :
-       run(constant.pieces(static_cast<std::byte*>(out.data()), true)))
+       run(constant.pieces(reinterpret_cast<std::byte*>(out.data()), true)))
     all += difference;
   return {all.squared_error, all.squares};
 }
@@ -141,7 +143,8 @@ struct Reader {
 
 // `read` gives float32 [rows, columns], or the transpose; `release` is called when the blocks have
 // been made.
-Q4NXConstant of_floats(nb::callable read, nb::callable release, std::int64_t rows,
+Q4NXConstant of_floats(nb::typed<nb::callable, nb::object()> read,
+                       nb::typed<nb::callable, void()> release, std::int64_t rows,
                        std::int64_t columns, bool transposed) {
   using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
   const std::shared_ptr<Reader> reader(new Reader{std::move(read), std::move(release)},
@@ -253,7 +256,9 @@ void bind_graph(nb::module_& module) {
                    })
       .def_prop_ro("misses", [](const Rewriting& rewriting) { return rewriting.report().misses; })
       .def_prop_ro("damage", [](const Rewriting& rewriting) { return rewriting.report().damage; })
-      .def("weight", &Rewriting::weight, nb::arg("value"), nb::rv_policy::reference_internal,
+      .def("weight", &Rewriting::weight,
+           nb::sig("def weight(self, value: Value) -> Q4NXConstant | None"), nb::arg("value"),
+           nb::rv_policy::reference_internal,
            "What packs the value's blocks; None if it is no weight that a rule made.");
   module.attr("SMALL_BLOCK") = lowering::kSmallBlock;
   module.def(

@@ -18,4 +18,5 @@ NB_MODULE(_native, module) {
   });
   flownpu::native::bind_contracts(module);
   flownpu::native::bind_graph(module);
+  flownpu::native::bind_quantise(module);
 }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights of floats to codes, scales and minima (ops/lowering/quantize_group.h).
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include "ops/error.h"
+#include "ops/lowering/quantize_group.h"
+#include "python/native/bindings.h"
+
+namespace nb = nanobind;
+
+namespace flownpu::native {
+namespace {
+
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Of scale and minimum the bits of bf16.
+void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& codes,
+              const Matrix<std::uint16_t>& scale, const Matrix<std::uint16_t>& minimum) {
+  const std::size_t rows = weights.shape(0);
+  const std::size_t columns = weights.shape(1);
+  constexpr auto kGroup = static_cast<std::size_t>(q4nx::kGroup);
+  const std::size_t groups = (columns + kGroup - 1) / kGroup;
+  for (const auto* parameter : {&scale, &minimum}) {
+    if (codes.shape(0) != rows || codes.shape(1) != columns || parameter->shape(0) != rows ||
+        parameter->shape(1) != groups) {
+      fail("[quantise] expected codes [", rows, ", ", columns, "], scale and minimum [", rows, ", ",
+           groups, "]");
+    }
+  }
+  const nb::gil_scoped_release released;
+  for (std::size_t row = 0; row < rows; ++row) {
+    for (std::size_t group = 0; group < groups; ++group) {
+      const std::size_t at = row * columns + group * kGroup;
+      const std::span values(weights.data() + at, std::min(kGroup, columns - group * kGroup));
+      const lowering::Q4NXGroup found = lowering::quantize_group(values);
+      std::copy_n(found.codes.begin(), values.size(), codes.data() + at);
+      scale.data()[row * groups + group] = found.scale;
+      minimum.data()[row * groups + group] = found.minimum;
+    }
+  }
+}
+
+}  // namespace
+
+void bind_quantise(nb::module_& module) {
+  module.def("quantise", quantise, nb::arg("weights"), nb::arg("codes"), nb::arg("scale"),
+             nb::arg("minimum"),
+             "Writes codes uint8 [rows, columns] and the bits of scale and minimum, uint16 [rows, "
+             "groups of 32 columns], of finite float32 weights [rows, columns].");
+}
+
+}  // namespace flownpu::native

@@ -30,7 +30,12 @@ class ActivationsMatMul final : public Step {
     if (a[-1] != b[-2])
       fail("[", name_, "] expected shapes [.., S, K] and [.., K, M], got ", to_string(a), " and ",
            to_string(b));
-    outputs[0] = broadcast_shapes(name_, leading(a), leading(b));
+    const std::optional<Shape> batches = try_broadcast(leading(a), leading(b));
+    // Of no elements ONNX Runtime takes others.
+    if (!batches)
+      unsupported("[", name_, "] expected shapes that broadcast, got ", to_string(a), " and ",
+                  to_string(b));
+    outputs[0] = *batches;
     outputs[0].append(a[-2]);
     outputs[0].append(b[-1]);
   }

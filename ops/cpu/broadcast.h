@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -16,7 +17,9 @@
 
 namespace flownpu::cpu {
 
-// The shape that two shapes broadcast to. Throws Error naming the node if there is none.
+// The shape that two shapes broadcast to, if there is one.
+std::optional<Shape> try_broadcast(const Shape& a, const Shape& b);
+// The same. Throws Error naming the node if there is none.
 Shape broadcast_shapes(const std::string& name, const Shape& a, const Shape& b);
 
 // Elements that one task handles: 16 Ki f32 are 64 KB, some 5 us, against about 1 us to hand a task

@@ -42,6 +42,8 @@ def flow_attention(node: Node) -> list[Bounds | None]:
 def group_query_attention(node: Node) -> list[Bounds | None]:
     """The same, of GroupQueryAttention's inputs and attributes."""
     attributes = node.attributes
+    if node.outputs < 3:
+        raise Unknown  # ONNX Runtime's own, which then keeps keys and values nowhere, reads what memory holds
     if node.has(12) or node.has(13) or attributes.get("qk_output", 0) or attributes.get("kv_cache_bit_width", 0):
         raise Unknown
     heads, groups = attributes["num_heads"], attributes["kv_num_heads"]

@@ -139,6 +139,8 @@ def _dense_rounding(node: Node) -> str:
 
 def matmul(node: Node) -> Bounds:
     x, w = node.input(0), node.input(1)
+    if x.shape[-1:] == (0,) and node.provider.get("on_unsupported") == "cpu":
+        raise Unknown  # ONNX Runtime's own leaves a sum of nothing as memory was
     rounding = _dense_rounding(node) if node.is_constant(1) and len(w.shape) == 2 else "none"
     if len(w.shape) == 1:
         return product(x, w.map(lambda column: column[:, None]), rounding).map(lambda columns: columns[..., 0])

@@ -37,6 +37,8 @@ NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 BYTE = 0.5 / 255 * 1.02
 # From here on roundings to bf16 and scales of int8 overflow.
 ENORMOUS = 1e37
+# Of a row of activations, what its sum may be: it meets 8-bit codes before their scale.
+MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
 
 
 def product(
@@ -99,7 +101,7 @@ def _with_infinities(made: Bounds, x: Bounds, w: Bounds, magnitude: Array, *, ro
     enormous = magnitude > (ENORMOUS if rounded_values else float(limits(x.dtype).max) / 2)
     if rounded_values:  # products with codes and with minima, which are summed apart
         sums = np.where(np.isfinite(x.low), np.abs(x.low), 0).sum(axis=-1, keepdims=True)
-        enormous = enormous | (sums > ENORMOUS)
+        enormous = enormous | (sums > MOST_ACTIVATIONS)
         # bf16 may round such numbers to infinity, and a range of them, whose steps int8 counts, may be infinite.
         for value, axis in ((x, -1), (w, -2)):
             largest = np.where(np.isfinite(value.low), np.abs(value.low), 0).max(axis=axis, keepdims=True, initial=0)

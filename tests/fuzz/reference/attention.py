@@ -77,6 +77,8 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
     rotated, normalised = attributes["do_rotary"], inputs[11] is not None
     if normalised and radius > 0:
         raise Unknown
+    if any(past is not None and past.shape[3] != attributes["head_size"] for past in middles[3:5]):
+        raise Unknown  # ONNX's definition of the operator takes them, where they have no rows
     _check_positions(middles, attributes)
     lengths = middles[5]
     first_prompt = middles[6] is None or int(middles[6].reshape(-1)[0]) == middles[0].shape[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of onnx_ir for the graph library in C++ (ops/lowering/), and what its rules make of them."""
+"""Models of onnx_ir for the graph library in C++: what its rules make of them, and what an NPU would compute of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONVERSION_RULES", "apply_rules", "native_graph"]
+__all__ = ["CONVERSION_RULES", "apply_rules", "describe_decoder", "describe_encoder", "native_graph"]
 
 # Those that a file is converted with; the others are for a session alone.
 CONVERSION_RULES = (
@@ -54,7 +54,8 @@ _OPAQUE = "opaque"
 def native_graph(model: ir.Model) -> tuple[list[_native.Node], list[str]]:
     """The nodes of a model's graph, without Constant nodes, and the names of the values that others read."""
     graph = model.graph
-    nodes = [_node(node, model) for node in graph if node.op_type != "Constant"]
+    values: dict[ir.Value | None, _native.Value] = {}  # whose tensors may be made when they are read
+    nodes = [_node(node, model, values) for node in graph if node.op_type != "Constant"]
     read = [value.name or "" for value in graph.outputs]
     for node in graph:
         for value in node.outputs:
@@ -77,12 +78,7 @@ def apply_rules(model: ir.Model, rules: Sequence[str], report: Any) -> None:
     graph = model.graph
     _name_values(graph)
     nodes, read = native_graph(model)
-    weights = {
-        name: value.const_value.weight
-        for name, value in graph.initializers.items()
-        if isinstance(value.const_value, Q4NXTensor)
-    }
-    rewriting = _native.Rewriting(nodes, read, list(graph.initializers), list(rules), weights)
+    rewriting = _native.Rewriting(nodes, read, list(graph.initializers), list(rules), _weights(graph))
     if rewriting.damage:
         raise ValueError(rewriting.damage[0])
     makers = {value.name: node for node in graph for value in node.outputs if value.name}
@@ -97,6 +93,29 @@ def apply_rules(model: ir.Model, rules: Sequence[str], report: Any) -> None:
     report.misses += [miss for miss in misses if (miss.rule, miss.node) not in reported]
 
 
+def describe_decoder(model: ir.Model) -> dict[str, Any]:
+    """The sizes of a model's decoder, exported or converted, by the names of DecoderShape (ops/npu/decoder_shape.h).
+
+    Raises:
+        ValueError: a session would not give it to an NPU; with the reason that it tells.
+    """
+    return _native.describe_decoder(*native_graph(model), _weights(model.graph))
+
+
+def describe_encoder(model: ir.Model) -> dict[str, Any]:
+    """The same of an encoder of images, by the names of EncoderShape (ops/npu/encoder_shape.h)."""
+    return _native.describe_encoder(*native_graph(model), _weights(model.graph))
+
+
+def _weights(graph: ir.Graph) -> dict[str, _native.Q4NXConstant]:
+    """The constants that are to be made, by name."""
+    return {
+        name: value.const_value.weight
+        for name, value in graph.initializers.items()
+        if isinstance(value.const_value, Q4NXTensor)
+    }
+
+
 def _name_values(graph: ir.Graph) -> None:
     """Names the values that a rule for plain graphs has made."""
     unnamed = [value for node in graph for value in node.outputs if value.name is None]
@@ -106,14 +125,17 @@ def _name_values(graph: ir.Graph) -> None:
         value.name = name
 
 
-def _node(node: ir.Node, model: ir.Model) -> _native.Node:
+def _node(node: ir.Node, model: ir.Model, values: dict[ir.Value | None, _native.Value]) -> _native.Node:
     """A node that a rule may look at; or, where it has what the C++ does not know, what stands in its place."""
     for name in (node.name, *(value.name for value in (*node.inputs, *node.outputs) if value is not None)):
         if name is not None and not isinstance(name, str):
             raise ValueError(f"expected names that are text, got {name!r}")  # of a damaged file
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
-    inputs, outputs = ([_value(value) for value in side] for side in (node.inputs, node.outputs))
+    for value in (*node.inputs, *node.outputs):
+        if value not in values:
+            values[value] = _value(value)
+    inputs, outputs = ([values[value] for value in side] for side in (node.inputs, node.outputs))
     version = node.version or model.opset_imports.get(node.domain, 1)
     if types - {None, *_TYPES} or any(attribute.type not in _ATTRIBUTES for attribute in node.attributes.values()):
         return _native.Node(node.name or "", _OPAQUE, _OPAQUE, version, {}, inputs, outputs)

@@ -78,9 +78,11 @@ const Port* port_at(std::span<const Port> ports, std::size_t index) {
   return nullptr;
 }
 
-// Checks the inputs, or the outputs, of one node.
+// Checks the inputs, or the outputs, of one node; `in_file`: see violation_in_file.
 class PortChecker {
  public:
+  explicit PortChecker(bool in_file) : in_file_(in_file) {}
+
   std::string check(std::string_view what, std::span<const Port> ports,
                     const std::vector<Value>& values) {
     for (std::size_t i = 0; i < std::max(ports.size(), values.size()); ++i) {
@@ -105,9 +107,11 @@ class PortChecker {
       return needed ? "expected " + to_string(port.types) + ", got none" : "";
     }
     if (port.types.none()) return "expected none";
-    if (!port.types.has(value->type))
+    const bool shape_known = !in_file_ || value->constant != nullptr;
+    const bool type_known = shape_known || value->type != DataType::kFloat32;
+    if (type_known && !port.types.has(value->type))
       return words("expected ", to_string(port.types), ", got ", name_of(value->type));
-    if (port.type_letter != 0) {
+    if (type_known && port.type_letter != 0) {
       std::optional<DataType>& type = types_[place_of(port.type_letter)];
       if (type && *type != value->type)
         return words("expected ", name_of(*type), ", the type of what it goes with, got ",
@@ -117,12 +121,13 @@ class PortChecker {
     if (port.constant && value->constant == nullptr)
       return words("expected a constant of the model, got '", value->name,
                    "', which is computed or fed");
-    if (value->shape && !lengths_.fit(port.shape, *value->shape))
+    if (shape_known && value->shape && !lengths_.fit(port.shape, *value->shape))
       return words("expected shape ", lengths_.text(port.shape), ", got ",
                    to_string(*value->shape));
     return "";
   }
 
+  bool in_file_;
   Lengths lengths_;
   std::array<std::optional<DataType>, kLetters> types_{};
 };
@@ -224,6 +229,20 @@ std::string attribute_violation(const Contract& contract, const Node& node) {
   return "";
 }
 
+// All but the version.
+std::string part_misfit(const Contract& contract, const Node& node, bool in_file) {
+  PortChecker ports(in_file);
+  if (std::string reason = ports.check("input", contract.inputs, node.inputs); !reason.empty())
+    return reason;
+  if (std::string reason = ports.check("output", contract.outputs, node.outputs); !reason.empty())
+    return reason;
+  return attribute_violation(contract, node);
+}
+
+std::string of_node(const Node& node, const std::string& reason) {
+  return reason.empty() ? "" : words("[", to_string(node), "] ", reason);
+}
+
 }  // namespace
 
 std::string to_string(Types types) {
@@ -244,17 +263,15 @@ std::string misfit(const Contract& contract, const Node& node) {
     return words("expected version ", contract.first_version, " to ", contract.last_version,
                  " of the operator, got ", node.since_version);
   }
-  PortChecker ports;
-  if (std::string reason = ports.check("input", contract.inputs, node.inputs); !reason.empty())
-    return reason;
-  if (std::string reason = ports.check("output", contract.outputs, node.outputs); !reason.empty())
-    return reason;
-  return attribute_violation(contract, node);
+  return part_misfit(contract, node, false);
 }
 
 std::string violation(const Contract& contract, const Node& node) {
-  const std::string reason = misfit(contract, node);
-  return reason.empty() ? "" : words("[", to_string(node), "] ", reason);
+  return of_node(node, misfit(contract, node));
+}
+
+std::string violation_in_file(const Contract& contract, const Node& node) {
+  return of_node(node, part_misfit(contract, node, true));
 }
 
 namespace {

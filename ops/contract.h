@@ -192,6 +192,11 @@ std::string misfit(const Contract& contract, const Node& node);
 // The same, with the node's name before it.
 std::string violation(const Contract& contract, const Node& node);
 
+// The same of a node of which no more is known than a model's file says: not the version of its
+// operator's schema, and types and shapes of constants alone (a value whose type the file does not
+// say is taken for float).
+std::string violation_in_file(const Contract& contract, const Node& node);
+
 // Why the node is none of its operator whatever is taken of it: an attribute that must be there is
 // not, or is of another kind. Empty if it is one.
 std::string damage(const Contract& contract, const Node& node);

@@ -102,6 +102,20 @@ Node lowered_alone(const Node& node, const Producer& producer) {
   return lowered;
 }
 
+std::string obstacle_of_rule(const Node& node) {
+  const Rule* rule = rule_of(node);
+  return rule == nullptr ? "" : rule->more(node);
+}
+
+std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                          const Promised& promised) {
+  Graph graph(std::move(nodes), outputs);
+  RepackedWeights weights(graph);
+  for (const auto& [name, constant] : promised) weights.take(name, *constant);
+  for (const Rule& rule : kRules) rule.apply(graph, weights);
+  return graph.take();
+}
+
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
   const auto begin = std::chrono::steady_clock::now();
   Graph graph(std::move(nodes), outputs);

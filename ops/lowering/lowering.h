@@ -18,6 +18,7 @@
 //   unread_present      presents of an encoder's attention that nobody reads -> none
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,8 +42,17 @@ Node lowered_alone(const Node& node, const Producer& producer);
 // What rules take of operators.
 std::vector<const Contract*> contracts();
 
+// Why the rule that is for the node's operator does not take it, whatever its contract says; empty
+// if it does, or if there is none.
+std::string obstacle_of_rule(const Node& node);
+
 // The nodes after all rules. Nodes that no rule takes stay as they are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+// Constants that are to be made, by the names that nodes have for them.
+using Promised = std::map<std::string, const Q4NXConstant*>;
+// The same, but no constant has its bytes: for who asks what becomes of a graph, and runs nothing.
+std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                          const Promised& promised);
 
 // The rules' names, in the order in which they are applied.
 std::vector<std::string_view> rule_names();

@@ -269,6 +269,13 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
                  Q4NXConstant({{weight, weight.rows, weight.columns, weight.layout()}}));
 }
 
+void RepackedWeights::take(const std::string& name, Q4NXConstant constant) {
+  const Value value = promise(name, std::move(constant));
+  graph_.each("Q4NXMatMul", kDomain, [&](Node& node) {
+    for (Value& input : node.inputs) input = input.name == name ? value : input;
+  });
+}
+
 const Q4NXConstant* RepackedWeights::find(const Value& value) const {
   const auto found = value.constant == &kToBeMade ? constants_.find(value.name) : constants_.end();
   return found == constants_.end() ? nullptr : &found->second;

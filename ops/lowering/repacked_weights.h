@@ -83,10 +83,8 @@ class RepackedWeights {
   // have in common.
   Value join(const std::vector<const Node*>& products, const std::string& name);
 
-  // Takes up a constant that is to be made, which the graph has already: its value from now on.
-  Value take(const std::string& name, Q4NXConstant constant) {
-    return promise(name, std::move(constant));
-  }
+  // Takes up a constant that is to be made: the weights of this name, from now on.
+  void take(const std::string& name, Q4NXConstant constant);
   // What add(), join() and take() promised; null if it was none of them.
   const Q4NXConstant* find(const Value& value) const;
 

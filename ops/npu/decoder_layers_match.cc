@@ -408,32 +408,14 @@ Node decoder_node(const Matcher& found) {
 
 bool is_for_array(const Node& node) { return is_projection(node) || is_attention(node); }
 
-std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
-                                          const std::string& reason) {
-  std::vector<Lowered::OnHost> left;
-  for (const Node& node : nodes) {
-    if (is_for_array(node)) left.push_back({node.name, node.op_type, reason});
-  }
-  return left;
-}
-
-Lowered lower_decoder_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
+std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs) {
   const GraphWalk graph(nodes, outputs);
   Matcher found(graph);
-  Lowered lowered;
-  try {
-    const auto attention = std::ranges::find_if(nodes, is_attention);
-    if (attention == nodes.end()) fail("the array computes decoders, and there is no attention");
-    found.match(*attention);
-    lowered.nodes =
-        with_one_node(nodes, graph, found.taken, found.head, decoder_node(found), outputs);
-  } catch (const Error& error) {
-    std::vector<Lowered::OnHost> left = left_on_host(nodes, error.what());
-    return {.nodes = std::move(nodes), .on_host = std::move(left), .summary = ""};
-  }
-  lowered.on_host = left_on_host(
-      lowered.nodes, "it is not one of the decoder's layers, which are what the array computes");
-  return lowered;
+  const auto attention = std::ranges::find_if(nodes, is_attention);
+  if (attention == nodes.end()) fail("the array computes decoders, and there is no attention");
+  found.match(*attention);
+  return with_one_node(nodes, graph, found.taken, found.head, decoder_node(found), outputs);
 }
 
 }  // namespace flownpu::npu

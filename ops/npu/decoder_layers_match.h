@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "ops/device.h"
 #include "ops/node.h"
 #include "ops/npu/decoder_shape.h"
 
@@ -35,13 +34,10 @@ inline constexpr std::size_t kFirstPresent = 1;
 // Whether the node is a projection or an attention: what the array is for.
 bool is_for_array(const Node& node);
 
-// All nodes that are for the array, with one reason.
-std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
-                                          const std::string& reason);
-
 // The nodes with the decoder's layers as one, without those that nothing reads any more; `outputs`:
-// names of the values that leave the partition. Where there is no such decoder, the nodes as they
-// are, and why for each that is for the array: which node is in the way, and what was expected.
-Lowered lower_decoder_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+// names of the values that leave the partition. Throws Error where there is no such decoder: which
+// node is in the way, and what was expected.
+std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs);
 
 }  // namespace flownpu::npu

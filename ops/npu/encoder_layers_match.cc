@@ -17,6 +17,9 @@
 namespace flownpu::npu {
 namespace {
 
+// Elements of a vector of bf16 that the designs on rows take at a time.
+constexpr std::int64_t kLanes = 16;
+
 class EncoderMatcher {
  public:
   explicit EncoderMatcher(const GraphWalk& graph) : graph_(graph) {}
@@ -42,6 +45,7 @@ class EncoderMatcher {
   std::string_view project_and_add(std::string_view x, const char* what, std::string_view hidden);
   std::string_view project_and_activate(std::string_view x, const char* what);
   void check_layer() const;
+  void check_sizes(const Node& convolution) const;
   std::string_view grid(std::string_view tokens);
   std::string_view tokens(std::string_view grid, std::int64_t count);
   void check_dims(const Node& reshape, std::initializer_list<std::int64_t> dims) const;
@@ -307,12 +311,27 @@ void EncoderMatcher::pool(std::string_view normal) {
          "a weight [D, features], and nothing after it");
 }
 
+// What the array's buffers have a place for.
+void EncoderMatcher::check_sizes(const Node& convolution) const {
+  const auto& [qkv, output, up, down] = shape.projections();
+  if (up.padded_columns() > down.bias_row()) {
+    fail(to_string(convolution), ": expected a feed-forward that fills ", up.padded_columns(),
+         " columns, which are computed at least: the column behind it is the next bias's; got ",
+         shape.feed_forward);
+  }
+  if (shape.hidden % kLanes != 0) {
+    fail(to_string(convolution), ": expected a hidden size in multiples of ", kLanes, ", got ",
+         shape.hidden);
+  }
+}
+
 void EncoderMatcher::match(const Node& convolution) {
   std::string_view hidden = embed(convolution);
   do {
     hidden = layer(hidden);
   } while (has_layer(hidden));
   pool(norm(hidden));
+  check_sizes(convolution);
 }
 
 Node encoder_node(const EncoderMatcher& found, const Node& convolution) {
@@ -329,12 +348,12 @@ Node encoder_node(const EncoderMatcher& found, const Node& convolution) {
 
 bool is_convolution(const Node& node) { return is(node, "", "Conv"); }
 
+}  // namespace
+
 bool is_for_encoder(const Node& node) {
   return is_convolution(node) || is_dense_product(node) || is_projection(node) ||
          is_attention(node);
 }
-
-}  // namespace
 
 bool is_encoder(const std::vector<Node>& nodes) {
   return std::ranges::any_of(nodes, is_convolution) &&
@@ -343,31 +362,16 @@ bool is_encoder(const std::vector<Node>& nodes) {
          });
 }
 
-std::vector<Lowered::OnHost> encoder_on_host(const std::vector<Node>& nodes,
-                                             const std::string& reason) {
-  std::vector<Lowered::OnHost> left;
-  for (const Node& node : nodes) {
-    if (is_for_encoder(node)) left.push_back({node.name, node.op_type, reason});
-  }
-  return left;
-}
-
-Lowered lower_encoder_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
+std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs) {
   const GraphWalk graph(nodes, outputs);
   EncoderMatcher found(graph);
-  Lowered lowered;
-  try {
-    const auto convolution = std::ranges::find_if(nodes, is_convolution);
-    if (convolution == nodes.end())
-      fail("the array computes encoders of images, and there is no convolution");
-    found.match(*convolution);
-    lowered.nodes = with_one_node(nodes, graph, found.taken, found.projector,
-                                  encoder_node(found, *convolution), outputs);
-  } catch (const Error& error) {
-    std::vector<Lowered::OnHost> left = encoder_on_host(nodes, error.what());
-    return {.nodes = std::move(nodes), .on_host = std::move(left), .summary = ""};
-  }
-  return lowered;
+  const auto convolution = std::ranges::find_if(nodes, is_convolution);
+  if (convolution == nodes.end())
+    fail("the array computes encoders of images, and there is no convolution");
+  found.match(*convolution);
+  return with_one_node(nodes, graph, found.taken, found.projector,
+                       encoder_node(found, *convolution), outputs);
 }
 
 }  // namespace flownpu::npu

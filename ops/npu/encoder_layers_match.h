@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "ops/device.h"
 #include "ops/node.h"
 #include "ops/npu/encoder_shape.h"
 
@@ -27,13 +26,13 @@ namespace flownpu::npu {
 // Whether there are a convolution and attention that is not causal: what an encoder is known by.
 bool is_encoder(const std::vector<Node>& nodes);
 
-// The encoder's nodes that are for the array, with one reason.
-std::vector<Lowered::OnHost> encoder_on_host(const std::vector<Node>& nodes,
-                                             const std::string& reason);
+// Whether the node is one of an encoder's that the array computes.
+bool is_for_encoder(const Node& node);
 
 // The nodes with the encoder as one, without those that nothing reads any more; `outputs`: names of
-// the values that leave the partition. Where there is no such encoder, the nodes as they are, and
-// why for each that is for the array: which node is in the way, and what was expected.
-Lowered lower_encoder_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+// the values that leave the partition. Throws Error where there is no such encoder: which node is
+// in the way, and what was expected.
+std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs);
 
 }  // namespace flownpu::npu

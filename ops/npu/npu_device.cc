@@ -7,9 +7,8 @@
 
 #include "ops/error.h"
 #include "ops/npu/decoder_layers.h"
-#include "ops/npu/decoder_layers_match.h"
 #include "ops/npu/encoder_layers.h"
-#include "ops/npu/encoder_layers_match.h"
+#include "ops/npu/layers.h"
 #include "ops/npu/own_folder.h"
 #include "ops/npu/xrt_plugin.h"
 
@@ -20,14 +19,6 @@ namespace {
 // Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
 // version are made anew.
 constexpr std::string_view kLayout = "decoder layers 1, encoder layers 1";
-
-bool is_decoder_layers(const Node& node) {
-  return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
-}
-bool is_encoder_layers(const Node& node) {
-  return node.domain == kNpuDomain && node.op_type == kEncoderLayers;
-}
-bool is_lowered(const Node& node) { return is_decoder_layers(node) || is_encoder_layers(node); }
 
 }  // namespace
 
@@ -47,7 +38,7 @@ std::string NpuDevice::warning() const {
 }
 
 std::string NpuDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_lowered(node) ? "" : host_->unsupported(node, producer);
+  return is_layers(node) ? "" : host_->unsupported(node, producer);
 }
 
 // Beside the model, unless the option says where.
@@ -69,7 +60,7 @@ std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder
 }
 
 std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
-  if (!is_lowered(node)) return host_->prepare(node);
+  if (!is_layers(node)) return host_->prepare(node);
   const std::shared_ptr<CompiledDesigns> designs = open("");
   try {
     if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, designs);
@@ -93,12 +84,9 @@ std::string NpuDevice::describe(const Node& lowered, const std::string& model_fo
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_lowered);
-  const bool encoder = is_encoder(exported.nodes);
-  Lowered lowered = before    ? exported
-                    : encoder ? lower_encoder_layers(exported.nodes, lowering.outputs)
-                              : lower_decoder_layers(exported.nodes, lowering.outputs);
-  const auto layers = std::ranges::find_if(lowered.nodes, is_lowered);
+  const bool before = std::ranges::any_of(exported.nodes, is_layers);
+  Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
+  const auto layers = std::ranges::find_if(lowered.nodes, is_layers);
   lowered.summary = exported.summary;
   if (layers == lowered.nodes.end()) return lowered;
   try {
@@ -106,8 +94,7 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
     lowered.summary += describe(*layers, lowering.model_folder);
   } catch (const DeviceError& error) {
     if (before) throw;  // There is no other way to compute it.
-    exported.on_host = encoder ? encoder_on_host(exported.nodes, error.what())
-                               : left_on_host(exported.nodes, error.what());
+    exported.on_host = left_on_host(exported.nodes, error.what());
     return exported;
   }
   return lowered;

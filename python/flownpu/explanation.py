@@ -126,7 +126,7 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
     with reading(file):
         report = _rewrite(model, source, settings)
         head_size = settings.get("decoder", {}).get("head_size") or 0
-        speed = speed_of(model.graph, settings.get("context_length"), head_size, bandwidth)
+        speed = speed_of(model, settings.get("context_length"), head_size, bandwidth)
         tensors = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
         return Explanation(
             path=str(file),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.npu_calls import DEFAULT_CONTEXT, calls_of_decoder
-from flownpu.npu_decoder import decoder_of_graph
+from flownpu.npu_decoder import decoder_of_model
 from flownpu.npu_models import Model
 from flownpu.prediction import Decoder as PredictedDecoder
 from flownpu.prediction import decode
@@ -85,18 +85,18 @@ class Speed:
     points: tuple[Point, ...]
 
 
-def speed_of(graph: Any, context_length: int | None, head_size: int, bandwidth: float | None = None) -> Speed:
-    """Reads a converted graph (onnx_ir's).
+def speed_of(model: Any, context_length: int | None, head_size: int, bandwidth: float | None = None) -> Speed:
+    """Reads a converted model (onnx_ir's).
 
     Args:
-        graph: of FlowNPU's operators.
+        model: of FlowNPU's operators.
         context_length: positions that the model is for; None: not known.
         head_size: of the attentions that do not say it, or 0.
         bandwidth: bytes a second; None: this machine's is measured.
     """
-    traffic = graph_traffic(graph, head_size)
+    traffic = graph_traffic(model.graph, head_size)
     positions = context_length or DEFAULT_CONTEXT
-    decoder, npu = _npu(graph, positions)
+    decoder, npu = _npu(model, positions)
     if not traffic.kv_layers:
         return Speed(npu, None, traffic.weights, ())
     rate = bandwidth or read_bandwidth()
@@ -105,9 +105,9 @@ def speed_of(graph: Any, context_length: int | None, head_size: int, bandwidth: 
     return Speed(npu, rate, traffic.weights, points)
 
 
-def _npu(graph: Any, positions: int) -> tuple[Decoder | None, NPU]:
+def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
     try:
-        decoder = decoder_of_graph(graph, positions)
+        decoder = decoder_of_model(model, positions)
         calls, left_out = calls_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")

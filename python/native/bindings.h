@@ -12,5 +12,7 @@ void bind_graph(nanobind::module_& module);
 void bind_quantise(nanobind::module_& module);
 // Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
 void bind_contracts(nanobind::module_& module);
+// describe_decoder() and describe_encoder(): the sizes of what the array would compute of a graph.
+void bind_describe(nanobind::module_& module);
 
 }  // namespace flownpu::native

@@ -76,10 +76,10 @@ class Rewriting {
  public:
   Rewriting(const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
             const std::vector<std::string>& names, const std::vector<std::string>& rules,
-            const std::map<std::string, const Q4NXConstant*>& weights)
+            const lowering::Promised& weights)
       : graph_(nodes, outputs, names), weights_(graph_) {
     const nb::gil_scoped_release released;
-    for (const auto& [name, constant] : weights) take(name, *constant);
+    for (const auto& [name, constant] : weights) weights_.take(name, *constant);
     graph_.leave_unknown(lowering::of_rules(make_cpu_device({})->contracts()));
     lowering::rewrite(graph_, weights_, rules);
     std::unordered_map<std::string_view, const Node*> before;
@@ -96,14 +96,6 @@ class Rewriting {
   const Q4NXConstant* weight(const Value& value) const { return weights_.find(value); }
 
  private:
-  // A constant that is to be made is one for the rules.
-  void take(const std::string& name, const Q4NXConstant& constant) {
-    const Value value = weights_.take(name, constant);
-    graph_.each("Q4NXMatMul", kDomain, [&](Node& node) {
-      for (Value& input : node.inputs) input = input.name == name ? value : input;
-    });
-  }
-
   Graph graph_;
   RepackedWeights weights_;
   std::vector<Node> changed_;
@@ -242,7 +234,7 @@ void bind_graph(nb::module_& module) {
   nb::class_<Rewriting>(module, "Rewriting", "What rules made of a graph.")
       .def(nb::init<const std::vector<Node>&, const std::vector<std::string>&,
                     const std::vector<std::string>&, const std::vector<std::string>&,
-                    const std::map<std::string, const Q4NXConstant*>&>(),
+                    const lowering::Promised&>(),
            nb::arg("nodes"), nb::arg("outputs"), nb::arg("names"), nb::arg("rules"),
            nb::arg("weights"),
            "Nodes in order; outputs: values that others read; names: of values that are no node's; "

@@ -19,4 +19,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_contracts(module);
   flownpu::native::bind_graph(module);
   flownpu::native::bind_quantise(module);
+  flownpu::native::bind_describe(module);
 }

@@ -163,11 +163,11 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
 @pytest.mark.parametrize(
     ("operator", "attribute", "value", "words"),
     [
-        ("FlowQKVAttention", "softcap", 30.0, "expected causal attention without softcap"),
-        ("FlowQKVAttention", "causal", 0, "expected causal attention without softcap"),
-        ("FlowQKVAttention", "do_rotary", 0, "with rotary embedding"),
-        ("FlowQKVAttention", "scale", 0.5, "expected the same scale everywhere, got 0.5, 0.125"),
-        ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the same epsilon everywhere, got 0.5, "),
+        ("FlowQKVAttention", "softcap", 30.0, "expected no softcap: the array has none"),
+        ("FlowQKVAttention", "causal", 0, "expected causal = 1"),
+        ("FlowQKVAttention", "do_rotary", 0, "expected do_rotary = 1"),
+        ("FlowQKVAttention", "scale", 0.5, "scale 0.5 and a QK-norm as in the layers before, got 4, 2, 64, 0.125"),
+        ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the epsilon of all norms to be 0.5, got 1e-06"),
     ],
 )
 def test_a_layer_that_the_designs_have_no_place_for_is_refused(flownpu, model_copy, operator, attribute, value, words):

@@ -12,9 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/npu/decoder_layers_match.h"
-#include "ops/npu/encoder_layers_match.h"
 #include "ops/npu/kv_cache.h"
+#include "ops/npu/layers.h"
 #include "ops/npu/npu_device.h"
 #include "tests/npu/bindings.h"
 #include "tests/ops/arguments.h"
@@ -104,18 +103,9 @@ void bind_lowering(nb::module_& module) {
         return items;
       });
   module.def(
-      "lower_decoder_layers",
+      "lower_layers",
       [](const Partition& partition, const std::vector<std::string>& outputs) {
-        return lower_decoder_layers(partition.nodes, outputs);
-      },
-      nb::keep_alive<0, 1>());
-}
-
-void bind_encoder(nb::module_& module) {
-  module.def(
-      "lower_encoder_layers",
-      [](const Partition& partition, const std::vector<std::string>& outputs) {
-        return lower_encoder_layers(partition.nodes, outputs);
+        return lower_layers(partition.nodes, outputs);
       },
       nb::keep_alive<0, 1>());
 }
@@ -226,7 +216,6 @@ void bind_npu_decoder(nb::module_& module) {
   const nb::exception<Unsupported> unsupported(module, "Unsupported", PyExc_RuntimeError);
   const nb::exception<DeviceFailed> failed(module, "DeviceFailed", PyExc_RuntimeError);
   bind_lowering(module);
-  bind_encoder(module);
   bind_device(module);
   bind_caches(module);
 }

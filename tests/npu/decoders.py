@@ -115,7 +115,7 @@ def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) ->
 
 
 def partition(nodes: list[GivenNode]) -> Any:
-    """For `npu.lower_decoder_layers` and `NpuDevice.lower`."""
+    """For `npu.lower_layers` and `NpuDevice.lower`."""
     return npu.Partition([node.given() for node in nodes])
 
 

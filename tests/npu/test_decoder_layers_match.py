@@ -19,7 +19,7 @@ BFLOAT16 = ml_dtypes.bfloat16
 
 
 def lower(nodes, outputs=("logits",)):
-    return npu.lower_decoder_layers(partition(nodes), list(outputs))
+    return npu.lower_layers(partition(nodes), list(outputs))
 
 
 def decoder_of(lowered):

@@ -10,8 +10,8 @@ import torch
 from flownpu.aie.designs.bias import bias_column
 from flownpu.convert import convert
 from flownpu.npu_calls import build_artifacts
-from flownpu.npu_encoder import encoder_of_graph, read_encoder
-from flownpu.npu_graph import load_graph
+from flownpu.npu_encoder import encoder_of_model, read_encoder
+from flownpu.onnx_file import load_model
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, panels
 from tests.convert.picture_models import VISION, reference, stored_matrices, write_pictures_checkpoint
@@ -116,7 +116,7 @@ def packed(folder, change=lambda nodes: nodes):
     """The node EncoderLayers of a folder's encoder, changed before."""
     nodes, outputs = read_nodes(folder, "vision.onnx")
     given = partition(change(nodes))
-    (node,) = npu.lower_encoder_layers(given, outputs).nodes
+    (node,) = npu.lower_layers(given, outputs).nodes
     KEPT.append(given)  # what was packed points to its initializers
     return node
 
@@ -253,7 +253,7 @@ def test_what_is_in_the_way_is_told(change, converted):
     nodes, outputs = read_nodes(converted(), "vision.onnx")
     mutate, reason = CHANGES[change]
     mutate(nodes)
-    found = npu.lower_encoder_layers(partition(nodes), outputs)
+    found = npu.lower_layers(partition(nodes), outputs)
     assert [node.op_type for node in found.nodes] == [node.op_type for node in nodes]
     told = {reason for _, _, reason in found.on_host}
     assert len(told) == 1
@@ -292,15 +292,15 @@ def test_what_is_read_of_the_graph(converted):
 @pytest.mark.parametrize(
     ("op_type", "reason"),
     [
-        ("Conv", "expected Conv in an encoder"),
-        ("DenseMatMul", "expected products with GELU"),
-        ("Add", "expected Add after"),
+        ("Conv", "expected a Q4NXMatMul that makes its query, keys and values"),  # without, it is no encoder of images
+        ("DenseMatMul", "expected the QKV product"),
+        ("Add", "expected the sum of embeddings and their positions"),
     ],
 )
 def test_other_graphs_are_refused(op_type, reason, converted):
-    graph = load_graph(converted() / "vision.onnx")
-    for node in list(graph):
+    model = load_model(converted() / "vision.onnx", purpose="this test")
+    for node in list(model.graph):
         if node.op_type == op_type:
             node.op_type = "Other"
     with pytest.raises(ValueError, match=reason):
-        encoder_of_graph(graph)
+        encoder_of_model(model)

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/layers.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/npu/decoder_layers_match.h"
+#include "ops/npu/encoder_layers_match.h"
+#include "ops/npu/lowered_node.h"
+
+namespace flownpu::npu {
+namespace {
+
+std::vector<Node> with_layers(const std::vector<Node>& nodes,
+                              const std::vector<std::string>& outputs) {
+  return is_encoder(nodes) ? with_encoder_layers(nodes, outputs)
+                           : with_decoder_layers(nodes, outputs);
+}
+
+// Why no session gives the node to a device; empty if nothing that its file says is in the way.
+std::string reason_against(const Node& node, std::span<const Contract> contracts) {
+  const auto contract = std::ranges::find_if(contracts, [&](const Contract& candidate) {
+    return candidate.op_type == node.op_type && candidate.domain == node.domain;
+  });
+  if (contract == contracts.end()) return to_string(node) + " is not known";
+  std::string reason = violation_in_file(*contract, node);
+  return reason.empty() ? lowering::obstacle_of_rule(node) : reason;
+}
+
+// As a session's partition has them. Those that are not taken become what nobody looks for, so that
+// all that is looked at has the inputs and attributes of its operator.
+void leave_what_is_not_taken(std::vector<Node>& nodes) {
+  const std::vector<Contract> contracts = make_cpu_device({})->contracts();
+  for (Node& node : nodes) {
+    const std::string reason = reason_against(node, contracts);
+    if (reason.empty()) continue;
+    if (is_for_array(node) || lowering::is_lowered(node)) throw Error(reason);
+    node.op_type.insert(0, "unsupported ");
+  }
+}
+
+// Checked as it is when a step is made of it.
+void check(const Node& layers) {
+  if (is_encoder_layers(layers))
+    EncoderShape::read(layers);
+  else
+    DecoderShape::read(layers);
+}
+
+}  // namespace
+
+bool is_decoder_layers(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
+}
+
+bool is_encoder_layers(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kEncoderLayers;
+}
+
+bool is_layers(const Node& node) { return is_decoder_layers(node) || is_encoder_layers(node); }
+
+std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                          const std::string& reason) {
+  const bool encoder = is_encoder(nodes);
+  std::vector<Lowered::OnHost> left;
+  for (const Node& node : nodes) {
+    if (encoder ? is_for_encoder(node) : is_for_array(node))
+      left.push_back({node.name, node.op_type, reason});
+  }
+  return left;
+}
+
+Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
+  Lowered lowered;
+  try {
+    lowered.nodes = with_layers(nodes, outputs);
+  } catch (const Error& error) {
+    lowered.on_host = left_on_host(nodes, error.what());
+    lowered.nodes = std::move(nodes);
+    return lowered;
+  }
+  // Of an encoder there may be more that the host computes as well as the array.
+  if (!is_encoder(nodes)) {
+    lowered.on_host = left_on_host(
+        lowered.nodes, "it is not one of the decoder's layers, which are what the array computes");
+  }
+  return lowered;
+}
+
+Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                     const lowering::Promised& promised) {
+  for (Node& node : nodes) {
+    // As a session calls it.
+    for (const Value& output : node.outputs) {
+      if (node.name.empty()) node.name = output.name;
+    }
+    for (Value& input : node.inputs) {
+      const auto found = promised.find(input.name);
+      if (found != promised.end()) input.constant = found->second;
+    }
+  }
+  leave_what_is_not_taken(nodes);
+  const std::vector<Node> found =
+      with_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);
+  const auto layers = std::ranges::find_if(found, is_layers);
+  check(*layers);
+  return *layers;
+}
+
+}  // namespace flownpu::npu

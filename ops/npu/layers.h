@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the array computes of a graph: a decoder's layers or an encoder's, which become one node.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/lowering/lowering.h"
+#include "ops/node.h"
+
+namespace flownpu::npu {
+
+// Whether it is the one that layers became.
+bool is_layers(const Node& node);
+bool is_decoder_layers(const Node& node);
+bool is_encoder_layers(const Node& node);
+
+// The nodes that are for the array, with one reason why it does not compute them.
+std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                          const std::string& reason);
+
+// The nodes with the layers as one, without those that nothing reads any more; `outputs`: names of
+// the values that leave the partition. Where there are no such layers, the nodes as they are, and
+// why for each that is for the array: which node is in the way, and what was expected.
+Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+
+// The node that the layers become in a session of a model's file, exported or converted: its
+// attributes are their sizes (DecoderShape, EncoderShape). It cannot be prepared. `nodes`: all of
+// the graph's, as its file has them. Throws Error with the reason that a session would tell.
+Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                     const lowering::Promised& promised);
+
+}  // namespace flownpu::npu

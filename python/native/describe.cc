@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the array would compute of a graph that Python has read.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/npu/layers.h"
+#include "python/native/bindings.h"
+
+namespace nb = nanobind;
+
+namespace flownpu::native {
+namespace {
+
+using Sizes = std::map<std::string, Attribute>;
+
+Sizes describe(const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
+               const lowering::Promised& weights, bool decoder) {
+  const nb::gil_scoped_release released;
+  const Node layers = npu::describe_layers(nodes, outputs, weights);
+  if (npu::is_decoder_layers(layers) != decoder) {
+    fail("expected ", decoder ? "a decoder" : "an encoder of images", ", got ",
+         decoder ? "an encoder of images" : "a decoder");
+  }
+  return {layers.attributes.begin(), layers.attributes.end()};
+}
+
+}  // namespace
+
+void bind_describe(nb::module_& module) {
+  const auto bind = [&](const char* name, bool decoder, const char* text) {
+    module.def(
+        name,
+        [decoder](const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
+                  const lowering::Promised& weights) {
+          return describe(nodes, outputs, weights, decoder);
+        },
+        nb::arg("nodes"), nb::arg("outputs"), nb::arg("weights") = lowering::Promised(), text);
+  };
+  bind("describe_decoder", true,
+       "The sizes of the decoder that an NPU's array computes of a graph, by the names of "
+       "DecoderShape (ops/npu/decoder_shape.h). Nodes, outputs and weights: as of Rewriting. "
+       "Raises ValueError if there is none, with the reason that a session would tell.");
+  bind("describe_encoder", false,
+       "The same of an encoder of images, by the names of EncoderShape "
+       "(ops/npu/encoder_shape.h).");
+}
+
+}  // namespace flownpu::native

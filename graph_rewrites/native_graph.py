@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of onnx_ir for the graph library in C++: what its rules make of them, and what an NPU would compute of them."""
+"""Models of onnx_ir for the graph library in C++: what its rules make of them, and what an NPU would compute."""
 
 from __future__ import annotations
 

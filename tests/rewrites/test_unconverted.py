@@ -5,14 +5,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from flownpu.cli import main
 from flownpu.convert import convert
+from flownpu.graph_rewrites.last_token_logits import set_logits
+from flownpu.graph_rewrites.native_graph import apply_rules
+from flownpu.graph_rewrites.report import Report
+from flownpu.ops.definitions import add_functions
+from tests.npu.verdicts import assert_same_decoder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,3 +142,27 @@ def test_what_no_rule_takes_is_refused_with_its_reason(
     with pytest.raises(Exception, match="model") as raised:
         logits(genai, folder, tmp_path / "placement.json")
     assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics"])
+def test_the_build_says_of_an_export_what_a_session_says(
+    exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(exports[name], tmp_path / "model")
+    expected = "expected no softcap" if name == "gemma2" else "convert it with --logits last"
+    assert expected in assert_same_decoder(tmp_path / "model", ep_devices[:1])
+
+
+def test_the_build_takes_an_export_that_a_session_takes(
+    exports: dict[str, Path], ep_devices: list[Any], tmp_path: Path
+) -> None:
+    """One whose LM head gets the last token alone; its products are the builder's."""
+    folder = tmp_path / "model"
+    shutil.copytree(exports["topics"], folder)
+    model = ir.load(exports["topics"] / "model.onnx")
+    apply_rules(model, ("flow_qkv_attention",), Report(before=Counter()))
+    assert set_logits(model, "last")[0] == 1
+    add_functions(model)
+    assert "MatMulNBits" in {node.op_type for node in model.graph}
+    ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
+    assert assert_same_decoder(folder, ep_devices[:1]) == ""

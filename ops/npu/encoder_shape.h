@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // EncoderShape: the sizes of an encoder of images (a vision transformer), and what the array's host
-// buffers hold where; python/flownpu/npu_encoder.py reads the same of a graph.
+// buffers hold where; python/flownpu/npu_encoder.py has the same.
 //
 //   weights   bf16  panels (aie/kernels/README.md) of the patches' embedding, of each layer's
 //                   [QKV | output | up | down], and of the projector

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "ops/error.h"
@@ -17,6 +19,23 @@ std::vector<Node> with_layers(const std::vector<Node>& nodes,
                               const std::vector<std::string>& outputs) {
   return is_encoder(nodes) ? with_encoder_layers(nodes, outputs)
                            : with_decoder_layers(nodes, outputs);
+}
+
+// ONNX's order, which rules rely on; what goes in circles has no end for who follows it.
+void check_order(const std::vector<Node>& nodes) {
+  std::unordered_set<std::string_view> to_come;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) {
+      if (!output.name.empty()) to_come.insert(output.name);
+    }
+  }
+  for (const Node& node : nodes) {
+    for (const Value& input : node.inputs) {
+      if (to_come.contains(input.name))
+        fail(to_string(node), ": expected what makes '", input.name, "' to come before it");
+    }
+    for (const Value& output : node.outputs) to_come.erase(output.name);
+  }
 }
 
 // Why no session gives the node to a device; empty if nothing that its file says is in the way.
@@ -101,6 +120,7 @@ Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
       if (found != promised.end()) input.constant = found->second;
     }
   }
+  check_order(nodes);
   leave_what_is_not_taken(nodes);
   const std::vector<Node> found =
       with_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);

@@ -7,6 +7,7 @@ Where one says no, the other says so in the same words. tests/rewrites/test_unco
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from flownpu.convert import convert
 from flownpu.npu_calls import build_artifacts
-from flownpu.npu_decoder import read_decoder
+from flownpu.npu_decoder import decoder_of_model, read_decoder
 from flownpu.npu_encoder import read_encoder
 from flownpu.ops.definitions import add_functions
 from tests.convert.picture_models import write_pictures_checkpoint
@@ -180,6 +181,28 @@ def test_a_node_that_no_device_takes(models: Models, ep_devices: list[Any], tmp_
     changed(models.converted("gemma3_text"), folder, "model.onnx", apart_from_its_reader)
     assert "Sin 'between': expected a Q4NXMatMul, the output projection" in told_by_build(folder, read_decoder)
     assert len(told_by_session(folder / "model.onnx", ep_devices[:1])) > 1
+
+
+# --- Reading a file ---------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_goes_in_circles_is_refused(models: Models) -> None:
+    model = ir.load(models.converted("gemma3_text") / "model.onnx")
+    cast = nodes_of(model, "Cast")[0]
+    cast.replace_input_with(0, cast.outputs[0])
+    with pytest.raises(ValueError, match=r"Cast '.*': expected what makes '.*' to come before it"):
+        decoder_of_model(model, 256)
+
+
+def test_weights_stay_in_their_file(models: Models) -> None:
+    """What is asked of a graph takes no memory that grows with them."""
+    folder = models.converted("gemma3-1b")
+    read_decoder(models.converted("llama"))  # so that all modules are there
+    tracemalloc.start()
+    read_decoder(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (folder / "model.onnx.data").stat().st_size / 16
 
 
 # --- Models of images -------------------------------------------------------------------------------------------------

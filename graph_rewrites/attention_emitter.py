@@ -19,7 +19,7 @@ from flownpu.graph_rewrites.plain_graph import (
     made_by,
     scalar,
 )
-from flownpu.ops.onnx_function import DOMAIN, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.attention_operand import Operand

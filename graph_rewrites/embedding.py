@@ -11,7 +11,7 @@ from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
 from flownpu.graph_rewrites.node import attribute_int
 from flownpu.graph_rewrites.plain_graph import insert_before, is_operator, made_by, replace
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.onnx_function import DOMAIN, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import PAST_KEY, PAST_VALUE, attribute_int
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 # Types of past and present that FlowQKVAttention takes, by the name a user gives them.
 KV_DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16, "fp32": ir.DataType.FLOAT}

@@ -9,7 +9,7 @@ from onnx_ir import tape
 from flownpu.graph_rewrites.node import SEQLENS_K, optional_input
 from flownpu.graph_rewrites.plain_graph import scalar
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 _RULE = "last_token_logits"
 # Products with the LM head: each row of the output depends on the same row of the first input alone.

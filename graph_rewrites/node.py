@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from flownpu.ops import flow_qkv_attention
+from flownpu.ops.definitions import flow_qkv_attention
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -21,7 +21,7 @@ from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import add_functions
-from flownpu.ops.onnx_function import OPSET
+from flownpu.ops.definitions.onnx_function import OPSET
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import Miss

@@ -19,7 +19,7 @@ from flownpu.graph_rewrites.plain_graph import (
     replace,
 )
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.onnx_function import DOMAIN, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from flownpu.graph_rewrites.native_graph import CONVERSION_RULES, apply_rules
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
 from flownpu.ops.definitions import add_functions
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,7 +9,7 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
-from flownpu.ops import flow_qkv_attention
+from flownpu.ops.definitions import flow_qkv_attention
 
 # Queries, keys and values [B, S, heads d] become [B, heads, S, d]; `k_last` is [B, heads, d, S].
 MODEL = """

@@ -14,7 +14,7 @@ import onnx.defs
 
 from flownpu import _native
 from flownpu.graph_rewrites.report import Miss
-from flownpu.ops.onnx_function import OPSET
+from flownpu.ops.definitions.onnx_function import OPSET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

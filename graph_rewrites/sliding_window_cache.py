@@ -6,7 +6,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import attribute_int
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 
 def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where inputs and outputs of FlowQKVAttention and FlowKVAttention stand; ops/flow_qkv_attention.py
+// Where inputs and outputs of FlowQKVAttention and FlowKVAttention stand; ops/definitions/flow_qkv_attention.py
 // says what they mean, ops/cpu/attention.cc that these are its names in its order.
 #pragma once
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flownpu.ops import flow_kv_attention, flow_qkv_attention
+from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from tests.aie.host_kernels import BF16_ROUNDING, EXP2, F32_ROUNDING, PRODUCT, bf16, bits, blocks_of, wide
 
 LOG2_E = 1.4426950408889634

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.vector_operators import gated_activation
-from flownpu.ops import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx, q4nx_matmul
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_matmul
 from tests.aie.attention_reference import ALL, Sweep, expectation
 from tests.aie.emulation import Case, plan_of
 from tests.aie.host_kernels import (

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.decode_layer_shape import interleave
-from flownpu.ops import flow_kv_attention, q4nx, q4nx_matmul
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
 from tests.aie.emulation import call as run
 from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, assert_within, bf16, wide

@@ -13,7 +13,8 @@ import numpy as np
 from flownpu.aie.designs.bias import bias_column, with_bias
 from flownpu.aie.designs.decode_layer_shape import interleave
 from flownpu.aie.designs.dequant_engine import DequantEngine
-from flownpu.ops import flow_qkv_attention, fused_dqp, q4nx, q4nx_matmul
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import flow_qkv_attention, fused_dqp, q4nx_matmul
 from tests.aie.cases import STEEPEST, activation_tolerance, projection_tolerance, random_weight
 from tests.aie.emulation import Case, emulate, plan_of
 from tests.aie.host_kernels import (

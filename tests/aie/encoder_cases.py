@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.bias import bias_column
-from flownpu.ops import flow_qkv_attention, q4nx_matmul
+from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation
 from tests.aie.design_cases import as_multiplied
 from tests.aie.emulation import Case, plan_of

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.ops import flow_qkv_attention, q4nx, q4nx_matmul
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from tests.aie.decode_layer_model import EPSILON, SAMPLES, Rounding, rms_norm
 from tests.aie.host_kernels import BF16_ROUNDING, wide
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flownpu.ops import flow_kv_attention, flow_qkv_attention
+from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from tests.aie.attention_reference import expectation, make_sweep
 from tests.aie.host_kernels import BFLOAT16, assert_within, tiled, untiled, wide
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
 from tests.fuzz.compare import describe, equal, kinds, outside
 from tests.fuzz.reference.evaluate import ReferenceFailed, evaluate

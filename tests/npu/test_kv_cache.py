@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops.flow_qkv_attention import reference
+from flownpu.ops.definitions.flow_qkv_attention import reference
 from tests.npu.decoders import npu
 from tests.ops.device import _argument
 

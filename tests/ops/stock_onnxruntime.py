@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from flownpu.ops import definitions
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 BFLOAT16 = ml_dtypes.bfloat16
 

@@ -13,7 +13,7 @@ import torch
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3 import modeling_gemma3
 
-from flownpu.ops import flow_kv_attention, flow_qkv_attention
+from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, with_functions
 
 U = 2.0**-24  # unit roundoff of float32

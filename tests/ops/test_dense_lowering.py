@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from flownpu.ops.dense_matmul import reference
+from flownpu.ops.definitions.dense_matmul import reference
 
 RNG = np.random.default_rng(0)
 K, M = 48, 40

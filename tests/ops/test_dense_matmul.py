@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops import dense_matmul
+from flownpu.ops.definitions import dense_matmul
 from tests.ops.device import ISAS, one, run
 from tests.ops.test_q4nx_matmul import EPSILON, rounded, tie_error
 

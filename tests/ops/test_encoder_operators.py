@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flownpu.ops.dense_matmul import gelu
-from flownpu.ops.q4nx_matmul import gelu as gelu_tanh
+from flownpu.ops.definitions.dense_matmul import gelu
+from flownpu.ops.definitions.q4nx_matmul import gelu as gelu_tanh
 from tests.ops.device import ISAS, one, run
 from tests.ops.test_q4nx_matmul import EPSILON
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops import flow_qkv_attention
+from flownpu.ops.definitions import flow_qkv_attention
 from tests.ops.device import ISAS, Node, run
 
 EPSILON = 2.0**-24

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops.flow_qkv_attention import INPUTS
+from flownpu.ops.definitions.flow_qkv_attention import INPUTS
 from tests.ops.device import Node, run
 from tests.ops.test_flow_attention import SIZES, D, G, H, rope_tables
 

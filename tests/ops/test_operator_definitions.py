@@ -11,8 +11,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from flownpu.ops import definitions, flow_qkv_attention, fused_dqp, q4nx, q4nx_gather, q4nx_matmul, q4nx_unpack
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops import definitions, q4nx
+from flownpu.ops.definitions import flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul, q4nx_unpack
+from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, with_functions
 
 U = 2.0**-24  # unit roundoff of float32

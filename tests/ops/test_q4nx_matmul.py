@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flownpu.ops import q4nx, q4nx_matmul
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_matmul
 from tests.ops.device import ISAS, Node, run, testing
 
 EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rounding.

@@ -20,7 +20,7 @@ from flownpu.graph_rewrites.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.signature import signature, unknown_parts
-from flownpu.ops import flow_qkv_attention
+from flownpu.ops.definitions import flow_qkv_attention
 from graph_rewrites import (
     embedding_test,
     flow_qkv_attention_test,

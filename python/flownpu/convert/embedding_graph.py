@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from flownpu.convert.graph_writer import GraphWriter
 from flownpu.convert.weights import embedding_table
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder

@@ -17,7 +17,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
 from flownpu.graph_rewrites.sliding_window_cache import windows
 from flownpu.model_folder import check_genai_config, onnx_path
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from flownpu.convert.embedding_graph import EmbeddingWriter
 from flownpu.convert.weights import Projection, weight_plan
-from flownpu.ops.onnx_function import DOMAIN, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

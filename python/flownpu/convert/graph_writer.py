@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from flownpu.ops.definitions import add_functions
-from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

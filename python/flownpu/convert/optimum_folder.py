@@ -13,7 +13,7 @@ from flownpu.convert.graph_file import GRAPH_FILE, check_data, check_operators, 
 from flownpu.convert.output import check_output
 from flownpu.convert.rewritten_folder import make_rewritten_folder
 from flownpu.graph_rewrites.plain_rewriter import rewrite_plain
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from flownpu.convert.graph_writer import GraphWriter
 from flownpu.convert.vision_weights import Dense, vision_weight_plan
-from flownpu.ops.onnx_function import DOMAIN, VERSION
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from flownpu.ops import definitions, q4nx
-from flownpu.ops.onnx_function import DOMAIN
+from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.fuzz.builder import ABSENT, broadcast, names_of
 from tests.fuzz.operators.elementwise import MICROSOFT
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops import flow_qkv_attention
+from flownpu.ops.definitions import flow_qkv_attention
 from tests.fuzz.arrays import Array, limits
 from tests.fuzz.reference.bounds import Bounds, Unknown, rounded, unknown_where
 

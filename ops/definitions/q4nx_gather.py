@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops import q4nx, q4nx_unpack
-from flownpu.ops.onnx_function import build, positive, require_inputs
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_unpack
+from flownpu.ops.definitions.onnx_function import build, positive, require_inputs
 
 if TYPE_CHECKING:
     import onnx_ir as ir

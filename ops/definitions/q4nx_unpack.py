@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flownpu.ops.onnx_function import build
+from flownpu.ops.definitions.onnx_function import build
 
 if TYPE_CHECKING:
     import onnx_ir as ir

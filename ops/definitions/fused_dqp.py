@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.ops import q4nx_matmul
-from flownpu.ops.onnx_function import build
-from flownpu.ops.q4nx_matmul import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.definitions import q4nx_matmul
+from flownpu.ops.definitions.onnx_function import build
+from flownpu.ops.definitions.q4nx_matmul import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flownpu.ops import dense_matmul, flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul
-from flownpu.ops.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
+from flownpu.ops.definitions import (
+    dense_matmul,
+    flow_kv_attention,
+    flow_qkv_attention,
+    fused_dqp,
+    q4nx_gather,
+    q4nx_matmul,
+)
+from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
 if TYPE_CHECKING:
     from types import ModuleType

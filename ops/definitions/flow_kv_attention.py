@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.ops import flow_qkv_attention
-from flownpu.ops.flow_qkv_attention import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
-from flownpu.ops.flow_qkv_attention_body import body
-from flownpu.ops.onnx_function import build
+from flownpu.ops.definitions import flow_qkv_attention
+from flownpu.ops.definitions.flow_qkv_attention import ATTRIBUTES, INPUTS, OUTPUTS, features, helpers
+from flownpu.ops.definitions.flow_qkv_attention_body import body
+from flownpu.ops.definitions.onnx_function import build
 
 if TYPE_CHECKING:
     import numpy as np

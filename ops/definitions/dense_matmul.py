@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops.onnx_function import build, has_input, require_inputs
-from flownpu.ops.q4nx_matmul import gelu as gelu_tanh
+from flownpu.ops.definitions.onnx_function import build, has_input, require_inputs
+from flownpu.ops.definitions.q4nx_matmul import gelu as gelu_tanh
 
 if TYPE_CHECKING:
     import onnx_ir as ir

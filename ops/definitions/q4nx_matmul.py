@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.ops import q4nx, q4nx_unpack
-from flownpu.ops.onnx_function import build, has_input, positive, require_inputs
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_unpack
+from flownpu.ops.definitions.onnx_function import build, has_input, positive, require_inputs
 
 if TYPE_CHECKING:
     import onnx_ir as ir

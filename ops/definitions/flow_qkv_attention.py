@@ -51,8 +51,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from flownpu.ops.flow_qkv_attention_body import body
-from flownpu.ops.onnx_function import build, has_input, integer, positive, require_inputs
+from flownpu.ops.definitions.flow_qkv_attention_body import body
+from flownpu.ops.definitions.onnx_function import build, has_input, integer, positive, require_inputs
 
 if TYPE_CHECKING:
     import onnx_ir as ir

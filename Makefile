@@ -63,12 +63,13 @@ fuzz: build/sanitize/built
 	$(BIN)/python -m tests.fuzz damage --sanitize --cases $(CASES) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz decoders --sanitize --cases $$(( $(CASES) / 10 )) --seed $(SEED)
 
-# The module through which tests call the operators' C++; and that and the library, under the sanitizers.
+# The modules through which tests call C++; and those, the library and flownpu._native, under the sanitizers.
 build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h \
 		aie/host/aie_api/*.hpp tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root) | xrt-headers
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
 		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build build/$* --target flownpu_testing flownpu_aie_testing $(if $(findstring sanitize,$*),flownpu_ep)
+	$(BIN)/cmake --build build/$* --target flownpu_testing flownpu_aie_testing \
+		$(if $(findstring sanitize,$*),flownpu_ep flownpu_native)
 	touch $@
 
 figures: .venv/demo

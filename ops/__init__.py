@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of FlowNPU: definitions, references and (in C++, beside this file) kernels.
+"""The operators of FlowNPU: as functions on arrays, their definitions and references, and (in C++) their kernels.
 
-One operator is one stem: `fused_dqp.py` says what it computes, `fused_dqp.h` and `cpu/fused_dqp*.cc` compute it.
+One operator is one stem: `definitions/fused_dqp.py` says what it computes, `cpu/fused_dqp*.cc` computes it, and the
+function `fused_dqp` of this module calls that.
 
+    eager                 the operators as functions on arrays; this module has them too
     q4nx                  the format of the weights: pack, unpack, dequantise, gather
     q4nx_quantize         codes, scales and minima of given weights
     q4nx_file             .q4nx files
-    q4nx_matmul, fused_dqp, q4nx_gather, flow_qkv_attention, flow_kv_attention
-                          each operator's equation, ONNX function and float64 reference
-    definitions           gives a model the functions that its FlowNPU nodes need
+    definitions           each operator's equation, ONNX function and float64 reference; what gives a model the
+                          functions that its FlowNPU nodes need. All else here does without onnx and onnx_ir
 """
 
 from flownpu.ops import q4nx
+from flownpu.ops.eager import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_gather, q4nx_matmul
 
-__all__ = ["q4nx"]
+__all__ = ["flow_kv_attention", "flow_qkv_attention", "fused_dqp", "q4nx", "q4nx_gather", "q4nx_matmul"]

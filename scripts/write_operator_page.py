@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.ops.device import testing
+from flownpu import _native
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _SECTION = re.compile(r"(<!-- begin contracts -->\n).*?(<!-- end contracts -->)", re.DOTALL)
@@ -23,7 +23,7 @@ def page(text: str) -> str:
 
 def _table() -> str:
     lines = ["| operator | versions | inputs | outputs | attributes |", "|---|---|---|---|---|"]
-    for contract in sorted(testing.contracts(), key=lambda c: (c.domain, c.op_type)):
+    for contract in sorted(_native.contracts(), key=lambda c: (c.domain, c.op_type)):
         first, last = contract.first_version, contract.last_version
         cells = [
             f"{contract.domain}::{contract.op_type}" if contract.domain else contract.op_type,
@@ -41,7 +41,7 @@ def _port(port: Any) -> str:
         return f"no {port.name}"
     types = _WORDS.get(frozenset(port.types)) or "/".join(port.types)
     letter = f" {port.type_letter}" if port.type_letter else ""
-    presence = testing.Presence
+    presence = _native.Presence
     mark = {presence.OPTIONAL: "?", presence.VARIADIC: "...", presence.ATTRIBUTE: " (an attribute)"}
     constant = "constant " if port.constant else ""
     shape = f" {port.shape}" if port.shape else ""
@@ -50,9 +50,9 @@ def _port(port: Any) -> str:
 
 def _attribute(rule: Any) -> str:
     name = f"{rule.name} (required)" if rule.required else str(rule.name)
-    if rule.kind == testing.Kind.TEXT:
+    if rule.kind == _native.Kind.TEXT:
         return f"{name}: {rule.texts}"
-    if rule.kind == testing.Kind.NUMBER:
+    if rule.kind == _native.Kind.NUMBER:
         return name if rule.lowest_number != rule.highest_number else f"{name} = {rule.lowest_number:g}"
     if (rule.lowest, rule.highest) == (_ANY["lowest"], _ANY["highest"]):
         return name

@@ -20,8 +20,11 @@
 namespace flownpu::native {
 
 using Array = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
-// None: an absent input.
+// Those that may not be written, too.
+using ConstArray = nanobind::ndarray<nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
+// None: an absent input or output.
 using Argument = std::optional<std::pair<std::string, Array>>;
+using Input = std::optional<std::pair<std::string, ConstArray>>;
 
 // Throws Error if there is no such type.
 inline DataType type_of(const std::string& name) {
@@ -32,21 +35,30 @@ inline DataType type_of(const std::string& name) {
   fail("expected the name of a data type, got '", name, "'");
 }
 
-inline Shape shape_of(const Array& array) {
+template <typename AnyArray>
+Shape shape_of(const AnyArray& array) {
   Shape shape;
   for (std::size_t axis = 0; axis < array.ndim(); ++axis)
     shape.append(static_cast<std::int64_t>(array.shape(axis)));
   return shape;
 }
 
-inline Tensor tensor_of(const Argument& argument) {
-  if (!argument) return {};
-  return {argument->second.data(), type_of(argument->first), shape_of(argument->second)};
+// Of an Argument or an Input, to which nobody writes.
+template <typename Given>
+Tensor tensor_of(const Given& given) {
+  if (!given) return {};
+  const auto& [type, array] = *given;
+  const Tensor tensor{const_cast<void*>(static_cast<const void*>(array.data())), type_of(type),
+                      shape_of(array)};
+  if (tensor.bytes() != array.nbytes())
+    fail("expected ", tensor.bytes(), " bytes of ", type, ", got ", array.nbytes());
+  return tensor;
 }
 
-inline std::vector<Tensor> tensors_of(const std::vector<Argument>& arguments) {
+template <typename Given>
+std::vector<Tensor> tensors_of(const std::vector<Given>& given) {
   std::vector<Tensor> tensors;
-  for (const Argument& argument : arguments) tensors.push_back(tensor_of(argument));
+  for (const Given& one : given) tensors.push_back(tensor_of(one));
   return tensors;
 }
 

@@ -14,5 +14,7 @@ void bind_quantise(nanobind::module_& module);
 void bind_contracts(nanobind::module_& module);
 // describe_decoder() and describe_encoder(): the sizes of what the array would compute of a graph.
 void bind_describe(nanobind::module_& module);
+// Device and PreparedNode: single operators on arrays.
+void bind_operators(nanobind::module_& module);
 
 }  // namespace flownpu::native

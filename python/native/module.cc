@@ -20,4 +20,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_graph(module);
   flownpu::native::bind_quantise(module);
   flownpu::native::bind_describe(module);
+  flownpu::native::bind_operators(module);
 }

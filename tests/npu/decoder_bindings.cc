@@ -15,8 +15,8 @@
 #include "ops/npu/kv_cache.h"
 #include "ops/npu/layers.h"
 #include "ops/npu/npu_device.h"
+#include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
-#include "tests/ops/arguments.h"
 
 namespace nb = nanobind;
 using namespace flownpu;       // NOLINT(google-build-using-namespace): the module is its face
@@ -24,12 +24,12 @@ using namespace flownpu::npu;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-using testing::Argument;
+using native::Argument;
 
 using Attributes = std::map<std::string, Attribute>;
 // name, type, shape or none if it is not known, contents of an initializer
 using GivenValue = std::tuple<std::string, std::string, std::optional<std::vector<std::int64_t>>,
-                              std::optional<testing::Array>>;
+                              std::optional<native::Array>>;
 // name, operator, domain, attributes, inputs, outputs
 using GivenNode = std::tuple<std::string, std::string, std::string, Attributes,
                              std::vector<GivenValue>, std::vector<GivenValue>>;
@@ -39,7 +39,7 @@ std::vector<Value> values_of(const std::vector<GivenValue>& given) {
   for (const auto& [name, type, shape, contents] : given) {
     Value& value = values.emplace_back();
     value.name = name;
-    if (!type.empty()) value.type = testing::type_of(type);
+    if (!type.empty()) value.type = native::type_of(type);
     if (shape) value.shape = Shape(shape->data(), shape->size());
     if (contents) value.constant = contents->data();
   }
@@ -115,7 +115,7 @@ void bind_device(nb::module_& module) {
       .def("infer",
            [](const Step& step, const std::vector<Argument>& inputs, std::size_t outputs) {
              std::vector<Shape> shapes(outputs);
-             step.infer(testing::tensors_of(inputs), shapes);
+             step.infer(native::tensors_of(inputs), shapes);
              std::vector<std::vector<std::int64_t>> lists;
              for (const Shape& shape : shapes) lists.emplace_back(shape.begin(), shape.end());
              return lists;
@@ -123,8 +123,8 @@ void bind_device(nb::module_& module) {
       .def("run",
            [](const Step& step, const std::vector<Argument>& inputs,
               const std::vector<Argument>& outputs) {
-             const std::vector<Tensor> in = testing::tensors_of(inputs);
-             const std::vector<Tensor> out = testing::tensors_of(outputs);
+             const std::vector<Tensor> in = native::tensors_of(inputs);
+             const std::vector<Tensor> out = native::tensors_of(outputs);
              const nb::gil_scoped_release released;
              step.run(in, out, {});
            })
@@ -166,7 +166,7 @@ void bind_device(nb::module_& module) {
       .def("prepare", &NpuDevice::prepare, nb::keep_alive<0, 1>())
       .def("restore",
            [](const NpuDevice& device, const std::vector<Argument>& tensors) {
-             device.restore(testing::tensors_of(tensors));
+             device.restore(native::tensors_of(tensors));
            })
       .def("counts", [](const NpuDevice& device) {
         const Counts counts = device.counts();
@@ -198,14 +198,14 @@ void bind_caches(nb::module_& module) {
       .def("begin",
            [](KvCaches& caches, const std::vector<Argument>& pasts,
               const std::vector<Argument>& presents, std::int64_t past) {
-             return caches.begin(testing::tensors_of(pasts), testing::tensors_of(presents), past);
+             return caches.begin(native::tensors_of(pasts), native::tensors_of(presents), past);
            })
       .def("finish",
            [](KvCaches& caches, KvCache& cache, const std::vector<Argument>& presents,
-              std::int64_t total) { caches.finish(cache, testing::tensors_of(presents), total); })
+              std::int64_t total) { caches.finish(cache, native::tensors_of(presents), total); })
       .def("restore",
            [](KvCaches& caches, const Argument& tensor) {
-             return caches.restore(testing::tensor_of(tensor));
+             return caches.restore(native::tensor_of(tensor));
            })
       .def("count", &KvCaches::count);
 }

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepares and runs one node on the CPU device, on numpy arrays, through the C++ module `flownpu_testing`."""
+"""Prepares and runs one node on the CPU device, on numpy arrays, through `flownpu._native`.
+
+`testing` is the C++ module `flownpu_testing`: what users do not see.
+"""
 
 import importlib.util
 import os
@@ -11,6 +14,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from flownpu import _native
 
 _BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
 NAMES = {
@@ -83,14 +88,16 @@ class Node:
         **attributes: Any,
     ) -> None:
         self._outputs = outputs
-        self._node = testing.PreparedNode(
+        self._node = _native.PreparedNode(
+            _native.make_device("cpu", options or {}),
+            "node",
             domain,
             op_type,
             attributes,
             [_argument(array) for array in inputs],
+            [],
             list(constants),
             list(outputs),
-            options or {},
             version,
         )
 

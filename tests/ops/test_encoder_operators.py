@@ -164,5 +164,5 @@ WINDOWS = "expected windows of two axes side by side"
     ],
 )
 def test_refusals(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(ValueError, match=message):
         run(op_type, inputs, domain="", constants=(1,) if len(inputs) > 1 else (), **attributes)

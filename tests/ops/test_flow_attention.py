@@ -346,7 +346,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         (blocks_of([(2, 1), (1, 3)]), "to grow from block to block, got 1 after 2 in row 0"),
         (blocks_of([(1, 1), (0, 2), (1, 1)]), "to grow from block to block, got 1 after 1 in row 0"),
     ):
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(ValueError, match=message):
             run("FlowQKVAttention", [query, *[None] * 12, blocks], **SIZES)
 
 
@@ -524,7 +524,7 @@ def test_flow_kv_attention_is_the_same_for_one_token() -> None:
     decode = run("FlowKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
     for a, b in zip(prefill, decode, strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(RuntimeError, match=r"expected one token, got 2"):
+    with pytest.raises(ValueError, match=r"expected one token, got 2"):
         run(
             "FlowKVAttention",
             [np.zeros((1, 2, (H + 2 * G) * D), np.float32)],

@@ -422,7 +422,7 @@ YES = array(2, 3, dtype=np.bool_)
     ],
 )  # fmt: skip
 def test_refusals(op_type: str, inputs: list[Any], output: str, attributes: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(ValueError, match=message):
         run(op_type, inputs, outputs=(output,), **attributes)
 
 

@@ -123,5 +123,5 @@ def test_what_does_not_fit_is_refused() -> None:
         ([x, ids, *tables(8)], {"interleaved": 2}, "interleaved.* 1, got 2"),
         ([x, ids.astype(np.int32), *tables(8)], {}, "position_ids.*int64, got int32"),
     ):
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(ValueError, match=message):
             run("RotaryEmbedding", inputs, domain="com.microsoft", **attributes)

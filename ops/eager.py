@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as functions on arrays, without a graph, a session or ONNX Runtime.
+
+Inputs are numpy's arrays or any others that DLPack can export (torch's tensors), bfloat16 ones too (`ml_dtypes`), in
+the CPU's memory. They are read in place where they are dense, else copied, and never changed. Results are numpy's and
+new. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
+
+Every function takes `device`, where it computes ("cpu"), and `options` of that: `activations`, `threads`, `cpu_isa`, as
+those of the execution provider (docs/options.md). It raises TypeError for an argument that is no array or has another
+type than the operator takes, and ValueError for all else that does not fit. NaN and infinities are numbers like others:
+they make what depends on them NaN. Threads may call at the same time; Python goes on while an operator computes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from flownpu.ops import q4nx
+from flownpu.ops.eager_call import argument, as_array, as_integer, compute, contract_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TypeAlias, Unpack
+
+    from numpy.typing import NDArray
+
+    from flownpu.ops.eager_call import Array
+
+    Options: TypeAlias = Mapping[str, str | int]
+    Floats: TypeAlias = NDArray[np.float32]
+
+
+class AttentionKeywords(TypedDict, total=False):
+    """Optional inputs and attributes of attention."""
+
+    past_key: Array | None
+    past_value: Array | None
+    seqlens_k: Array | None
+    total_sequence_length: Array | int | None
+    cos_cache: Array | None
+    sin_cache: Array | None
+    position_ids: Array | None
+    attention_bias: Array | None
+    q_norm_weight: Array | None
+    k_norm_weight: Array | None
+    bidirectional_blocks: Array | None
+    head_sink: Array | None
+    scale: float
+    softcap: float
+    local_window_size: int
+    causal: int
+    do_rotary: int
+    rotary_interleaved: int
+    qk_norm_epsilon: float
+    sliding_window_cache: int
+    counted_prompt: int
+
+
+def q4nx_matmul(
+    x: Array,
+    weight: Array,
+    *,
+    rows: int | None = None,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    gating: str = "none",
+    device: str = "cpu",
+    options: Options | None = None,
+) -> Floats:
+    """Q4NXMatMul: `x @ dequantize(weight).T (+ bias) (+ residual)`, any number of rows of x.
+
+    Args:
+        x: float32 [..., K].
+        weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout
+            (`q4nx.pack`); with gating the gate's and below them the up projection's (`q4nx.pack_gated`).
+        rows: M. None: all rows of the blocks, of which those that fill up the last block are 0.
+        bias: float32 [M], not with gating.
+        residual: float32 [..., M], the shape of the result.
+        gating: "none", or "geglu" or "swiglu": `act(x @ gate.T) * (x @ up.T) (+ residual)`.
+        device: Where.
+        options: Of the device.
+
+    Returns:
+        float32 [..., M].
+
+    Raises:
+        TypeError: An argument is no array, or has another type.
+        ValueError: Shapes that do not fit one another; an unknown gating, device or option.
+    """
+    return _project(
+        "q4nx_matmul", "Q4NXMatMul", x, weight, rows, {"bias": bias, "residual": residual}, gating, device, options
+    )
+
+
+def fused_dqp(
+    x: Array,
+    weight: Array,
+    *,
+    rows: int | None = None,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    gating: str = "none",
+    device: str = "cpu",
+    options: Options | None = None,
+) -> Floats:
+    """FusedDQP: dequantisation and projection of one row, fused; arguments and errors are those of `q4nx_matmul`.
+
+    Args:
+        x: float32 [..., K], whose axes before the last are all 1.
+        weight: As of `q4nx_matmul`.
+        rows: M. None: all rows of the blocks.
+        bias: float32 [M], not with gating.
+        residual: float32 [..., M].
+        gating: "none", "geglu" or "swiglu".
+        device: Where.
+        options: Of the device.
+
+    Returns:
+        float32 [..., M].
+
+    Raises:
+        TypeError: An argument is no array, or has another type.
+        ValueError: As of `q4nx_matmul`, or x has more than one row.
+    """
+    return _project(
+        "fused_dqp", "FusedDQP", x, weight, rows, {"bias": bias, "residual": residual}, gating, device, options
+    )
+
+
+def q4nx_gather(
+    weight: Array,
+    indices: Array,
+    *,
+    rows: int | None = None,
+    columns: int | None = None,
+    device: str = "cpu",
+    options: Options | None = None,
+) -> Floats:
+    """Q4NXGather: rows of a Q4NX table, as an embedding is read.
+
+    Args:
+        weight: uint8 [row blocks, column blocks, bytes of a block], Q4NX blocks of [M, K] in any layout.
+        indices: int64 or int32 [...], each in 0..M-1.
+        rows: M. None: all rows of the blocks, of which those that fill up the last block are 0.
+        columns: K. None: all columns of the blocks, likewise.
+        device: Where.
+        options: Of the device.
+
+    Returns:
+        float32 [..., K].
+
+    Raises:
+        TypeError: An argument is no array, or has another type.
+        ValueError: An index outside 0..M-1; rows or columns that are not those of the blocks.
+    """
+    function = "q4nx_gather"
+    blocks = _needed(function, "Q4NXGather", "W", weight)
+    layout = _layout(function, blocks)
+    sizes = {
+        "M": _fit(function, "rows", rows, blocks, blocks.shape[0], q4nx.BLOCK_ROWS),
+        "K": _fit(function, "columns", columns, blocks, blocks.shape[1], layout.block_columns),
+    }
+    inputs = {"W": blocks, "indices": _needed(function, "Q4NXGather", "indices", indices)}
+    return compute(function, "Q4NXGather", inputs, sizes, ["float"], device, options)[0]
+
+
+def flow_qkv_attention(
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    head_size: int,
+    device: str = "cpu",
+    options: Options | None = None,
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
+    """FlowQKVAttention: attention of S new tokens over the KV cache and themselves.
+
+    B is the batch, T the tokens so far of its longest row, the new ones included, H and G the query and KV heads, d the
+    size of a head. The caches are copied into the results, in which the new keys and values stand behind the old ones.
+
+    Args:
+        query: float32 [B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed.
+        key: float32 [B, S, G d].
+        value: float32 [B, S, G d].
+        num_heads: H, a multiple of G.
+        kv_num_heads: G.
+        head_size: d, of at most 512.
+        device: Where.
+        options: Of the device.
+        **keywords: Inputs and attributes. float32 unless it is said otherwise.
+
+            past_key, past_value [B, G, P, d], float32, bfloat16 or float16: the cache, with seqlens_k int32 [B], the
+            tokens so far of each row less 1, and total_sequence_length, T, an int or int32 of one element.
+            do_rotary = 1, with cos_cache, sin_cache [positions, d/2], rotates heads by their positions, which are
+            those in the cache or position_ids int64 [B, S]; rotary_interleaved = 1 rotates neighbours;
+            counted_prompt = 1 counts a first prompt's on from position_ids[0, 0].
+            q_norm_weight, k_norm_weight [d] normalise the heads before that, with qk_norm_epsilon (1e-6).
+            scale (0: 1/sqrt(d)), softcap (0: none), attention_bias [B or 1, H or 1, S, T], head_sink [H]: of scores.
+            local_window_size (-1: none), causal (1; 0: all keys are seen), bidirectional_blocks int32 [B, S], the
+            numbers of runs of tokens that see one another: what is seen.
+            sliding_window_cache = 1: the cache holds the window's newest tokens and no more than P.
+
+    Returns:
+        output float32 [B, S, H d]; present_key and present_value [B, G, max(P, T), d] (with sliding_window_cache
+        [B, G, P, d]) in the past's type, float32 without a past.
+
+    Raises:
+        TypeError: An argument is no array, has another type, or is not known.
+        ValueError: Shapes, lengths or attributes that do not fit one another; an unknown device or option.
+    """
+    sizes = {"num_heads": num_heads, "kv_num_heads": kv_num_heads, "head_size": head_size}
+    tensors: dict[str, object] = {"query": query, "key": key, "value": value}
+    return _attend("flow_qkv_attention", "FlowQKVAttention", tensors, {**keywords, **sizes}, device, options)
+
+
+def flow_kv_attention(
+    query: Array,
+    key: Array | None = None,
+    value: Array | None = None,
+    *,
+    num_heads: int,
+    kv_num_heads: int,
+    head_size: int,
+    device: str = "cpu",
+    options: Options | None = None,
+    **keywords: Unpack[AttentionKeywords],
+) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
+    """FlowKVAttention: attention of one new token, which reads the KV cache once.
+
+    Args:
+        query: float32 [B, 1, H d]; without key and value [B, 1, (H + 2 G) d], all three packed.
+        key: float32 [B, 1, G d].
+        value: float32 [B, 1, G d].
+        num_heads: H, a multiple of G.
+        kv_num_heads: G.
+        head_size: d.
+        device: Where.
+        options: Of the device.
+        **keywords: Those of `flow_qkv_attention`.
+
+    Returns:
+        output float32 [B, 1, H d]; present_key and present_value as of `flow_qkv_attention`.
+
+    Raises:
+        TypeError: An argument is no array, has another type, or is not known.
+        ValueError: As of `flow_qkv_attention`, or there is more than one new token.
+    """
+    sizes = {"num_heads": num_heads, "kv_num_heads": kv_num_heads, "head_size": head_size}
+    tensors: dict[str, object] = {"query": query, "key": key, "value": value}
+    return _attend("flow_kv_attention", "FlowKVAttention", tensors, {**keywords, **sizes}, device, options)
+
+
+def _project(
+    function: str,
+    op_type: str,
+    x: object,
+    weight: object,
+    rows: object,
+    others: dict[str, object],
+    gating: str,
+    device: str,
+    options: Options | None,
+) -> Floats:
+    activations = _needed(function, op_type, "X", x)
+    blocks = _needed(function, op_type, "W", weight)
+    layout = _layout(function, blocks)
+    row_blocks = blocks.shape[0] // (1 if gating == "none" else 2)
+    if activations.ndim == 0:
+        raise ValueError(f"[{function}] expected x of shape [.., K], got []")
+    columns = activations.shape[-1]
+    _fit(function, "x's last axis", columns, blocks, blocks.shape[1], layout.block_columns)
+    attributes = {
+        "M": _fit(function, "rows", rows, blocks, row_blocks, q4nx.BLOCK_ROWS),
+        "K": columns,
+        "gating": gating,
+    }
+    inputs = {"X": activations, "W": blocks, **others}
+    return compute(function, op_type, inputs, attributes, ["float"], device, options)[0]
+
+
+def _attend(
+    function: str,
+    op_type: str,
+    tensors: Mapping[str, object],
+    keywords: dict[str, object],
+    device: str,
+    options: Options | None,
+) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
+    contract = contract_of(op_type)
+    names = [port.name for port in contract.inputs]
+    attributes = [rule.name for rule in contract.attributes]
+    if unknown := [name for name in keywords if name not in names and name not in attributes]:
+        raise TypeError(f"[{function}] expected keywords among {', '.join(names + attributes)}, got {unknown[0]}")
+    total = keywords.get("total_sequence_length")
+    if isinstance(total, (int, np.integer)):
+        keywords["total_sequence_length"] = np.array(as_integer(function, "total_sequence_length", total, 32), np.int32)
+    inputs = {**tensors, **{name: keywords[name] for name in names if name in keywords}}
+    inputs["query"] = _needed(function, op_type, "query", inputs["query"])
+    past = inputs["past_key"] = as_array(function, op_type, "past_key", inputs.get("past_key"))
+    if past is not None and inputs.get("seqlens_k") is None:
+        raise ValueError(f"[{function}] expected seqlens_k and total_sequence_length with past_key, got none")
+    kind = "float" if past is None else "float" if past.dtype == np.float32 else past.dtype.name
+    given = {name: keywords[name] for name in attributes if name in keywords}
+    output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], device, options)
+    return output, key, value
+
+
+def _needed(function: str, op_type: str, name: str, value: object) -> NDArray[Any]:
+    array = as_array(function, op_type, name, value)
+    if array is None:
+        raise TypeError(f"[{function}] expected {argument(name)} to be an array, got None")
+    return array
+
+
+def _layout(function: str, blocks: NDArray[Any]) -> q4nx.Layout:
+    """The layout of a weight's blocks, of which there is at least one."""
+    if blocks.ndim != 3 or blocks.size == 0:
+        raise ValueError(
+            f"[{function}] expected weight of shape [row blocks, column blocks, bytes of a block], "
+            f"got {list(blocks.shape)}"
+        )
+    try:
+        return q4nx.layout_of(blocks)
+    except ValueError as error:
+        raise ValueError(f"[{function}] weight: {error}") from None
+
+
+def _fit(function: str, name: str, given: object, weight: NDArray[Any], blocks: int, each: int) -> int:
+    """A size that `given` says, or that so many blocks of `each` have; all of them are needed for it."""
+    most = blocks * each
+    size = most if given is None else as_integer(function, name, given, 64)
+    if not most - each < size <= most:
+        raise ValueError(
+            f"[{function}] expected {name} = {most - each + 1} to {most}, which weight {list(weight.shape)} holds, "
+            f"got {size}"
+        )
+    return size

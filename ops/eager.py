@@ -269,7 +269,14 @@ def _project(
     activations = _needed(function, op_type, "X", x)
     blocks = _needed(function, op_type, "W", weight)
     layout = _layout(function, blocks)
-    row_blocks = blocks.shape[0] // (1 if gating == "none" else 2)
+    row_blocks = blocks.shape[0]
+    if gating in ("geglu", "swiglu"):
+        if row_blocks % 2:
+            raise ValueError(
+                f"[{function}] expected weight of an even number of row blocks with gating, the gate's and the up "
+                f"projection's, got {list(blocks.shape)}"
+            )
+        row_blocks //= 2
     if activations.ndim == 0:
         raise ValueError(f"[{function}] expected x of shape [.., K], got []")
     columns = activations.shape[-1]

@@ -208,7 +208,7 @@ def _attribute(function: str, rule: _native.AttributeRule, value: object) -> int
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise TypeError(f"[{function}] expected {rule.name} to be a number, got {value!r}") from None
-    if not abs(number) <= np.finfo(np.float32).max:
+    if not abs(number) <= float(np.finfo(np.float32).max):
         raise ValueError(f"[{function}] expected {rule.name} to be a number of float32's range, got {number}")
     return number
 

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator's face: an array on which sequences run one after the other.
 
-    emulator = Emulator(plan.array, library)
-    emulator.run(plan.sequence, [w, x, y])  # writes y
-    emulator.counts()["calls"]
-
-Build its module with CMake's option FLOWNPU_TESTING. It is in no wheel: a module of Python's would tie the wheel, which
-any Python 3 takes, to one version; `libflownpu_ep` needs no module.
+emulator = Emulator(plan.array, library)
+emulator.run(plan.sequence, [w, x, y])  # writes y
+emulator.counts()["calls"]
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu import _native
 from flownpu.aie.emulator.flatten import flatten_array
 from flownpu.aie.npu_limits import LIMITS
 from flownpu.aie.plan import DTYPES
@@ -30,16 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Emulator"]
 
 
-def _native() -> Any:
-    try:
-        return importlib.import_module("flownpu_emulator")
-    except ImportError as error:
-        raise ImportError(
-            "expected the module flownpu_emulator, found none: build it with `cmake -S . -B build/testing "
-            "-DFLOWNPU_TESTING=ON && cmake --build build/testing`, and put that folder on Python's path"
-        ) from error
-
-
 class Emulator:
     """An array as an xclbin would configure it; calls change its memories, locks and cores, nothing resets them.
 
@@ -49,7 +36,6 @@ class Emulator:
         functions: kernels in Python, by entry: functions of numpy arrays, which they may write, and integers.
 
     Raises:
-        ImportError: the emulator's module was not built.
         RuntimeError: a kernel is in neither, or has other parameters.
         ValueError: a function is no kernel of the array.
     """
@@ -67,7 +53,7 @@ class Emulator:
         self._limits = LIMITS[array.target]
         self._bytes = {entry: sum(k.bytes for k in kernel.arguments if k.shape) for entry, kernel in kernels.items()}
         given = {entry: _typed(function, kernels[entry]) for entry, function in (functions or {}).items()}
-        self._native = _native().Emulator(self.flat.words, "" if library is None else str(library), given)
+        self._native = _native.Emulator(self.flat.words, "" if library is None else str(library), given)
 
     def run(
         self, sequence: plan.Sequence, buffers: Iterable[np.ndarray], *, seed: int = 0, settle: bool = True

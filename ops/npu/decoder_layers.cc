@@ -89,14 +89,14 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       ": the NPU's designs compute one at a time; run the sequences one after the "
                       "other, or set the provider option on_unsupported to cpu");
   }
-  for (const std::size_t number : {kTotalSequenceLength, kSeqlensK}) {
+  for (const std::size_t number : {kTotalTokens, kTokensBeforeLast}) {
     if (inputs[number].shape.elements() != 1)
       fail("expected one total_sequence_length and one seqlens_k, got ",
-           to_string(inputs[kTotalSequenceLength].shape), " and ",
-           to_string(inputs[kSeqlensK].shape));
+           to_string(inputs[kTotalTokens].shape), " and ",
+           to_string(inputs[kTokensBeforeLast].shape));
   }
-  const std::int64_t total = *inputs[kTotalSequenceLength].as<std::int32_t>();
-  const std::int64_t length = std::int64_t{*inputs[kSeqlensK].as<std::int32_t>()} + 1;
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  const std::int64_t length = std::int64_t{*inputs[kTokensBeforeLast].as<std::int32_t>()} + 1;
   Tokens tokens{};
   tokens.given = hidden[1];
   // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
@@ -122,7 +122,7 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
 
 void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
   tokens_of(inputs);
-  const std::int64_t total = *inputs[kTotalSequenceLength].as<std::int32_t>();
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
   outputs[kLogits] = Shape{1, 1, shape_.vocabulary};
   for (std::size_t part = 0; part < 2 * shape_.layers.size(); ++part) {
     const Shape& past = inputs[kFirstPast + part].shape;

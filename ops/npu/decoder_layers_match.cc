@@ -104,8 +104,8 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
 // --- Attention -----------------------------------------------------------------------------------
 
 std::int64_t Matcher::table_of(const Node& attention) {
-  const Value* cosine = attention.input(kCosine);
-  const Value* sine = attention.input(kSine);
+  const Value* cosine = attention.input(kCosCache);
+  const Value* sine = attention.input(kSinCache);
   for (const Value* value : {cosine, sine}) {
     const Shape* found = value != nullptr && value->shape ? &*value->shape : nullptr;
     if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
@@ -134,7 +134,7 @@ void Matcher::read_attention_sizes(const Node& attention) {
   const std::int64_t head_size = attention.required_integer("head_size");
   float scale = attention.number("scale", 0);
   if (scale == 0) scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size)));
-  const bool qk_norm = attention.input(kQNorm) != nullptr;
+  const bool qk_norm = attention.input(kQNormWeight) != nullptr;
   if (!sizes_known_) {
     shape.heads = heads;
     shape.kv_heads = kv_heads;
@@ -167,11 +167,11 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
   expect(attention.number("softcap", 0) == 0, "no softcap: the array has none");
-  expect((attention.input(kQNorm) == nullptr) == (attention.input(kKNorm) == nullptr),
+  expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
          "norms of both queries and keys, or none");
   for (const std::size_t past : {kPastKey, kPastValue})
     expect(attention.input(past) != nullptr, "past_key and past_value");
-  for (const std::size_t length : {kLengths, kTotal})
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength})
     expect(attention.input(length) != nullptr, "seqlens_k and total_sequence_length");
   for (const std::size_t present : {kPresentKey, kPresentValue}) {
     expect(attention.has_output(present), "present_key and present_value");
@@ -180,7 +180,7 @@ void Matcher::check_attention(const Node& attention) const {
            "that nothing in the graph reads present_key and present_value");
   }
   const Node& first = attentions.empty() ? attention : *attentions.front();
-  for (const std::size_t length : {kLengths, kTotal}) {
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength}) {
     expect(attention.inputs[length].name == first.inputs[length].name,
            "seqlens_k and total_sequence_length of all layers to be the same values");
   }
@@ -200,8 +200,8 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
   take(attention);
   attentions.push_back(&attention);
   if (!shape.qk_norm) return;
-  layer.qk_norm = {norm_weight(attention, kQNorm, shape.head_size),
-                   norm_weight(attention, kKNorm, shape.head_size)};
+  layer.qk_norm = {norm_weight(attention, kQNormWeight, shape.head_size),
+                   norm_weight(attention, kKNormWeight, shape.head_size)};
   check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
 }
 
@@ -321,7 +321,7 @@ void Matcher::check_last_token(const Node& selection) const {
   if (minimum == nullptr || minimum->op_type != "Min" || minimum->inputs.size() != 2)
     refuse("its index is no Min of two values");
   const std::string_view length =
-      graph_.value_through_reshapes(attentions.front()->inputs[kLengths].name);
+      graph_.value_through_reshapes(attentions.front()->inputs[kSeqlensK].name);
   bool has_length = false;
   bool has_newest = false;
   for (const Value& input : minimum->inputs) {
@@ -392,7 +392,8 @@ Node decoder_node(const Matcher& found) {
   node.domain = kNpuDomain;
   found.shape.write(node);
   const Node& first = *found.attentions.front();
-  node.inputs = {found.first_norm->inputs[0], first.inputs[kTotal], first.inputs[kLengths]};
+  node.inputs = {found.first_norm->inputs[0], first.inputs[kTotalSequenceLength],
+                 first.inputs[kSeqlensK]};
   node.outputs = {found.head->outputs[0]};
   for (const Node* attention : found.attentions) {
     for (const std::size_t past : {kPastKey, kPastValue})

@@ -25,8 +25,8 @@ namespace flownpu::npu {
 //   outputs  logits f32 [1, 1, V]; present key, present value of each layer
 //   packed   weights, vectors, rotary (pack_weights.h)
 inline constexpr std::size_t kHidden = 0;
-inline constexpr std::size_t kTotalSequenceLength = 1;
-inline constexpr std::size_t kSeqlensK = 2;
+inline constexpr std::size_t kTotalTokens = 1;
+inline constexpr std::size_t kTokensBeforeLast = 2;
 inline constexpr std::size_t kFirstPast = 3;
 inline constexpr std::size_t kLogits = 0;
 inline constexpr std::size_t kFirstPresent = 1;

@@ -5,38 +5,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "ops/flow_qkv_attention.h"
 #include "ops/node.h"
+#include "ops/q4nx_matmul.h"
 
 namespace flownpu::npu {
 
-// Inputs of attention (docs/operators.md).
-enum AttentionInput : std::uint8_t {
-  kQuery,
-  kKey,
-  kValue,
-  kPastKey,
-  kPastValue,
-  kLengths,
-  kTotal,
-  kCosine,
-  kSine,
-  kPositionIds,
-  kAttentionBias,
-  kQNorm,
-  kKNorm,
-  kBidirectionalBlocks,
-  kHeadSink,
-};
-enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
-
-// Inputs of DenseMatMul and of Q4NXMatMul, after X and W.
-enum ProductInput : std::uint8_t {
-  kQ4NXBias = 2,
-  kQ4NXResidual = 3,
-  kDenseScale = 2,
-  kDenseBias = 3,
-  kDenseResidual = 4,
-};
+// Inputs of DenseMatMul, after X and W (ops/definitions/dense_matmul.py).
+enum DenseInput : std::uint8_t { kDenseScale = 2, kDenseBias = 3, kDenseResidual = 4 };
 
 inline constexpr std::string_view kMicrosoft = "com.microsoft";
 

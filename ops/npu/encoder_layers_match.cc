@@ -116,7 +116,7 @@ const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseC
     fail(to_string(node), ": expected ", what, " (DenseMatMul or Q4NXMatMul)");
   expect(node, node.inputs[0].name == x, "activations as its first factor");
   found.weight = read_dense_weight(node);
-  const std::size_t bias = dense ? kDenseBias : kQ4NXBias;
+  const std::size_t bias = dense ? std::size_t{kDenseBias} : std::size_t{kProductBias};
   if (node.input(bias) != nullptr)
     found.bias = float_constant(node, bias, Shape{found.weight.columns});
   taken.insert(&node);
@@ -125,7 +125,8 @@ const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseC
 }
 
 const Value* residual_of(const Node& product) {
-  return product.input(is_dense_product(product) ? kDenseResidual : kQ4NXResidual);
+  const bool dense = is_dense_product(product);
+  return product.input(dense ? std::size_t{kDenseResidual} : std::size_t{kProductResidual});
 }
 
 std::string_view EncoderMatcher::project(std::string_view x, const char* what) {

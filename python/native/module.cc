@@ -21,4 +21,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_quantise(module);
   flownpu::native::bind_describe(module);
   flownpu::native::bind_operators(module);
+  flownpu::native::bind_emulator(module);
 }

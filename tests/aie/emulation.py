@@ -8,8 +8,6 @@ A `Case` is a plan with its inputs and what must come out; `tests/aie/cases.py` 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +29,8 @@ ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
 _NEVER_WRITTEN = 0xFF
 
 
-def native() -> Any:
-    """The emulator's module, from the folder of the tests' build."""
-    if "flownpu_emulator" in sys.modules:
-        return sys.modules["flownpu_emulator"]
-    found = sorted(BUILT.glob("flownpu_emulator*.so"))
-    if not found:
-        raise ImportError(f"expected the module flownpu_emulator in {BUILT}, found none: run `make test`")
-    spec = importlib.util.spec_from_file_location("flownpu_emulator", found[0])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["flownpu_emulator"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None = None) -> Emulator:
     """An emulator of the array with the kernels of its architecture; `functions`: kernels in Python, which go first."""
-    native()
     return Emulator(array, BUILT / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from flownpu import _native
 from flownpu.aie.emulator import flatten_array
 from flownpu.aie.iron_compat import Buffer, Kernel, ObjectFifo, Tile, Worker, range_
 from flownpu.aie.plan import (
@@ -22,7 +23,6 @@ from flownpu.aie.plan import (
     Type,
     WriteParameter,
 )
-from tests.aie import emulation
 from tests.aie.emulation import assert_nothing_left, call, emulate, emulator
 from tests.aie.programs import (
     between,
@@ -407,9 +407,9 @@ def test_a_wrong_host_buffer_and_an_emulator_that_has_failed():
 def test_the_flat_form_goes_through_a_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
-    np.testing.assert_array_equal(emulation.native().read_words(str(tmp_path / "array")), flat.words)
+    np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)
     with pytest.raises(RuntimeError, match="nothing cannot be read"):
-        emulation.native().read_words(str(tmp_path / "nothing"))
+        _native.read_words(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -425,12 +425,12 @@ def test_the_flat_form_goes_through_a_file(tmp_path):
 def test_what_is_no_program(change, message):
     words = flatten_array(chain().array).words
     with pytest.raises(RuntimeError, match=message):
-        emulation.native().Emulator(change(words), "", {"scale": scale})
+        _native.Emulator(change(words), "", {"scale": scale})
 
 
 def test_a_sequence_of_another_array():
     plan, other = chain(), chain(4, 32)
     words = flatten_array(other.array).flatten(other.sequence)
-    array = emulation.native().Emulator(flatten_array(plan.array).words, "", {"scale": scale})
+    array = _native.Emulator(flatten_array(plan.array).words, "", {"scale": scale})
     with pytest.raises(RuntimeError, match="sequence sequence is for another array"):
         array.run(words, [], 0, True)

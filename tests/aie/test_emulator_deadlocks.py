@@ -6,11 +6,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from flownpu import _native
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.iron_compat import Kernel, ObjectFifo, Tile, Worker
 from flownpu.aie.plan import Acquire, Release, SetBarrier, Transfer, WriteParameter
 from tests.aie.cases import fused_dqp_case
-from tests.aie.emulation import emulate, native
+from tests.aie.emulation import emulate
 from tests.aie.programs import between, chain, tensor, with_array, with_body, with_step, with_steps
 
 
@@ -18,7 +19,7 @@ def deadlock(plan, *, seed=0, functions=None, **inputs):
     """The message of the deadlock that a plan must end in."""
     functions = {"scale": lambda *_: None} if functions is None else functions
     inputs = inputs or {"source": np.zeros(plan.sequence.buffers[0].type.elements, np.int32)}
-    with pytest.raises(native().Deadlock) as caught:
+    with pytest.raises(_native.Deadlock) as caught:
         emulate(plan, functions=functions, checked=False, seed=seed, **inputs)
     return str(caught.value)
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_emulator: the emulator for Python. aie/emulator/emulator.py is its face.
+// The emulator of the array. aie/emulator/emulator.py is its face in Python.
+#include "aie/emulator/emulator.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -7,7 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "aie/emulator/emulator.h"
+#include "python/native/bindings.h"
 
 namespace nb = nanobind;
 using namespace flownpu::emulator;  // NOLINT(google-build-using-namespace): the module is its face
@@ -80,10 +82,12 @@ class PythonEmulator {
 
 }  // namespace
 
-NB_MODULE(flownpu_emulator, module) {
+namespace flownpu::native {
+
+void bind_emulator(nb::module_& module) {
   const nb::exception<Error> error(module, "EmulationError", PyExc_RuntimeError);
   [[maybe_unused]] const nb::exception<Deadlock> deadlock(module, "Deadlock", error.ptr());
-  nb::class_<PythonEmulator>(module, "Emulator")
+  nb::class_<PythonEmulator>(module, "Emulator", "An array whose state lasts from call to call.")
       .def(nb::init<const Words&, const std::string&, const nb::dict&>(), nb::arg("words"),
            nb::arg("library"), nb::arg("functions"))
       .def("run", &PythonEmulator::run, nb::arg("words"), nb::arg("buffers"), nb::arg("seed"),
@@ -102,5 +106,7 @@ NB_MODULE(flownpu_emulator, module) {
                                                                  owner);
       },
       nb::arg("path"));
-  module.attr("VERSION") = kVersion;
+  module.attr("WORDS_VERSION") = kVersion;
 }
+
+}  // namespace flownpu::native

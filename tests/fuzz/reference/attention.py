@@ -50,6 +50,8 @@ def group_query_attention(node: Node) -> list[Bounds | None]:
     width = node.input(0).shape[-1]
     given = {name: attributes.get(name, default) for name, default in ATTRIBUTES.items()}
     given["head_size"] = width // (heads if node.has(1) else heads + 2 * groups)
+    if not given["head_size"]:
+        raise Unknown
     inputs = [node.optional(i) for i in range(11)] + [node.optional(i) for i in (14, 15)] + [None, node.optional(11)]
     if attributes.get("smooth_softmax", 0) and inputs[14] is None:
         zeros = np.zeros(heads)

@@ -36,7 +36,7 @@ _NAMES = {
     np.dtype(np.bool_): "bool",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# Kernels read numbers of up to 8 bytes where they lie.
+# Numbers of up to 8 bytes are read where they lie, which C++ leaves undefined at odd addresses.
 _ALIGNMENT = 8
 # Of shapes in the C++ (ops/tensor.h).
 _MOST_AXES = 8

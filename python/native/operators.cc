@@ -80,9 +80,8 @@ std::pair<std::string, nb::object> borrow(nb::handle value) {
   const nb::dlpack::dtype integers{static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt), bits,
                                    1};
   using Kept = nb::ndarray<nb::ro, nb::device::cpu>;
-  auto kept = std::make_unique<Kept>(array);
-  const nb::capsule owner(kept.get(), [](void* data) noexcept { delete static_cast<Kept*>(data); });
-  kept.release();
+  auto* kept = std::make_unique<Kept>(array).release();
+  const nb::capsule owner(kept, [](void* data) noexcept { delete static_cast<Kept*>(data); });
   const nb::ndarray<nb::numpy, nb::ro> integers_of(array.data(), array.ndim(), shape.data(), owner,
                                                    strides.data(), integers);
   return {std::string(name_of(type)), nb::cast(integers_of)};
@@ -125,6 +124,7 @@ std::vector<std::vector<std::int64_t>> PreparedNode::infer(const std::vector<Inp
   std::vector<Shape> shapes(outputs_);
   step_->infer(tensors_of(inputs), shapes);
   std::vector<std::vector<std::int64_t>> lists;
+  lists.reserve(shapes.size());
   for (const Shape& shape : shapes) lists.emplace_back(shape.begin(), shape.end());
   return lists;
 }

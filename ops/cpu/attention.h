@@ -18,7 +18,8 @@
 
 namespace flownpu::cpu {
 
-// What FlowQKVAttention and FlowKVAttention take; ops/definitions/flow_qkv_attention.py says what it means.
+// What FlowQKVAttention and FlowKVAttention take; ops/definitions/flow_qkv_attention.py says what
+// it means.
 Contract attention_contract(std::string_view op_type) noexcept;
 
 // H query heads share G KV heads of size d.

@@ -64,6 +64,7 @@ Value make_value(const std::string& name, const std::string& type,
 bool is_same(const Node& a, const Node& b) {
   const auto names = [](const std::vector<Value>& values) {
     std::vector<std::string_view> all;
+    all.reserve(values.size());
     for (const Value& value : values) all.push_back(value.name);
     return all;
   };

@@ -45,11 +45,11 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Of tests/aie those that each look at another part of the C++: kernels, aie/host/, the emulator. The rest runs plans, which
 # is Python, or the same C++ many times over.
-SANITIZED := tests/ops tests/npu tests/ep $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
+SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
 	emulator.py emulator_deadlocks.py conformance.py)
 
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
-# is not free of leaks. What a sanitizer says goes past pytest's capture of stderr.
+# is not free of leaks. graph_rewrites is there for flownpu._native. What a sanitizer says goes past pytest's capture of stderr.
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \

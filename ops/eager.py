@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from flownpu.ops import q4nx
-from flownpu.ops.eager_call import argument, as_array, as_integer, compute, contract_of
+from flownpu.ops.contracts import contract_of
+from flownpu.ops.eager_call import argument, as_array, as_integer, compute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,6 @@ rest: shapes, lengths and ranges.
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from flownpu import _native
+from flownpu.ops.contracts import contract_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,12 +101,6 @@ def compute(
     results = [np.zeros(shape, _DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
     node.run(given, [_pair(result) for result in results])
     return results
-
-
-@functools.cache
-def contract_of(op_type: str) -> _native.Contract:
-    """What the operator takes."""
-    return next(c for c in _native.contracts() if c.domain == DOMAIN and c.op_type == op_type)
 
 
 def open_device(function: str, name: str, options: Mapping[str, str | int] | None) -> _native.Device:

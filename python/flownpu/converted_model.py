@@ -12,6 +12,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.model_folder import onnx_path, read_genai_config
 from flownpu.onnx_file import load_model, reading
 from flownpu.ops import q4nx
+from flownpu.ops.contracts import input_position
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,7 +141,8 @@ class ConvertedModel:
     def _read_decoder(self, settings: dict[str, Any]) -> dict[str, Any]:
         attentions = [f"/layers.{i}.self_attn/attention" for i in range(self._layers)]
         first, gate_up = attentions[0], "/layers.0.mlp.gate_up_proj"
-        caches = [self._nodes[attention].inputs[7].name for attention in attentions]
+        cosines = input_position("FlowQKVAttention", "cos_cache")
+        caches = [self._nodes[attention].inputs[cosines].name for attention in attentions]
         return {
             "family": settings["type"],
             "hidden_size": self._size(gate_up, "K"),

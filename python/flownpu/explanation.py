@@ -17,6 +17,7 @@ from flownpu.explanation_speed import Speed, speed_of
 from flownpu.model_folder import locate_graph
 from flownpu.model_summary import summarize
 from flownpu.onnx_file import load_model, reading
+from flownpu.ops.contracts import input_position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,7 @@ __all__ = ["Attention", "Explanation", "Miss", "explain"]
 _DOMAIN = "ai.flownpu"
 _FOLDED = {"FlowQKVAttention", "FlowKVAttention"}
 _UNFOLDED = {"GroupQueryAttention", "MultiHeadAttention", "Attention", "DecoderMaskedMultiHeadAttention"}
-_PAST_KEY, _BIAS = 3, 10  # inputs of FlowQKVAttention
+_PAST_KEY, _BIAS = (input_position("FlowQKVAttention", name) for name in ("past_key", "attention_bias"))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from flownpu.model_folder import onnx_path, read_genai_config
 from flownpu.onnx_file import load_model, reading
+from flownpu.ops.contracts import input_position
 
 __all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
@@ -26,9 +27,9 @@ _SECONDS = 0.5
 # Tables, of which a step reads a row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
 _ATTENTIONS = {"FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"}
-# Their inputs that are tables: cos_cache and sin_cache; and the one that an encoder's do not have.
-_CACHES = slice(7, 9)
-_PAST_KEY = 3
+# Their inputs that are tables, and the one that an encoder's do not have: of GroupQueryAttention they stand there, too.
+_CACHES = slice(*(input_position("FlowQKVAttention", name) for name in ("cos_cache", "position_ids")))
+_PAST_KEY = input_position("FlowQKVAttention", "past_key")
 
 
 @dataclass(frozen=True)

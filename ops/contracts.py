@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FlowNPU's operators take, as their contracts in C++ say (ops/contract.h)."""
+
+from __future__ import annotations
+
+import functools
+
+from flownpu import _native
+
+__all__ = ["contract_of", "input_position"]
+
+_DOMAIN = "ai.flownpu"
+
+
+@functools.cache
+def contract_of(op_type: str) -> _native.Contract:
+    """The contract of one of FlowNPU's operators."""
+    return next(c for c in _native.contracts() if c.domain == _DOMAIN and c.op_type == op_type)
+
+
+def input_position(op_type: str, name: str) -> int:
+    """Where an input stands among those of its operator."""
+    return [port.name for port in contract_of(op_type).inputs].index(name)

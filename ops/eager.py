@@ -5,10 +5,11 @@ Inputs are numpy's arrays or any others that DLPack can export (torch's tensors)
 the CPU's memory. They are read in place where they are dense, else copied, and never changed. Results are numpy's and
 new. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, where it computes ("cpu"), and `options` of that: `activations`, `threads`, `cpu_isa`, as
-those of the execution provider (docs/options.md). It raises TypeError for an argument that is no array or has another
-type than the operator takes, and ValueError for all else that does not fit. NaN and infinities are numbers like others:
-they make what depends on them NaN. Threads may call at the same time; Python goes on while an operator computes.
+Every function takes `device`, where it computes ("cpu"; `fused_dqp` also "emulate", the emulated array of an NPU), and
+`options` of the CPU: `activations`, `threads`, `cpu_isa`, as those of the execution provider (docs/options.md). It
+raises TypeError for an argument that is no array or has another type than the operator takes, and ValueError for all
+else that does not fit. NaN and infinities are numbers like others: they make what depends on them NaN. Threads may call
+at the same time; Python goes on while the CPU computes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from flownpu.ops import q4nx
+from flownpu.ops import emulated, q4nx
 from flownpu.ops.contracts import contract_of
 from flownpu.ops.eager_call import argument, as_array, as_integer, compute
 
@@ -112,10 +113,10 @@ def fused_dqp(
         x: float32 [..., K], whose axes before the last are all 1.
         weight: As of `q4nx_matmul`.
         rows: M. None: all rows of the blocks.
-        bias: float32 [M], not with gating.
-        residual: float32 [..., M].
+        bias: float32 [M], not with gating, nor emulated.
+        residual: float32 [..., M]; not emulated.
         gating: "none", "geglu" or "swiglu".
-        device: Where.
+        device: "cpu", or "emulate": the design of aie/designs/fused_dqp.py, which rounds x and the result to bf16.
         options: Of the device.
 
     Returns:
@@ -287,8 +288,25 @@ def _project(
         "K": columns,
         "gating": gating,
     }
+    if device == "emulate" and op_type == "FusedDQP":
+        return _emulated(activations, blocks, attributes, others, options)
     inputs = {"X": activations, "W": blocks, **others}
     return compute(function, op_type, inputs, attributes, ["float"], device, options)[0]
+
+
+def _emulated(
+    x: NDArray[Any], blocks: q4nx.Bytes, attributes: dict[str, Any], others: dict[str, object], options: object
+) -> Floats:
+    """FusedDQP on the emulated array, which has no bias, no residual and no options."""
+    for name, value in {**others, "options": options}.items():
+        if value is not None:
+            raise ValueError(f"[fused_dqp] expected no {name} with device = 'emulate': the array has none")
+    if x.size != x.shape[-1]:
+        raise ValueError(f"[fused_dqp] expected x of one row, got {list(x.shape)}")
+    if attributes["gating"] not in {"none", "geglu", "swiglu"}:
+        raise ValueError(f"[fused_dqp] expected gating = none, geglu or swiglu, got {attributes['gating']!r}")
+    y = emulated.fused_dqp(x.reshape(-1), blocks, attributes["M"], attributes["gating"])
+    return y.reshape(*x.shape[:-1], -1)
 
 
 def _attend(

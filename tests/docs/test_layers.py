@@ -11,7 +11,11 @@ from tests.docs.pages import ROOT
 # What a folder may include or import of this project.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
 # The native module is the C++ of ops/.
-PYTHON = {"aie": {"aie", "_native"}, "ops": {"ops", "_native"}, "graph_rewrites": {"graph_rewrites", "ops", "_native"}}
+PYTHON = {
+    "aie": {"aie", "_native"},
+    "ops": {"ops", "_native", "aie"},
+    "graph_rewrites": {"graph_rewrites", "ops", "_native"},
+}
 INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
 IMPORT = re.compile(r"^\s*(?:from|import) flownpu(?:\.(\w+))?(?: import (\w+))?", re.MULTILINE)
 MODELS = re.compile(r"gemma|llama|qwen|siglip|mistral|phi[34]", re.IGNORECASE)

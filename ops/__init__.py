@@ -5,6 +5,8 @@ One operator is one stem: `definitions/fused_dqp.py` says what it computes, `cpu
 function `fused_dqp` of this module calls that.
 
     eager                 the operators as functions on arrays; this module has them too
+    emulated              those that run on the emulated array by themselves
+    contracts             what operators take, as the C++ says
     q4nx                  the format of the weights: pack, unpack, dequantise, gather
     q4nx_quantize         codes, scales and minima of given weights
     q4nx_file             .q4nx files

@@ -5,7 +5,7 @@ Inputs are numpy's arrays or any others that DLPack can export (torch's tensors)
 the CPU's memory. They are read in place where they are dense, else copied, and never changed. Results are numpy's and
 new. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, where it computes ("cpu"; `fused_dqp` also "emulate", the emulated array of an NPU), and
+Every function takes `device`, where it computes ("cpu", or "emulate": the array of an NPU, emulated), and
 `options` of the CPU: `activations`, `threads`, `cpu_isa`, as those of the execution provider (docs/options.md). It
 raises TypeError for an argument that is no array or has another type than the operator takes, and ValueError for all
 else that does not fit. NaN and infinities are numbers like others: they make what depends on them NaN. Threads may call
@@ -113,10 +113,10 @@ def fused_dqp(
         x: float32 [..., K], whose axes before the last are all 1.
         weight: As of `q4nx_matmul`.
         rows: M. None: all rows of the blocks.
-        bias: float32 [M], not with gating, nor emulated.
-        residual: float32 [..., M]; not emulated.
+        bias: float32 [M], not with gating.
+        residual: float32 [..., M].
         gating: "none", "geglu" or "swiglu".
-        device: "cpu", or "emulate": the design of aie/designs/fused_dqp.py, which rounds x and the result to bf16.
+        device: Where.
         options: Of the device.
 
     Returns:
@@ -165,7 +165,8 @@ def q4nx_gather(
         "K": _fit(function, "columns", columns, blocks, blocks.shape[1], layout.block_columns),
     }
     inputs = {"W": blocks, "indices": _needed(function, "Q4NXGather", "indices", indices)}
-    return compute(function, "Q4NXGather", inputs, sizes, ["float"], device, options)[0]
+    host = "cpu" if device == "emulate" else device  # an NPU's table is its host's
+    return compute(function, "Q4NXGather", inputs, sizes, ["float"], host, options)[0]
 
 
 def flow_qkv_attention(
@@ -288,25 +289,21 @@ def _project(
         "K": columns,
         "gating": gating,
     }
-    if device == "emulate" and op_type == "FusedDQP":
-        return _emulated(activations, blocks, attributes, others, options)
+    if device == "emulate":
+        return _emulated_product(function, activations, blocks, attributes, {**others, "options": options})
     inputs = {"X": activations, "W": blocks, **others}
     return compute(function, op_type, inputs, attributes, ["float"], device, options)[0]
 
 
-def _emulated(
-    x: NDArray[Any], blocks: q4nx.Bytes, attributes: dict[str, Any], others: dict[str, object], options: object
+def _emulated_product(
+    function: str, x: NDArray[Any], blocks: q4nx.Bytes, attributes: dict[str, Any], others: dict[str, object]
 ) -> Floats:
-    """FusedDQP on the emulated array, which has no bias, no residual and no options."""
-    for name, value in {**others, "options": options}.items():
-        if value is not None:
-            raise ValueError(f"[fused_dqp] expected no {name} with device = 'emulate': the array has none")
-    if x.size != x.shape[-1]:
-        raise ValueError(f"[fused_dqp] expected x of one row, got {list(x.shape)}")
+    emulated.refuse(function, others)
+    if function == "fused_dqp" and x.size != x.shape[-1]:
+        raise ValueError(f"[{function}] expected x of one row, got {list(x.shape)}")
     if attributes["gating"] not in {"none", "geglu", "swiglu"}:
-        raise ValueError(f"[fused_dqp] expected gating = none, geglu or swiglu, got {attributes['gating']!r}")
-    y = emulated.fused_dqp(x.reshape(-1), blocks, attributes["M"], attributes["gating"])
-    return y.reshape(*x.shape[:-1], -1)
+        raise ValueError(f"[{function}] expected gating = none, geglu or swiglu, got {attributes['gating']!r}")
+    return emulated.project(x, blocks, attributes["M"], attributes["gating"])
 
 
 def _attend(
@@ -332,7 +329,11 @@ def _attend(
         raise ValueError(f"[{function}] expected seqlens_k and total_sequence_length with past_key, got none")
     kind = "float" if past is None else "float" if past.dtype == np.float32 else past.dtype.name
     given = {name: keywords[name] for name in attributes if name in keywords}
-    output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], device, options)
+    host = "cpu" if device == "emulate" else device  # which checks all, and appends to the cache
+    output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], host, options)
+    if device == "emulate":
+        emulated.refuse(function, {"options": options})
+        output = emulated.attend(function, inputs, given, (key, value))
     return output, key, value
 
 

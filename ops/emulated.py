@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators by themselves on the emulated array of an NPU (XDNA2): the design's plan, run with the NPU's kernels.
+"""Operators by themselves on the emulated array of an NPU (XDNA2): designs' plans, run with the NPU's kernels.
 
-The array rounds activations and results to bf16, and sums in float32.
+The array rounds activations and results to bf16, and sums in float32; its keys and values are bf16. What its designs
+have no place for is refused.
 """
 
 from __future__ import annotations
@@ -16,56 +17,148 @@ from flownpu import _native
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
+    from flownpu.aie.emulator import Emulator
+    from flownpu.aie.iron_compat import Program
     from flownpu.aie.plan import Plan
 
-__all__ = ["fused_dqp"]
+__all__ = ["attend", "project", "refuse"]
 
 _TARGET = "npu2"
 # Of this architecture's kernels, compiled for this machine beside the native module.
 _KERNELS = "libflownpu_aie_xdna2.so"
-# The least rows of a call, one row of blocks a tile of a column (aie/designs/fused_dqp.py).
+# The least rows of a product, one row of blocks a tile of a column (aie/designs/fused_dqp.py).
 _LEAST_ROWS = 4 * q4nx.BLOCK_ROWS
+# What the designs of attention compute beside the keys that a query sees.
+_OF_ATTENTION = {
+    *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length"),
+    *("num_heads", "kv_num_heads", "head_size", "scale", "local_window_size", "causal"),
+}
 
 
-def fused_dqp(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx.Floats:
-    """FusedDQP of one row.
+def refuse(function: str, given: Mapping[str, object]) -> None:
+    """Raises ValueError if one of these is given: the array has none."""
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, (int, float)) or value != 0):
+            raise ValueError(f"[{function}] expected no {name} with device = 'emulate': the array's design has none")
+
+
+def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx.Floats:
+    """Products by the design of FusedDQP, row by row.
 
     Args:
-        x: float32 [K].
+        x: float32 [.., K].
         blocks: Q4NX blocks of any layout; with gating the gate's and below them the up projection's.
         rows: M.
         gating: "none", "geglu" or "swiglu".
 
     Returns:
-        float32 [M], of bf16's numbers.
+        float32 [.., M], of bf16's numbers.
 
     Raises:
         ValueError: The design has no place for these sizes; says why.
     """
-    from flownpu.aie.emulator import Emulator  # noqa: PLC0415 # the designs take long to import
-
-    columns = len(x)
+    columns = x.shape[-1]
     parts = np.split(blocks, 2) if gating != "none" else [blocks]
     padded = max(len(parts[0]) * q4nx.BLOCK_ROWS, _LEAST_ROWS)
-    plan = _plan(padded, columns, gating)
-    row = np.zeros(-(-columns // q4nx.WIDE.block_columns) * q4nx.WIDE.block_columns, q4nx.BFLOAT16)
-    row[:columns] = x
-    y = np.zeros(padded, q4nx.BFLOAT16)
+    plan = _product(padded, columns, gating)
     weight = np.concatenate([_wide(part, columns, padded // q4nx.BLOCK_ROWS) for part in parts])
-    emulator = Emulator(plan.array, Path(_native.__file__).parent / _KERNELS)
-    emulator.run(plan.sequence, [weight, row, y])
-    return y[:rows].astype(np.float32)
+    emulator = _emulator(plan)
+    found = []
+    for given in x.reshape(-1, columns):
+        row = np.zeros(-(-columns // q4nx.WIDE.block_columns) * q4nx.WIDE.block_columns, q4nx.BFLOAT16)
+        row[:columns] = given
+        y = np.zeros(padded, q4nx.BFLOAT16)
+        emulator.run(plan.sequence, [weight, row, y])
+        found.append(y[:rows].astype(np.float32))
+    return np.array(found, np.float32).reshape(*x.shape[:-1], rows)
+
+
+def attend(
+    function: str,
+    inputs: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    present: tuple[NDArray[Any], NDArray[Any]],
+) -> q4nx.Floats:
+    """Attention by the design of FlowKV for one token, of FlowQKV for several.
+
+    Args:
+        function: What errors call it.
+        inputs: Of the operator, which took them.
+        attributes: The same.
+        present: Keys and values [1, G, P, d], this call's included.
+
+    Returns:
+        float32 [1, S, H d], of bf16's numbers.
+
+    Raises:
+        ValueError: The design has no place for an input, an attribute or these sizes.
+    """
+    refuse(function, {name: value for name, value in {**inputs, **attributes}.items() if name not in _OF_ATTENTION})
+    heads, kv_heads, d = (attributes[name] for name in ("num_heads", "kv_num_heads", "head_size"))
+    batch, tokens = inputs["query"].shape[:2]
+    lengths = inputs.get("seqlens_k")
+    total = tokens if lengths is None else int(np.asarray(lengths).reshape(-1)[0]) + 1
+    if batch != 1 or tokens < 1 or total < tokens:
+        raise ValueError(
+            f"[{function}] expected one sequence of one token or more, without padding, with device = 'emulate', "
+            f"got {batch} of {tokens}, {total} in all"
+        )
+    window = attributes.get("local_window_size", -1)
+    plan = _attention(
+        *(heads, kv_heads, d, tokens, total),
+        window=window if window > 0 else None,
+        causal=bool(attributes.get("causal", 1)),
+        scale=attributes.get("scale") or None,
+    )
+    query, cache, output = (np.zeros(buffer.type.elements, q4nx.BFLOAT16) for buffer in plan.sequence.buffers)
+    given = inputs["query"][0, :, : heads * d].reshape(-1)
+    query[: given.size] = given
+    rows = cache.reshape(-1, kv_heads, 2, d)
+    for place, kept in enumerate(present):
+        rows[:total, :, place] = kept[0, :, :total].swapaxes(0, 1)
+    _emulator(plan).run(plan.sequence, [query, cache, output])
+    return output[: given.size].astype(np.float32).reshape(1, tokens, heads * d)
+
+
+def _emulator(plan: Plan) -> Emulator:
+    from flownpu.aie.emulator import Emulator  # noqa: PLC0415 # the designs take long to import
+
+    return Emulator(plan.array, Path(_native.__file__).parent / _KERNELS)
 
 
 @lru_cache(maxsize=16)
-def _plan(rows: int, columns: int, gating: str) -> Plan:
-    from flownpu.aie.checker import require_valid  # noqa: PLC0415
+def _product(rows: int, columns: int, gating: str) -> Plan:
     from flownpu.aie.designs.fused_dqp import FusedDQP  # noqa: PLC0415
 
     padded = -(-columns // q4nx.WIDE.block_columns) * q4nx.WIDE.block_columns
-    return require_valid(FusedDQP(_TARGET, padded, epilogue=gating).program(rows, columns).resolve_program("fused_dqp"))
+    return _checked(FusedDQP(_TARGET, padded, epilogue=gating).program(rows, columns), "fused_dqp")
+
+
+@lru_cache(maxsize=16)
+def _attention(
+    heads: int, kv_heads: int, d: int, tokens: int, total: int, *, window: int | None, causal: bool, scale: float | None
+) -> Plan:
+    from flownpu.aie.designs.flow_kv import FlowKV  # noqa: PLC0415
+    from flownpu.aie.designs.flow_qkv import FlowQKV  # noqa: PLC0415
+
+    if tokens == 1:
+        single = FlowKV(_TARGET, heads, kv_heads, d)
+        capacity = -(-total // single.keys) * single.keys
+        return _checked(single.program(total, capacity, window=window, scale=scale), "flow_kv_attention")
+    several = FlowQKV(_TARGET, heads, kv_heads, d)
+    capacity = -(-total // several.keys) * several.keys
+    program = several.program(tokens, total - tokens, capacity, window=window, causal=causal, scale=scale)
+    return _checked(program, "flow_qkv_attention")
+
+
+def _checked(program: Program, name: str) -> Plan:
+    from flownpu.aie.checker import require_valid  # noqa: PLC0415
+
+    return require_valid(program.resolve_program(name))
 
 
 def _wide(blocks: q4nx.Bytes, columns: int, row_blocks: int) -> q4nx.Bytes:

@@ -112,6 +112,11 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
     """
     if not isinstance(name, str):
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")
+    if name != "cpu":
+        raise ValueError(
+            f"[{function}] expected device = 'cpu' or 'emulate', got {name!r}: on others whole decoders and encoders run, "
+            "through ONNX Runtime"
+        )
     if not isinstance(options, Mapping | None):
         raise TypeError(f"[{function}] expected options to be a dict, got {type(options).__name__}")
     texts = {}

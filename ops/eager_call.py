@@ -114,8 +114,8 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")
     if name != "cpu":
         raise ValueError(
-            f"[{function}] expected device = 'cpu' or 'emulate', got {name!r}: on others whole decoders and encoders run, "
-            "through ONNX Runtime"
+            f"[{function}] expected device = 'cpu' or 'emulate', got {name!r}: on others whole decoders and encoders "
+            "run, through ONNX Runtime"
         )
     if not isinstance(options, Mapping | None):
         raise TypeError(f"[{function}] expected options to be a dict, got {type(options).__name__}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,33 +68,31 @@ class FloatWeight:
             if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
                 return existing
         name = unique_name(graph, f"{self.value.name}_Q4NX")
-        weight = _native.Q4NXConstant.of_floats(self._stored, self._release, self.rows, self.columns, self.transposed)
+        # Of the tensor alone: what C++ keeps of the graph, Python's collector could not free.
+        stored = self._stored()
+        weight = _native.Q4NXConstant.of_floats(
+            partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed
+        )
         tensor = Q4NXTensor(weight, name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
         value.meta[_SOURCE] = self
         graph.register_initializer(value)
         return value
 
-    def _release(self) -> None:
-        """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
-        if isinstance(self.value.const_value, ir.ExternalTensor):
-            self.value.const_value.release()
-
     def _equals(self, other: FloatWeight) -> bool:
         if (self.rows, self.columns) != (other.rows, other.columns):
             return False
-        ours, theirs = self._stored(), other._stored()
+        ours, theirs = _numbers(self._stored()), _numbers(other._stored())
         return all(np.array_equal(self._rows(ours, part), other._rows(theirs, part)) for part in self._parts())
 
     def _parts(self) -> list[slice]:
         at_once = max(1, _WEIGHTS_AT_ONCE // (self.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
         return [slice(first, min(first + at_once, self.rows)) for first in range(0, self.rows, at_once)]
 
-    def _stored(self) -> NDArray[np.float32]:
-        """The constant as it is stored, [M, K] or [K, M]."""
+    def _stored(self) -> ir.TensorProtocol:
         tensor = ir.convenience.get_const_tensor(self.value)
         assert tensor is not None
-        return np.ascontiguousarray(tensor.numpy())
+        return tensor
 
     def _rows(self, stored: NDArray[np.float32], part: slice) -> NDArray[np.float32]:
         return np.ascontiguousarray(stored[:, part].T if self.transposed else stored[part])
@@ -120,3 +119,14 @@ def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | N
     if value.shape is None or value.shape.rank() != 2:
         return None
     return FloatWeight(value, transposed)
+
+
+def _numbers(stored: ir.TensorProtocol) -> NDArray[np.float32]:
+    """A constant as it is stored, [M, K] or [K, M]."""
+    return np.ascontiguousarray(stored.numpy())
+
+
+def _release(stored: ir.TensorProtocol) -> None:
+    """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
+    if isinstance(stored, ir.ExternalTensor):
+        stored.release()

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
+from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.float_weight import FloatWeight
+from flownpu.graph_rewrites.projection import quantise_projections
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -33,3 +37,15 @@ def test_a_weight_in_a_file_of_a_weight_in_a_file(tmp_path: Path, monkeypatch: p
     packed = FloatWeight(value, transposed=False).initializer(ir.Graph([], [], nodes=[])).const_value
     assert packed is not None
     np.testing.assert_array_equal(packed.numpy(), q4nx.pack(*q4nx.quantize(weight), q4nx.NARROW))
+
+
+def test_a_model_is_freed() -> None:
+    """Whatever its weights are made of, which C++ keeps until then."""
+    weight = np.zeros((64, 64), np.float32)
+    model = testing.parse("product (float[1, 64] x) => (float y) { y = MatMul (x, w) }", w=weight)
+    quantise_projections(model)
+    values = [weakref.ref(value) for node in model.graph for value in node.outputs]
+    assert values
+    del model
+    gc.collect()
+    assert [value() for value in values] == [None] * len(values)

@@ -81,13 +81,17 @@ def attend(inputs: list[Bounds | None], attributes: dict[str, Any]) -> list[Boun
         raise Unknown
     if any(past is not None and past.shape[3] != attributes["head_size"] for past in middles[3:5]):
         raise Unknown  # ONNX's definition of the operator takes them, where they have no rows
+    if middles[13] is not None and middles[13].shape != middles[0].shape[:2]:
+        raise Unknown
     _check_positions(middles, attributes)
     lengths = middles[5]
     first_prompt = middles[6] is None or int(middles[6].reshape(-1)[0]) == middles[0].shape[1]
     if rotated and middles[9] is not None and first_prompt:
-        # ONNX Runtime reads the first position of a first prompt only.
-        first = middles[9].reshape(len(middles[0]), -1)[:, :1]
-        middles[9] = first + np.arange(middles[0].shape[1])
+        # ONNX Runtime reads the first position of a first prompt only, that of its first row.
+        if not middles[9].size:
+            raise Unknown
+        counted = middles[9].reshape(-1)[0] + np.arange(middles[0].shape[1])
+        middles[9] = np.tile(counted, (len(middles[0]), 1))
     output, key, present_value = flow_qkv_attention.reference(*middles, **attributes)
     sizes = _sizes(middles, attributes)
     past = inputs[3]

@@ -151,6 +151,8 @@ def matmul(node: Node) -> Bounds:
 
 def gemm(node: Node) -> Bounds:
     a, w = node.input(0), node.input(1)
+    if len(a.shape) != 2:
+        raise Unknown  # ONNX Runtime takes a row without its axis
     if node.attributes.get("transA", 0):
         a = a.map(np.transpose)
     if node.attributes.get("transB", 0):

@@ -19,6 +19,8 @@ from flownpu.npu_calls import build_artifacts
 from flownpu.npu_decoder import decoder_of_model, read_decoder
 from flownpu.npu_encoder import read_encoder
 from flownpu.ops.definitions import add_functions
+from tests.convert.conftest import write_tiny
+from tests.convert.gguf_files import write_gguf
 from tests.convert.picture_models import write_pictures_checkpoint
 from tests.npu.verdicts import assert_same_decoder, told_by_build, told_by_session
 
@@ -61,6 +63,13 @@ def test_converted_decoders(
     told = assert_same_decoder(folder, ep_devices[:1])
     assert reason in told
     assert bool(reason) == bool(told)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_decoders_of_gguf_files(family: str, ep_devices: list[Any], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", write_tiny(family, tmp_path / "checkpoint").reference)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    assert_same_decoder(tmp_path / "model", ep_devices[:1])
 
 
 # --- Decoders that are changed ----------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from flownpu.convert import convert
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.report import Report
+from flownpu.npu_decoder import decoder_of_model
 from flownpu.ops.definitions import add_functions
-from tests.npu.verdicts import assert_same_decoder
+from tests.npu.verdicts import assert_same_decoder, told_by_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,3 +167,14 @@ def test_the_build_takes_an_export_that_a_session_takes(
     assert "MatMulNBits" in {node.op_type for node in model.graph}
     ir.save(model, folder / "model.onnx", external_data="model.onnx.data")
     assert assert_same_decoder(folder, ep_devices[:1]) == ""
+
+
+def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str, Path], ep_devices: list[Any]) -> None:
+    """Of optimum's, which are no folders of GenAI's: the build's words of their graphs."""
+    for name, folder in folded.items():
+        told = set()
+        try:
+            decoder_of_model(ir.load(folder / "model.onnx"), 64)
+        except ValueError as error:
+            told.add(str(error))
+        assert told == told_by_session(folder / "model.onnx", ep_devices[:1]), name

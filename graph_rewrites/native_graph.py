@@ -159,7 +159,7 @@ def _value(value: ir.Value | None) -> _native.Value:
 def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
     """Of a value whose type the file does not say: its operand's, of a Reshape, or else float, as most are."""
     producer = value.producer() if isinstance(value, ir.Value) and value.dtype is None else None
-    if producer is not None and producer.op_type == "Reshape" and producer.inputs[0] is not None:
+    if producer is not None and producer.op_type == "Reshape" and producer.inputs and producer.inputs[0] is not None:
         return _data_type(producer.inputs[0])
     return value.dtype or ir.DataType.FLOAT
 

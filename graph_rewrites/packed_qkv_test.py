@@ -173,3 +173,14 @@ def test_packed_attention_is_no_miss() -> None:
     misses: list[Any] = []
     assert testing.apply("packed_qkv", model, misses) == 0
     assert misses == []
+
+
+def test_biases_of_other_lengths_are_left() -> None:
+    """What lies behind a short one is none of the weight's."""
+    model = _model(**BIASES)
+    short = model.graph.initializers["k_bias"]
+    short.const_value = ir.tensor(np.zeros(1, np.float32), name="k_bias")
+    short.shape = ir.Shape([1])
+    misses: list[Any] = []
+    assert testing.apply("packed_qkv", model, misses) == 0
+    assert "has an epilogue" in misses[0].reason

@@ -306,6 +306,11 @@ std::string unknown_part(const Contract& contract, const Node& node) {
     }
     return "";
   };
+  for (std::size_t i = 0; i < contract.inputs.size(); ++i) {
+    const Port& port = contract.inputs[i];
+    if (port.presence == Presence::kRequired && node.input(i) == nullptr)
+      return words("expected the input ", port.name, ", got none");
+  }
   if (std::string part = more("input", contract.inputs, node.inputs); !part.empty()) return part;
   if (std::string part = more("output", contract.outputs, node.outputs); !part.empty()) return part;
   for (const auto& [name, value] : node.attributes) {

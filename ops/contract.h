@@ -201,8 +201,8 @@ std::string violation_in_file(const Contract& contract, const Node& node);
 // not, or is of another kind. Empty if it is one.
 std::string damage(const Contract& contract, const Node& node);
 
-// What the node has that the contract does not know of, an input, an output or an attribute, in
-// words; empty if there is nothing.
+// What the node has that the contract does not know of, an input, an output or an attribute, or an
+// input that it must have and lacks, in words; empty if there is nothing.
 std::string unknown_part(const Contract& contract, const Node& node);
 
 // Throws Error naming the node if the shapes do not fit the contract's; for each run. Allocates

@@ -42,7 +42,7 @@ class Graph {
 
   // From now on leaves nodes alone that have an input, an output or an attribute of which their
   // operator's contract knows nothing, and reports them: a rule that draws nodes together would
-  // lose it.
+  // lose it. Those that lack an input, too: rules look at it.
   void leave_unknown(std::span<const Contract> contracts);
 
   // Calls visit(node) for each node of the operator, in order; it may change the node, and others

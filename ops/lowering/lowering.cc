@@ -139,12 +139,6 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
   return lowered;
 }
 
-std::vector<std::string_view> rule_names() {
-  std::vector<std::string_view> names;
-  for (const Rule& rule : kRules) names.push_back(rule.name);
-  return names;
-}
-
 std::vector<Contract> of_rules(std::span<const Contract> all) {
   constexpr std::pair<std::string_view, std::string_view> kDrawn[] = {
       {kDomain, "FlowQKVAttention"},

@@ -54,8 +54,6 @@ using Promised = std::map<std::string, const Q4NXConstant*>;
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                           const Promised& promised);
 
-// The rules' names, in the order in which they are applied.
-std::vector<std::string_view> rule_names();
 // Of all contracts those of operators that rules draw together, which must know all of them.
 std::vector<Contract> of_rules(std::span<const Contract> all);
 // Applies some of the rules, by name, in their order. Throws Error, which lists them, if there is

@@ -25,7 +25,8 @@ using Projections = std::array<Node*, 3>;
 
 bool is_biased(const Node* projection) {
   const Value* bias = projection->input(kProductBias);
-  return bias != nullptr && bias->constant != nullptr;
+  return bias != nullptr && bias->constant != nullptr && bias->type == DataType::kFloat32 &&
+         bias->shape && bias->shape->elements() == projection->required_integer("M");
 }
 
 // Why the three cannot be one; empty if they can.

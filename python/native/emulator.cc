@@ -106,7 +106,6 @@ void bind_emulator(nb::module_& module) {
                                                                  owner);
       },
       nb::arg("path"));
-  module.attr("WORDS_VERSION") = kVersion;
 }
 
 }  // namespace flownpu::native

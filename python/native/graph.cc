@@ -84,7 +84,9 @@ class Rewriting {
     graph_.leave_unknown(lowering::of_rules(make_cpu_device({})->contracts()));
     lowering::rewrite(graph_, weights_, rules);
     std::unordered_map<std::string_view, const Node*> before;
-    for (const Node& node : nodes) before.emplace(node.outputs.at(0).name, &node);
+    for (const Node& node : nodes) {
+      if (!node.outputs.empty()) before.emplace(node.outputs[0].name, &node);
+    }
     for (Node& node : graph_.take()) {
       const auto found = before.find(node.outputs[0].name);
       if (found == before.end() || !is_same(*found->second, node))
@@ -254,14 +256,6 @@ void bind_graph(nb::module_& module) {
            nb::rv_policy::reference_internal,
            "What packs the value's blocks; None if it is no weight that a rule made.");
   module.attr("SMALL_BLOCK") = lowering::kSmallBlock;
-  module.def(
-      "rule_names",
-      [] {
-        std::vector<std::string> names;
-        for (const std::string_view name : lowering::rule_names()) names.emplace_back(name);
-        return names;
-      },
-      "All rules, in their order.");
 }
 
 }  // namespace flownpu::native

@@ -16,19 +16,10 @@ import ml_dtypes
 import numpy as np
 
 from flownpu import _native
+from flownpu.ops.eager_call import _DTYPES
+from flownpu.ops.eager_call import _NAMES as NAMES
 
 _BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
-NAMES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float16): "float16",
-    np.dtype(ml_dtypes.bfloat16): "bfloat16",
-    np.dtype(np.int64): "int64",
-    np.dtype(np.int32): "int32",
-    np.dtype(np.int8): "int8",
-    np.dtype(np.uint8): "uint8",
-    np.dtype(np.bool_): "bool",
-}
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def _load() -> ModuleType:

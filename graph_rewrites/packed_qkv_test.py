@@ -177,7 +177,8 @@ def test_packed_attention_is_no_miss() -> None:
 
 def test_biases_of_other_lengths_are_left() -> None:
     """What lies behind a short one is none of the weight's."""
-    model = _model(**BIASES)
+    biases: dict[str, Any] = BIASES
+    model = _model(**biases)
     short = model.graph.initializers["k_bias"]
     short.const_value = ir.tensor(np.zeros(1, np.float32), name="k_bias")
     short.shape = ir.Shape([1])

@@ -14,29 +14,30 @@ import numpy as np
 
 from flownpu.aie.artifact_index import Index
 from flownpu.aie.artifacts import write_bytes
+from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from flownpu.aie.artifact_index import ArtifactCall
     from flownpu.aie.artifacts import ArtifactFolder
-    from flownpu.aie.plan import Plan
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.program import Program
 
 __all__ = ["write_compiled"]
 
 
 def write_compiled(
-    folder: ArtifactFolder, calls: Iterable[ArtifactCall], *, report: Callable[[ArtifactCall], None] = lambda _: None
+    folder: ArtifactFolder, programs: Sequence[Program], *, report: Callable[[ArtifactCall], None] = lambda _: None
 ) -> int:
-    """Compiles calls, derives their families and writes the index.
+    """Compiles the calls of some programs, derives their families and writes the index.
 
     Without a toolchain plans and MLIR are written, each at the call's last position, and no index.
 
     Args:
         folder: to add the calls to.
-        calls: all that the index is to hold.
+        programs: all that the index is to hold.
         report: hears of each call before it is compiled.
 
     Returns:
@@ -48,11 +49,11 @@ def write_compiled(
         ValueError: a call's instructions follow no rule, two arrays have one name, or an array is compiled and its
             calls are not.
     """
-    index = Index(folder.path, folder.target, emulated=False)
+    array_files: dict[str, str] = {}
     complete = True
-    for call in calls:
+    for call in calls_of(programs):
         report(call)
-        plan = _add(folder, call, call.last)
+        _add(folder, call, call.last)
         xclbin = folder.xclbin(call.array)
         if xclbin is None:
             complete = False
@@ -60,9 +61,9 @@ def write_compiled(
         family = call.family(_Instructions(folder, call), checks=1, lone_chunks=False)
         identity = zlib.crc32((folder.path / xclbin).read_bytes())
         write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
-        index.add(call, xclbin, plan.sequence.buffers)
+        array_files[call.array] = xclbin
     if complete:
-        index.write()
+        Index(folder.path, folder.target, emulated=False, programs=programs, array_files=array_files).write()
     return len(folder.compiled)
 
 
@@ -84,10 +85,9 @@ class _Instructions:
         return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
 
 
-def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> Plan:
-    plan = call.plan(position)
+def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
+    plan = call.last_plan if position == call.last else call.plan(position)
     folder.add(call.operator, call.array, _name(call, position), plan)
-    return plan
 
 
 def _name(call: ArtifactCall, position: int) -> str:

@@ -23,21 +23,24 @@ from typing import TYPE_CHECKING, Any
 from flownpu.aie.artifact_index import Index
 from flownpu.aie.artifacts import MANIFEST, digest, write_bytes, write_text
 from flownpu.aie.emulator.flatten import FlatArray, flatten_array
+from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from flownpu.aie.artifact_index import ArtifactCall
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.program import Program
 
 __all__ = ["write_emulated"]
 
-_FORMAT = "emulated-1"  # of the manifest
+_FORMAT = "emulated-2"  # of the manifest
+_OLDER = ("emulated-1",)  # whose folders are replaced whole
 
 
 def write_emulated(
     folder: Path,
     target: str,
-    calls: Iterable[ArtifactCall],
+    programs: Sequence[Program],
     *,
     about: Mapping[str, Any],
     report: Callable[[ArtifactCall], None] = lambda _: None,
@@ -49,7 +52,7 @@ def write_emulated(
     Args:
         folder: to make, or to bring up to date.
         target: npu1 or npu2.
-        calls: all that it is to hold.
+        programs: all that the host is to run.
         about: what else the manifest is to say.
         report: hears of each call before it is derived.
 
@@ -66,10 +69,10 @@ def write_emulated(
     folder.parent.mkdir(parents=True, exist_ok=True)
     writer.temporary.mkdir()
     try:
-        for call in calls:
+        for call in calls_of(programs):
             report(call)
             writer.add(call)
-        writer.finish()
+        writer.finish(programs)
     finally:
         shutil.rmtree(writer.temporary, ignore_errors=True)
     return writer.derived
@@ -86,12 +89,10 @@ class _EmulatedFolder:
         self._about, self._target = about, target
         self._arrays: dict[str, FlatArray] = {}
         self._calls: dict[str, dict[str, Any]] = {}
-        self._index = Index(self.temporary, target, emulated=True)
 
     def add(self, call: ArtifactCall) -> None:
-        plan = call.plan(call.last)
+        plan = call.last_plan
         flat = flatten_array(plan.array)
-        array_file = f"arrays/{call.array}.words"
         if self._arrays.setdefault(call.array, flat).identity != flat.identity:
             raise ValueError(
                 f"[artifacts] two arrays that differ are both called {call.array}: {call.name} is of the second"
@@ -103,11 +104,9 @@ class _EmulatedFolder:
             self.derived += 1
             family = call.family(lambda position: flat.flatten(call.sequence(position)))
             content = family.flatten(call.name, flat.identity).tobytes()
-        write_bytes(self.temporary / array_file, flat.words.tobytes())
+        write_bytes(self.temporary / _array_file(call.array), flat.words.tobytes())
         write_bytes(self.temporary / call.family_file, content)
-        buffers = plan.sequence.buffers
-        self._calls[call.family_file] = {**call.record(buffers), "inputs": inputs, "sha256": digest(content)}
-        self._index.add(call, array_file, buffers)
+        self._calls[call.family_file] = {**call.record(), "inputs": inputs, "sha256": digest(content)}
 
     def _kept(self, file: str, inputs: str) -> bytes | None:
         """What a call's file holds, if it was made of these inputs and is as it was made."""
@@ -117,19 +116,21 @@ class _EmulatedFolder:
         content = path.read_bytes()
         return content if digest(content) == old.get("sha256") else None
 
-    def finish(self) -> None:
+    def finish(self, programs: Sequence[Program]) -> None:
         manifest = {
             "format": _FORMAT,
             "target": self._target,
             **self._about,
             "arrays": {
-                name: {"file": f"arrays/{name}.words", "sha256": digest(flat.words.tobytes())}
+                name: {"file": _array_file(name), "sha256": digest(flat.words.tobytes())}
                 for name, flat in self._arrays.items()
             },
             "calls": self._calls,
+            "programs": [program.record() for program in programs],
         }
         write_text(self.temporary / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-        self._index.write()
+        files = {name: _array_file(name) for name in self._arrays}
+        Index(self.temporary, self._target, emulated=True, programs=programs, array_files=files).write()
         if not self._folder.exists():
             self.temporary.rename(self._folder)
             return
@@ -137,6 +138,10 @@ class _EmulatedFolder:
         self._folder.rename(previous)
         self.temporary.rename(self._folder)
         shutil.rmtree(previous)
+
+
+def _array_file(array: str) -> str:
+    return f"arrays/{array}.words"
 
 
 def _records(folder: Path) -> dict[str, Any]:
@@ -149,6 +154,8 @@ def _records(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if found["format"] in _OLDER:
+            return {}
         if found["format"] == _FORMAT and all(isinstance(call, dict) for call in found["calls"].values()):
             return dict(found["calls"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

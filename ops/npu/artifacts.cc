@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/artifacts.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -18,45 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 using emulator::WordReader;
 
-// How many of an operator's calls a message tells of.
-constexpr std::size_t kTold = 3;
-
-std::string text_of(const std::vector<std::int64_t>& values) {
-  std::ostringstream text;
-  for (std::size_t i = 0; i < values.size(); ++i) text << (i > 0 ? "," : "") << values[i];
-  return text.str();
-}
-
-std::string text_of(const CallAttributes& attributes) {
-  std::string text;
-  for (const auto& [key, values] : attributes)
-    text += (text.empty() ? "" : ", ") + key + " " + text_of(values);
-  return text;
-}
-
-// What of `expected` the attributes do not have.
-CallAttributes differing(const CallAttributes& attributes, const CallAttributes& expected) {
-  CallAttributes found;
-  for (const auto& [key, values] : expected) {
-    const auto at = attributes.find(key);
-    if (at == attributes.end()) {
-      found[key] = {};
-    } else if (at->second != values) {
-      found[key] = at->second;
-    }
-  }
-  return found;
-}
-
 CallRecord read_call(WordReader& reader, std::size_t arrays) {
   CallRecord call;
   call.op_type = reader.text();
   call.name = reader.text();
-  const std::size_t attributes = reader.count();
-  for (std::size_t i = 0; i < attributes; ++i) {
-    std::string key = reader.text();
-    call.attributes[std::move(key)] = reader.integers();
-  }
   call.array = reader.index(arrays, "arrays");
   call.file = reader.text();
   call.crc = reader.next();
@@ -120,6 +84,7 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
     return ArrayRecord{std::move(name), std::move(file), reader.next()};
   });
   calls_ = reader.list([&] { return read_call(reader, arrays_.size()); });
+  programs_ = reader.list([&] { return read_program(reader, calls_); });
 }
 
 std::string Artifacts::build_command() const {
@@ -140,38 +105,27 @@ void Artifacts::refuse(const std::string& why, const std::string& what_to_do) co
                     "[FlowNPU] " + why + "; " + what_to_do + ": `" + build_command() + "`");
 }
 
-std::vector<const CallRecord*> Artifacts::find(std::string_view op_type,
-                                               const CallAttributes& attributes) const {
-  std::vector<const CallRecord*> found;
-  for (const CallRecord& call : calls_) {
-    if (call.op_type == op_type && differing(call.attributes, attributes).empty())
-      found.push_back(&call);
+std::vector<const ProgramRecord*> Artifacts::programs(std::string_view kind,
+                                                      const Node& node) const {
+  std::vector<const ProgramRecord*> found;
+  for (const ProgramRecord& program : programs_) {
+    if (program.kind == kind && program.difference(node).empty()) found.push_back(&program);
   }
   return found;
 }
 
-const CallRecord& Artifacts::require(std::string_view op_type,
-                                     const CallAttributes& attributes) const {
-  const std::vector<const CallRecord*> found = find(op_type, attributes);
-  if (found.size() == 1) return *found.front();
-  const std::string wanted = std::string(op_type) + " with " + text_of(attributes);
-  if (!found.empty()) {
-    std::string names;
-    for (const CallRecord* call : found) names += (names.empty() ? "" : ", ") + call->name;
-    refuse(folder_ + " has several calls of " + wanted + ": " + names, "build them again");
+std::vector<const ProgramRecord*> Artifacts::require(std::string_view kind,
+                                                     const Node& node) const {
+  std::vector<const ProgramRecord*> found = programs(kind, node);
+  if (!found.empty()) return found;
+  std::set<std::string> others;
+  for (const ProgramRecord& program : programs_) {
+    if (program.kind == kind) others.insert(program.difference(node));
   }
-  // The nearest ones first, by how many attributes are others; then as they are in the index.
-  std::vector<std::pair<CallAttributes, const CallRecord*>> others;
-  for (const CallRecord* call : find(op_type, {}))
-    others.emplace_back(differing(call->attributes, attributes), call);
-  std::sort(others.begin(), others.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.first.size(), a.second) < std::pair(b.first.size(), b.second);
-  });
-  std::string there = others.empty() ? "none of " + std::string(op_type) : "";
-  for (std::size_t i = 0; i < std::min(others.size(), kTold); ++i)
-    there += (i > 0 ? "; " : "") + others[i].second->name + " with " + text_of(others[i].first);
-  if (others.size() > kTold) there += "; and " + std::to_string(others.size() - kTold) + " more";
-  refuse("expected " + wanted + " in " + folder_ + "; there is " + there,
+  std::string there;
+  for (const std::string& other : others) there += (there.empty() ? "" : ", and ") + other;
+  refuse("expected a program of this model to " + std::string(kind) + " in " + folder_ +
+             "; there is " + (there.empty() ? "none" : "one for a model with " + there),
          "build the designs of this model");
 }
 

@@ -1,48 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Artifacts: the folder of compiled designs that `flownpu build` makes, as the host reads it.
 //
-// `index.words` (aie/artifact_index.py writes it) lists the arrays and, for each call, its
-// operator, its attributes and its host buffers. The words of a call are a family (call_family.h).
+// `index.words` (aie/artifact_index.py writes it) lists the arrays, the calls with their host
+// buffers, and the programs (program_record.h). The words of a call are a family (call_family.h).
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ops/npu/call_family.h"
+#include "ops/npu/program_record.h"
 
 namespace flownpu::npu {
-
-// What tells a call from others of its operator: lists of integers; floats as their bits.
-using CallAttributes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
-
-// A float as the index has it: its bits.
-inline std::int64_t bits_of(float value) { return std::bit_cast<std::int32_t>(value); }
 
 struct ArrayRecord {
   std::string name;
   std::string file;  // relative to the folder
   std::int64_t crc = 0;
-};
-
-struct BufferRecord {
-  std::string name;
-  std::size_t bytes = 0;
-};
-
-struct CallRecord {
-  std::string op_type;  // stem of the design: "decode_layer", "gemm", ...
-  std::string name;
-  CallAttributes attributes;
-  std::size_t array = 0;
-  std::string file;  // of the family
-  std::int64_t crc = 0;
-  std::vector<BufferRecord> buffers;  // in the order of the call's arguments
 };
 
 class Artifacts {
@@ -60,12 +38,12 @@ class Artifacts {
   const std::string& identity() const { return identity_; }
 
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
-  // All calls of an operator whose attributes include these.
-  std::vector<const CallRecord*> find(std::string_view op_type,
-                                      const CallAttributes& attributes) const;
-  // The one call of these; DeviceError (kArtifact) that says what there is of that operator, and
-  // how to build what is missing.
-  const CallRecord& require(std::string_view op_type, const CallAttributes& attributes) const;
+  const CallRecord& call(std::size_t number) const { return calls_[number]; }
+  // The programs of a kind that are for the model of this node.
+  std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
+  // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to
+  // build what is missing.
+  std::vector<const ProgramRecord*> require(std::string_view kind, const Node& node) const;
   // The path of the call's array, and its words; both are checked against their sums. Throw
   // DeviceError (kArtifact).
   std::string array_file(const CallRecord& call) const;
@@ -86,6 +64,7 @@ class Artifacts {
   bool emulated_ = false;
   std::vector<ArrayRecord> arrays_;
   std::vector<CallRecord> calls_;
+  std::vector<ProgramRecord> programs_;
 };
 
 }  // namespace flownpu::npu

@@ -2,7 +2,6 @@
 #include "ops/npu/compiled_designs.h"
 
 #include <chrono>
-#include <sstream>
 #include <utility>
 
 #include "ops/dispatch_observer.h"
@@ -111,24 +110,7 @@ void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::
 }
 
 PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
-    : artifacts_(&designs.artifacts()),
-      call_(&call),
-      array_(&designs.array(call)),
-      family_(designs.artifacts().family(call)) {}
-
-void PreparedCall::require(std::span<const View> arguments) const {
-  bool same = arguments.size() == call_->buffers.size();
-  for (std::size_t i = 0; same && i < arguments.size(); ++i)
-    same = arguments[i].bytes == call_->buffers[i].bytes;
-  if (same) return;
-  std::ostringstream text;
-  text << "[FlowNPU] call " << call_->op_type << " " << call_->name << ": expected buffers of";
-  for (const View& argument : arguments) text << " " << argument.bytes;
-  text << " bytes, the artifacts in " << artifacts_->folder() << " have";
-  for (const BufferRecord& buffer : call_->buffers)
-    text << " " << buffer.name << " " << buffer.bytes;
-  throw DeviceError(Failure::kArtifact, text.str() + "; build the model's artifacts again");
-}
+    : call_(&call), array_(&designs.array(call)), family_(designs.artifacts().family(call)) {}
 
 Sequence* PreparedCall::at(std::int64_t position) {
   const std::size_t number = family_.class_of(position);

@@ -61,10 +61,6 @@ class PreparedCall {
   const std::string& name() const { return call_->name; }
   const std::string& file() const { return call_->file; }
   std::int64_t positions() const { return family_.positions(); }
-  // What each of its arguments takes, in their order.
-  std::span<const BufferRecord> buffers() const { return call_->buffers; }
-  // Throws DeviceError (kArtifact) unless the call takes these arguments, by their bytes.
-  void require(std::span<const View> arguments) const;
 
   // Its words for a position, until it is asked for another. Throws Error if there are none.
   Sequence* at(std::int64_t position);
@@ -75,7 +71,6 @@ class PreparedCall {
     std::int64_t position = -1;  // that they are for
   };
 
-  const Artifacts* artifacts_;
   const CallRecord* call_;
   Array* array_;
   CallFamily family_;

@@ -14,19 +14,20 @@
 namespace flownpu::npu {
 namespace {
 
-// The first `context` positions of each table, which may have more or fewer.
-std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Packed& packed,
-                                      const DecoderShape& shape, std::int64_t context) {
-  std::vector<std::byte> all(packed.bytes);
-  packed.write(all);
+// Tables as long as the programs take them, in `bytes`, which the model's are not.
+std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const DecoderShape& shape,
+                                      std::size_t bytes) {
+  const Packed& rotary = packed(node, "rotary", shape.rotary_bytes());
+  std::vector<std::byte> all(rotary.bytes);
+  rotary.write(all);
   const std::size_t from = static_cast<std::size_t>(shape.positions) * shape.angle_bytes();
-  const std::size_t to = static_cast<std::size_t>(context) * shape.angle_bytes();
   const auto tables = static_cast<std::size_t>(shape.tables());
-  std::unique_ptr<Buffer> buffer = runtime.allocate(tables * to);
+  const std::size_t to = bytes / tables;
+  std::unique_ptr<Buffer> buffer = runtime.allocate(bytes);
   for (std::size_t table = 0; table < tables; ++table) {
     std::memcpy(buffer->bytes().data() + table * to, all.data() + table * from, std::min(from, to));
   }
-  buffer->to_device(0, tables * to);
+  buffer->to_device(0, bytes);
   return buffer;
 }
 
@@ -48,25 +49,44 @@ DecoderShape read_shape(const Node& node) {
 
 }  // namespace
 
+DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& node) {
+  DecoderPrograms found;
+  const auto context = [](const ProgramRecord* program) { return program->context; };
+  found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
+  for (const ProgramRecord* program : artifacts.programs("prefill", node)) {
+    if (program->context == found.decode->context && program->cache == found.decode->cache)
+      found.prefill.push_back(program);
+  }
+  std::ranges::sort(found.prefill, {}, &ProgramRecord::tokens);
+  return found;
+}
+
+std::vector<const ProgramRecord*> DecoderPrograms::all() const {
+  std::vector<const ProgramRecord*> programs = prefill;
+  programs.push_back(decode);
+  return programs;
+}
+
 DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
-      decode_(designs_, shape_),
-      prefill_(designs_, shape_, decode_.context()) {
-  Runtime& runtime = designs_->runtime();
-  buffers_.weights = upload(runtime, packed(node, "weights", shape_.weight_bytes()));
-  buffers_.vectors = upload(runtime, packed(node, "vectors", shape_.vector_bytes()));
-  const Packed& rotary = packed(node, "rotary", shape_.rotary_bytes());
-  buffers_.rotary = upload_rotary(runtime, rotary, shape_, decode_.context());
-  decode_.bind(buffers_);
-  prefill_.bind(buffers_);
+      programs_(DecoderPrograms::find(designs_->artifacts(), node)),
+      buffers_(designs_->runtime(), programs_.all(), node,
+               {{"rotary",
+                 [&](std::size_t bytes) {
+                   return upload_rotary(designs_->runtime(), node, shape_, bytes);
+                 }}}),
+      decode_(designs_, *programs_.decode, buffers_) {
+  for (const ProgramRecord* program : programs_.prefill)
+    prefill_.emplace_back(designs_, *program, buffers_);
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
   struct Kept {
     std::shared_ptr<CompiledDesigns> designs;
     KvCaches caches;
   };
-  auto kept =
-      std::shared_ptr<Kept>(new Kept{designs_, KvCaches(runtime, shape_, decode_.context())});
+  auto kept = std::shared_ptr<Kept>(
+      new Kept{designs_, KvCaches(designs_->runtime(), shape_, programs_.decode->context,
+                                  programs_.decode->cache, buffers_.cache_bytes())});
   caches_ = std::shared_ptr<KvCaches>(kept, &kept->caches);
 }
 
@@ -110,8 +130,8 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
     fail("expected positions below ", shape_.positions,
          ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
   }
-  if (length > decode_.context()) {
-    throw Unsupported("expected at most " + std::to_string(decode_.context()) +
+  if (length > programs_.decode->context) {
+    throw Unsupported("expected at most " + std::to_string(programs_.decode->context) +
                       " tokens, which the NPU's artifacts were built for, got " +
                       std::to_string(length) +
                       ": build them for a longer context (`flownpu build MODEL --context N`), or "
@@ -142,6 +162,19 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   }
 }
 
+// As few chunks as may be, since dequantising the weights takes the time that multiplying some
+// hundred tokens' rows does: the smallest that takes all tokens, or else the largest.
+Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
+  Program* best = nullptr;
+  for (Program& chunk : prefill_) {
+    const ProgramRecord& record = chunk.record();
+    if (left < record.fewest || position + record.tokens > record.context) break;
+    best = &chunk;
+    if (record.tokens >= left) break;
+  }
+  return best;
+}
+
 void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                             std::span<float> logits) const {
   const auto rows = [&](std::int64_t first, std::int64_t count) {
@@ -149,17 +182,21 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
                                   static_cast<std::size_t>(count * shape_.hidden));
   };
   const std::int64_t last = tokens.count - 1;
-  for (std::int64_t token = 0; token < last;) {
+  for (std::int64_t token = 0; token <= last;) {
     const std::int64_t position = tokens.past + token;
-    const std::int64_t count = prefill_.next(last - token, position);
-    if (count > 0) {
-      prefill_.run(rows(token, count), position, cache);
-    } else {
-      decode_.run(rows(token, 1), position, cache, {});
-    }
-    token += std::max<std::int64_t>(count, 1);
+    Program* chunk = chunk_for(last - token, position);
+    const std::int64_t count =
+        chunk == nullptr ? 1 : std::min(last - token, chunk->record().tokens);
+    Program& program = chunk == nullptr ? decode_ : *chunk;
+    program.write(rows(token, count));
+    const std::string first = std::to_string(position);
+    program.run(position,
+                count == 1 ? ", position " + first
+                           : ", positions " + first + "-" + std::to_string(position + count - 1),
+                &cache);
+    token += count;
   }
-  decode_.run(rows(last, 1), tokens.past + last, cache, logits);
+  decode_.read(logits);
 }
 
 void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -176,17 +213,16 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   caches_->finish(*cache, presents, tokens.past + tokens.count);
 }
 
-std::string describe_decoder(const DecoderShape& shape,
-                             const std::shared_ptr<CompiledDesigns>& designs) {
-  const DecodeCalls decode(designs, shape);
-  const PrefillCalls prefill(designs, shape, decode.context());
-  const std::string layers = std::to_string(shape.layer_count());
-  const std::string dispatches = std::to_string(decode.dispatches());
+std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
+  const DecoderShape shape = DecoderShape::read(node);
+  const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
+  const std::size_t dispatches = programs.decode->dispatches.size();
   std::string chunks;
-  for (const std::int64_t size : prefill.sizes())
-    chunks += (chunks.empty() ? "" : " or ") + std::to_string(size);
-  return layers + (shape.layer_count() == 1 ? " layer" : " layers") + " and the LM head in " +
-         dispatches + (decode.dispatches() == 1 ? " dispatch" : " dispatches") + " a token, " +
+  for (const ProgramRecord* program : programs.prefill)
+    chunks += (chunks.empty() ? "" : " or ") + std::to_string(program->tokens);
+  return std::to_string(shape.layer_count()) + (shape.layer_count() == 1 ? " layer" : " layers") +
+         " and the LM head in " + std::to_string(dispatches) +
+         (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
          (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks);
 }
 

@@ -1,29 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // DecoderLayers: the step of the node of that name (decoder_layers_match.h). Prompts go through the
-// prefill calls in chunks, all but their last token; that one, and each token of a reply, goes
-// through the decode calls, which end with the LM head. Keys and values stay in KV caches of the
-// device's (kv_cache.h); activations and weights stay there, too.
+// programs for prefill in chunks, all but their last token; that one, and each token of a reply,
+// goes through the program for decode, which ends with the LM head. Keys and values stay in KV
+// caches of the device's (kv_cache.h); activations and weights stay there, too.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "ops/device.h"
 #include "ops/npu/compiled_designs.h"
-#include "ops/npu/decoder_layers_decode.h"
-#include "ops/npu/decoder_layers_prefill.h"
 #include "ops/npu/decoder_shape.h"
 #include "ops/npu/kv_cache.h"
+#include "ops/npu/program.h"
 
 namespace flownpu::npu {
+
+// Programs of one decoder that share a cache: those for the longest context that there is.
+struct DecoderPrograms {
+  const ProgramRecord* decode = nullptr;
+  std::vector<const ProgramRecord*> prefill;  // the shortest chunk first; may be none
+
+  // Throws DeviceError (kArtifact) if there are none for the model of this node.
+  static DecoderPrograms find(const Artifacts& artifacts, const Node& node);
+  std::vector<const ProgramRecord*> all() const;
+};
 
 // A run of a session follows another: they share the array, and its buffers.
 class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
-  // folder has no calls for this decoder, kMemory.
+  // folder has no programs for this decoder, kMemory.
   DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs);
 
   // Throws Unsupported for more than one sequence, or more tokens than the artifacts were built
@@ -47,21 +58,23 @@ class DecoderLayers final : public Step {
   };
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
+  // That takes most of `left` tokens from `position` on; null: they go token by token.
+  Program* chunk_for(std::int64_t left, std::int64_t position) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;
 
   DecoderShape shape_;
   std::shared_ptr<CompiledDesigns> designs_;
-  DecoderBuffers buffers_;
+  DecoderPrograms programs_;
+  ProgramBuffers buffers_;
   std::shared_ptr<KvCaches> caches_;
   mutable std::mutex mutex_;  // for what follows
-  mutable DecodeCalls decode_;
-  mutable PrefillCalls prefill_;
+  mutable Program decode_;
+  mutable std::vector<Program> prefill_;
 };
 
-// "6 layers and the LM head in 1 dispatch a token". Throws DeviceError (kArtifact) if the designs
-// have no calls for this decoder.
-std::string describe_decoder(const DecoderShape& shape,
-                             const std::shared_ptr<CompiledDesigns>& designs);
+// "6 layers and the LM head in 1 dispatch a token", of a node DecoderLayers. Throws DeviceError
+// (kArtifact) if the designs have no programs for this decoder.
+std::string describe_decoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

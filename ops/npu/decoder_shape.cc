@@ -90,8 +90,8 @@ void DecoderShape::write(Node& node) const {
       {"epsilon", epsilon},
       {"scale", scale},
       {"layers", layer_count()},
-      {"windows", windows(0, layer_count())},
-      {"tables", rotary_tables(0, layer_count())},
+      {"windows", list(layers, [](const LayerKind& kind) { return kind.window; })},
+      {"tables", list(layers, [](const LayerKind& kind) { return kind.table; })},
       {"sliding_window_cache",
        list(layers, [](const LayerKind& kind) { return std::int64_t{kind.window_sized_cache}; })},
   };
@@ -101,17 +101,6 @@ std::int64_t DecoderShape::tables() const {
   std::int64_t last = 0;
   for (const LayerKind& layer : layers) last = std::max(last, layer.table);
   return last + 1;
-}
-
-std::vector<std::int64_t> DecoderShape::windows(std::int64_t first, std::int64_t count) const {
-  return list({layers.begin() + first, layers.begin() + first + count},
-              [](const LayerKind& kind) { return kind.window; });
-}
-
-std::vector<std::int64_t> DecoderShape::rotary_tables(std::int64_t first,
-                                                      std::int64_t count) const {
-  return list({layers.begin() + first, layers.begin() + first + count},
-              [](const LayerKind& kind) { return kind.table; });
 }
 
 std::int64_t DecoderShape::padded_feed_forward() const {
@@ -143,10 +132,6 @@ std::size_t DecoderShape::layer_vector_bytes() const {
 
 std::size_t DecoderShape::final_vector_bytes() const {
   return static_cast<std::size_t>(entry_norms() * line()) * kBFloat16Bytes;
-}
-
-std::size_t DecoderShape::position_bytes() const {
-  return static_cast<std::size_t>(kv_heads * 2 * head_size) * kBFloat16Bytes;
 }
 
 std::size_t DecoderShape::weight_bytes() const {

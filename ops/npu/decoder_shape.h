@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderShape: the sizes of a decoder's layers, and what the array's host buffers hold where
-// (aie/designs/decode_layer_shape.py, which is the layouts' definition):
+// DecoderShape: the sizes of a decoder's layers, and what is packed for the array where
+// (aie/programs/decoder.py, which is the layouts' definition):
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
 //                   blocks (ops/q4nx.h)
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
 //                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]
-//   cache     bf16  [layer][context][G][2][d]
-//   state     bf16  what passes between the phases of a layer; it begins with the residual stream
-//                   and the update that is to be added to it, a line each
 #pragma once
 
 #include <array>
@@ -68,9 +65,6 @@ struct DecoderShape {
 
   std::int64_t layer_count() const { return static_cast<std::int64_t>(layers.size()); }
   std::int64_t tables() const;
-  // Of consecutive layers, as attributes of a call.
-  std::vector<std::int64_t> windows(std::int64_t first, std::int64_t count) const;
-  std::vector<std::int64_t> rotary_tables(std::int64_t first, std::int64_t count) const;
 
   // I rounded up to 64: the dequantisation engine weaves a gate and an up projection 64 columns at
   // a time (aie/designs/dequant_engine.py). What is added has zero weights.
@@ -85,12 +79,11 @@ struct DecoderShape {
   std::int64_t entry_norms() const { return post_norms ? 2 : 1; }
   std::size_t layer_vector_bytes() const;
   std::size_t final_vector_bytes() const;
-  // Of a position of a layer's cache, and of one of a rotary table.
-  std::size_t position_bytes() const;
   // Of what is packed (pack_weights.h).
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;
+  // Of a position of a rotary table; a key or a value has as many.
   std::size_t angle_bytes() const;
 };
 

@@ -2,60 +2,40 @@
 #include "ops/npu/encoder_layers.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "ops/error.h"
 #include "ops/npu/lowered_node.h"
-#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {
 
-std::uint16_t* elements(Buffer& buffer) {
-  return reinterpret_cast<std::uint16_t*>(buffer.bytes().data());
+// [patches][channels, patch, patch] of an image [channels, side, side].
+std::vector<float> cut_into_patches(const EncoderShape& shape, const float* pixels) {
+  const std::int64_t side = shape.grid * shape.patch;
+  std::vector<float> patches(static_cast<std::size_t>(shape.pixels()));
+  auto target = patches.begin();
+  for (std::int64_t place = 0; place < shape.patches(); ++place) {
+    const std::int64_t corner = (place / shape.grid * side + place % shape.grid) * shape.patch;
+    for (std::int64_t row = 0; row < shape.channels * shape.patch; ++row) {
+      const std::int64_t channel = row / shape.patch;
+      const float* source = pixels + (channel * side + row % shape.patch) * side + corner;
+      target = std::copy_n(source, shape.patch, target);
+    }
+  }
+  return patches;
 }
 
 }  // namespace
 
 EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
-    : shape_(EncoderShape::read(node)), designs_(std::move(designs)), calls_(designs_) {
+    : shape_(EncoderShape::read(node)),
+      designs_(std::move(designs)),
+      record_(designs_->artifacts().require("encode", node).front()),
+      buffers_(designs_->runtime(), {&record_, 1}, node),
+      program_(designs_, *record_, buffers_) {
   check_values(node, "input", node.inputs, {{DataType::kFloat32}});
   check_values(node, "output", node.outputs, {{DataType::kFloat32}});
-  for (const auto& [name, bytes] :
-       {std::pair("weights", shape_.weight_bytes()), std::pair("vectors", shape_.vector_bytes())})
-    buffers_[name] = upload(designs_->runtime(), packed(node, name, bytes));
-  const std::vector<EncoderCall> calls = encoder_calls(shape_);
-  make_buffers(calls);
-  for (const EncoderCall& call : calls) {
-    std::vector<View> arguments;
-    arguments.reserve(call.arguments.size());
-    for (const NamedView& view : call.arguments)
-      arguments.push_back({buffers_.find(view.buffer)->second.get(), view.offset, view.bytes});
-    calls_.add(designs_->artifacts().require(call.op_type, call.attributes), call.name, arguments);
-  }
-}
-
-// As large as the calls take them; zeros, and ones where weights have their biases.
-void EncoderLayers::make_buffers(const std::vector<EncoderCall>& calls) {
-  std::map<std::string_view, std::size_t> sizes;
-  for (const EncoderCall& call : calls) {
-    for (const NamedView& view : call.arguments)
-      sizes[view.buffer] = std::max(sizes[view.buffer], view.offset + view.bytes);
-  }
-  const auto lines = encoder_lines(shape_);
-  for (const auto& [name, bytes] : sizes) {
-    if (buffers_.contains(name)) continue;
-    std::unique_ptr<Buffer> buffer = designs_->runtime().allocate(bytes);
-    if (const auto found = lines.find(name); found != lines.end()) {
-      const DenseProjection& reader = found->second;
-      const std::int64_t count = static_cast<std::int64_t>(bytes / kBFloat16Bytes);
-      for (std::int64_t at = reader.bias_row(); at < count; at += reader.padded_rows())
-        elements(*buffer)[at] = to_bfloat16(1.0F);
-    }
-    buffer->to_device(0, bytes);
-    buffers_.emplace(name, std::move(buffer));
-  }
 }
 
 std::int64_t EncoderLayers::multiply_adds() const {
@@ -77,52 +57,24 @@ void EncoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   outputs[0] = Shape{pixels[0], shape_.tokens(), shape_.features};
 }
 
-// Each patch's values, channel by channel and row by row, as the convolution's weight has them.
-void EncoderLayers::write_patches(const float* pixels) const {
-  Buffer& buffer = *buffers_.find("patches")->second;
-  std::uint16_t* line = elements(buffer);
-  const std::int64_t side = shape_.grid * shape_.patch;
-  const std::int64_t length = shape_.embedding().padded_rows();
-  for (std::int64_t place = 0; place < shape_.patches(); ++place, line += length) {
-    const std::int64_t corner = (place / shape_.grid * side + place % shape_.grid) * shape_.patch;
-    std::uint16_t* target = line;
-    for (std::int64_t row = 0; row < shape_.channels * shape_.patch; ++row) {
-      const std::int64_t channel = row / shape_.patch;
-      const float* source = pixels + (channel * side + row % shape_.patch) * side + corner;
-      target = std::transform(source, source + shape_.patch, target, to_bfloat16);
-    }
-  }
-  buffer.to_device(0, buffer.bytes().size());
-}
-
-void EncoderLayers::read_features(float* features) const {
-  Buffer& buffer = *buffers_.find("features")->second;
-  const std::int64_t length = shape_.projector().padded_columns();
-  buffer.to_host(0, static_cast<std::size_t>(shape_.tokens() * length) * kBFloat16Bytes);
-  const std::uint16_t* line = elements(buffer);
-  for (std::int64_t token = 0; token < shape_.tokens(); ++token, line += length)
-    features = std::transform(line, line + shape_.features, features, from_bfloat16);
-}
-
 void EncoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                         std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(mutex_);
   designs_->begin_run();
   const std::int64_t images = inputs[0].shape[0];
+  const std::int64_t features = shape_.tokens() * shape_.features;
   for (std::int64_t image = 0; image < images; ++image) {
-    write_patches(inputs[0].as<const float>() + image * shape_.pixels());
-    calls_.run(0, ", image " + std::to_string(image));
-    read_features(outputs[0].as<float>() + image * shape_.tokens() * shape_.features);
+    program_.write(cut_into_patches(shape_, inputs[0].as<const float>() + image * shape_.pixels()));
+    program_.run(0, ", image " + std::to_string(image));
+    program_.read({outputs[0].as<float>() + image * features, static_cast<std::size_t>(features)});
   }
 }
 
-std::string describe_encoder(const EncoderShape& shape,
-                             const std::shared_ptr<CompiledDesigns>& designs) {
-  const std::vector<EncoderCall> calls = encoder_calls(shape);
-  for (const EncoderCall& call : calls) designs->artifacts().require(call.op_type, call.attributes);
-  return "an encoder's " + std::to_string(shape.layers) +
-         (shape.layers == 1 ? " layer in " : " layers in ") + std::to_string(calls.size()) +
-         " dispatches an image";
+std::string describe_encoder(const Node& node, const CompiledDesigns& designs) {
+  const std::int64_t layers = EncoderShape::read(node).layers;
+  const ProgramRecord* program = designs.artifacts().require("encode", node).front();
+  return "an encoder's " + std::to_string(layers) + (layers == 1 ? " layer in " : " layers in ") +
+         std::to_string(program->dispatches.size()) + " dispatches an image";
 }
 
 }  // namespace flownpu::npu

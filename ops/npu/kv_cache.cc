@@ -93,12 +93,28 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
   return std::numeric_limits<std::int64_t>::max();
 }
 
-KvCaches::KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context)
-    : runtime_(runtime), shape_(shape), context_(context), random_(std::random_device{}()) {}
+KvCaches::KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context,
+                   const CacheLayout& layout, std::size_t bytes)
+    : runtime_(runtime),
+      shape_(shape),
+      layout_(layout),
+      bytes_(bytes),
+      random_(std::random_device{}()) {
+  const std::size_t vector = shape.angle_bytes();
+  const auto heads = static_cast<std::size_t>(shape.kv_heads);
+  if (layout.value < vector || layout.head < layout.value + vector ||
+      layout.position / heads < layout.head ||
+      layout.layer / layout.position < static_cast<std::size_t>(context) ||
+      bytes / layout.layer < shape.layers.size()) {
+    fail("expected a KV cache with room for ", shape.layers.size(), " layers of ", context,
+         " positions of ", heads, " keys and values of ", vector, " bytes, got ", bytes, " bytes, ",
+         layout.layer, " bytes a layer, ", layout.position, " a position, ", layout.head,
+         " a head, values ", layout.value, " behind their keys");
+  }
+}
 
 std::size_t KvCaches::offset(std::size_t layer, std::int64_t position) const {
-  const auto row = static_cast<std::int64_t>(layer) * context_ + position;
-  return static_cast<std::size_t>(row) * shape_.position_bytes();
+  return layer * layout_.layer + static_cast<std::size_t>(position) * layout_.position;
 }
 
 // The position that row 0 of a tensor holds when there are `total`.
@@ -117,14 +133,13 @@ void KvCaches::for_rows(KvCache& cache, const Tensor& tensor, std::size_t part, 
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
   const std::size_t row_bytes = static_cast<std::size_t>(shape_.head_size) * size_of(tensor.type);
-  const std::size_t vector = shape_.angle_bytes();
   for (std::int64_t position = std::max(from, base); position < std::min(to, base + capacity);
        ++position) {
     std::byte* line = cache.buffer().bytes().data() + offset(part / 2, position);
     for (std::int64_t group = 0; group < shape_.kv_heads; ++group) {
       const auto row = static_cast<std::size_t>(group * capacity + position - base);
       move(tensor.as<std::byte>() + row * row_bytes,
-           line + (static_cast<std::size_t>(group) * 2 + part % 2) * vector);
+           line + static_cast<std::size_t>(group) * layout_.head + part % 2 * layout_.value);
     }
   }
 }
@@ -144,7 +159,7 @@ void KvCaches::upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_
       read_row(row, pasts[part].type, vector, shape_.head_size);
     });
   }
-  const auto bytes = static_cast<std::size_t>(to - from) * shape_.position_bytes();
+  const auto bytes = static_cast<std::size_t>(to - from) * layout_.position;
   for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer)
     cache.buffer().to_device(offset(layer, from), bytes);
 }
@@ -188,7 +203,7 @@ std::shared_ptr<KvCache> KvCaches::find_newest(std::span<const Tensor> tensors) 
 std::shared_ptr<KvCache> KvCaches::make() {
   std::unique_ptr<Buffer> buffer;
   if (caches_.size() < kMost) {
-    buffer = runtime_.allocate(offset(shape_.layers.size(), 0));
+    buffer = runtime_.allocate(bytes_);
   } else {
     // What the least recently used one holds are numbers, which is all that a cache must.
     buffer = std::move(caches_.front()->buffer_);
@@ -200,7 +215,7 @@ std::shared_ptr<KvCache> KvCaches::make() {
 
 std::shared_ptr<KvCache> KvCaches::branch(KvCache& from, std::int64_t positions) {
   std::shared_ptr<KvCache> cache = make();
-  const auto bytes = static_cast<std::size_t>(positions) * shape_.position_bytes();
+  const auto bytes = static_cast<std::size_t>(positions) * layout_.position;
   for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer) {
     const std::size_t begin = offset(layer, 0);
     from.buffer().to_host(begin, bytes);
@@ -274,8 +289,7 @@ bool KvCaches::restore(const Tensor& tensor) {
   // A run that failed has written the positions that it was to compute, and will again.
   const std::int64_t held = std::min(length, cache->untouched_since(ticket->version, false));
   const std::size_t part = ticket->part;
-  cache->buffer().to_host(offset(part / 2, 0),
-                          static_cast<std::size_t>(held) * shape_.position_bytes());
+  cache->buffer().to_host(offset(part / 2, 0), static_cast<std::size_t>(held) * layout_.position);
   for_rows(*cache, tensor, part, 0, held, length, [&](std::byte* row, const std::byte* vector) {
     write_row(vector, tensor.type, row, shape_.head_size);
   });

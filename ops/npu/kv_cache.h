@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The KV caches of a session on the array.
 //
-// A conversation's keys and values stay in a buffer [layer][context][G][2][d], bf16. The tensors of
-// the graph, past and present, stand for it: at the place of position 0 they hold a *ticket*, which
-// says which cache it is and what it held when the run that wrote the ticket ended. So callers may
-// copy, rewind and branch as they do with the keys and values themselves:
+// A conversation's keys and values, bf16, stay in a buffer laid out as the programs have it. The
+// tensors of the graph, past and present, stand for it: at the place of position 0 they hold a
+// *ticket*, which says which cache it is and what it held when the run that wrote the ticket ended.
+// So callers may copy, rewind and branch as they do with the keys and values themselves:
 //
 //   a past that is the latest        the run goes on in place, at any position up to its length
 //   a past that others went on from  what it held is copied to a cache of its own, a branch
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "ops/npu/decoder_shape.h"
+#include "ops/npu/program_record.h"
 #include "ops/npu/runtime.h"
 #include "ops/tensor.h"
 
@@ -67,8 +68,10 @@ class KvCaches {
   // of 32768 positions of a 1B model is 0.9 GB.
   static constexpr std::size_t kMost = 4;
 
-  // `context`: positions of a layer. The runtime must outlive the caches.
-  KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context);
+  // `context`: positions of a layer. The runtime must outlive the caches. Throws Error if the
+  // layout has no place for that many positions of such a decoder.
+  KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context,
+           const CacheLayout& layout, std::size_t bytes);
 
   // The cache that holds positions 0 .. past - 1 of what `pasts` stand for, for a run that writes
   // those from `past` on. `pasts`, `presents`: key and value of each layer, [1, G, P, d]. Throws
@@ -106,7 +109,8 @@ class KvCaches {
 
   Runtime& runtime_;
   DecoderShape shape_;
-  std::int64_t context_;
+  CacheLayout layout_;
+  std::size_t bytes_;
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
   // The most recently used last.

@@ -77,8 +77,8 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
 
 std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
-  return is_encoder_layers(lowered) ? describe_encoder(EncoderShape::read(lowered), designs)
-                                    : describe_decoder(DecoderShape::read(lowered), designs);
+  return is_encoder_layers(lowered) ? describe_encoder(lowered, *designs)
+                                    : describe_decoder(lowered, *designs);
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {

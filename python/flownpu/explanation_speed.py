@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
-from flownpu.npu_calls import DEFAULT_CONTEXT, calls_of_decoder
+from flownpu.npu_artifacts import DEFAULT_CONTEXT, programs_of_decoder
 from flownpu.npu_decoder import decoder_of_model
 from flownpu.npu_models import Model
 from flownpu.prediction import Decoder as PredictedDecoder
@@ -25,7 +25,7 @@ from flownpu.prediction_prefill import prefill
 from flownpu.roofline import graph_traffic, read_bandwidth
 
 if TYPE_CHECKING:
-    from flownpu.npu_decoder import Decoder
+    from flownpu.aie.programs.decoder import Decoder
 
 __all__ = ["NPU", "Point", "Speed", "speed_of"]
 
@@ -108,19 +108,16 @@ def speed_of(model: Any, context_length: int | None, head_size: int, bandwidth: 
 def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
     try:
         decoder = decoder_of_model(model, positions)
-        calls, left_out = calls_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
+        programs, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
-    tokens = [call for call in calls if call.operator == "decode_layer"]
-    chunks = sorted({call.attributes["rows"][0] for call in calls if call.operator == "gemm"}, reverse=True)
-    layers = len(decoder.windows)
-    words = [f"a token: {layers} layers and the LM head in {_counted(len(tokens), 'call')} of decode_layer"]
+    token, *chunks = sorted(programs, key=lambda program: program.tokens)
+    layers, calls = len(decoder.windows), _counted(len(token.steps), "call")
+    words = [f"a token: {layers} layers and the LM head in {calls} of decode_layer"]
     if chunks:
-        operators = len({call.array for call in calls if call.operator != "decode_layer"})
-        words.append(
-            f"a prompt: in chunks of {' and '.join(map(str, chunks))} tokens, operator by operator "
-            f"({_counted(operators, 'array')})"
-        )
+        sizes = " and ".join(str(chunk.tokens) for chunk in reversed(chunks))
+        arrays = _counted(len({step.call.array for chunk in chunks for step in chunk.steps}), "array")
+        words.append(f"a prompt: in chunks of {sizes} tokens, operator by operator ({arrays})")
     else:
         words.append("a prompt: token by token")
     words.append("embeddings, token selection and sampling: on the host")

@@ -30,7 +30,8 @@ from flownpu.aie.designs.vector_operators import (
     Softmax,
     gated_activation,
 )
-from flownpu.npu_encoder_calls import EncoderCalls
+from flownpu.aie.programs.encode import encode_program
+from flownpu.aie.programs.program import calls_of
 from flownpu.npu_models import MODELS, Model
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def _rms_norm(target: str, model: Model) -> _Calls:
 def _of_encoder(operator: str, target: str, model: Model) -> _Calls:
     """The calls of an encoder of images; none of a decoder."""
     if model.encoder is not None:
-        for call in EncoderCalls(model.encoder, target).calls():
+        for call in calls_of([encode_program(model.encoder, target)]):
             if call.operator == operator:
                 yield call.array, call.name, partial(call.program, 0)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flownpu.convert.shapes import SHAPES
-from flownpu.npu_encoder import Encoder
+from flownpu.aie.programs.encoder_shape import Encoder
 
 __all__ = ["MODELS", "Model"]
 
@@ -77,7 +77,7 @@ MODELS: dict[str, Model] = {name: _decoder(shape) for name, shape in SHAPES.item
 # Gemma3-4B's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
 _SIGLIP = Encoder(
     channels=3,
-    patch_size=14,
+    patch=14,
     grid=64,
     hidden=1152,
     heads=16,

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.npu_limits import LIMITS
 from flownpu.aie.plan import Transfer
+from flownpu.aie.programs.program import calls_of
 from flownpu.aie.timeline import trace as estimated_lanes
 from flownpu.generation import LanguageModel, Sampling, Timing
 from flownpu.model_folder import read_json
-from flownpu.npu_calls import calls_of_model
+from flownpu.npu_artifacts import programs_of_model
 from flownpu.roofline import decode_traffic
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ class _Plans:
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
         self._limits = LIMITS[manifest["target"]]
-        calls, _ = calls_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
-        self._calls = {call.family_file: call for call in calls}
+        programs, _ = programs_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
+        self._calls = {call.family_file: call for call in calls_of(programs)}
         self._plans: dict[tuple[str, int], Plan] = {}
         self._lanes: dict[tuple[str, int], dict[str, Any]] = {}
 

@@ -73,7 +73,7 @@ class PrefillModel:
         """Tokens at `position` and on, whose embeddings are bf16 [tokens, D], through all layers.
 
         Yields:
-            layer, buffer (tests/aie/prefill_layer.py), the expected numbers [tokens, ..], their tolerance. The cache is
+            layer, buffer (aie/programs/prefill.py), the expected numbers [tokens, ..], their tolerance. The cache is
             in `cache`.
         """
         residual = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)

@@ -8,35 +8,31 @@ import zlib
 import numpy as np
 import pytest
 
-from flownpu.aie.artifact_index import ArtifactCall
-from flownpu.aie.call_family import Positions
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.vector_operators import RMSNorm
 from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.emulator.flatten import flatten_array
+from flownpu.aie.programs.call import fixed_call, moving_call
 from flownpu.aie.violation import PlanError
+from tests.aie.program_machine import program_of
 from tests.aie.words import read_index, words_of
 
 NORM, ROPE = RMSNorm("npu2", 64), NormRope("npu2", 2, 1, 32)
 CONTEXT = 64
 
 
-def norm(rows, **options):
-    attributes = {"rows": (rows,), "n": (64,)}
-    program = options.pop("program", lambda _: NORM.program(rows, 1e-6))
-    array = options.pop("array", "rms_norm-n64")
-    return ArtifactCall("rms_norm", array, f"rows{rows}", attributes, Positions(CONTEXT), program, moves=False)
+def norm(rows, make=None, array="rms_norm-n64"):
+    return fixed_call("rms_norm", array, f"rows{rows}", make or (lambda: NORM.program(rows, 1e-6)), CONTEXT)
 
 
-ROPE_CALL = ArtifactCall(
-    "norm_rope", "norm_rope-h2", "tokens4", {"tokens": (4,), "tables": (0, 1)}, Positions(CONTEXT - 3),
-    lambda position: ROPE.program(4, position, CONTEXT), moves=True,
-)  # fmt: skip
+ROPE_CALL = moving_call(
+    "norm_rope", "norm_rope-h2", "tokens4", lambda position: ROPE.program(4, position, CONTEXT), "npu2", CONTEXT - 3
+)
 CALLS = [norm(4), norm(8), ROPE_CALL]
 
 
 def write(folder, calls=CALLS):
-    return write_emulated(folder, "npu2", calls, about={"versions": {"flownpu": "1"}})
+    return write_emulated(folder, "npu2", [program_of(calls, CONTEXT)], about={"versions": {"flownpu": "1"}})
 
 
 def contents(folder):
@@ -46,13 +42,17 @@ def contents(folder):
 def test_the_index_names_what_is_there(tmp_path):
     folder = tmp_path / "some" / "folder"
     assert write(folder) == 3
-    target, emulated, identity, arrays, calls = read_index(folder)
+    target, emulated, identity, arrays, calls, (program,) = read_index(folder)
     assert (target, emulated, len(identity)) == ("npu2", 1, 64)
     assert [name for name, _, _ in arrays] == ["rms_norm-n64", "norm_rope-h2"]
     assert [(call["operator"], call["name"], call["array"]) for call in calls] == [
         ("rms_norm", "rows4", 0), ("rms_norm", "rows8", 0), ("norm_rope", "tokens4", 1),
     ]  # fmt: skip
-    assert calls[2]["attributes"] == {"tokens": (4,), "tables": (0, 1)}
+    assert program["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
+    assert [[(call, label) for call, label, _ in steps] for steps in program["dispatches"]] == [
+        [(0, "rms_norm, alone"), (1, "rms_norm, alone")], [(2, "norm_rope, alone")],
+    ]  # fmt: skip
+    assert program["buffers"][:3] == [(f"rows4 {name}", 2, size, 0, 0) for name, size in calls[0]["buffers"]]
     assert calls[0]["buffers"] == [("x", 2 * 4 * 64), ("weight", 2 * 64), ("y", 2 * 4 * 64)]
     named = {file: total for _, file, total in arrays} | {call["file"]: call["sum"] for call in calls}
     on_disk = contents(folder)
@@ -62,7 +62,7 @@ def test_the_index_names_what_is_there(tmp_path):
 
 def test_arrays_and_families_are_those_of_the_programs(tmp_path):
     write(tmp_path / "folder")
-    _, _, _, arrays, calls = read_index(tmp_path / "folder")
+    _, _, _, arrays, calls, _ = read_index(tmp_path / "folder")
     for call, record in zip(CALLS, calls, strict=True):
         plan = call.plan(call.last)
         flat = flatten_array(plan.array)
@@ -106,7 +106,7 @@ def test_a_damaged_file_is_made_again(tmp_path):
 def test_another_program_is_made_again_and_what_is_not_called_is_gone(tmp_path):
     write(tmp_path / "folder")
     before = read_index(tmp_path / "folder")
-    changed = norm(4, program=lambda _: NORM.program(4, 1e-5))
+    changed = norm(4, lambda: NORM.program(4, 1e-5))
     assert write(tmp_path / "folder", [changed, norm(8)]) == 1
     after = read_index(tmp_path / "folder")
     assert before[2] != after[2]
@@ -121,12 +121,12 @@ def test_another_program_is_made_again_and_what_is_not_called_is_gone(tmp_path):
     [
         # Rows as long as L1 has no room for.
         (
-            norm(2, array="large", program=lambda _: RMSNorm("npu2", 32768).program(2, 1e-6)),
+            norm(2, lambda: RMSNorm("npu2", 32768).program(2, 1e-6), "large"),
             PlanError,
             "need .* bytes, have 65536 bytes",
         ),
         (
-            norm(2, program=lambda _: RMSNorm("npu2", 32).program(2, 1e-6)),
+            norm(2, lambda: RMSNorm("npu2", 32).program(2, 1e-6)),
             ValueError,
             "two arrays that differ are both called rms_norm-n64: rows2 is of the second",
         ),
@@ -141,6 +141,15 @@ def test_an_error_leaves_what_was_there(tmp_path, bad, error, message):
     with pytest.raises(error):
         write(tmp_path / "other", [norm(4), bad])
     assert contents(tmp_path) == before
+
+
+def test_a_folder_of_an_older_format_is_made_again(tmp_path):
+    write(tmp_path / "folder")
+    before = contents(tmp_path / "folder")
+    manifest = tmp_path / "folder" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("emulated-2", "emulated-1"))
+    assert write(tmp_path / "folder") == 3
+    assert contents(tmp_path / "folder") == before
 
 
 @pytest.mark.parametrize("manifest", [None, "no json", '{"format": 1, "calls": {}}', "[]"])

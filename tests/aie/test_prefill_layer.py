@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill on the array: chunks of a prompt through a model's layers, and the decode layer over the cache they leave.
 
-The calls and their buffers are in tests/aie/prefill_layer.py, what must come out in tests/aie/prefill_model.py.
+The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out: prefill_model.py.
 """
 
 from __future__ import annotations
@@ -9,93 +9,32 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 from safetensors import safe_open
 
 from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
-from flownpu.npu_calls import DecoderCalls
-from flownpu.npu_decoder import Decoder
+from flownpu.aie.designs.decode_layer_shape import Projection
+from flownpu.aie.programs.decoder import Decoder
+from flownpu.aie.programs.prefill import prefill_program
 from tests.aie.decode_layer_model import (
     EPSILON,
     Call,
-    LayerWeights,
     case_of,
     checkpoint_layer,
     random_layer,
     rotary_table,
 )
-from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
-from tests.aie.prefill_layer import Prefill, Step
 from tests.aie.prefill_model import PrefillModel
-
-if TYPE_CHECKING:
-    from flownpu.aie.emulator import Emulator
-    from flownpu.aie.plan import Plan
+from tests.aie.program_machine import Machine
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 CONTEXT = 256
 GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
 # The last layer makes keys and values only.
 LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
-
-
-class Machine:
-    """Host buffers, and the arrays that work on them."""
-
-    def __init__(self, prefill: Prefill, weights: list[LayerWeights], rotary: np.ndarray) -> None:
-        shape = prefill.shape
-        self.prefill = prefill
-        self.arrays: dict[Any, Emulator] = {}
-        cache = (len(weights), CONTEXT, shape.kv_heads, 2, shape.d)
-        self.buffers = {
-            "weights": np.concatenate([layer.blocks() for layer in weights]),
-            "vectors": np.concatenate([layer.vectors(shape) for layer in weights]),
-            "rotary": rotary.reshape(-1),
-            "cache": np.zeros(np.prod(cache), BFLOAT16),
-        }
-        # What is read before it is written, behind the last rows, only has to be finite.
-        self.buffers |= {name: np.full(size, 3, BFLOAT16) for name, size in prefill.sizes.items()}
-        self.cache = self.buffers["cache"].reshape(cache)
-
-    def run(self, hidden: np.ndarray, position: int) -> list[tuple[int, str, np.ndarray]]:
-        """A chunk whose embeddings are `hidden` [tokens, D].
-
-        Returns:
-            layer, buffer and contents [rows, ..] of what each step wrote but for the cache and the dequantised weights.
-        """
-        rows, found = self.prefill.tokens, []
-        self.buffers["hidden"][:] = 0
-        self.buffers["hidden"][: hidden.size] = hidden.reshape(-1)
-        for step in self.prefill.steps(position):
-            self.step(step)
-            for view in step.arguments[-step.written :]:
-                if view.buffer not in {"cache", "panels"}:
-                    contents = self.buffers[view.buffer][: view.size].reshape(rows, -1).copy()
-                    found.append((step.layer, view.buffer, contents))
-        return found
-
-    def step(self, step: Step) -> None:
-        """One call."""
-        plan = planned(step.design, step.sizes, step.options)
-        if step.design not in self.arrays:
-            self.arrays[step.design] = emulator(plan.array)
-        array = self.arrays[step.design]
-        arguments = [self.buffers[view.buffer][view.offset : view.offset + view.size] for view in step.arguments]
-        assert [len(argument) for argument in arguments] == [b.type.elements for b in plan.sequence.buffers]
-        array.run(plan.sequence, arguments)
-        assert array.leftovers() == []
-
-
-@cache
-def planned(design: Any, sizes: tuple, options: tuple) -> Plan:
-    """The plan of a call, which another test checks."""
-    return plan_of(design.program(*sizes, **dict(options)), checked=False)
 
 
 def trained(rng):
@@ -124,6 +63,27 @@ MODELS = {
 }
 
 
+def machine_of(program, shape, weights, rotary):
+    """With the constants of a model; what is read behind the last rows before it is written only has to be finite."""
+    given = {
+        "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]),
+        "vectors": np.concatenate([*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]),
+        "rotary": rotary,
+    }
+    scratch = {buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16) for buffer in program.buffers[4:]}
+    return Machine([program], given | scratch)
+
+
+def written(steps):
+    """Label, buffer and contents [rows, ..] of what each step wrote but for the cache and the dequantised weights."""
+    for step, arguments in steps:
+        names = [view.buffer for view in step.views]
+        count = 2 if step.call.operator == "add_rms_norm" else 1
+        for name, contents in list(zip(names, arguments.values(), strict=True))[-count - (names[-1] == "cache") :]:
+            if name not in {"cache", "panels"}:
+                yield step.label, name, contents.reshape(64, -1).copy()
+
+
 @contextmanager
 def in_place(place):
     """Says of an error where it is."""
@@ -132,25 +92,6 @@ def in_place(place):
     except AssertionError as error:
         error.add_note(place)
         raise
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("tokens", "position"), [(64, 0), (256, 700)])
-def test_calls_are_those_of_the_artifacts(rng, name, tokens, position):
-    """Every one is in a folder that `flownpu build` makes, and no other; all of them pass the checker."""
-    shape, _, scale = MODELS[name](rng)
-    prefill = Prefill(shape, LAYERS, tokens, 1024, 2, EPSILON, scale)
-    windows, tables = zip(*((layer.window or 0, layer.table) for layer in LAYERS), strict=True)
-    decoder = Decoder(shape, EPSILON, scale, windows, tables, vocabulary=4096, positions=1024)
-    built = [call.plan(position) for call in DecoderCalls(decoder, "npu2", 1024).prefill(tokens)]
-    calls = {(step.design, step.sizes, step.options) for step in prefill.steps(position)}
-    # The last layer does not attend, and no other has its window.
-    last = prefill.flow_qkv(len(LAYERS) - 1, position)
-    calls.add((last.design, last.sizes, last.options))
-    plans = [planned(*call) for call in calls]
-    assert len(plans) == len(built)
-    for plan in plans:
-        assert any((plan.array, plan.sequence) == (other.array, other.sequence) for other in built)
 
 
 @pytest.mark.parametrize(
@@ -164,26 +105,30 @@ def test_chunks_and_a_token(rng, name, turns):
     """
     shape, weights, scale = MODELS[name](rng)
     rotary = np.stack([rotary_table(CONTEXT, shape.d, base) for base in (1e4, 1e6)])
-    machine = Machine(Prefill(shape, LAYERS, 64, CONTEXT, 2, EPSILON, scale), weights, rotary)
+    windows, tables = zip(*((layer.window or 0, layer.table) for layer in LAYERS), strict=True)
+    decoder = Decoder(shape, EPSILON, scale, windows, tables, 128, CONTEXT, shape.feed_forward)
+    program = prefill_program(decoder, "npu2", CONTEXT, 64)
+    machine = machine_of(program, shape, weights, rotary)
+    kept = machine.buffers["cache"].view(BFLOAT16).reshape(len(LAYERS), CONTEXT, shape.kv_heads, 2, shape.d)
     model = PrefillModel(shape, LAYERS, weights, rotary, scale, rng)
     position = 0
     for tokens in turns:
         hidden = bf16(rng.normal(size=(tokens, shape.hidden)) * 3)
-        found = machine.run(hidden, position)
-        for (*written, contents), (layer, buffer, expected, tolerance) in zip(
-            found, model.prefill(hidden, position), strict=False
-        ):
-            assert written == [layer, buffer]
-            with in_place(f"{buffer} of layer {layer}, tokens {position} and on"):
-                assert_within(contents[:tokens], expected, tolerance)
+        expected = model.prefill(hidden, position)
+        for label, buffer, contents in written(machine.run(program, hidden, position)):
+            layer, name, numbers, tolerance = next(expected)
+            with in_place(f"{buffer} of {label}, tokens {position} and on"):
+                assert (layer, name) == (int(label.rpartition(" ")[2]), buffer)
+                assert_within(contents[:tokens], numbers, tolerance)
+        # Of the last layer the model has more than keys and values, which are all that the program makes.
+        assert next(expected)[:2] == (len(LAYERS) - 1, "context")
+        list(expected)
         position += tokens
-        assert_within(machine.cache[:, :position], *model.outcome(0, position))
-        assert np.isfinite(wide(machine.cache)).all()
+        assert_within(kept[:, :position], *model.outcome(0, position))
+        assert np.isfinite(wide(kept)).all()
 
     token = bf16(rng.normal(size=shape.hidden) * 3)
-    call = Call(
-        DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), machine.cache.copy(), rotary, scale
-    )
+    call = Call(DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale)
     found = case_of(call, rng).check()
-    *_, (_, _, expected, tolerance) = model.prefill(token[None], position)
-    assert_within(call.outcome(found)["update"], expected[0], tolerance[0])
+    *_, (_, _, numbers, tolerance) = model.prefill(token[None], position)
+    assert_within(call.outcome(found)["update"], numbers[0], tolerance[0])

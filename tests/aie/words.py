@@ -31,7 +31,7 @@ class Reader:
 
     def head(self):
         """Checks magic and version; the kind."""
-        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 1)
+        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 2)
         kind, self.identity = self.integer(), self.integer()
         return kind
 
@@ -62,7 +62,7 @@ def _word_class(reader):
 
 
 def read_index(folder):
-    """The index, by the description of its format: target, emulated, identity, arrays, calls."""
+    """The index, by the description of its format: target, emulated, identity, arrays, calls, programs."""
     everything = words_of(folder / "index.words")
     reader = Reader(everything)
     assert reader.head() == 3
@@ -73,12 +73,30 @@ def read_index(folder):
         lambda: {
             "operator": reader.text(),
             "name": reader.text(),
-            "attributes": dict(reader.items(lambda: (reader.text(), tuple(reader.list())))),
             "array": reader.integer(),
             "file": reader.text(),
             "sum": reader.integer(),
             "buffers": reader.items(lambda: (reader.text(), reader.integer())),
         }
     )
+    programs = reader.items(lambda: _program(reader))
     assert reader.rest() == []
-    return *head, arrays, calls
+    return *head, arrays, calls, programs
+
+
+def _program(reader):
+    def numbers(count):
+        return tuple(reader.integer() for _ in range(count))
+
+    return {
+        "kind": reader.text(),
+        "attributes": dict(reader.items(lambda: (reader.text(), tuple(reader.list())))),
+        "sizes": dict(zip(("tokens", "fewest", "context"), numbers(3), strict=True)),
+        "cache": numbers(4),
+        "buffers": reader.items(lambda: (reader.text(), *numbers(4))),
+        "given": numbers(5),
+        "made": numbers(5),
+        "dispatches": reader.items(
+            lambda: reader.items(lambda: (reader.integer(), reader.text(), reader.items(lambda: numbers(2))))
+        ),
+    }

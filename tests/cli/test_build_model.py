@@ -39,7 +39,7 @@ def float_of(bits):
 @pytest.fixture(scope="module")
 def built(model, tmp_path_factory):
     """The folder for the emulator."""
-    from flownpu.npu_calls import build_artifacts
+    from flownpu.npu_artifacts import build_artifacts
 
     return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
 

@@ -11,7 +11,7 @@ import flownpu.npu_diagnosis
 from flownpu.checks import Check, Host, Status
 from flownpu.diagnosis import diagnose_software
 from flownpu.machine import cpu_isa, describe_machine
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from flownpu.npu_diagnosis import diagnose_npu
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from tests.decoding import Decoder
 from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
 from tests.npu.models import Models

@@ -29,7 +29,7 @@ from flownpu.images import ImageSize, read_image
 from flownpu.integrity import damage
 from flownpu.model_folder import has_chat_template, read_genai_config
 from flownpu.model_summary import summarize
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from flownpu.npu_decoder import read_decoder
 from flownpu.npu_encoder import read_encoder
 from flownpu.ops import q4nx_file

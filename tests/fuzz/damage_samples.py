@@ -21,7 +21,7 @@ from flownpu.convert.families import read_decoder
 from flownpu.convert.vision_configuration import read_vision
 from flownpu.convert.vision_weights import Dense, vision_weight_plan
 from flownpu.convert.weights import Projection, weight_plan
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

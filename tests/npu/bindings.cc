@@ -5,6 +5,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -98,38 +99,42 @@ void bind_artifacts(nb::module_& module) {
       .def_ro("op_type", &CallRecord::op_type)
       .def_ro("name", &CallRecord::name)
       .def_ro("array", &CallRecord::array)
-      .def_prop_ro("attributes",
-                   [](const CallRecord& call) {
-                     return std::map<std::string, std::vector<std::int64_t>>(
-                         call.attributes.begin(), call.attributes.end());
-                   })
       .def_prop_ro("buffers", [](const CallRecord& call) {
         std::vector<std::pair<std::string, std::size_t>> buffers;
         for (const BufferRecord& buffer : call.buffers)
           buffers.emplace_back(buffer.name, buffer.bytes);
         return buffers;
       });
-  using Attributes = std::map<std::string, std::vector<std::int64_t>>;
-  const auto attributes_of = [](const Attributes& attributes) {
-    return CallAttributes(attributes.begin(), attributes.end());
-  };
+  nb::class_<ProgramRecord>(module, "ProgramRecord")
+      .def_ro("kind", &ProgramRecord::kind)
+      .def_ro("tokens", &ProgramRecord::tokens)
+      .def_ro("context", &ProgramRecord::context)
+      // name, bytes
+      .def_prop_ro("buffers",
+                   [](const ProgramRecord& program) {
+                     std::vector<std::pair<std::string, std::size_t>> buffers;
+                     for (const ProgramBuffer& buffer : program.buffers)
+                       buffers.emplace_back(buffer.name, buffer.bytes);
+                     return buffers;
+                   })
+      // of each dispatch, of each step: number of its call, label
+      .def_prop_ro("dispatches", [](const ProgramRecord& program) {
+        std::vector<std::vector<std::pair<std::size_t, std::string>>> dispatches;
+        for (const std::vector<StepRecord>& steps : program.dispatches) {
+          dispatches.emplace_back();
+          for (const StepRecord& step : steps)
+            dispatches.back().emplace_back(step.call, step.label);
+        }
+        return dispatches;
+      });
   nb::class_<Artifacts>(module, "Artifacts")
       .def(nb::init<std::string, bool>(), nb::arg("folder"), nb::arg("emulated") = true)
       .def_prop_ro("target", &Artifacts::target)
       .def_prop_ro("emulated", &Artifacts::emulated)
       .def_prop_ro("identity", &Artifacts::identity)
-      .def(
-          "find",
-          [=](const Artifacts& artifacts, const std::string& op_type, const Attributes& given) {
-            return artifacts.find(op_type, attributes_of(given));
-          },
-          nb::rv_policy::reference_internal)
-      .def(
-          "require",
-          [=](const Artifacts& artifacts, const std::string& op_type, const Attributes& given) {
-            return &artifacts.require(op_type, attributes_of(given));
-          },
-          nb::rv_policy::reference_internal)
+      .def("call", &Artifacts::call, nb::rv_policy::reference_internal)
+      .def("programs", &Artifacts::programs, nb::rv_policy::reference_internal)
+      .def("require", &Artifacts::require, nb::rv_policy::reference_internal)
       .def("array_file", &Artifacts::array_file)
       .def("family", &Artifacts::family);
 }

@@ -81,7 +81,9 @@ nb::bytes packed_bytes(const Node& node, const std::string& name) {
 }
 
 void bind_lowering(nb::module_& module) {
-  nb::class_<Partition>(module, "Partition").def(nb::init<std::vector<GivenNode>>());
+  nb::class_<Partition>(module, "Partition")
+      .def(nb::init<std::vector<GivenNode>>())
+      .def_ro("nodes", &Partition::nodes, nb::rv_policy::reference_internal);
   nb::class_<Node>(module, "Node")
       .def_ro("name", &Node::name)
       .def_ro("op_type", &Node::op_type)
@@ -191,7 +193,13 @@ void bind_caches(nb::module_& module) {
             shape.head_size = head_size;
             for (const std::int64_t window : windows)
               shape.layers.push_back({.window = window, .window_sized_cache = window > 0});
-            new (caches) KvCaches(runtime, shape, context);
+            const std::size_t vector = shape.angle_bytes();
+            const std::size_t position = static_cast<std::size_t>(kv_heads) * 2 * vector;
+            const CacheLayout layout{.layer = static_cast<std::size_t>(context) * position,
+                                     .position = position,
+                                     .head = 2 * vector,
+                                     .value = vector};
+            new (caches) KvCaches(runtime, shape, context, layout, windows.size() * layout.layer);
           },
           nb::keep_alive<1, 2>())
       .def_ro_static("most", &KvCaches::kMost)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.artifact_index import Index
 from flownpu.aie.emulator import flatten_array
-from flownpu.npu_calls import calls_of_model
+from flownpu.aie.programs.program import calls_of
+from flownpu.npu_artifacts import programs_of_model
 from tests.npu.xrt import halves, write_xclbin
 
 if TYPE_CHECKING:
@@ -15,17 +16,16 @@ if TYPE_CHECKING:
 
 
 def build_for_double(model: Path, folder: Path, context: int) -> Path:
-    """A folder that `device=npu` takes, with the calls of a model."""
-    index = Index(folder, "npu2", emulated=False)
-    for call in calls_of_model(model, "npu2", context)[0]:
-        plan = call.plan(call.last)
-        flat = flatten_array(plan.array)
-        array_file = f"{call.array}/array.xclbin"
-        for file in (array_file, call.family_file):
+    """A folder that `device=npu` takes, with the programs of a model."""
+    programs = programs_of_model(model, "npu2", context)[0]
+    files = {}
+    for call in calls_of(programs):
+        flat = flatten_array(call.last_plan.array)
+        files[call.array] = f"{call.array}/array.xclbin"
+        for file in (files[call.array], call.family_file):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_xclbin(folder / array_file, flat.words)
+        write_xclbin(folder / files[call.array], flat.words)
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())
-        index.add(call, array_file, plan.sequence.buffers)
-    index.write()
+    Index(folder, "npu2", programs, files, emulated=False).write()
     return folder

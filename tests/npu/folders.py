@@ -67,15 +67,63 @@ class FolderCall:
 
     op_type: str
     name: str
-    attributes: dict[str, list[int]]
     family: np.ndarray
     buffers: list[tuple[str, int]] = field(default_factory=list)
     array: int = 0
 
 
+@dataclass
+class FolderRows:
+    """Rows of the host: number of the buffer, offset, bytes, columns, line."""
+
+    buffer: int = 0
+    offset: int = 0
+    bytes: int = 0
+    columns: int = 1
+    line: int = 1
+
+
+@dataclass
+class FolderProgram:
+    """A program of an index; buffers: (name, role, bytes, line, one); steps of dispatches: (call, label, views)."""
+
+    kind: str
+    buffers: list[tuple[str, int, int, int, int]]
+    dispatches: list[list[tuple[int, str, list[tuple[int, int]]]]]
+    attributes: dict[str, list[int]] = field(default_factory=dict)
+    tokens: int = 1
+    context: int = 0
+    cache: tuple[int, int, int, int] = (0, 0, 0, 0)
+    given: FolderRows = field(default_factory=FolderRows)
+    made: FolderRows = field(default_factory=FolderRows)
+
+    def write(self, words: Words) -> None:
+        words.text(self.kind)
+        words.add(len(self.attributes))
+        for key, values in self.attributes.items():
+            words.text(key)
+            words.list(values)
+        words.add(self.tokens, 1, self.context, *self.cache, len(self.buffers))
+        for name, *numbers in self.buffers:
+            words.text(name)
+            words.add(*numbers)
+        for rows in (self.given, self.made):
+            words.add(rows.buffer, rows.offset, rows.bytes, rows.columns, rows.line)
+        words.add(len(self.dispatches))
+        for steps in self.dispatches:
+            words.add(len(steps))
+            for call, label, views in steps:
+                words.add(call)
+                words.text(label)
+                words.add(len(views))
+                for view in views:
+                    words.add(*view)
+
+
 def write_folder(
-    folder: Path, arrays: list[np.ndarray], calls: list[FolderCall], *, target: str = "npu2", emulated: bool = True
-) -> Path:
+    folder: Path, arrays: list[np.ndarray], calls: list[FolderCall], programs: list[FolderProgram] | None = None, *,
+    target: str = "npu2", emulated: bool = True,
+) -> Path:  # fmt: skip
     """Write index.words, arrays/ and calls/; array number n is called array_n."""
     words = Words()
     words.text(target)
@@ -90,10 +138,6 @@ def write_folder(
     for call in calls:
         words.text(call.op_type)
         words.text(call.name)
-        words.add(len(call.attributes))
-        for key, values in call.attributes.items():
-            words.text(key)
-            words.list(values)
         words.add(call.array)
         file = f"calls/array_{call.array}/{call.name}.words"
         words.text(file)
@@ -101,6 +145,9 @@ def write_folder(
         for buffer, size in call.buffers:
             words.text(buffer)
             words.add(size)
+    words.add(len(programs or []))
+    for program in programs or []:
+        program.write(words)
     _write(folder / "index.words", words.finish(INDEX, words.identity))
     return folder
 

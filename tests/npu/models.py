@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert import convert
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from tests.convert.conftest import TinyModel, write_tiny
 from tests.end_to_end.conftest import load_checkpoint
 

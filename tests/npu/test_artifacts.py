@@ -2,31 +2,50 @@
 """What the host finds in a folder of artifacts, and what it says where something is missing or damaged."""
 
 import re
+import struct
 import zlib
 
 import numpy as np
 import pytest
 
-from tests.npu.folders import CallClass, FolderCall, family_words, write_folder
-from tests.ops.device import testing
+from tests.npu.arrays import npu
+from tests.npu.folders import CallClass, FolderCall, FolderProgram, FolderRows, family_words, write_folder
 
-Artifacts = testing.npu.Artifacts
-DeviceError = testing.npu.DeviceError
+Artifacts, DeviceError = npu.Artifacts, npu.DeviceError
 
 
-def product(rows, n, **others):
+def product(rows, n):
     name = f"gemm_{rows}_{n}"
     family = family_words([CallClass([rows, n])], positions=8, name=name)
-    buffers = [("a", 2 * rows), ("c", 2 * rows * n)]
-    return FolderCall("gemm", name, {"rows": [rows], "n": [n], **others}, family, buffers, array=1)
+    return FolderCall("gemm", name, family, [("a", 2 * rows), ("c", 2 * rows * n)], array=1)
+
+
+CALLS = [FolderCall("rms_norm", "norm", family_words([CallClass([5])])), product(64, 32)]
+BUFFERS = [("a", 2, 128, 0, 0), ("c", 2, 4096, 0, 0), ("cache", 1, 64, 0, 0)]
+SCALE = struct.unpack("<i", struct.pack("<f", 0.25))[0]
+
+
+def program(kind="decode", dispatches=None, **changes):
+    """A norm, then a product of two rows that the host writes, of which it reads four."""
+    dispatches = dispatches or [[(0, "norm, here", [])], [(1, "gemm, there", [(0, 0), (1, 0)])]]
+    given, made = FolderRows(0, 0, 128, 30, 32), FolderRows(1, 0, 256, 32, 32)
+    return FolderProgram(kind, BUFFERS, dispatches, **{"given": given, "made": made} | changes)
+
+
+def node(**attributes):
+    """A node that the host has made of a model; kept by who keeps the partition."""
+    return npu.Partition([("node", "DecoderLayers", "", attributes, [], [])])
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Of a model in `tmp_path`."""
-    norm = FolderCall("rms_norm", "norm", {"rows": [64], "windows": [0, 512]}, family_words([CallClass([5])]))
-    calls = [norm, product(64, 32), product(64, 96), product(256, 32)]
-    return write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9), np.arange(50_000)], calls)
+    programs = [
+        program(attributes={"hidden": [64], "windows": [0, 512]}),
+        program(attributes={"hidden": [128], "windows": [0, 512]}),
+        program(attributes={"scale": [SCALE], "activation": list(b"geglu")}, kind="encode"),
+    ]
+    return write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9), np.arange(50_000)], CALLS, programs)
 
 
 def refused(message):
@@ -46,38 +65,86 @@ def damage(path, at=-1):
 def test_what_is_there_is_found(folder):
     artifacts = Artifacts(str(folder))
     assert (artifacts.target, artifacts.emulated, artifacts.identity) == ("npu2", True, "an identity")
-    assert [call.name for call in artifacts.find("gemm", {})] == ["gemm_64_32", "gemm_64_96", "gemm_256_32"]
-    assert [call.name for call in artifacts.find("gemm", {"n": [32]})] == ["gemm_64_32", "gemm_256_32"]
-    assert artifacts.find("gemm", {"k": [32]}) == artifacts.find("flow_kv", {}) == []
-    call = artifacts.require("gemm", {"n": [96]})
-    assert (call.op_type, call.name, call.array) == ("gemm", "gemm_64_96", 1)
-    assert call.attributes == {"rows": [64], "n": [96]}
-    assert call.buffers == [("a", 128), ("c", 2 * 64 * 96)]
+    call = artifacts.call(1)
+    assert (call.op_type, call.name, call.array) == ("gemm", "gemm_64_32", 1)
+    assert call.buffers == [("a", 128), ("c", 2 * 64 * 32)]
     assert artifacts.array_file(call) == str(folder / "arrays" / "array_1.words")
-    assert artifacts.family(call).words(7) == [64, 96]
-    assert artifacts.require("rms_norm", {"windows": [0, 512]}).array == 0
+    assert artifacts.family(call).words(7) == [64, 32]
 
 
-def test_a_call_that_is_not_there_is_refused_with_the_nearest(folder):
+def test_programs_are_found_by_the_attributes_of_the_model(folder):
     artifacts = Artifacts(str(folder))
+    model = node(hidden=128, windows=[0, 512], scale=0.25, activation="geglu", other=1)
+    (found,) = artifacts.programs("decode", model.nodes[0])
+    assert found.buffers == [("a", 128), ("c", 4096), ("cache", 64)]
+    assert found.dispatches == [[(0, "norm, here")], [(1, "gemm, there")]]
+    assert [each.kind for each in artifacts.require("encode", model.nodes[0])] == ["encode"]
+    assert artifacts.programs("prefill", model.nodes[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "there"),
+    [
+        (
+            "decode", {"hidden": 32, "windows": [0, 512]},
+            "one for a model with hidden 128, where this model has 32, and hidden 64, where this model has 32",
+        ),
+        ("decode", {"hidden": 64, "windows": [0, 256]}, "windows 0,512, where this model has 0,256"),
+        ("decode", {"hidden": 64}, "one for a model with hidden 128, .*, and windows, which the model has not"),
+        ("encode", {"scale": 0.5, "activation": "geglu"}, "a model with scale 0.25, where this model has 0.5"),
+        ("encode", {"scale": 0.25, "activation": "swiglu"}, "a model with activation geglu, where this model has swiglu"),
+        ("prefill", {}, "none"),
+    ],
+)  # fmt: skip
+def test_a_program_that_is_not_there_is_refused_with_what_tells_it_from_others(folder, kind, attributes, there):
+    model = node(**attributes)
     with refused(
-        r"expected gemm with n 96, rows 256 in .*; there is gemm_64_96 with rows 64; gemm_256_32 with n 32; "
+        f"expected a program of this model to {kind} in {folder}; there is .*{there}; build the designs of this model: "
+        + again(folder)
     ) as e:
-        artifacts.require("gemm", {"rows": [256], "n": [96]})
-    assert "gemm_64_32 with n 32, rows 64; build the designs of this model: " in str(e.value)
-    assert str(e.value).endswith(again(folder).replace("\\", ""))
+        Artifacts(str(folder)).require(kind, model.nodes[0])
     assert e.value.failure == "artifact"
-    with refused("expected flow_kv with d 64 in .*; there is none of flow_kv; build .*" + again(folder)):
-        artifacts.require("flow_kv", {"d": [64]})
-    with refused("has several calls of gemm with n 32: gemm_64_32, gemm_256_32; build them again"):
-        artifacts.require("gemm", {"n": [32]})
 
 
-def test_of_many_calls_the_nearest_are_told(tmp_path):
-    calls = [product(64, n) for n in range(32, 32 * 9, 32)]
-    artifacts = Artifacts(str(write_folder(tmp_path, [np.arange(1)] * 2, calls)))
-    with refused("gemm_64_32 with n 32; gemm_64_64 with n 64; gemm_64_96 with n 96; and 5 more; build"):
-        artifacts.require("gemm", {"rows": [64], "n": [7]})
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (program(dispatches=[[(2, "far", [])]]), "expected a number of one of 2 calls, got 2"),
+        (program(dispatches=[[]]), "program decode has an empty dispatch"),
+        (program(dispatches=[[(1, "gemm", [(0, 0)])]]), "gemm: expected 2 arguments of its call, got 1"),
+        (
+            program(dispatches=[[(1, "gemm", [(0, 2), (1, 0)])]]),
+            "gemm: expected a part of the 128 bytes of a, got 128 from 2 on",
+        ),
+        (program(dispatches=[[(1, "gemm", [(3, 0), (1, 0)])]]), "expected a number of one of 3 buffers, got 3"),
+        (program(given=FolderRows(0, 64, 128, 32, 32)), "given: expected a part of the 128 bytes of a, got 128 from 64"),
+        (program(made=FolderRows(1, 0, 100, 32, 32)), "made: expected whole lines, got 100 bytes in lines of 32 with 32"),
+        (program(given=FolderRows(0, 0, 128, 33, 32)), "given: expected whole lines, .* in lines of 32 with 33 elements"),
+        (program(given=FolderRows(2, 0, 64, 32, 32)), "given: expected a buffer that is no cache"),
+        (program(tokens=0), "program decode is for no tokens"),
+    ],
+)
+def test_a_program_that_leaves_its_buffers_is_refused(tmp_path, changed, message):
+    folder = write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9)] * 2, CALLS, [changed])
+    with refused(f"{message}.*; build them again: "):
+        Artifacts(str(folder))
+
+
+def test_more_memory_than_the_machine_has_is_refused_before_it_is_taken(tmp_path):
+    """Asked for, it would end the process, or be of a kind that is there only when it is written."""
+    large = program("encode", [[(1, "gemm", [(0, 0), (1, 0)])]])
+    large.buffers = [("a", 2, 1 << 50, 0, 0), ("c", 2, 4096, 0, 0)]
+    folder = write_folder(tmp_path / "artifacts" / "emulate", [np.arange(9)] * 2, CALLS, [large])
+    sizes = {
+        "channels": 3, "patch": 2, "grid": 2, "hidden": 32, "heads": 1, "head_size": 32, "feed_forward": 32,
+        "layers": 1, "pooling": 1, "features": 32,
+    }  # fmt: skip
+    model = npu.Partition([("node", "EncoderLayers", "ai.flownpu.npu", sizes, [], [])])
+    device = npu.NpuDevice(str(folder))
+    with refused(r"expected programs whose buffers fit the \d+ MB of this machine, got a of 1073741824 MB") as e:
+        device.prepare(model.nodes[0])
+    assert e.value.failure == "memory"
+    assert "build them for a shorter context" in str(e.value)
 
 
 def test_no_folder(tmp_path):
@@ -119,7 +186,7 @@ def test_a_damaged_index(folder):
         (whole[:-8], "index.words is damaged"),
         (b"", "index.words ends in the middle"),
         (b"FlowNPU." + whole[8:], "these are no words that FlowNPU wrote"),
-        (whole[:8] + b"\x02" + whole[9:], "expected version 1, got version 2: write it again"),
+        (whole[:8] + b"\x01" + whole[9:], "expected version 2, got version 1: write it again"),
         (whole[:16] + b"\x04" + whole[17:], "expected an index of artifacts"),
     ]:
         index.write_bytes(content)
@@ -129,8 +196,8 @@ def test_a_damaged_index(folder):
 
 def test_files_that_are_not_those_that_were_built(folder):
     artifacts = Artifacts(str(folder))
-    call = artifacts.require("gemm", {"n": [96]})
-    array, family = folder / "arrays" / "array_1.words", folder / "calls" / "array_1" / "gemm_64_96.words"
+    call = artifacts.call(1)
+    array, family = folder / "arrays" / "array_1.words", folder / "calls" / "array_1" / "gemm_64_32.words"
     damage(array, 399_999)
     damage(family)
     for path, read in [(array, artifacts.array_file), (family, artifacts.family)]:
@@ -145,4 +212,4 @@ def test_files_that_are_not_those_that_were_built(folder):
 @pytest.mark.parametrize("size", [0, 1, 9, 100_000])
 def test_sums_are_those_of_zlib(size, rng):
     data = rng.bytes(size)
-    assert testing.npu.crc32(data) == zlib.crc32(data)
+    assert npu.crc32(data) == zlib.crc32(data)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.convert import convert
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from flownpu.npu_decoder import decoder_of_model, read_decoder
 from flownpu.npu_encoder import read_encoder
 from flownpu.ops.definitions import add_functions

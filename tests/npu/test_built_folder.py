@@ -4,19 +4,21 @@
 import numpy as np
 import pytest
 
-from flownpu.aie.artifact_index import ArtifactCall
-from flownpu.aie.call_family import CallSweep, Positions
+from flownpu.aie.call_family import CallSweep
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.programs.call import moving_call
 from tests.aie.emulation import call, emulator
 from tests.aie.host_kernels import BFLOAT16, bf16
+from tests.aie.program_machine import program_of
 from tests.npu.arrays import npu, whole
 
 HEADS, KV_HEADS, D, KEYS = 4, 2, 16, 8
 MOST = LIMITS["npu2"].iteration_maximum  # chunks of a task
 CONTEXT = (MOST + 1) * KEYS
 LAST_OF_A_TASK = MOST * KEYS - 1
+NODE = npu.Partition([("node", "DecoderLayers", "", {}, [], [])]).nodes[0]
 
 
 def attention(window):
@@ -25,8 +27,8 @@ def attention(window):
     def program(position):
         return design.program(position + 1, CONTEXT, window=window or None)
 
-    positions = Positions(CONTEXT, KEYS, MOST, (CallSweep(0, 1, 1, window),))
-    return ArtifactCall("flow_kv", "flow_kv", f"window{window}", {"window": (window,)}, positions, program, moves=True)
+    sweeps = [CallSweep(0, 1, 1, window)]
+    return moving_call("flow_kv", "flow_kv", f"window{window}", program, "npu2", CONTEXT, KEYS, sweeps)
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +39,16 @@ def calls():
 @pytest.fixture(scope="module")
 def artifacts(calls, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model") / "artifacts" / "emulate"
-    write_emulated(folder, "npu2", calls.values(), about={})
+    write_emulated(folder, "npu2", [program_of(calls.values(), CONTEXT)], about={})
     return npu.Artifacts(str(folder))
 
 
 def test_the_index_tells_what_was_written(artifacts):
     assert artifacts.target == "npu2"
     assert len(bytes.fromhex(artifacts.identity)) == 32
-    record = artifacts.require("flow_kv", {"window": [100]})
+    (program,) = artifacts.programs("decode", NODE)
+    assert program.dispatches == [[(0, "flow_kv, alone"), (1, "flow_kv, alone")]]
+    record = artifacts.call(1)
     line = 2 * HEADS * D
     assert record.buffers == [("q", line), ("kv", 2 * CONTEXT * KV_HEADS * 2 * D), ("o", line)]
     assert artifacts.family(record).name == "window100"
@@ -53,7 +57,7 @@ def test_the_index_tells_what_was_written(artifacts):
 @pytest.mark.parametrize("window", [0, 100])
 def test_positions_on_one_array(window, calls, artifacts, rng):
     """Tokens one after the other, as in decode: words that depend on the position are written, all else stays."""
-    record = artifacts.require("flow_kv", {"window": [window]})
+    record = artifacts.call(list(calls).index(window))
     family = artifacts.family(record)
     runtime = npu.open_emulated_runtime("npu2")
     array = runtime.load(artifacts.array_file(record))

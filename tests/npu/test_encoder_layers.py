@@ -9,7 +9,7 @@ import torch
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.convert import convert
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from flownpu.npu_encoder import encoder_of_model, read_encoder
 from flownpu.onnx_file import load_model
 from flownpu.ops import q4nx
@@ -285,8 +285,7 @@ def test_what_is_read_of_the_graph(converted):
     assert found == read_encoder(converted("int8"))
     assert found == read_encoder(converted("q4nx"))
     attributes = packed(converted()).attributes
-    names = {"patch": "patch_size"}
-    assert {key: getattr(found, names.get(key, key)) for key in attributes} == pytest.approx(attributes)
+    assert {key: getattr(found, key) for key in attributes} == pytest.approx(attributes)
 
 
 @pytest.mark.parametrize(

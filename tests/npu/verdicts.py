@@ -13,7 +13,7 @@ import onnxruntime
 
 from flownpu.errors import FlowNPUError
 from flownpu.model_folder import onnx_path, read_genai_config
-from flownpu.npu_calls import build_artifacts
+from flownpu.npu_artifacts import build_artifacts
 from flownpu.npu_decoder import read_decoder
 
 if TYPE_CHECKING:

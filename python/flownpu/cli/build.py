@@ -139,7 +139,7 @@ def _build_model(
     model: Path, kind: Kind, target: Target, context: int | None, weights: Weights, output: Path | None, as_json: bool
 ) -> None:
     """Builds the artifacts of a converted model."""
-    from flownpu.npu_calls import build_artifacts  # noqa: PLC0415 other commands need not read the designs
+    from flownpu.npu_artifacts import build_artifacts  # noqa: PLC0415 other commands need not read the designs
 
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("calls", total=None)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that the host makes of a design's array, at any position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.call_family import Positions, constant, derive
+from flownpu.aie.check_sequence import check_sequence
+from flownpu.aie.checker import PlanError, require_valid
+from flownpu.aie.designs.common import limits_of
+from flownpu.aie.npu_limits import LIMITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from flownpu.aie.call_family import CallFamily, CallSweep
+    from flownpu.aie.iron_compat import Program as DesignProgram
+    from flownpu.aie.plan import HostBuffer, Plan, Sequence
+
+__all__ = ["ArtifactCall", "fixed_call", "moving_call"]
+
+
+@dataclass(frozen=True)
+class ArtifactCall:
+    """A call that the host makes, at any position.
+
+    Attributes:
+        operator: stem of the design.
+        array: name of the array, the same for all calls that share one.
+        name: of the call among the array's.
+        positions: that its first token may have.
+        program: the design's program at a position.
+        moves: whether that depends on the position.
+    """
+
+    operator: str
+    array: str
+    name: str
+    positions: Positions
+    program: Callable[[int], DesignProgram]
+    moves: bool
+
+    def plan(self, position: int) -> Plan:
+        """The plan at a position, checked.
+
+        Raises:
+            PlanError: it breaks the hardware's limits.
+        """
+        return require_valid(self._plan(position))
+
+    @cached_property
+    def last_plan(self) -> Plan:
+        """The plan at its last position, where it has most to do, checked.
+
+        Raises:
+            PlanError: it breaks the hardware's limits.
+        """
+        return self.plan(self.last)
+
+    @property
+    def buffers(self) -> tuple[HostBuffer, ...]:
+        """Its host buffers, in the order of its arguments; the same at all positions."""
+        return self.last_plan.sequence.buffers
+
+    def sequence(self, position: int) -> Sequence:
+        """The sequence of that plan; only it is checked, each transfer by itself and all in order.
+
+        Raises:
+            PlanError: it breaks the hardware's limits.
+        """
+        plan = self._plan(position)
+        if found := check_sequence(plan, LIMITS[plan.array.target]):
+            raise PlanError(plan.name, found)
+        return plan.sequence
+
+    def _plan(self, position: int) -> Plan:
+        return self.program(position).resolve_program(f"{self.array}.{self.name}")
+
+    def family(self, words: Callable[[int], NDArray[np.int64]], **options: Any) -> CallFamily:
+        """Its family, of the words at some positions; options: see `derive`."""
+        if not self.moves:
+            return constant(words(self.last), self.positions.count)
+        return derive(words, self.positions, **options)
+
+    @property
+    def family_file(self) -> str:
+        """Its family's file."""
+        return f"calls/{self.array}/{self.name}.words"
+
+    def record(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {
+            "operator": self.operator,
+            "array": self.array,
+            "buffers": [{"name": b.name, "type": str(b.type), "bytes": b.type.bytes} for b in self.buffers],
+        }
+
+    @property
+    def last(self) -> int:
+        """Its last position, where it has most to do."""
+        return self.positions.count - 1
+
+
+def fixed_call(
+    operator: str, array: str, name: str, make: Callable[[], DesignProgram], positions: int = 1
+) -> ArtifactCall:
+    """A call that is the same at each of so many positions."""
+
+    def program(_position: int) -> DesignProgram:
+        return make()
+
+    return ArtifactCall(operator, array, name, Positions(positions), program, moves=False)
+
+
+def moving_call(
+    operator: str,
+    array: str,
+    name: str,
+    make: Callable[[int], DesignProgram],
+    target: str,
+    positions: int,
+    keys: int = 1,
+    sweeps: Iterable[CallSweep] = (),
+) -> ArtifactCall:
+    """A call that depends on the position of its first token, one of so many, and on sweeps over chunks of `keys`."""
+    most = limits_of(target).iteration_maximum
+    return ArtifactCall(
+        operator, array, name, Positions(positions, keys, most, tuple(dict.fromkeys(sweeps))), make, moves=True
+    )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of an encoder of images (a vision transformer); see EncoderShape in ops/npu/encoder_shape.h."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from flownpu.aie.designs.bias import bias_column
+from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.programs.program import BF16_BYTES, attribute_words
+
+__all__ = ["Dense", "Encoder", "padded_tokens"]
+
+# As ops/npu/encoder_shape.cc has them: rows and least columns of what a call of GEMM makes, K and N as B holds them.
+_ROWS, _COLUMNS, _INNER, _PANEL = 512, 256, 256, 32
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A product y [columns] = act(W x + b), of x [inner]; see DenseProjection in ops/npu/encoder_shape.h."""
+
+    inner: int
+    columns: int
+    bias: bool = True
+    gelu: bool = False
+
+    @property
+    def rows(self) -> int:
+        """K of the call: with a bias, up to the row of the weight that is it."""
+        return bias_column(self.inner) + 1 if self.bias else self.inner
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of the weight in memory; with a bias, elements of a line of activations."""
+        return ceil_div(self.rows, _INNER) * _INNER
+
+    @property
+    def padded_columns(self) -> int:
+        """N of the call."""
+        return max(ceil_div(self.columns, _PANEL) * _PANEL, _COLUMNS)
+
+    @property
+    def bytes(self) -> int:
+        """Of the weight in memory."""
+        return self.padded_rows * self.padded_columns * BF16_BYTES
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What an encoder's calls depend on; see EncoderShape in ops/npu/encoder_shape.h."""
+
+    channels: int
+    patch: int
+    grid: int
+    hidden: int
+    heads: int
+    head_size: int
+    feed_forward: int
+    layers: int
+    pooling: int
+    features: int
+    epsilon: float
+    pooled_epsilon: float
+    scale: float
+
+    @property
+    def patches(self) -> int:
+        """Of an image."""
+        return self.grid**2
+
+    @property
+    def tokens(self) -> int:
+        """Of an image."""
+        return (self.grid // self.pooling) ** 2
+
+    @property
+    def embedding(self) -> Dense:
+        """Of a patch's values."""
+        return Dense(self.channels * self.patch**2, self.hidden)
+
+    @property
+    def projections(self) -> tuple[Dense, Dense, Dense, Dense]:
+        """QKV, output, up, down."""
+        attention = self.heads * self.head_size
+        return (
+            Dense(self.hidden, 3 * attention),
+            Dense(attention, self.hidden),
+            Dense(self.hidden, self.feed_forward, gelu=True),
+            Dense(self.feed_forward, self.hidden),
+        )
+
+    @property
+    def projector(self) -> Dense:
+        """Of a pooled token."""
+        return Dense(self.hidden, self.features, bias=False)
+
+    @property
+    def attributes(self) -> dict[str, tuple[int, ...]]:
+        """By which the host tells whether a program is for its model: those of its node EncoderLayers."""
+        return {key: attribute_words(value) for key, value in asdict(self).items()}
+
+
+def padded_tokens(tokens: int) -> int:
+    """Rows of activations in memory."""
+    return ceil_div(tokens, _ROWS) * _ROWS

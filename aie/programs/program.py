@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/program.h).
+
+A program is a list of **steps**, calls over arrays with views of buffers as their arguments. **Buffers** have a role:
+
+    constant  weights and the like, which the host packs for the model and keeps for as long as a session lives
+    cache     the keys and values of one conversation
+    scratch   all else; programs of one model share those of a name, which are as large as the largest use of them
+
+Steps over one array that follow one another are one **dispatch**. The host writes the rows of `given` before a run, and
+reads those of `made` after it.
+
+In an index of artifacts (artifact_index.py), which ops/npu/program_record.h reads:
+
+    text kind; attributes of the model (text key, list); tokens, fewest, context
+    cache: bytes from layer to layer, position to position, KV head to KV head, a key to its value
+    buffers: text name, role, bytes, line, one
+    given, made: buffer, offset, bytes, columns, line
+    dispatches: steps: number of the call, text label, views (buffer, offset)
+
+A view has as many bytes as the call's argument.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flownpu.aie.designs.common import bits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from flownpu.aie.emulator.words import Words
+    from flownpu.aie.programs.call import ArtifactCall
+
+__all__ = [
+    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View", "attribute_words",
+    "calls_of",
+]  # fmt: skip
+
+BF16_BYTES = 2
+
+
+class Role(IntEnum):
+    """Who provides a buffer."""
+
+    CONSTANT = 0
+    CACHE = 1
+    SCRATCH = 2
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a program.
+
+    Attributes:
+        name: what it is; for constants, what the host packs under this name.
+        role: who provides it.
+        bytes: of it.
+        line: elements (bf16) from one 1 to the next of a buffer that begins with zeros and ones; 0: zeros only.
+        one: the first element that is 1.
+    """
+
+    name: str
+    role: Role
+    bytes: int
+    line: int = 0
+    one: int = 0
+
+
+class View(NamedTuple):
+    """A part of a buffer, from a byte on."""
+
+    buffer: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of bf16 that the host writes or reads.
+
+    Attributes:
+        view: where they begin.
+        rows: so many.
+        columns: elements of a row.
+        line: elements from one row to the next.
+    """
+
+    view: View
+    rows: int
+    columns: int
+    line: int
+
+    @property
+    def bytes(self) -> int:
+        """From the first row's beginning to the last line's end."""
+        return self.rows * self.line * BF16_BYTES
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Where a KV cache has the key and the value of a layer, position and KV head: bytes from each to the next.
+
+    The positions of a layer follow one another, each with all its heads.
+    """
+
+    layer: int = 0
+    position: int = 0
+    head: int = 0
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call and its arguments; `label` says in messages what it is for."""
+
+    call: ArtifactCall
+    label: str
+    views: tuple[View, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the host does for a chunk of a prompt, a token, or an image.
+
+    Attributes:
+        kind: decode, prefill or encode.
+        attributes: of the model that it is for: a host that has another refuses the program.
+        tokens: that it computes; of an encoder, patches.
+        fewest: tokens for which it is worth its time; fewer go token by token.
+        context: positions of the cache; 0: it has none.
+        cache: the layout of the cache.
+        buffers: all that the steps use.
+        given: what the host writes before a run.
+        made: what it reads after it; None: nothing.
+        steps: in order.
+    """
+
+    kind: str
+    attributes: Mapping[str, tuple[int, ...]]
+    tokens: int
+    fewest: int
+    context: int
+    cache: CacheLayout
+    buffers: tuple[Buffer, ...]
+    given: Rows
+    made: Rows | None
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        sizes = {buffer.name: buffer.bytes for buffer in self.buffers}
+        if len(sizes) != len(self.buffers):
+            raise ValueError(f"[program] expected each buffer of {self.kind} once, got {Counter(sizes)}")
+        for step in self.steps:
+            for (name, offset), argument in zip(step.views, step.call.buffers, strict=True):
+                if name not in sizes or offset < 0 or offset + argument.type.bytes > sizes[name]:
+                    raise ValueError(
+                        f"[program] {step.label}: expected {argument.name} of {argument.type.bytes} bytes in a buffer, "
+                        f"got byte {offset} of {name}, which has {sizes.get(name, 'no')} bytes"
+                    )
+
+    @property
+    def dispatches(self) -> list[list[Step]]:
+        """The steps that go to the device together: those over one array that follow one another."""
+        return [list(steps) for _, steps in groupby(self.steps, lambda step: step.call.array)]
+
+    @property
+    def bytes(self) -> int:
+        """Of all buffers."""
+        return sum(buffer.bytes for buffer in self.buffers)
+
+    def record(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {
+            "kind": self.kind,
+            "tokens": self.tokens,
+            "context": self.context,
+            "buffers": {buffer.name: buffer.bytes for buffer in self.buffers},
+            "dispatches": [
+                {"array": steps[0].call.array, "steps": [f"{step.call.name}: {step.label}" for step in steps]}
+                for steps in self.dispatches
+            ],
+        }
+
+    def write(self, words: Words, numbers: Mapping[tuple[str, str], int]) -> None:
+        """Appends it to an index; `numbers`: of the calls there, by array and name."""
+        places = {buffer.name: number for number, buffer in enumerate(self.buffers)}
+        words.text(self.kind)
+        words.add(len(self.attributes))
+        for key, values in self.attributes.items():
+            words.text(key)
+            words.list(values)
+        words.add(self.tokens, self.fewest, self.context)
+        words.add(self.cache.layer, self.cache.position, self.cache.head, self.cache.value)
+        words.add(len(self.buffers))
+        for buffer in self.buffers:
+            words.text(buffer.name)
+            words.add(buffer.role, buffer.bytes, buffer.line, buffer.one)
+        for rows in (self.given, self.made or Rows(View(self.buffers[0].name), 0, 1, 1)):
+            words.add(places[rows.view.buffer], rows.view.offset, rows.bytes, rows.columns, rows.line)
+        words.add(len(self.dispatches))
+        for dispatch in self.dispatches:
+            words.add(len(dispatch))
+            for step in dispatch:
+                words.add(numbers[step.call.array, step.call.name])
+                words.text(step.label)
+                words.add(len(step.views))
+                for name, offset in step.views:
+                    words.add(places[name], offset)
+
+
+class ProgramWriter:
+    """Writes the steps of a program one after the other; its scratch buffers become as large as the steps take them."""
+
+    def __init__(self, constants: Iterable[Buffer]) -> None:
+        self._buffers = {buffer.name: buffer for buffer in constants}
+        self._fills: dict[str, tuple[int, int]] = {}
+        self.steps: list[Step] = []
+
+    def step(self, call: ArtifactCall, where: str, *views: View | str) -> None:
+        """One more call, for the part of the model that is called `where`; a name is a view of a buffer's beginning."""
+        placed = tuple(View(view) if isinstance(view, str) else view for view in views)
+        for view, argument in zip(placed, call.buffers, strict=True):
+            self._reach(view.buffer, view.offset + argument.type.bytes)
+        self.steps.append(Step(call, f"{call.operator}, {where}", placed))
+
+    def fill(self, name: str, line: int, one: int) -> None:
+        """A scratch buffer has ones at `one`, and each `line` elements further."""
+        self._fills[name] = (line, one)
+
+    def rows(self, view: View | str, rows: int, columns: int, line: int = 0) -> Rows:
+        """Rows for the host to write or read."""
+        found = Rows(View(view) if isinstance(view, str) else view, rows, columns, line or columns)
+        self._reach(found.view.buffer, found.view.offset + found.bytes)
+        return found
+
+    def _reach(self, name: str, end: int) -> None:
+        known = self._buffers.setdefault(name, Buffer(name, Role.SCRATCH, 0))
+        if known.role is Role.SCRATCH and known.bytes < end:
+            self._buffers[name] = Buffer(name, Role.SCRATCH, end)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All that steps and rows use."""
+        return tuple(
+            Buffer(buffer.name, buffer.role, buffer.bytes, *self._fills.get(buffer.name, (0, 0)))
+            for buffer in self._buffers.values()
+        )
+
+
+def calls_of(programs: Iterable[Program]) -> list[ArtifactCall]:
+    """The calls of some programs, each once, in the order in which they are made."""
+    found: dict[tuple[str, str], ArtifactCall] = {}
+    for program in programs:
+        for step in program.steps:
+            found.setdefault((step.call.array, step.call.name), step.call)
+    return list(found.values())
+
+
+def attribute_words(value: int | float | str | Sequence[int]) -> tuple[int, ...]:
+    """An attribute of a model as the index has it: floats as the bits of an f32, texts as their bytes."""
+    if isinstance(value, str):
+        return tuple(value.encode())
+    if isinstance(value, float):
+        return (bits(value),)
+    return (int(value),) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program as the index of artifacts has it: what the host does for a prompt, a token or an image
+// (aie/programs/program.py, which says what each number means, writes it).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aie/emulator/word_reader.h"
+#include "ops/node.h"
+
+namespace flownpu::npu {
+
+struct BufferRecord {
+  std::string name;
+  std::size_t bytes = 0;
+};
+
+struct CallRecord {
+  std::string op_type;  // stem of the design: "decode_layer", "gemm", ...
+  std::string name;
+  std::size_t array = 0;
+  std::string file;  // of the family
+  std::int64_t crc = 0;
+  std::vector<BufferRecord> buffers;  // in the order of the call's arguments
+};
+
+// A part of one of the program's buffers.
+struct ViewRecord {
+  std::size_t buffer = 0;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+// Rows of bf16 that the host writes or reads: `columns` elements, `line` from one to the next.
+struct RowsRecord {
+  ViewRecord view;
+  std::size_t columns = 0;
+  std::size_t line = 0;
+
+  std::size_t rows() const { return view.bytes / (line * sizeof(std::uint16_t)); }
+};
+
+struct StepRecord {
+  std::size_t call = 0;  // its number in the index
+  std::string label;     // for messages
+  std::vector<ViewRecord> views;
+};
+
+// Where a KV cache has the key and the value of a layer, position and KV head: bytes from each to
+// the next. The positions of a layer follow one another, each with all its heads.
+struct CacheLayout {
+  std::size_t layer = 0;
+  std::size_t position = 0;
+  std::size_t head = 0;
+  std::size_t value = 0;
+
+  bool operator==(const CacheLayout&) const = default;
+};
+
+enum class BufferRole : std::uint8_t { kConstant, kCache, kScratch };
+
+struct ProgramBuffer {
+  std::string name;
+  BufferRole role = BufferRole::kScratch;
+  std::size_t bytes = 0;
+  // It begins as zeros, and with a line as ones at the elements `one`, one + line, ...
+  std::size_t line = 0;
+  std::size_t one = 0;
+};
+
+struct ProgramRecord {
+  std::string kind;  // "decode", "prefill", "encode"
+  // Of the model's node that it is for; floats as their bits, texts as their bytes.
+  std::map<std::string, std::vector<std::int64_t>, std::less<>> attributes;
+  std::int64_t tokens = 0;
+  std::int64_t fewest = 0;  // tokens for which it is worth its time
+  std::int64_t context = 0;
+  CacheLayout cache;
+  std::vector<ProgramBuffer> buffers;
+  RowsRecord given;  // written before a run
+  RowsRecord made;   // read after it; none without bytes
+  std::vector<std::vector<StepRecord>> dispatches;
+
+  // The first program's attribute that the node has not, or has otherwise; "" if there is none.
+  std::string difference(const Node& node) const;
+};
+
+// Throws emulator::Error if a number is out of its range: a view ends with its buffer.
+ProgramRecord read_program(emulator::WordReader& reader, std::span<const CallRecord> calls);
+
+}  // namespace flownpu::npu

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs (aie/programs/) on emulators, step by step, as ops/npu/program.h does it on a runtime."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.plan import DTYPES
+from flownpu.aie.programs.program import CacheLayout, Program, ProgramWriter, Role
+from tests.aie.emulation import emulator
+from tests.aie.host_kernels import BFLOAT16
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from flownpu.aie.emulator import Emulator
+    from flownpu.aie.plan import Plan
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.program import Step
+
+
+class Machine:
+    """The buffers of programs that share them, and the arrays that work on them.
+
+    Attributes:
+        buffers: bytes by name.
+    """
+
+    def __init__(self, programs: Iterable[Program], given: Mapping[str, np.ndarray]) -> None:
+        self._arrays: dict[str, Emulator] = {}
+        self.buffers = {name: content.view(np.uint8).reshape(-1) for name, content in given.items()}
+        for program in programs:
+            for buffer in program.buffers:
+                if buffer.role is Role.CONSTANT:
+                    assert self.buffers[buffer.name].size == buffer.bytes, buffer.name
+                elif self.buffers.get(buffer.name, np.zeros(0)).size < buffer.bytes:
+                    self.buffers[buffer.name] = np.zeros(buffer.bytes, np.uint8)
+
+    def run(self, program: Program, rows: np.ndarray, position: int) -> Iterator[tuple[Step, dict[str, np.ndarray]]]:
+        """A run whose given rows are bf16 [tokens, columns], those that follow zeros.
+
+        Yields:
+            of each step, when it was made: the step, and its arguments' contents by their names in the design.
+        """
+        given = program.given
+        lines = np.zeros((given.rows, given.line), BFLOAT16)
+        lines[: len(rows), : given.columns] = rows
+        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = (
+            lines.view(np.uint8).reshape(-1)
+        )
+        for step in program.steps:
+            plan = _plan(step.call, position)
+            array = self._arrays.setdefault(step.call.array, emulator(plan.array))
+            arguments = {}
+            for (name, offset), record in zip(step.views, plan.sequence.buffers, strict=True):
+                content = self.buffers[name][offset : offset + record.type.bytes]
+                arguments[record.name] = content.view(DTYPES[record.type.dtype])
+            array.run(plan.sequence, arguments.values())
+            assert array.leftovers() == []
+            yield step, arguments
+
+
+@cache
+def _plan(call: ArtifactCall, position: int) -> Plan:
+    """The plan of a call, which another test checks."""
+    return call.program(position).resolve_program(call.name)
+
+
+def program_of(calls: Iterable[ArtifactCall], context: int = 0) -> Program:
+    """A program that makes these calls one after the other, each with buffers of its own."""
+    writer = ProgramWriter([])
+    for call in calls:
+        writer.step(call, "alone", *(f"{call.name} {buffer.name}" for buffer in call.buffers))
+    rows = writer.rows(writer.steps[0].views[0], 1, 1)
+    return Program("decode", {}, 1, 1, context, CacheLayout(), writer.buffers, rows, None, tuple(writer.steps))

@@ -79,7 +79,9 @@ class _Image:
                 Buffer("vectors", Role.CONSTANT, self.vectors * BF16_BYTES),
             ]
         )
-        for name, part in zip(("patches", "x", "context", "activated"), (encoder.embedding, *parts[:2], parts[3]), strict=True):
+        for name, part in zip(
+            ("patches", "x", "context", "activated"), (encoder.embedding, *parts[:2], parts[3]), strict=True
+        ):
             self.writer.fill(name, part.padded_rows, bias_column(part.inner))
 
     def program(self) -> Program:
@@ -102,8 +104,8 @@ class _Image:
         given = self.writer.rows("patches", encoder.patches, part.inner, part.padded_rows)
         made = self.writer.rows("features", encoder.tokens, encoder.features, encoder.projector.padded_columns)
         return Program(
-            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers, given,
-            made, tuple(self.writer.steps),
+            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers,
+            given, made, tuple(self.writer.steps),
         )  # fmt: skip
 
     def _step(self, operator: str, array: str, name: str, make: partial[Any], *views: View | str) -> None:

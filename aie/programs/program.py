@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
 
 __all__ = [
-    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View", "attribute_words",
-    "calls_of",
+    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View",
+    "attribute_words", "calls_of",
 ]  # fmt: skip
 
 BF16_BYTES = 2

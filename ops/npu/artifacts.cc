@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <ranges>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -140,6 +141,19 @@ CallFamily Artifacts::family(const CallRecord& call) const {
     return CallFamily::read(emulator::read_words(path));
   } catch (const std::exception& error) {
     refuse(path + ": " + error.what(), "build them again");
+  }
+}
+
+void Artifacts::check(std::span<const ProgramRecord* const> programs) const {
+  std::set<std::size_t> arrays;
+  std::set<std::size_t> calls;
+  for (const ProgramRecord* program : programs) {
+    for (const StepRecord& step : program->dispatches | std::views::join) {
+      if (!calls.insert(step.call).second) continue;
+      const CallRecord& record = calls_[step.call];
+      if (arrays.insert(record.array).second) array_file(record);
+      family(record);
+    }
   }
 }
 

@@ -48,6 +48,8 @@ class Artifacts {
   // DeviceError (kArtifact).
   std::string array_file(const CallRecord& call) const;
   CallFamily family(const CallRecord& call) const;
+  // Reads all files of these programs' calls. Throws as those do.
+  void check(std::span<const ProgramRecord* const> programs) const;
   // `flownpu build` for these: what a message tells the user to type.
   std::string build_command() const;
   // Throws DeviceError (kArtifact): why, what to do, and the command for it.

@@ -216,6 +216,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   const DecoderShape shape = DecoderShape::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
+  designs.artifacts().check(programs.all());
   const std::size_t dispatches = programs.decode->dispatches.size();
   std::string chunks;
   for (const ProgramRecord* program : programs.prefill)

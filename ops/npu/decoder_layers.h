@@ -74,7 +74,7 @@ class DecoderLayers final : public Step {
 };
 
 // "6 layers and the LM head in 1 dispatch a token", of a node DecoderLayers. Throws DeviceError
-// (kArtifact) if the designs have no programs for this decoder.
+// (kArtifact) if the designs have no programs for this decoder, or a file of them is damaged.
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

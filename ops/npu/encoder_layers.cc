@@ -73,6 +73,7 @@ void EncoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 std::string describe_encoder(const Node& node, const CompiledDesigns& designs) {
   const std::int64_t layers = EncoderShape::read(node).layers;
   const ProgramRecord* program = designs.artifacts().require("encode", node).front();
+  designs.artifacts().check({&program, 1});
   return "an encoder's " + std::to_string(layers) + (layers == 1 ? " layer in " : " layers in ") +
          std::to_string(program->dispatches.size()) + " dispatches an image";
 }

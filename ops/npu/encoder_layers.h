@@ -42,7 +42,7 @@ class EncoderLayers final : public Step {
 };
 
 // "an encoder's 27 layers in 194 dispatches an image", of a node EncoderLayers. Throws DeviceError
-// (kArtifact) if the designs have no program for this encoder.
+// (kArtifact) if the designs have no program for this encoder, or a file of it is damaged.
 std::string describe_encoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

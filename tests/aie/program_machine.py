@@ -48,9 +48,9 @@ class Machine:
         given = program.given
         lines = np.zeros((given.rows, given.line), BFLOAT16)
         lines[: len(rows), : given.columns] = rows
-        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = (
-            lines.view(np.uint8).reshape(-1)
-        )
+        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = lines.view(
+            np.uint8
+        ).reshape(-1)
         for step in program.steps:
             plan = _plan(step.call, position)
             array = self._arrays.setdefault(step.call.array, emulator(plan.array))

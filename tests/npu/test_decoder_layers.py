@@ -277,7 +277,9 @@ def test_artifacts_that_are_not_there(models, tmp_path):
     assert f"`flownpu build {tmp_path} --for emulate`" in reason
     other = str(models.artifacts("qwen3", CONTEXT))
     reason = lowered_reason(npu.NpuDevice(other), nodes)
-    assert re.search("expected a program of this model to decode in .*; there is one for a model with epsilon", reason), reason
+    assert re.search(
+        "expected a program of this model to decode in .*; there is one for a model with epsilon", reason
+    ), reason
     shutil.copytree(models.artifacts("llama", CONTEXT), tmp_path / "artifacts" / "emulate")
     for path in (tmp_path / "artifacts" / "emulate" / "calls").rglob("layers*"):
         path.write_bytes(path.read_bytes()[:-8])

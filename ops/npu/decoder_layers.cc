@@ -67,7 +67,8 @@ std::vector<const ProgramRecord*> DecoderPrograms::all() const {
   return programs;
 }
 
-DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
+DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                             const HostCompute& host)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
@@ -76,9 +77,9 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                  [&](std::size_t bytes) {
                    return upload_rotary(designs_->runtime(), node, shape_, bytes);
                  }}}),
-      decode_(designs_, *programs_.decode, buffers_) {
+      decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
-    prefill_.emplace_back(designs_, *program, buffers_);
+    prefill_.emplace_back(designs_, *program, buffers_, host);
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
   struct Kept {
     std::shared_ptr<CompiledDesigns> designs;
@@ -216,7 +217,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   const DecoderShape shape = DecoderShape::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
-  const std::size_t dispatches = programs.decode->dispatches.size();
+  const std::size_t dispatches = programs.decode->array_dispatches();
   std::string chunks;
   for (const ProgramRecord* program : programs.prefill)
     chunks += (chunks.empty() ? "" : " or ") + std::to_string(program->tokens);

@@ -35,7 +35,8 @@ class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
   // folder has no programs for this decoder, kMemory.
-  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs);
+  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                const HostCompute& host);
 
   // Throws Unsupported for more than one sequence, or more tokens than the artifacts were built
   // for.

@@ -40,14 +40,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.call_family import CallSweep
-from flownpu.aie.designs.common import TILES
+from flownpu.aie.designs.common import TILES, ceil_div
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
 from flownpu.aie.programs.decoder import DecoderBuffers
 from flownpu.aie.programs.host import NormOfRows, norm_rope
-from flownpu.aie.programs.program import Program, ProgramWriter, View
+from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
     from flownpu.aie.programs.call import HostCall
@@ -59,12 +59,13 @@ __all__ = ["prefill_program"]
 _MOST_LAYERS = 4
 # And no more than have their weights in so many bytes: as much again as a small model.
 _MOST_BYTES = 1 << 29
-# TODO
-_FEWEST = 37 // 5 + 1
+# Tokens of a call of attention, all of one dispatch: whole rounds of the array (block x columns / KV heads is 128 or a
+# divisor of it in the models there are), between which attention waits anyway.
+_ATTENDED = 128
 
 
 def prefill_program(decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16") -> Program:
-    """The program of a chunk of so many tokens, with caches of `context` positions.
+    """The program of a chunk of so many tokens, with caches of `context` positions; `fewest` is chunks.py's to set.
 
     Args:
         decoder: whose layers.
@@ -118,14 +119,14 @@ class _Chunk:
             self._multiply(3, "activated", "update")
             self._add("update", self.buffers.norm(self.layer + 1))
         return Program(
-            "prefill", self.decoder.attributes, self.tokens, _FEWEST, self.context, self.buffers.layout,
+            "prefill", self.decoder.attributes, self.tokens, 1, self.context, self.buffers.layout,
             self.writer.buffers, given, None, tuple(self.writer.steps),
         )  # fmt: skip
 
-    def _step(self, call: ArtifactCall | HostCall, *views: View | str) -> None:
+    def _step(self, call: ArtifactCall | HostCall, *views: View | str, offset: int = 0) -> None:
         if isinstance(call, ArtifactCall):  # of many layers it is one call
             call = self.calls.setdefault((call.array, call.name), call)
-        self.writer.step(call, f"layer {self.layer}", *views)
+        self.writer.step(call, f"layer {self.layer}", *views, offset=offset)
 
     # --- The residual stream: the host's ------------------------------------------------------------------------------
 
@@ -190,15 +191,21 @@ class _Chunk:
         self._step(call, "qkv", "rotary", *norms, "q", self.buffers.cache(self.layer))
 
     def _flow_qkv(self) -> None:
+        """Part by part: the words of a call for all positions grow with the square of its tokens (call_family.py)."""
         shape, window = self.shape, self.decoder.windows[self.layer]
         flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d)
         block = TILES * flow.queries
-        attend = partial(
-            flow.program, self.tokens, capacity=self.context, window=window or None, scale=self.decoder.scale
-        )
-        call = moving_call(
-            "flow_qkv", f"flow_qkv-{self.decoder.name}", f"tokens{self.tokens}-window{window}", attend, self.target,
-            self.context - self.tokens + 1, flow.keys,
-            [CallSweep(top, block, self.tokens, window) for top in range(0, self.tokens, block)],
-        )  # fmt: skip
-        self._step(call, "q", self.buffers.cache(self.layer), "context")
+        part = min(ceil_div(_ATTENDED, block) * block, self.tokens)
+        line = shape.heads * shape.d * BF16_BYTES
+        for start in range(0, self.tokens, part):
+            tokens = min(part, self.tokens - start)
+            attend = partial(
+                flow.program, tokens, capacity=self.context, window=window or None, scale=self.decoder.scale
+            )
+            call = moving_call(
+                "flow_qkv", f"flow_qkv-{self.decoder.name}", f"tokens{tokens}-window{window}", attend, self.target,
+                self.context - tokens + 1, flow.keys,
+                [CallSweep(top, block, tokens, window) for top in range(0, tokens, block)],
+            )  # fmt: skip
+            q, context = View("q", start * line), View("context", start * line)
+            self._step(call, q, self.buffers.cache(self.layer), context, offset=start)

@@ -18,7 +18,8 @@ In an index of artifacts (artifact_index.py), which ops/npu/program_record.h rea
     cache: bytes from layer to layer, position to position, KV head to KV head, a key to its value
     buffers: text name, role, bytes, line, one
     given, made: buffer, offset, bytes, columns, line
-    dispatches: of the host (0, 1), steps: number of the call (of the host's), text label, views (buffer, offset)
+    dispatches: of the host (0, 1), steps: number of the call (of the host's), text label, offset, views
+        (buffer, offset)
 
 A view has as many bytes as the call's argument.
 """
@@ -119,11 +120,19 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class Step:
-    """A call and its arguments; `label` says in messages what it is for."""
+    """A call and its arguments.
+
+    Attributes:
+        call: of an array, or the host's.
+        label: what it is for, in messages.
+        views: its arguments.
+        offset: tokens from the run's first one to that of the call.
+    """
 
     call: ArtifactCall | HostCall
     label: str
     views: tuple[View, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,7 @@ class Program:
             for step in dispatch:
                 words.add(numbers[step.call])
                 words.text(step.label)
-                words.add(len(step.views))
+                words.add(step.offset, len(step.views))
                 for name, offset in step.views:
                     words.add(places[name], offset)
 
@@ -230,12 +239,12 @@ class ProgramWriter:
         self._fills: dict[str, tuple[int, int]] = {}
         self.steps: list[Step] = []
 
-    def step(self, call: ArtifactCall | HostCall, where: str, *views: View | str) -> None:
+    def step(self, call: ArtifactCall | HostCall, where: str, *views: View | str, offset: int = 0) -> None:
         """One more call, for the part of the model that is called `where`; a name is a view of a buffer's beginning."""
         placed = tuple(View(view) if isinstance(view, str) else view for view in views)
         for view, argument in zip(placed, call.buffers, strict=True):
             self._reach(view.buffer, view.offset + argument.type.bytes)
-        self.steps.append(Step(call, f"{call.operator}, {where}", placed))
+        self.steps.append(Step(call, f"{call.operator}, {where}", placed, offset))
 
     def fill(self, name: str, line: int, one: int) -> None:
         """A scratch buffer has ones at `one`, and each `line` elements further."""

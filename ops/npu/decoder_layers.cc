@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -163,17 +164,14 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   }
 }
 
-// As few chunks as may be, since dequantising the weights takes the time that multiplying some
-// hundred tokens' rows does: the smallest that takes all tokens, or else the largest.
+// The longest that is worth its time for what is left: `fewest` weighs each against the shorter
+// ones (aie/programs/chunks.py).
 Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
-  Program* best = nullptr;
-  for (Program& chunk : prefill_) {
+  for (Program& chunk : prefill_ | std::views::reverse) {
     const ProgramRecord& record = chunk.record();
-    if (left < record.fewest || position + record.tokens > record.context) break;
-    best = &chunk;
-    if (record.tokens >= left) break;
+    if (left >= record.fewest && position + record.tokens <= record.context) return &chunk;
   }
-  return best;
+  return nullptr;
 }
 
 void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,

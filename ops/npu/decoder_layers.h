@@ -59,7 +59,7 @@ class DecoderLayers final : public Step {
   };
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
-  // That takes most of `left` tokens from `position` on; null: they go token by token.
+  // For `left` tokens from `position` on; null: the next goes alone.
   Program* chunk_for(std::int64_t left, std::int64_t position) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;

@@ -129,6 +129,12 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
       else
         made.steps.push_back(prepare(step, views));
     }
+    // A call at several positions of a dispatch has words for each.
+    std::map<const PreparedCall*, std::map<std::int64_t, std::size_t>> slots;
+    for (Step& step : made.steps) {
+      auto& offsets = slots[step.call];
+      step.slot = offsets.try_emplace(step.offset, offsets.size()).first->second;
+    }
   }
 }
 
@@ -136,14 +142,14 @@ Program::Step Program::prepare(const StepRecord& step, std::span<const View> vie
   std::unique_ptr<PreparedCall>& call = calls_[step.call];
   if (call == nullptr)
     call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(step.call));
-  return {call.get(), {views.begin(), views.end()}, &step.label};
+  return {call.get(), 0, step.offset, {views.begin(), views.end()}, &step.label};
 }
 
 Program::HostStep Program::prepare_host(const StepRecord& step, std::span<const View> views) {
   std::unique_ptr<HostOperator>& call = host_calls_[step.call];
   if (call == nullptr)
     call = make_host_operator(designs_->artifacts().host_call(step.call), step.label);
-  HostStep made{call.get(), {}};
+  HostStep made{call.get(), step.offset, {}};
   for (std::size_t i = 0; i < views.size(); ++i) {
     const BufferRole role = record_->buffers[step.views[i].buffer].role;
     made.arguments.push_back({views[i], role == BufferRole::kConstant});
@@ -191,10 +197,10 @@ void Program::run_steps(std::span<const Step> steps, std::int64_t position,
       if (view.buffer == nullptr) view.buffer = cache;
     }
     calls.push_back({.name = *step.label + where,
-                     .sequence = step.call->at(position),
+                     .sequence = step.call->at(position + step.offset, step.slot),
                      .arguments = views,
                      .family = step.call->file(),
-                     .position = position});
+                     .position = position + step.offset});
   }
   designs_->dispatch(steps.front().call->array(), calls);
 }
@@ -206,7 +212,7 @@ void Program::run_host_steps(std::span<const HostStep> steps, std::int64_t posit
     for (HostView& argument : arguments) {
       if (argument.view.buffer == nullptr) argument.view.buffer = cache;
     }
-    step.call->run(host_, arguments, position);
+    step.call->run(host_, arguments, position + step.offset);
   }
 }
 

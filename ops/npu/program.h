@@ -64,11 +64,14 @@ class Program {
   // A view without a buffer is of the cache.
   struct Step {
     PreparedCall* call;
+    std::size_t slot;  // of the call's words: this step's, of those of its dispatch
+    std::int64_t offset;
     std::vector<View> arguments;
     const std::string* label;
   };
   struct HostStep {
     HostOperator* call;
+    std::int64_t offset;
     std::vector<HostView> arguments;
   };
   // Steps of an array, or of the host.

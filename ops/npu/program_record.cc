@@ -94,6 +94,8 @@ StepRecord read_step(WordReader& reader, const ProgramRecord& program,
   StepRecord step;
   step.call = reader.index(calls.size(), "calls");
   step.label = reader.text();
+  step.offset = static_cast<std::int64_t>(
+      reader.index(static_cast<std::size_t>(program.tokens), "tokens of the program"));
   const std::vector<BufferRecord>& arguments = calls[step.call].buffers;
   const std::size_t count = reader.count();
   if (count != arguments.size()) {

@@ -57,6 +57,8 @@ struct RowsRecord {
 struct StepRecord {
   std::size_t call = 0;  // its number in the index, among arrays' or the host's
   std::string label;     // for messages
+  // Tokens from the run's first one to that of the call.
+  std::int64_t offset = 0;
   std::vector<ViewRecord> views;
 };
 

@@ -55,9 +55,9 @@ class Machine:
         )
         for step in program.steps:
             if isinstance(step.call, HostCall):
-                yield step, self._compute(step, position)
+                yield step, self._compute(step, position + step.offset)
                 continue
-            plan = _plan(step.call, position)
+            plan = _plan(step.call, position + step.offset)
             array = self._arrays.setdefault(step.call.array, emulator(plan.array))
             arguments = {}
             for (name, offset), record in zip(step.views, plan.sequence.buffers, strict=True):

@@ -18,6 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 using emulator::WordReader;
 
+std::vector<BufferRecord> read_buffers(WordReader& reader) {
+  return reader.list([&] {
+    std::string name = reader.text();
+    return BufferRecord{std::move(name), reader.size()};
+  });
+}
+
 CallRecord read_call(WordReader& reader, std::size_t arrays) {
   CallRecord call;
   call.op_type = reader.text();
@@ -25,10 +32,19 @@ CallRecord read_call(WordReader& reader, std::size_t arrays) {
   call.array = reader.index(arrays, "arrays");
   call.file = reader.text();
   call.crc = reader.next();
-  call.buffers = reader.list([&] {
-    std::string name = reader.text();
-    return BufferRecord{std::move(name), reader.size()};
-  });
+  call.buffers = read_buffers(reader);
+  return call;
+}
+
+HostCallRecord read_host_call(WordReader& reader) {
+  HostCallRecord call;
+  call.op_type = reader.text();
+  const std::size_t parameters = reader.count();
+  for (std::size_t i = 0; i < parameters; ++i) {
+    std::string key = reader.text();
+    call.parameters[std::move(key)] = reader.integers();
+  }
+  call.buffers = read_buffers(reader);
   return call;
 }
 
@@ -85,7 +101,8 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
     return ArrayRecord{std::move(name), std::move(file), reader.next()};
   });
   calls_ = reader.list([&] { return read_call(reader, arrays_.size()); });
-  programs_ = reader.list([&] { return read_program(reader, calls_); });
+  host_calls_ = reader.list([&] { return read_host_call(reader); });
+  programs_ = reader.list([&] { return read_program(reader, calls_, host_calls_); });
 }
 
 std::string Artifacts::build_command() const {

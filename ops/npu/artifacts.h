@@ -2,7 +2,8 @@
 // Artifacts: the folder of compiled designs that `flownpu build` makes, as the host reads it.
 //
 // `index.words` (aie/artifact_index.py writes it) lists the arrays, the calls with their host
-// buffers, and the programs (program_record.h). The words of a call are a family (call_family.h).
+// buffers, the host's calls, and the programs (program_record.h). The words of a call are a family
+// (call_family.h).
 #pragma once
 
 #include <cstddef>
@@ -39,6 +40,7 @@ class Artifacts {
 
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
   const CallRecord& call(std::size_t number) const { return calls_[number]; }
+  const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
   // The programs of a kind that are for the model of this node.
   std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
   // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to
@@ -66,6 +68,7 @@ class Artifacts {
   bool emulated_ = false;
   std::vector<ArrayRecord> arrays_;
   std::vector<CallRecord> calls_;
+  std::vector<HostCallRecord> host_calls_;
   std::vector<ProgramRecord> programs_;
 };
 

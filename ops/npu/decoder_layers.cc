@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
@@ -67,7 +68,8 @@ std::vector<const ProgramRecord*> DecoderPrograms::all() const {
   return programs;
 }
 
-DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
+DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                             const HostCompute& host)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
@@ -76,9 +78,9 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                  [&](std::size_t bytes) {
                    return upload_rotary(designs_->runtime(), node, shape_, bytes);
                  }}}),
-      decode_(designs_, *programs_.decode, buffers_) {
+      decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
-    prefill_.emplace_back(designs_, *program, buffers_);
+    prefill_.emplace_back(designs_, *program, buffers_, host);
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
   struct Kept {
     std::shared_ptr<CompiledDesigns> designs;
@@ -162,17 +164,14 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   }
 }
 
-// As few chunks as may be, since dequantising the weights takes the time that multiplying some
-// hundred tokens' rows does: the smallest that takes all tokens, or else the largest.
+// The longest that is worth its time for what is left: `fewest` weighs each against the shorter
+// ones (aie/programs/chunks.py).
 Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
-  Program* best = nullptr;
-  for (Program& chunk : prefill_) {
+  for (Program& chunk : prefill_ | std::views::reverse) {
     const ProgramRecord& record = chunk.record();
-    if (left < record.fewest || position + record.tokens > record.context) break;
-    best = &chunk;
-    if (record.tokens >= left) break;
+    if (left >= record.fewest && position + record.tokens <= record.context) return &chunk;
   }
-  return best;
+  return nullptr;
 }
 
 void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
@@ -217,7 +216,7 @@ std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   const DecoderShape shape = DecoderShape::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
   designs.artifacts().check(programs.all());
-  const std::size_t dispatches = programs.decode->dispatches.size();
+  const std::size_t dispatches = programs.decode->array_dispatches();
   std::string chunks;
   for (const ProgramRecord* program : programs.prefill)
     chunks += (chunks.empty() ? "" : " or ") + std::to_string(program->tokens);

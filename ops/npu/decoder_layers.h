@@ -35,7 +35,8 @@ class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
   // folder has no programs for this decoder, kMemory.
-  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs);
+  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                const HostCompute& host);
 
   // Throws Unsupported for more than one sequence, or more tokens than the artifacts were built
   // for.
@@ -58,7 +59,7 @@ class DecoderLayers final : public Step {
   };
 
   Tokens tokens_of(std::span<const Tensor> inputs) const;
-  // That takes most of `left` tokens from `position` on; null: they go token by token.
+  // For `left` tokens from `position` on; null: the next goes alone.
   Program* chunk_for(std::int64_t left, std::int64_t position) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;

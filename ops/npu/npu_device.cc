@@ -23,7 +23,11 @@ constexpr std::string_view kLayout = "decoder layers 1, encoder layers 1";
 }  // namespace
 
 NpuDevice::NpuDevice(const DeviceOptions& options, bool emulated)
-    : options_(options), emulated_(emulated), host_(make_cpu_device(options)) {}
+    : options_(options),
+      emulated_(emulated),
+      host_(make_cpu_device(options)),
+      host_compute_{&cpu::select_kernels(options.cpu_isa),
+                    cpu::ThreadPool::shared(options.threads)} {}
 
 std::string NpuDevice::description() const {
   const std::lock_guard lock(mutex_);
@@ -63,8 +67,9 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   if (!is_layers(node)) return host_->prepare(node);
   const std::shared_ptr<CompiledDesigns> designs = open("");
   try {
-    if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, designs);
-    auto step = std::make_unique<DecoderLayers>(node, designs);
+    if (is_encoder_layers(node))
+      return std::make_unique<EncoderLayers>(node, designs, host_compute_);
+    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
     const std::lock_guard lock(mutex_);
     caches_.push_back(step->caches());
     return step;

@@ -12,6 +12,7 @@
 
 #include "ops/device.h"
 #include "ops/npu/compiled_designs.h"
+#include "ops/npu/host_operators.h"
 #include "ops/npu/kv_cache.h"
 
 namespace flownpu {
@@ -58,6 +59,7 @@ class NpuDevice final : public Device {
   DeviceOptions options_;
   bool emulated_;
   std::unique_ptr<Device> host_;
+  HostCompute host_compute_;  // of the same kernels and threads
   mutable std::mutex mutex_;  // for what follows
   mutable std::shared_ptr<CompiledDesigns> designs_;
   // Of the steps that were prepared: what tensors stand for goes with them.

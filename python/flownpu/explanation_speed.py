@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["NPU", "Point", "Speed", "speed_of"]
 
 _CHIP, _DESIGN = "kraken-350", "flownpu"
-_TARGET, _WEIGHTS = "npu2", "bf16"
+_TARGET, _WEIGHTS = "npu2", "bfp16"
 _CONTEXTS = (1024, 4096, 32768)
 
 

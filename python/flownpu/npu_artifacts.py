@@ -13,6 +13,7 @@ from flownpu.aie.compiled_artifacts import write_compiled
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.emulated_artifacts import write_emulated
+from flownpu.aie.programs.chunks import seconds, with_fewest
 from flownpu.aie.programs.decode import decode_program
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder import Decoder
     from flownpu.aie.programs.program import Program
 
-__all__ = ["CHUNKS", "DEFAULT_CONTEXT", "Built", "build_artifacts", "programs_of_decoder", "programs_of_model"]
+__all__ = ["CHUNKS", "DEFAULT_CONTEXT", "Built", "build_artifacts", "default_weights", "programs_of_decoder", "programs_of_model"]
 
-# Tokens of a chunk. GEMM's tiles have a fourth of them as rows, 64 at most (designs/gemm.py: what fills L1).
-CHUNKS = (64, 256)
+# Tokens of a chunk: GEMM's megatiles have 256 rows, and each size more than the last halves what a prompt's rest leaves
+# empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
+# chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
+CHUNKS = (256, 512, 1024, 2048, 4096)
 DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
 
 
@@ -64,7 +67,7 @@ def build_artifacts(
     kind: Literal["emulate", "xclbin"] = "emulate",
     target: str = "npu2",
     context: int | None = None,
-    weights: str = "bf16",
+    weights: str | None = None,
     output: Path | None = None,
     report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
 ) -> Built:
@@ -75,7 +78,7 @@ def build_artifacts(
         kind: for the emulator, or for an NPU, which needs AMD's toolchain; without it plans and MLIR are written.
         target: npu1 or npu2.
         context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
-        weights: what a prompt's matrix products multiply by, bf16 or bfp16.
+        weights: what a prompt's matrix products multiply by, bf16 or bfp16. None: what the target multiplies fastest.
         output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
         report: hears which call is done next, how many are done, and of how many.
 
@@ -85,6 +88,7 @@ def build_artifacts(
         ToolchainError: a compiler failed.
         ValueError: the output is something else.
     """
+    weights = weights or default_weights(target)
     programs, left_out = programs_of_model(model, target, context, weights)
     output = output or model / "artifacts" / ("emulate" if kind == "emulate" else target)
     calls, done = calls_of(programs), 0
@@ -106,8 +110,13 @@ def build_artifacts(
     return Built(output, positions, len(calls), made, left_out, missing)
 
 
+def default_weights(target: str) -> str:
+    """What GEMM multiplies by: XDNA2's matrix unit reads bf16 in block floating point anyway, stored so it is half."""
+    return "bf16" if target == "npu1" else "bfp16"
+
+
 def programs_of_model(
-    model: Path, target: str, context: int | None = None, weights: str = "bf16"
+    model: Path, target: str, context: int | None = None, weights: str | None = None
 ) -> tuple[list[Program], list[str]]:
     """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out, and why.
 
@@ -142,7 +151,7 @@ def programs_of_model(
 
 
 def programs_of_decoder(
-    decoder: Decoder, target: str, context: int, weights: str = "bf16"
+    decoder: Decoder, target: str, context: int, weights: str | None = None
 ) -> tuple[list[Program], list[str]]:
     """A decoder's programs, that of a token first, and what was left out: the sizes of chunks, and why.
 
@@ -156,14 +165,15 @@ def programs_of_decoder(
         raise ValueError(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
-    programs, left_out = [decode_program(decoder, target, context)], []
+    programs, reasons = [decode_program(decoder, target, context)], dict[str, list[str]]()
     for tokens in CHUNKS:
         if tokens > context:
             continue
         try:
-            programs.append(prefill_program(decoder, target, context, tokens, weights))
+            programs.append(prefill_program(decoder, target, context, tokens, weights or default_weights(target)))
         except ValueError as error:
             # What breaks the limits breaks them on each tile: the first says it.
-            reason = " ".join(str(error).splitlines()[:2])
-            left_out.append(f"chunks of {tokens} tokens (prompts go token by token): {reason}")
-    return programs, left_out
+            reasons.setdefault(" ".join(str(error).splitlines()[:2]), []).append(str(tokens))
+    instead = "" if len(programs) > 1 else " (prompts go token by token)"
+    left_out = [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
+    return with_fewest(programs, seconds), left_out

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.aie.test_split_layer import split
 
 from flownpu.aie.cost.decode import DecodeDesign, attention_seconds, head_cost, layer_cost
 from flownpu.aie.cost.device import DEVICES
@@ -25,7 +26,6 @@ from flownpu.aie.designs.split_layer import SplitLayer
 from flownpu.aie.plan import Dimension, Tap, Tile
 from tests.aie.programs import chain
 from tests.aie.test_designs import ALL, plan_of
-from tests.aie.test_split_layer import split
 
 DEVICE = DEVICES["kraken-350"]
 # As fast as memory and streams may be: what is left is the array's.

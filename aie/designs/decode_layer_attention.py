@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from flownpu.aie.designs.common import I32, kernel, limits_of, tensor, worker
 from flownpu.aie.designs.decode_layer_shape import ROPE_COLUMN, LayerShape
@@ -47,6 +47,7 @@ class Attention(ABC):
     """
 
     shape: LayerShape
+    waits: ClassVar[int]  # of a layer, for main memory and the sequence
 
     # --- Sizes --------------------------------------------------------------------------------------------------------
 

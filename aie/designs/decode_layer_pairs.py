@@ -37,6 +37,8 @@ _PAIRS_OF_A_COLUMN = TILES // 2
 class PairsOfTiles(Attention):
     """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
 
+    waits = 6
+
     @property
     def pairs(self) -> int:
         """Pairs of tiles: a batch has a head for each."""

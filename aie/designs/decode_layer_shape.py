@@ -47,8 +47,8 @@ class Projection:
     def __post_init__(self) -> None:
         if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
             raise ValueError(
-                f"[decode_layer] expected a projection's rows in multiples of {BLOCK_ROWS}, {BLOCK_ROWS * TILES} or "
-                f"more, got {self.rows}"
+                f"[decode_layer, fused_dqp] expected a projection's rows in multiples of {BLOCK_ROWS}, "
+                f"{BLOCK_ROWS * TILES} or more, got {self.rows}"
             )
 
     @property
@@ -113,7 +113,7 @@ class LayerShape:
             raise ValueError(f"[decode_layer] expected activation {' or '.join(ACTIVATIONS)}, got {self.activation!r}")
         if self.heads % self.kv_heads or self.d % 32:
             raise ValueError(
-                f"[decode_layer] expected heads in multiples of the KV heads and d in multiples of 32, "
+                f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
                 f"got {self.heads}, {self.kv_heads} and {self.d}"
             )
         _ = self.projections  # refuses sizes that it cannot deal to the tiles

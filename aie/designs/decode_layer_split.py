@@ -79,6 +79,8 @@ class SplitKeys(Attention):
     of it; a KV head has eight query heads or fewer.
     """
 
+    waits = 7
+
     def __post_init__(self) -> None:
         d, group = self.shape.d, self.shape.group
         if _HALF % d or self.keys_of_object > _MOST_KEYS or _LINE % d or group > _MOST_ROWS:

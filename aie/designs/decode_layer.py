@@ -128,9 +128,10 @@ class DecodeLayer:
         """
         room = _WEIGHTS_MAXIMUM - (self._head(vocabulary).bytes if vocabulary else 0)
         if room < self.shape.weight_bytes:
+            what = f"a layer{' and the LM head' if vocabulary else ''} in {_WEIGHTS_MAXIMUM} bytes"
             raise ValueError(
-                f"[decode_layer] expected a layer and the LM head in {_WEIGHTS_MAXIMUM} bytes, got one of "
-                f"{self.shape.weight_bytes} with {vocabulary} rows: leave the head to another design (fused_dqp.py)"
+                f"[decode_layer] expected {what}, got one of {self.shape.weight_bytes} with {vocabulary} rows: "
+                "go operator by operator (fused_dqp.py)"
             )
         counts = list[int]()
         while sum(counts) < layers:

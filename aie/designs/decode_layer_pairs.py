@@ -12,7 +12,7 @@ many batches. A layer waits six times.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.attention import Cache
@@ -34,6 +34,7 @@ __all__ = ["PairsOfTiles"]
 _PAIRS_OF_A_COLUMN = TILES // 2
 
 
+@dataclass(frozen=True)
 class PairsOfTiles(Attention):
     """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
 

@@ -30,6 +30,7 @@ weights' streams carry are bytes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import (
@@ -72,6 +73,7 @@ _WEIGHTS_OF_HEAD = 32  # kernels/flow_kv_merge.cc
 _WORDS = 11
 
 
+@dataclass(frozen=True)
 class SplitKeys(Attention):
     """All tiles that project take KV heads one after the other.
 

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from flownpu.aie.designs import decode_layer
 from flownpu.aie.programs.decode import DECODE_WAYS
+from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu_decoder import read_decoder
 from tests.aie.words import read_family, words_of
 from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error
@@ -215,6 +218,18 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     assert prompt["dispatches"] == (layers - 1) * (2 + 8 + 2 + 2) - 1 + (2 + 2 + 1) + 1
     assert prompt["bytes_to_device"] == CHUNK * session.attributes["hidden"] * 2 + lines
     assert (prompt["bytes_to_host"], prompt["buffer_bytes"]) == (logits, 0)
+
+
+def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
+    """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
+    hidden = embed("trained", rng.integers(3, 300, 3))
+    expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
+    build_artifacts(models.converted("trained"), context=CONTEXT, output=tmp_path / "artifacts")
+    session = Session(npu.NpuDevice(str(tmp_path / "artifacts")), *read_nodes(models.converted("trained")))
+    found = run_all(session, hidden, steps_of(1, 2, 3))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * expected.std())
+    assert "in 4 dispatches a token" in session.lowered.summary
 
 
 @pytest.mark.parametrize(("way", "dispatches"), [("pairs", 1), ("split", 1), ("operators", None)])

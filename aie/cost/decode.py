@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
-from flownpu.aie.designs.common import TILES, ceil_div
-from flownpu.aie.designs.decode_layer_shape import BLOCK_BYTES, BLOCK_ROWS, LayerShape, Projection
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_ROWS, TILES, ceil_div
+from flownpu.aie.designs.decode_layer_pairs import PairsOfTiles
+from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
+from flownpu.aie.designs.decode_layer_weights import STREAMS
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.designs.decode_layer import DecodeLayer
 
-__all__ = ["Cost", "DecodeDesign", "head_cost", "layer_cost"]
+__all__ = ["Cost", "DecodeDesign", "design_of", "head_cost", "layer_cost"]
 
 _BF16_BYTES = 2
 
@@ -97,6 +100,20 @@ class DecodeDesign:
     def with_streams(self, streams: int, tiles: int) -> DecodeDesign:
         """The same with other streams and tiles for weights."""
         return dataclasses.replace(self, streams=streams, tiles=tiles)
+
+
+def design_of(layer: DecodeLayer, dispatches: float = 1) -> DecodeDesign:
+    """How `decode_layer` is laid on the array, with so many dispatches a token.
+
+    A column's two pairs share its two streams, keys on one, values on the other; split keys are on all streams.
+    """
+    way, streams = layer.attention, STREAMS * layer.attention.columns
+    split = not isinstance(way, PairsOfTiles)
+    pairs, of_a_pair = (streams, 1.0) if split else (way.pairs, STREAMS * way.attention_columns / way.pairs)
+    return DecodeDesign(
+        layer.way, streams, TILES * way.columns, pairs, of_a_pair, split_keys=split, waits=way.waits,
+        token_dispatches=dispatches,
+    )  # fmt: skip
 
 
 def layer_cost(shape: LayerShape, keys: int, design: DecodeDesign, device: Device, values: Values) -> Cost:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder, and the buffers that its programs share.
-
-aie/designs/decode_layer_shape.py has the layouts:
+"""The sizes of a decoder, and the buffers that its programs share (aie/designs/decode_layer_shape.py has the layouts).
 
     weights   u8    [layer][QKV | output | gate and up | down], then the LM head
     vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
@@ -14,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.common import BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
@@ -81,8 +79,8 @@ class Decoder:
 
     @property
     def head(self) -> Projection:
-        """The LM head."""
-        return Projection(self.vocabulary, self.shape.hidden)
+        """The LM head, with rows of zeros that fill its last blocks."""
+        return Projection(ceil_div(self.vocabulary, BLOCK_ROWS) * BLOCK_ROWS, self.shape.hidden)
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:

@@ -232,7 +232,10 @@ class Program:
 
 
 class ProgramWriter:
-    """Writes the steps of a program one after the other; its scratch buffers become as large as the steps take them."""
+    """Writes the steps of a program one after the other.
+
+    Its buffers, but for constants, become as large as the steps take them.
+    """
 
     def __init__(self, constants: Iterable[Buffer]) -> None:
         self._buffers = {buffer.name: buffer for buffer in constants}
@@ -258,8 +261,8 @@ class ProgramWriter:
 
     def _reach(self, name: str, end: int) -> None:
         known = self._buffers.setdefault(name, Buffer(name, Role.SCRATCH, 0))
-        if known.role is Role.SCRATCH and known.bytes < end:
-            self._buffers[name] = Buffer(name, Role.SCRATCH, end)
+        if known.role is not Role.CONSTANT and known.bytes < end:
+            self._buffers[name] = Buffer(name, known.role, end)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <ranges>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -165,11 +164,14 @@ void Artifacts::check(std::span<const ProgramRecord* const> programs) const {
   std::set<std::size_t> arrays;
   std::set<std::size_t> calls;
   for (const ProgramRecord* program : programs) {
-    for (const StepRecord& step : program->dispatches | std::views::join) {
-      if (!calls.insert(step.call).second) continue;
-      const CallRecord& record = calls_[step.call];
-      if (arrays.insert(record.array).second) array_file(record);
-      family(record);
+    for (const DispatchRecord& dispatch : program->dispatches) {
+      if (dispatch.host) continue;
+      for (const StepRecord& step : dispatch.steps) {
+        if (!calls.insert(step.call).second) continue;
+        const CallRecord& record = calls_[step.call];
+        if (arrays.insert(record.array).second) array_file(record);
+        family(record);
+      }
     }
   }
 }

@@ -113,7 +113,8 @@ def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
     token, *chunks = sorted(programs, key=lambda program: program.tokens)
     layers, calls = len(decoder.windows), _counted(len(token.steps), "call")
-    words = [f"a token: {layers} layers and the LM head in {calls} of decode_layer"]
+    operators = " and ".join(dict.fromkeys(step.call.operator for step in token.steps))
+    words = [f"a token: {layers} layers and the LM head in {calls} of {operators}"]
     if chunks:
         sizes = " and ".join(str(chunk.tokens) for chunk in reversed(chunks))
         arrays = _counted(len({step.call.array for chunk in chunks for step in chunk.steps}), "array")

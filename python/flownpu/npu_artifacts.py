@@ -11,10 +11,11 @@ from flownpu import __version__
 from flownpu.aie.artifacts import ArtifactFolder
 from flownpu.aie.compiled_artifacts import write_compiled
 from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.programs.chunks import seconds, with_fewest
-from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decode import DECODE_WAYS, decode_program
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
@@ -24,7 +25,7 @@ from flownpu.npu_decoder import read_decoder
 from flownpu.npu_encoder import read_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from flownpu.aie.programs.call import ArtifactCall
@@ -69,6 +70,7 @@ def build_artifacts(
     context: int | None = None,
     weights: str | None = None,
     output: Path | None = None,
+    ways: Sequence[str] = DECODE_WAYS,
     report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
 ) -> Built:
     """Makes the artifacts of a converted model, or brings them up to date.
@@ -80,6 +82,7 @@ def build_artifacts(
         context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
         weights: what a prompt's matrix products multiply by, bf16 or bfp16. None: what the target multiplies fastest.
         output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
+        ways: of decoding, to choose from.
         report: hears which call is done next, how many are done, and of how many.
 
     Raises:
@@ -89,7 +92,7 @@ def build_artifacts(
         ValueError: the output is something else.
     """
     weights = weights or default_weights(target)
-    programs, left_out = programs_of_model(model, target, context, weights)
+    programs, left_out = programs_of_model(model, target, context, weights, ways)
     output = output or model / "artifacts" / ("emulate" if kind == "emulate" else target)
     calls, done = calls_of(programs), 0
 
@@ -116,7 +119,7 @@ def default_weights(target: str) -> str:
 
 
 def programs_of_model(
-    model: Path, target: str, context: int | None = None, weights: str | None = None
+    model: Path, target: str, context: int | None = None, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[str]]:
     """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out, and why.
 
@@ -129,7 +132,8 @@ def programs_of_model(
     def of_decoder() -> tuple[list[Program], list[str]]:
         decoder = read_decoder(model)
         try:
-            return programs_of_decoder(decoder, target, context or min(decoder.positions, DEFAULT_CONTEXT), weights)
+            positions = context or min(decoder.positions, DEFAULT_CONTEXT)
+            return programs_of_decoder(decoder, target, positions, weights, ways)
         except ValueError as error:
             raise FlowNPUError(f"{model}: the NPU's designs have no place for it: {error}") from error
 
@@ -151,21 +155,24 @@ def programs_of_model(
 
 
 def programs_of_decoder(
-    decoder: Decoder, target: str, context: int, weights: str | None = None
+    decoder: Decoder, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[str]]:
-    """A decoder's programs, that of a token first, and what was left out: the sizes of chunks, and why.
+    """A decoder's programs, that of a token first, and what was left out, and why: ways of decoding, sizes of chunks.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
     """
     shape = decoder.shape
-    chunk = math.lcm(shape.keys, FlowQKV(target, shape.heads, shape.kv_heads, shape.d).keys)
+    designs = [design(target, shape.heads, shape.kv_heads, shape.d) for design in (FlowKV, FlowQKV)]
+    chunk = math.lcm(*(design.keys for design in designs))
     context = ceil_div(context, chunk) * chunk
     if context > ceil_div(decoder.positions, chunk) * chunk:
         raise ValueError(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
-    programs, reasons = [decode_program(decoder, target, context)], dict[str, list[str]]()
+    choice = decode_program(decoder, target, context, ways)
+    programs, left_out = [choice.program], [f"a way of decoding (tokens go another): {said}" for said in choice.refused]
+    reasons = dict[str, list[str]]()
     for tokens in CHUNKS:
         if tokens > context:
             continue
@@ -175,5 +182,5 @@ def programs_of_decoder(
             # What breaks the limits breaks them on each tile: the first says it.
             reasons.setdefault(" ".join(str(error).splitlines()[:2]), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"
-    left_out = [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
+    left_out += [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
     return with_fewest(programs, seconds), left_out

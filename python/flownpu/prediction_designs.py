@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.decode import DecodeDesign
+from flownpu.aie.cost.decode import DecodeDesign, design_of
 from flownpu.aie.cost.prefill import PrefillDesign
 from flownpu.aie.designs.decode_layer import DecodeLayer
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.split_layer_shape import STREAMS
 from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm
 from flownpu.aie.lowering import lower
 from flownpu.aie.npu_limits import LIMITS
@@ -61,22 +60,10 @@ def _published_prefill(_: Decoder) -> PrefillDesign:
 # --- The designs of aie/designs -------------------------------------------------------------------------------------
 
 
-def _fused_decode(of: Decoder) -> DecodeDesign:
-    """`decode_layer.py`: all layers and the LM head in as few dispatches as weights' offsets allow; six waits a layer.
-
-    A column's two pairs share its two streams, keys on one, values on the other.
-    """
-    shape = of.shape
-    dispatches = len(DecodeLayer(shape).calls(len(of.windows), of.model.vocabulary))
-    return DecodeDesign(
-        "flownpu",
-        streams=2 * shape.columns,
-        tiles=4 * shape.columns,
-        pairs=shape.pairs,
-        pair_streams=2 * shape.attention_columns / shape.pairs,
-        waits=6,
-        token_dispatches=dispatches,
-    )
+def _layer_decode(way: str, of: Decoder) -> DecodeDesign:
+    """`decode_layer.py`: all layers and the LM head in as few dispatches as weights' offsets allow."""
+    layer = DecodeLayer(of.shape, way)
+    return design_of(layer, len(layer.calls(len(of.windows), of.model.vocabulary)))
 
 
 def _fused_prefill(chunk: int, of: Decoder) -> PrefillDesign:
@@ -116,34 +103,20 @@ def encoder_prefill(model: Model) -> PrefillDesign:
     )
 
 
-def _split_decode(of: Decoder) -> DecodeDesign:
-    """`split_layer.py`: keys and values on the weights' streams, every tile with a part of every KV head's keys."""
-    return DecodeDesign(
-        "split",
-        streams=STREAMS,
-        tiles=2 * STREAMS,
-        pairs=STREAMS,
-        pair_streams=1,
-        split_keys=True,
-        waits=7,
-        token_dispatches=_fused_decode(of).token_dispatches,
-    )
-
-
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
         Design("published", "the papers' own implementation", _published_decode, _published_prefill),
         Design(
             "flownpu",
-            f"what the provider runs: designs/decode_layer.py, prompts in chunks of {_PROVIDERS_CHUNK} tokens",
-            _fused_decode,
+            f"designs/decode_layer.py with pairs of tiles, prompts in chunks of {_PROVIDERS_CHUNK} tokens",
+            partial(_layer_decode, "pairs"),
             partial(_fused_prefill, _PROVIDERS_CHUNK),
         ),
         Design(
             "split",
-            f"designs/split_layer.py, prompts in chunks of {_LONG_CHUNK} tokens: not what the provider runs",
-            _split_decode,
+            f"designs/decode_layer.py with split keys, prompts in chunks of {_LONG_CHUNK} tokens",
+            partial(_layer_decode, "split"),
             partial(_fused_prefill, _LONG_CHUNK),
         ),
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flownpu.aie.cost.decode import DecodeDesign, attention_seconds, head_cost, layer_cost
+from flownpu.aie.cost.decode import attention_seconds, design_of, head_cost, layer_cost
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.cost.kernels import published_cycles
@@ -21,11 +21,9 @@ from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.decode_layer_shape import Projection
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
-from flownpu.aie.designs.split_layer import SplitLayer
 from flownpu.aie.plan import Dimension, Tap, Tile
 from tests.aie.programs import chain
 from tests.aie.test_designs import ALL, plan_of
-from tests.aie.test_split_layer import split
 
 DEVICE = DEVICES["kraken-350"]
 # As fast as memory and streams may be: what is left is the array's.
@@ -170,10 +168,8 @@ SHAPES = {
 
 
 def layered(shape):
-    """The design of decode_layer.py."""
-    streams = 2 * shape.columns
-    share = 2 * shape.attention_columns / shape.pairs
-    return DecodeDesign("layer", streams, 2 * streams, shape.pairs, share, waits=6)
+    """With pairs of tiles."""
+    return design_of(DecodeLayer(shape))
 
 
 @pytest.mark.parametrize("position", [255, 2047])
@@ -196,11 +192,10 @@ def test_a_decode_layers_time_is_what_events_make_of_its_plan(name, position):
 @pytest.mark.parametrize(("name", "position"), [("one KV head", 2039), ("eight KV heads", 255)])
 def test_a_split_layers_time_is_what_events_make_of_its_plan(name, position):
     """As above, with one wait more."""
-    shape = split(SHAPES[name])
-    plans = [plan_of(SplitLayer(shape).program(position, 2560, layers=(Layer(),) * count)) for count in (1, 2)]
+    shape, layer = SHAPES[name], DecodeLayer(SHAPES[name], "split")
+    plans = [plan_of(layer.program(position, 2560, layers=(Layer(),) * count)) for count in (1, 2)]
     one, two = (simulate(plan, DEVICE) for plan in plans)
-    design = DecodeDesign("split", 12, 24, 12, 1, split_keys=True, waits=7)
-    predicted = layer_cost(shape, position + 1, design, DEVICE, VALUES)
+    predicted = layer_cost(shape, position + 1, design_of(layer), DEVICE, VALUES)
     assert predicted.total == pytest.approx(two.seconds - one.seconds, rel=0.05, abs=35e-6)
 
 

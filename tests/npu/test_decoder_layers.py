@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from flownpu.aie.designs import decode_layer
+from flownpu.aie.programs.decode import DECODE_WAYS
+from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu_decoder import read_decoder
 from tests.aie.words import read_family, words_of
 from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error
@@ -25,10 +29,10 @@ def session_of(models):
     """A session of a model, with artifacts for CONTEXT tokens; options of its conversion."""
     opened = {}
 
-    def session(name, *, new=False, **options):
-        key = name, *options.items()
+    def session(name, *, new=False, ways=DECODE_WAYS, **options):
+        key = name, ways, *options.items()
         if new or key not in opened:
-            device = npu.NpuDevice(str(models.artifacts(name, CONTEXT)))
+            device = npu.NpuDevice(str(models.artifacts(name, CONTEXT, ways)))
             opened[key] = Session(device, *read_nodes(models.converted(name, **options)))
         return opened[key]
 
@@ -60,24 +64,28 @@ def run_all(session, hidden, steps, past=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt", "stops"),
+    ("name", "prompt", "stops", "ways"),
     [
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
-        *((name, True, (50, 51, 70, 71, 72, 73)) for name in ("trained", "gemma3_text", "llama", "qwen3")),
+        *((name, True, (50, 51, 70, 71, 72, 73), DECODE_WAYS) for name in ("trained", "gemma3_text", "llama", "qwen3")),
+        # The other ways of decoding.
+        *(("trained", True, (50, 51, 70, 71, 72, 73), (way,)) for way in ("pairs", "operators")),
+        *((name, True, (50, 51, 70, 71, 72, 73), ("operators",)) for name in ("llama", "qwen3")),
         # Two chunks, and a rest that goes token by token, since a chunk would pass the context's end.
-        ("trained", True, (60, 127, 128)),
-        # Without prefill calls.
-        ("narrow", False, (20, 21, 30)),
+        ("trained", True, (60, 127, 128), DECODE_WAYS),
+        # Without prefill calls; a vocabulary that does not fill its last block.
+        ("narrow", False, (20, 21, 30), DECODE_WAYS),
+        ("odd", True, (50, 51, 70, 71, 72, 73), DECODE_WAYS),
     ],
 )
-def test_logits(rng, name, prompt, stops, session_of, embed, models):
+def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
     """Against transformers, which computes in float32.
 
     The rms of the errors is an estimate (tests/npu/rounding.py), of roundings that are taken for independent and evenly
     spread: twice of it leaves room for what they are not. A wrong angle, scale or norm changes logits by about their
     own spread, several times that.
     """
-    session, model = session_of(name), models.checkpoint(name)
+    session, model = session_of(name, ways=ways), models.checkpoint(name)
     ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)
     found = run_all(session, embed(name, ids), steps)
     lasts = [stop - 1 for stop in stops]
@@ -210,6 +218,28 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     assert prompt["dispatches"] == (layers - 1) * (2 + 8 + 2 + 2) - 1 + (2 + 2 + 1) + 1
     assert prompt["bytes_to_device"] == CHUNK * session.attributes["hidden"] * 2 + lines
     assert (prompt["bytes_to_host"], prompt["buffer_bytes"]) == (logits, 0)
+
+
+def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
+    """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
+    hidden = embed("trained", rng.integers(3, 300, 3))
+    expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
+    build_artifacts(models.converted("trained"), context=CONTEXT, output=tmp_path / "artifacts")
+    session = Session(npu.NpuDevice(str(tmp_path / "artifacts")), *read_nodes(models.converted("trained")))
+    found = run_all(session, hidden, steps_of(1, 2, 3))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * expected.std())
+    assert "in 4 dispatches a token" in session.lowered.summary
+
+
+@pytest.mark.parametrize(("way", "dispatches"), [("pairs", 1), ("split", 1), ("operators", None)])
+def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
+    """Operator by operator: of a layer two norms twice (the first: one), four projections, heads, attention; a head."""
+    session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
+    past, layers = session.past(CONTEXT), session.attributes["layers"]
+    run_all(session, hidden, steps_of(1), past)
+    token = counted(session, lambda: session.run(hidden[1:2], 2, past))
+    assert token["dispatches"] == (dispatches or layers * (2 + 4 + 2 + 2) - 1 + 2 + 1)
 
 
 def test_sessions_give_back_their_buffers(session_of, embed, models, rng):

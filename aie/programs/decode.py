@@ -3,7 +3,7 @@
 
     state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
                   to be added to it, a line each: the token's embedding, and zeros
-    logits  bf16  [vocabulary]
+    logits  bf16  [vocabulary], and what a last block of the LM head has beyond it
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def decode_program(decoder: Decoder, target: str, context: int) -> Program:
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers = decoder.shape, DecoderBuffers(decoder, context)
     writer, first = ProgramWriter(buffers.constants()), 0
-    for count in DecodeLayer(shape).calls(len(decoder.windows), decoder.vocabulary):
+    for count in DecodeLayer(shape).calls(len(decoder.windows), decoder.head.rows):
         end = first + count
         last = end == len(decoder.windows)
         layers = f"layer {first}" if count == 1 else f"layers {first}-{end - 1}"
         writer.step(
-            _call(decoder, context, first, end, decoder.vocabulary * last), layers,
+            _call(decoder, context, first, end, decoder.head.rows * last), layers,
             buffers.weights(first), buffers.norm(first), "rotary", buffers.cache(first), "state", *["logits"] * last,
         )  # fmt: skip
         first = end
     # The second row is the update: nothing is to be added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
-    made = writer.rows("logits", 1, decoder.vocabulary)
+    made = writer.rows("logits", 1, decoder.vocabulary, decoder.head.rows)
     return Program(
         "decode", decoder.attributes, 1, 1, context, buffers.layout, writer.buffers, given, made, tuple(writer.steps)
     )

@@ -26,6 +26,10 @@ that come.
 
 **Of the last layer** only keys and values are wanted: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
+
+**The tokens of a block** see one another in both directions, as an image's do. A program of the kind `block` is for
+exactly as many tokens: its attention lets each of them see all keys up to the last one, as far back as a layer's window
+goes. All else is as in the kind `prefill`, and so are its arrays.
 """
 
 from __future__ import annotations
@@ -59,7 +63,9 @@ _CORES = 4  # of the operators on rows
 _FEWEST = 37 // 5 + 1
 
 
-def prefill_program(decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16") -> Program:
+def prefill_program(
+    decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16", *, block: bool = False
+) -> Program:
     """The program of a chunk of so many tokens, with caches of `context` positions.
 
     Args:
@@ -68,11 +74,12 @@ def prefill_program(decoder: Decoder, target: str, context: int, tokens: int, we
         context: positions of a layer's cache.
         tokens: rows of the chunk, a multiple of 64.
         weights: what GEMM multiplies by, bf16 or bfp16.
+        block: whether the tokens are a block, which see one another.
 
     Raises:
         ValueError: a design has no place for the sizes.
     """
-    return _Chunk(decoder, target, context, tokens, weights).program()
+    return _Chunk(decoder, target, context, tokens, weights, block).program()
 
 
 @dataclass
@@ -82,6 +89,7 @@ class _Chunk:
     context: int
     tokens: int
     weights: str
+    block: bool
     layer: int = 0
     calls: dict[tuple[str, str], ArtifactCall] = field(default_factory=dict)
 
@@ -105,8 +113,9 @@ class _Chunk:
             self._project(2, "x", "activated")
             self._project(3, "activated", "update")
         return Program(
-            "prefill", self.decoder.attributes, self.tokens, _FEWEST, self.context, self.buffers.layout,
-            self.writer.buffers, given, None, tuple(self.writer.steps),
+            "block" if self.block else "prefill", self.decoder.attributes, self.tokens,
+            self.tokens if self.block else _FEWEST, self.context, self.buffers.layout, self.writer.buffers, given, None,
+            tuple(self.writer.steps),
         )  # fmt: skip
 
     def _step(self, call: ArtifactCall, *views: View | str) -> None:
@@ -176,12 +185,17 @@ class _Chunk:
     def _flow_qkv(self) -> None:
         shape, window = self.shape, self.decoder.windows[self.layer]
         flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d)
-        block = TILES * flow.queries
+        item = TILES * flow.queries
         attend = partial(
-            flow.program, self.tokens, capacity=self.context, window=window or None, scale=self.decoder.scale
-        )
-        sweeps = [CallSweep(top, block, self.tokens, window) for top in range(0, self.tokens, block)]
-        call = self._moving("flow_qkv", "", f"window{window}", attend, flow.keys, sweeps)
+            flow.program, self.tokens, capacity=self.context, window=window or None, causal=not self.block,
+            scale=self.decoder.scale,
+        )  # fmt: skip
+        # In a block all queries see keys up to the last token's.
+        sweeps = [
+            CallSweep(top, self.tokens - top if self.block else item, self.tokens, window)
+            for top in range(0, self.tokens, item)
+        ]
+        call = self._moving("flow_qkv", "", f"window{window}{'-block' * self.block}", attend, flow.keys, sweeps)
         self._step(call, "q", self.buffers.cache(self.layer), "context")
 
     # --- Calls --------------------------------------------------------------------------------------------------------

@@ -116,13 +116,17 @@ Sequence* PreparedCall::at(std::int64_t position) {
   const std::size_t number = family_.class_of(position);
   if (number >= words_.size()) words_.resize(number + 1);
   Words& words = words_[number];
-  if (words.sequence == nullptr) words.sequence = array_->sequence(family_.at(number).words);
-  if (words.position != position) {
+  if (words.sequence == nullptr) {
+    // Without a position's features the words may say nothing that can be run.
+    std::vector<std::int64_t> first = family_.at(number).words;
+    family_.patch(position, [&](std::size_t word, std::int64_t value) { first[word] = value; });
+    words.sequence = array_->sequence(first);
+  } else if (words.position != position) {
     family_.patch(position, [&](std::size_t word, std::int64_t value) {
       words.sequence->write(word, value);
     });
-    words.position = position;
   }
+  words.position = position;
   return words.sequence.get();
 }
 

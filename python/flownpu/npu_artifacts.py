@@ -144,7 +144,7 @@ def programs_of_model(
 def programs_of_decoder(
     decoder: Decoder, target: str, context: int, weights: str = "bf16"
 ) -> tuple[list[Program], list[str]]:
-    """A decoder's programs, that of a token first, and what was left out: the sizes of chunks, and why.
+    """A decoder's programs, that of a token first, and what was left out: the sizes of chunks and blocks, and why.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
@@ -157,13 +157,17 @@ def programs_of_decoder(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
     programs, left_out = [decode_program(decoder, target, context)], []
-    for tokens in CHUNKS:
+    chunks = [(tokens, False, f"chunks of {tokens} tokens (prompts go token by token)") for tokens in CHUNKS]
+    if decoder.block:
+        chunks.append((decoder.block, True, f"images of {decoder.block} tokens (prompts with images are refused)"))
+    for tokens, block, what in chunks:
         if tokens > context:
+            if block:
+                left_out.append(f"{what}: expected a context of {tokens} or more, got {context}")
             continue
         try:
-            programs.append(prefill_program(decoder, target, context, tokens, weights))
+            programs.append(prefill_program(decoder, target, context, tokens, weights, block=block))
         except ValueError as error:
             # What breaks the limits breaks them on each tile: the first says it.
-            reason = " ".join(str(error).splitlines()[:2])
-            left_out.append(f"chunks of {tokens} tokens (prompts go token by token): {reason}")
+            left_out.append(f"{what}: {' '.join(str(error).splitlines()[:2])}")
     return programs, left_out

@@ -174,6 +174,13 @@ def test_flow_qkv(rng, target, d, tokens):
     flow_qkv_case(design, tokens, 0, 64, rng, causal=False).check()
 
 
+@pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
+@pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
+def test_flow_qkv_of_a_block(rng, window, tokens, past):
+    """Tokens that see one another, and what came before them as far back as a window goes."""
+    flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
+
+
 @pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])
 def test_flow_qkv_of_1023_tokens(rng, d, window, causal):
     flow_qkv_case(FlowQKV("npu2", 1, 1, d), 1023, 0, 1024, rng, window=window, causal=causal).check()

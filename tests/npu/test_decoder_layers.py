@@ -66,8 +66,10 @@ def run_all(session, hidden, steps, past=None, **options):
         *((name, True, (50, 51, 70, 71, 72, 73)) for name in ("trained", "gemma3_text", "llama", "qwen3")),
         # Two chunks, and a rest that goes token by token, since a chunk would pass the context's end.
         ("trained", True, (60, 127, 128)),
-        # Without prefill calls.
-        ("narrow", False, (20, 21, 30)),
+        # Too narrow for a megatile of GEMM; a vocabulary that fills no blocks; a prompt that goes token by token.
+        ("narrow", True, (20, 21, 30)),
+        ("odd", True, (20, 21)),
+        ("narrow", False, (7, 8)),
     ],
 )
 def test_logits(rng, name, prompt, stops, session_of, embed, models):

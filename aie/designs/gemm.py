@@ -170,7 +170,7 @@ class Gemm:
 
         Raises:
             ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for a
-                task (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C from tile to tile.
+                task (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C between tiles.
         """
         unit, limits = self.n if self.gates > 1 else _PANEL, limits_of(self.target)
         least = self.e_x * self.n
@@ -357,7 +357,7 @@ class Gemm:
         return min(start + column * width, n - width)
 
     def _b_tap(self, left: int, n: int, k: int) -> TensorAccessPattern:
-        """The columns of B for a column of tiles: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
+        """A column's columns of B: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
         run, line, width = self._b_size(self.k_mt * _PANEL), self._b_size(k * _PANEL), self.e_x * self.n
         cuts, piece = pieces(run, self._b_item)
         sizes, strides = [k // self.k_mt, self.gates * width // _PANEL, cuts, piece], [run, line, piece, 1]

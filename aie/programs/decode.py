@@ -3,7 +3,9 @@
 
     state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
                   to be added to it, a line each: the token's embedding, and zeros
-    logits  bf16  [vocabulary], and what a last block of the LM head has beyond it
+    logits  bf16  [vocabulary]
+
+What the LM head's last block of rows has beyond the vocabulary becomes logits that no one reads.
 """
 
 from __future__ import annotations

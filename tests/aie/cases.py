@@ -163,7 +163,13 @@ def flow_qkv_case(
     causal = causal and not block
     size = design.padded(tokens), design.heads, design.d
     q, kv = bf16(rng.normal(size=size)), _cache(rng, capacity, design.kv_heads, design.d)
-    sweep = {"key_end": past + tokens, "first_query": past, "window": window or ALL, "causal": int(causal), "block": int(block)}
+    sweep = {
+        "key_end": past + tokens,
+        "first_query": past,
+        "window": window or ALL,
+        "causal": int(causal),
+        "block": int(block),
+    }
     in_blocks = design.target == "npu2"
     chunks = {"chunk": design.keys, "in_blocks": in_blocks}
     expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)

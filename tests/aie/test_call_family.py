@@ -46,7 +46,9 @@ CALLS = {
     "flow_qkv of a block": (  # all its queries see keys up to the last one's
         flow_qkv(50, causal=False),
         Positions(
-            FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST,
+            FLOW_CAPACITY - TOKENS + 1,
+            FLOW.keys,
+            MOST,
             tuple(CallSweep(top, TOKENS - top, TOKENS, 50) for top in range(0, TOKENS, 64)),
         ),
     ),

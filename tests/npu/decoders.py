@@ -138,7 +138,13 @@ class Session:
         return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
 
     def run(
-        self, hidden: np.ndarray, total: int, past: list[np.ndarray], *, share: bool = True, length: int | None = None,
+        self,
+        hidden: np.ndarray,
+        total: int,
+        past: list[np.ndarray],
+        *,
+        share: bool = True,
+        length: int | None = None,
         blocks: Sequence[int] | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Logits [V] of the last of the tokens `hidden` [S, D], and the presents.

@@ -127,6 +127,8 @@ def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
     block = BLOCK_ROUNDING if prompt else 0.0
     hooks = []
     for name, module in model.named_modules():
+        if "vision_tower" in name or "projector" in name:
+            continue  # an encoder's
         if name.endswith("_proj"):
             hooks.append(module.register_forward_hook(noise.product(name, block)))
             if name.endswith("o_proj"):

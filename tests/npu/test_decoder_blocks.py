@@ -97,10 +97,12 @@ def run_all(
 ) -> NDArray[np.float32]:
     """Logits of the last token of each call."""
     past, begins = session.past(CONTEXT), [0, *stops[:-1]]
-    return np.array([
-        session.run(hidden[begin:end], end, past, blocks=blocks[begin:end])[0]
-        for begin, end in zip(begins, stops, strict=True)
-    ])
+    return np.array(
+        [
+            session.run(hidden[begin:end], end, past, blocks=blocks[begin:end])[0]
+            for begin, end in zip(begins, stops, strict=True)
+        ]
+    )
 
 
 # What a conversation has, and where its calls end.
@@ -195,7 +197,9 @@ def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: F
     hidden = embedded(rng, folder.reference, blocks)
     logits, _ = session.run(hidden, 5, session.past(128), blocks=blocks)
     assert np.isfinite(logits).all()
-    with pytest.raises(RuntimeError, match="expected no images, .* got 2 tokens that see one another from position 0 on"):
+    with pytest.raises(
+        RuntimeError, match="expected no images, .* got 2 tokens that see one another from position 0 on"
+    ):
         session.run(hidden, 5, session.past(128), blocks=[1, 1, 0, 0, 0])
 
 

@@ -19,7 +19,8 @@ The rows of A come in through the memory tiles of the columns 0, 2, 4, 6 (XDNA: 
 streams in; every shim tile has one of B and one of C.
 
 C's last column of megatiles begins so that it ends with N; what it has in common with the one before is computed
-twice, with equal results. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
+twice, with equal results. Where N is less than a megatile has, the last columns of tiles all end with N, likewise. M is
+padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
 padding where B is 0 beyond K, as dequantised weights are if K is a multiple of 32: what is read there, of the next row,
 counts nothing (`line`).
 
@@ -183,8 +184,8 @@ class Gemm:
         `plain`: without the array's epilogue; then N and b are those of a product without gating.
 
         Raises:
-            ValueError: N is less than a megatile has, or no multiple of 32 (gating: n); K is too long for a task
-                (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C from tile to tile.
+            ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for a
+                task (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C between tiles.
         """
         if plain and self.epilogue != "none":
             return self.plain()._program(m, k, n, line, c_line, self)
@@ -193,8 +194,9 @@ class Gemm:
     def _program(self, m: int, k: int, n: int, line: int, c_line: int, array: Gemm) -> Program:
         """A call by these megatiles on an array that may have another epilogue."""
         unit, limits = self.n if self.gates > 1 else _PANEL, limits_of(self.target)
-        if n % unit or n < self.width:
-            raise ValueError(f"[gemm] expected N in multiples of {unit}, {self.width} or more (a megatile), got {n}")
+        least = self.e_x * self.n
+        if n % unit or n < least:
+            raise ValueError(f"[gemm] expected N in multiples of {unit}, {least} or more (a column of tiles), got {n}")
         if k > limits.iteration_maximum * self.k_mt:
             raise ValueError(f"[gemm] expected K of {limits.iteration_maximum * self.k_mt} or less, got {k}")
         widest = (limits.granule_bytes // 2 << limits.shim.stride_bits) // (self.e_y * self.m)
@@ -205,7 +207,7 @@ class Gemm:
                 raise ValueError(f"[gemm] expected {lines}, {least}, or more, got {given}")
         m, k = self.padded(m, k)
         line, c_line = line or k, c_line or n
-        starts = [min(place * self.width, n - self.width) for place in range(ceil_div(n, self.width))]
+        starts = [min(place * self.width, max(0, n - self.width)) for place in range(ceil_div(n, self.width))]
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
         fifos = array._fifos()
@@ -226,13 +228,13 @@ class Gemm:
                         for row, end in enumerate(a_ends)
                     ]
                     fills += [
-                        end.fill(b, tap=self._b_tap(start, column, n, k), managed=False)
+                        end.fill(b, tap=self._b_tap(self._left(start, column, n), n, k), managed=False)
                         for column, end in enumerate(b_ends)
                     ]
                     drains = [
                         end.drain(c, tap=tap, wait=True, managed=False)
                         for column, end in enumerate(c_ends)
-                        for tap in self._c_taps(top, start, column, m, c_line)
+                        for tap in self._c_taps(top, self._left(start, column, n), m, c_line)
                     ]
                     under_way.append((fills, drains))
             for fills, drains in under_way:
@@ -378,17 +380,22 @@ class Gemm:
         sizes, strides = [k // self.k_mt, rows, self.k_mt], [self.k_mt, line, 1]
         return TensorAccessPattern([(m - 1) * line + k], (top + row * rows) * line, sizes, strides)
 
-    def _b_tap(self, start: int, column: int, n: int, k: int) -> TensorAccessPattern:
+    def _left(self, start: int, column: int, n: int) -> int:
+        """The first of C's columns that a column of tiles makes of the megatile at `start`."""
+        width = self.e_x * self.n
+        return min(start + column * width, n - width)
+
+    def _b_tap(self, left: int, n: int, k: int) -> TensorAccessPattern:
         """A column's columns of B: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
         run, line, width = self._b_size(self.k_mt * _PANEL), self._b_size(k * _PANEL), self.e_x * self.n
         cuts, piece = pieces(run, self._b_item)
         sizes, strides = [k // self.k_mt, self.gates * width // _PANEL, cuts, piece], [run, line, piece, 1]
-        first = self.gates * (start + column * width) // _PANEL
+        first = self.gates * left // _PANEL
         return TensorAccessPattern([self._b_size(self.gates * n * k)], first * line, sizes, strides)
 
-    def _c_taps(self, top: int, start: int, column: int, m: int, line: int) -> list[TensorAccessPattern]:
+    def _c_taps(self, top: int, left: int, m: int, line: int) -> list[TensorAccessPattern]:
         """For each tile across of a column's: tile down x compute tile x row x columns."""
-        rows, left = self.e_y * self.m, start + column * self.e_x * self.n
+        rows = self.e_y * self.m
         sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
         return [
             TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides).coalesce()

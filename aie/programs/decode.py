@@ -118,7 +118,7 @@ def _layers_program(decoder: Decoder, design: DecodeLayer, target: str, context:
         TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
     # The second row is the update: nothing is to be added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
-    made = writer.rows("logits", 1, decoder.vocabulary)
+    made = writer.rows("logits", 1, decoder.vocabulary, decoder.head.rows)
     return Program(
         "decode", decoder.attributes, 1, 1, context, buffers.layout, writer.buffers, given, made, tuple(writer.steps)
     )

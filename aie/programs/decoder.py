@@ -38,6 +38,7 @@ class Decoder:
         vocabulary: rows of the LM head.
         positions: the longest context that the model is made for.
         feed_forward: of the model; `shape` has it padded.
+        block: tokens of a block, which see one another in both directions, as an image's do; 0: there are none.
     """
 
     shape: LayerShape
@@ -48,10 +49,13 @@ class Decoder:
     vocabulary: int
     positions: int
     feed_forward: int
+    block: int = 0
 
     @classmethod
-    def of(cls, sizes: Mapping[str, Any], positions: int) -> Decoder:
+    def of(cls, sizes: Mapping[str, Any], positions: int, block: int = 0) -> Decoder:
         """The decoder of these sizes, which `flownpu._native` found in a graph, made for so many positions.
+
+        `block`: tokens of a block, if its attention has any.
 
         Raises:
             ValueError: the designs have no place for a layer of them.
@@ -69,7 +73,7 @@ class Decoder:
         windows, tables = tuple(sizes["windows"]), tuple(sizes["tables"])
         return cls(
             shape, sizes["epsilon"], sizes["scale"], windows, tables, sizes["vocabulary"], positions,
-            sizes["feed_forward"],
+            sizes["feed_forward"], block if sizes["bidirectional_blocks"] else 0,
         )  # fmt: skip
 
     @property

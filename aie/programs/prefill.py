@@ -31,6 +31,10 @@ and values are written over by the tokens that come.
 
 **Of the last layer** only keys and values are wanted: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
+
+**The tokens of a block** see one another in both directions, as an image's do. A program of the kind `block` is for
+exactly as many tokens: its attention lets each of them see all keys up to the last one, as far back as a layer's window
+goes. All else is as in the kind `prefill`, and so are its arrays.
 """
 
 from __future__ import annotations
@@ -64,7 +68,9 @@ _MOST_BYTES = 1 << 29
 _ATTENDED = 128
 
 
-def prefill_program(decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16") -> Program:
+def prefill_program(
+    decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16", *, block: bool = False
+) -> Program:
     """The program of a chunk of so many tokens, with caches of `context` positions; `fewest` is chunks.py's to set.
 
     Args:
@@ -73,11 +79,12 @@ def prefill_program(decoder: Decoder, target: str, context: int, tokens: int, we
         context: positions of a layer's cache.
         tokens: rows of the chunk.
         weights: what GEMM multiplies by, bf16 or bfp16.
+        block: whether the tokens are a block, which see one another.
 
     Raises:
         ValueError: a design has no place for the sizes.
     """
-    return _Chunk(decoder, target, context, tokens, weights).program()
+    return _Chunk(decoder, target, context, tokens, weights, block).program()
 
 
 @dataclass
@@ -87,6 +94,7 @@ class _Chunk:
     context: int
     tokens: int
     weights: str
+    block: bool
     layer: int = 0
     calls: dict[tuple[str, str], ArtifactCall] = field(default_factory=dict)
 
@@ -119,8 +127,9 @@ class _Chunk:
             self._multiply(3, "activated", "update")
             self._add("update", self.buffers.norm(self.layer + 1))
         return Program(
-            "prefill", self.decoder.attributes, self.tokens, 1, self.context, self.buffers.layout,
-            self.writer.buffers, given, None, tuple(self.writer.steps),
+            "block" if self.block else "prefill", self.decoder.attributes, self.tokens,
+            self.tokens if self.block else 1, self.context, self.buffers.layout, self.writer.buffers, given, None,
+            tuple(self.writer.steps),
         )  # fmt: skip
 
     def _step(self, call: ArtifactCall | HostCall, *views: View | str, offset: int = 0) -> None:
@@ -194,18 +203,22 @@ class _Chunk:
         """Part by part: the words of a call for all positions grow with the square of its tokens (call_family.py)."""
         shape, window = self.shape, self.decoder.windows[self.layer]
         flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d)
-        block = TILES * flow.queries
-        part = min(ceil_div(_ATTENDED, block) * block, self.tokens)
+        item = TILES * flow.queries
+        # In a block all queries see keys up to the last token's: it is one part.
+        part = self.tokens if self.block else min(ceil_div(_ATTENDED, item) * item, self.tokens)
         line = shape.heads * shape.d * BF16_BYTES
         for start in range(0, self.tokens, part):
             tokens = min(part, self.tokens - start)
             attend = partial(
-                flow.program, tokens, capacity=self.context, window=window or None, scale=self.decoder.scale
-            )
+                flow.program, tokens, capacity=self.context, window=window or None, causal=not self.block,
+                scale=self.decoder.scale,
+            )  # fmt: skip
+            sweeps = [
+                CallSweep(top, tokens - top if self.block else item, tokens, window) for top in range(0, tokens, item)
+            ]
             call = moving_call(
-                "flow_qkv", f"flow_qkv-{self.decoder.name}", f"tokens{tokens}-window{window}", attend, self.target,
-                self.context - tokens + 1, flow.keys,
-                [CallSweep(top, block, tokens, window) for top in range(0, tokens, block)],
+                "flow_qkv", f"flow_qkv-{self.decoder.name}", f"tokens{tokens}-window{window}{'-block' * self.block}",
+                attend, self.target, self.context - tokens + 1, flow.keys, sweeps,
             )  # fmt: skip
             q, context = View("q", start * line), View("context", start * line)
             self._step(call, q, self.buffers.cache(self.layer), context, offset=start)

@@ -140,7 +140,7 @@ class Program:
     """What the host does for a chunk of a prompt, a token, or an image.
 
     Attributes:
-        kind: decode, prefill or encode.
+        kind: decode, prefill, block (prefill of tokens that see one another) or encode.
         attributes: of the model that it is for: a host that has another refuses the program.
         tokens: that it computes; of an encoder, patches.
         fewest: tokens for which it is worth its time; fewer go token by token.

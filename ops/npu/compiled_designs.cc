@@ -126,13 +126,17 @@ PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
 Sequence* PreparedCall::at(std::int64_t position, std::size_t slot) {
   const std::size_t number = family_->class_of(position);
   Words& words = words_[{number, slot}];
-  if (words.sequence == nullptr) words.sequence = array_->sequence(family_->at(number).words);
-  if (words.position != position) {
+  if (words.sequence == nullptr) {
+    // Without a position's features the words may say nothing that can be run.
+    std::vector<std::int64_t> first = family_->at(number).words;
+    family_->patch(position, [&](std::size_t word, std::int64_t value) { first[word] = value; });
+    words.sequence = array_->sequence(first);
+  } else if (words.position != position) {
     family_->patch(position, [&](std::size_t word, std::int64_t value) {
       words.sequence->write(word, value);
     });
-    words.position = position;
   }
+  words.position = position;
   return words.sequence.get();
 }
 

@@ -18,7 +18,7 @@ namespace {
 
 // Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
 // version are made anew.
-constexpr std::string_view kLayout = "decoder layers 1, encoder layers 1";
+constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1";
 
 }  // namespace
 

@@ -111,7 +111,8 @@ def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
         programs, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
-    token, *chunks = sorted(programs, key=lambda program: program.tokens)
+    token, *others = programs
+    chunks = sorted((program for program in others if program.kind == "prefill"), key=lambda program: program.tokens)
     layers, calls = len(decoder.windows), _counted(len(token.steps), "call")
     operators = " and ".join(dict.fromkeys(step.call.operator for step in token.steps))
     words = [f"a token: {layers} layers and the LM head in {calls} of {operators}"]
@@ -121,6 +122,7 @@ def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
         words.append(f"a prompt: in chunks of {sizes} tokens, operator by operator ({arrays})")
     else:
         words.append("a prompt: token by token")
+    words += [f"an image: its {each.tokens} tokens in a chunk of their own" for each in others if each.kind == "block"]
     words.append("embeddings, token selection and sampling: on the host")
     return decoder, NPU(True, _CHIP, "; ".join(words), tuple(left_out))
 

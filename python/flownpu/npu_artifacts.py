@@ -157,7 +157,9 @@ def programs_of_model(
 def programs_of_decoder(
     decoder: Decoder, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[str]]:
-    """A decoder's programs, that of a token first, and what was left out, and why: ways of decoding, sizes of chunks.
+    """A decoder's programs, that of a token first, and what was left out, and why.
+
+    Left out may be ways of decoding, and sizes of chunks and of blocks.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
@@ -172,15 +174,31 @@ def programs_of_decoder(
         )
     choice = decode_program(decoder, target, context, ways)
     programs, left_out = [choice.program], [f"a way of decoding (tokens go another): {said}" for said in choice.refused]
-    reasons = dict[str, list[str]]()
+    weights, reasons = weights or default_weights(target), dict[str, list[str]]()
     for tokens in CHUNKS:
         if tokens > context:
             continue
         try:
-            programs.append(prefill_program(decoder, target, context, tokens, weights or default_weights(target)))
+            programs.append(prefill_program(decoder, target, context, tokens, weights))
         except ValueError as error:
-            # What breaks the limits breaks them on each tile: the first says it.
-            reasons.setdefault(" ".join(str(error).splitlines()[:2]), []).append(str(tokens))
+            reasons.setdefault(_first_of(error), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"
     left_out += [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
-    return with_fewest(programs, seconds), left_out
+    programs = with_fewest(programs, seconds)
+    if decoder.block:
+        try:
+            programs.append(_block_program(decoder, target, context, weights))
+        except ValueError as error:
+            left_out.append(f"images of {decoder.block} tokens (prompts with images are refused): {_first_of(error)}")
+    return programs, left_out
+
+
+def _block_program(decoder: Decoder, target: str, context: int, weights: str) -> Program:
+    if decoder.block > context:
+        raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
+    return prefill_program(decoder, target, context, decoder.block, weights, block=True)
+
+
+def _first_of(error: ValueError) -> str:
+    """What breaks the limits breaks them on each tile: the first says it."""
+    return " ".join(str(error).splitlines()[:2])

@@ -31,6 +31,7 @@ class Sweep:
     window: int = ALL
     causal: int = 1
     scale: float = 0.0
+    block: int = 0  # the queries see one another (bidirectional_blocks), which to the array is causal = 0
 
     @property
     def d(self):
@@ -90,6 +91,8 @@ def expectation(sweep, *, in_blocks=False, operator=flow_qkv_attention):
     else:  # all queries of the prompt, of which these are some
         query = np.zeros((1, end, heads, d))
         query[0, positions] = q.swapaxes(0, 1)
+        if sweep.block:
+            shape |= {"causal": 1, "bidirectional_blocks": (np.arange(end) >= sweep.first_query)[None].astype(np.int32)}
         expected = operator.reference(query.reshape(1, end, -1), k[None], v[None], **shape)[0][:, positions]
     expected = expected.reshape(real, heads, d).swapaxes(0, 1)
     # The probabilities, for the tolerance.

@@ -110,6 +110,16 @@ def test_gemm_that_fills_the_array(rng, target, weights):
     gated_gemm_case(Gemm(target, weights, "geglu"), 17, 300, 576, rng).check()
 
 
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("e_x", [1, 2])
+def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
+    """N of a column of tiles, of some, and one column of B less than the array has."""
+    design = small(target, weights, e_x=e_x)
+    for n in (e_x * 32, 96, design.width - 32):
+        gemm_case(design, 17, 130, n, rng).check()
+    gated_gemm_case(small(target, weights, "geglu"), 17, 130, 96, rng).check()
+
+
 @pytest.mark.parametrize(("m", "k", "n", "e_y"), [(1023, 256, 1024, 2), (257, 1152, 1536, 1)])
 def test_gemm_of_gemma3_1b(rng, m, k, n, e_y):
     """The packed QKV projection, and (over part of K) as many rows as a prompt of 1023 tokens."""
@@ -162,6 +172,13 @@ def test_flow_qkv(rng, target, d, tokens):
     flow_qkv_case(design, tokens, 100, 128, rng).check()
     flow_qkv_case(design, tokens, 100, 128, rng, window=40).check()
     flow_qkv_case(design, tokens, 0, 64, rng, causal=False).check()
+
+
+@pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
+@pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
+def test_flow_qkv_of_a_block(rng, window, tokens, past):
+    """Tokens that see one another, and what came before them as far back as a window goes."""
+    flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 
 @pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])

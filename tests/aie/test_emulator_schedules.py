@@ -51,6 +51,9 @@ CASES = {
     "flow_qkv": lambda rng: flow_qkv_case(FlowQKV("npu2", 4, 2, 64), 70, 30, 128, rng),
     "flow_qkv-swa": lambda rng: flow_qkv_case(FlowQKV("npu1", 4, 2, 64), 40, 64, 128, rng, window=20),
     "flow_qkv-nca": lambda rng: flow_qkv_case(FlowQKV("npu2", 2, 2, 72), 70, 0, 128, rng, causal=False),
+    "flow_qkv of a block": lambda rng: flow_qkv_case(
+        FlowQKV("npu2", 4, 2, 64), 96, 40, 160, rng, window=50, block=True
+    ),
     "rms_norm": lambda rng: rms_norm_case(RMSNorm("npu2", 96, 4), 17, rng),
     "residual rms_norm": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, False, 3), 17, rng),
     "residual rms_norm, norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, True, 3), 17, rng),

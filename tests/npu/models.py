@@ -27,7 +27,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 256,
 }
-# "narrow" is too small for prefill's designs; the feed-forward of "uneven" fills neither blocks nor groups.
+# "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
+# feed-forward of "uneven" fills neither blocks nor groups.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
@@ -89,6 +90,6 @@ class Models:
         if key not in self._artifacts:
             folder = self._make_folder(name) / "artifacts"
             built = build_artifacts(self.converted(name), context=context, output=folder, ways=ways)
-            assert any(said.startswith("chunks") for said in built.left_out) == (name == "narrow"), built.left_out
+            assert not any(said.startswith("chunks") for said in built.left_out), built.left_out
             self._artifacts[key] = folder
         return self._artifacts[key]

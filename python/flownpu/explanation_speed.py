@@ -144,6 +144,6 @@ def _predicted(decoder: Decoder) -> PredictedDecoder:
     shape = decoder.shape
     model = Model(
         shape.hidden, shape.feed_forward, shape.heads, shape.kv_heads, shape.d, shape.activation,
-        vocabulary=decoder.vocabulary, head_norms=shape.qk_norm, post_norms=shape.post_norms,
+        vocabulary=decoder.head.rows, head_norms=shape.qk_norm, post_norms=shape.post_norms,
     )  # fmt: skip
     return PredictedDecoder("model", model, tuple(window or None for window in decoder.windows))

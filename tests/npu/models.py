@@ -25,18 +25,18 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "vocab_size": 320,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 1024,
 }
 # "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
 # feed-forward of "uneven" fills neither blocks nor groups.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
-    "narrow": ("llama", {"hidden_size": 160}),
+    "narrow": ("llama", {"intermediate_size": 448}),
 }
 # Layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and values
 # only; the larger shape has no other, for time's sake.
-_FULL = {"vocab_size": 320, "max_position_embeddings": 256, "spread": 0.0}
+_FULL = {"vocab_size": 320, "max_position_embeddings": 1024, "spread": 0.0}
 VARIANTS |= {
     "gemma3-1b": (
         "gemma3_text",

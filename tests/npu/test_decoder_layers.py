@@ -20,8 +20,9 @@ from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error
 from tests.ops.device import _argument
 
-CONTEXT = 128
-CHUNK = 64  # the one that fits the context
+CONTEXT = 512
+CHUNK, CHUNKS = 256, "256 or 512"  # that fit the context
+MEGATILE = 1024  # columns of a product are padded to those of GEMM's
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +72,12 @@ def run_all(session, hidden, steps, past=None, **options):
         # The other ways of decoding.
         *(("trained", True, (50, 51, 70, 71, 72, 73), (way,)) for way in ("pairs", "operators")),
         *((name, True, (50, 51, 70, 71, 72, 73), ("operators",)) for name in ("llama", "qwen3")),
-        # Two chunks, and a rest that goes token by token, since a chunk would pass the context's end.
-        ("trained", True, (60, 127, 128), DECODE_WAYS),
+        # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
+        ("trained", True, (200, 505, 506), DECODE_WAYS),
+        # A chunk of the longer kind, whose attention is several calls of a dispatch.
+        ("llama", True, (400,), DECODE_WAYS),
         # Too narrow for a megatile of GEMM; a vocabulary that fills no blocks; a prompt that goes token by token.
-        ("narrow", True, (20, 21, 30), DECODE_WAYS),
+        ("narrow", True, (50, 51), DECODE_WAYS),
         ("odd", True, (50, 51, 70, 71, 72, 73), DECODE_WAYS),
         ("narrow", False, (7, 8), DECODE_WAYS),
     ],
@@ -214,11 +217,18 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     }  # fmt: skip
     assert 0 < token["word_bytes"] < 100 * layers * 8
     prompt = counted(session, lambda: session.run(hidden[2:60], 60, past))
-    # Of a layer: two norms (the first: one), four engines and GEMMs, heads, attention, two norms. The last layer ends
-    # with the heads. Then the last token.
-    assert prompt["dispatches"] == (layers - 1) * (2 + 8 + 2 + 2) - 1 + (2 + 2 + 1) + 1
-    assert prompt["bytes_to_device"] == CHUNK * session.attributes["hidden"] * 2 + lines
-    assert (prompt["bytes_to_host"], prompt["buffer_bytes"]) == (logits, 0)
+    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV. Then
+    # the last token.
+    assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
+    # The host sends what it normalised, queries, keys and values, and reads products, all of whole chunks, and no more:
+    # the embeddings and the residual stream never leave it.
+    of = session.attributes
+    queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
+    x = CHUNK * of["hidden"] * 2
+    assert prompt["bytes_to_device"] == x * (1 + 2 * (layers - 1)) + layers * CHUNK * (queries + both) * 2 + lines
+    product = CHUNK * MEGATILE * 2
+    assert prompt["bytes_to_host"] == product * (layers + 2 * (layers - 1)) + logits
+    assert prompt["buffer_bytes"] == 0
 
 
 def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
@@ -269,8 +279,8 @@ def test_a_batch_and_a_context_that_is_too_long_are_another_device_s(session_of)
     one = np.array(1, np.int32), np.array([0, 0], np.int32)
     with pytest.raises(npu.Unsupported, match="expected one sequence, got a batch of 2"):
         session.step.infer([_argument(array) for array in (rows, *one, *past)], 1 + len(past))
-    with pytest.raises(RuntimeError, match=r"expected positions below 256, .* got 256: shorten the context"):
-        session.run(hidden[:1], 257, past)
+    with pytest.raises(RuntimeError, match=r"expected positions below 1024, .* got 1024: shorten the context"):
+        session.run(hidden[:1], 1025, past)
 
 
 def test_inputs_that_do_not_fit(session_of):
@@ -282,7 +292,7 @@ def test_inputs_that_do_not_fit(session_of):
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),
-        r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,128,16\]": lambda: session.run(
+        r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,512,16\]": lambda: session.run(
             hidden, 4, [tensor[..., ::2].copy() for tensor in past]
         ),
         "window-sized KV cache of at least 8 positions for layer 0, got 5": lambda: session.run(
@@ -320,7 +330,7 @@ def test_artifacts_that_are_not_there(models, tmp_path):
 def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
     device = session_of("llama").device
     lowered = session_of("llama").lowered
-    assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of 64"
+    assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of " + CHUNKS
     again = device.lower_again(lowered)
     assert [node.op_type for node in again.nodes] == [node.op_type for node in lowered.nodes]
     assert again.summary == lowered.summary

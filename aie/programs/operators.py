@@ -49,17 +49,29 @@ from flownpu.aie.programs.program import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from flownpu.aie.programs.program import Rows
 
-__all__ = ["BUCKETS", "SEVERAL", "operator_program"]
+__all__ = ["buckets", "operator_program"]
 
 # Rows (tokens) of a program; those of a call that are fewer are padded. As GEMM's tiles take them: 64 are 16 a tile,
 # 256 are 64; of more, the weights are dequantised less often.
-SEVERAL = (64, 256, 1024)
-BUCKETS = (1, *SEVERAL)
+_SEVERAL = (64, 256, 1024)
 _ROWS_OF_A_TILE = 64  # the most
+
+
+def buckets(kind: str) -> tuple[int, ...]:
+    """Rows (tokens) of the programs that an operator, by its stem, has.
+
+    Raises:
+        ValueError: there is no such operator.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"[operators] expected one of {', '.join(_KINDS)}, got {kind}")
+    if kind in ("fused_dqp", "flow_kv_attention"):
+        return (1,)
+    return _SEVERAL if kind == "dense_matmul" else (1, *_SEVERAL)
 
 
 def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0) -> Program:
@@ -69,14 +81,14 @@ def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int
         kind: the operator's stem.
         sizes: by the names that ops/npu/array_operator.h has for them; the host finds the program by them.
         target: npu1 or npu2.
-        rows: one of `BUCKETS`.
+        rows: one of its `buckets`.
         context: of attention, keys that there is room for, rounded up to a chunk.
 
     Raises:
         ValueError: a design has no place for the sizes, or the kind has no program for so many rows.
     """
-    if kind not in _KINDS or (rows > 1 and kind in _OF_ONE_ROW):
-        raise ValueError(f"[operators] expected one of {', '.join(_KINDS)}, several rows of none of one, got {kind}")
+    if rows not in buckets(kind):
+        raise ValueError(f"[operators] expected {kind} of {buckets(kind)} rows, got {rows}")
     return _KINDS[kind](kind, dict(sizes), target, rows, context)
 
 
@@ -90,18 +102,18 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
     where = f"{k} x {n}"
     x, y, panels = f"given-{line}", f"made-{n}", "weights"
     if rows == 1 and quantised:
-        design = FusedDQP(target, line)
-        call = fixed_call("fused_dqp", f"fused_dqp-{design.tiles}-k{line}-none", f"m{n}-k{k}", partial(design.program, n, k))
-        writer.step(call, where, "weights", x, y)
+        dqp = FusedDQP(target, line)
+        array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}"
+        writer.step(fixed_call("fused_dqp", array, name, partial(dqp.program, n, k)), where, "weights", x, y)
     else:
         if quantised:
-            panels = f"panels-{part.bytes}"
-            engine = DequantEngine(target)
-            make: Callable[[], Any] = partial(engine.program, n, k)
-            writer.step(fixed_call("dequant_engine", "dequant_engine-bf16", f"m{n}-k{k}", make), where, "weights", panels)
+            panels, name = f"panels-{part.bytes}", f"m{n}-k{k}"
+            dequantise = partial(DequantEngine(target).program, n, k)
+            engine = fixed_call("dequant_engine", "dequant_engine-bf16", name, dequantise)
+            writer.step(engine, where, "weights", panels)
         gemm, padded = _gemm(target, n, rows)
-        name = f"m{padded}-k{k}-n{n}"
-        writer.step(fixed_call("gemm", f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}", name, partial(gemm.program, padded, k, n)), where, x, panels, y)  # fmt: skip
+        array, name = f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}", f"m{padded}-k{k}-n{n}"
+        writer.step(fixed_call("gemm", array, name, partial(gemm.program, padded, k, n)), where, x, panels, y)
     given = writer.rows(x, rows, k, line)
     made = writer.rows(y, rows, part.columns, n)
     return _program(kind, sizes, rows, writer, given, made)
@@ -172,7 +184,6 @@ def _program(
     )
 
 
-_OF_ONE_ROW = ("fused_dqp", "flow_kv_attention")
 _KINDS: dict[str, Any] = {
     "q4nx_matmul": _product,
     "fused_dqp": _product,

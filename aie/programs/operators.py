@@ -58,7 +58,11 @@ __all__ = ["buckets", "operator_program"]
 # Rows (tokens) of a program; those of a call that are fewer are padded. As GEMM's tiles take them: 64 are 16 a tile,
 # 256 are 64; of more, the weights are dequantised less often.
 _SEVERAL = (64, 256, 1024)
+_PRODUCTS = (*_SEVERAL, 4096)
 _ROWS_OF_A_TILE = 64  # the most
+# Bytes of dequantised weights, which a session holds for all products of a size: a gate and up projection of 14336 x
+# 4096 fit; LM heads, of which one row is wanted, do not.
+_MOST_PANELS = 256 << 20
 
 
 def buckets(kind: str) -> tuple[int, ...]:
@@ -71,7 +75,9 @@ def buckets(kind: str) -> tuple[int, ...]:
         raise ValueError(f"[operators] expected one of {', '.join(_KINDS)}, got {kind}")
     if kind in ("fused_dqp", "flow_kv_attention"):
         return (1,)
-    return _SEVERAL if kind == "dense_matmul" else (1, *_SEVERAL)
+    if kind == "dense_matmul":
+        return _PRODUCTS
+    return (1, *_PRODUCTS) if kind == "q4nx_matmul" else (1, *_SEVERAL)
 
 
 def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0) -> Program:
@@ -107,6 +113,9 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
         writer.step(fixed_call("fused_dqp", array, name, partial(dqp.program, n, k)), where, "weights", x, y)
     else:
         if quantised:
+            if part.bytes > _MOST_PANELS:
+                most, got = _MOST_PANELS >> 20, part.bytes >> 20
+                raise ValueError(f"[operators] expected dequantised weights of {most} MB or less, got {got} MB")
             panels, name = f"panels-{part.bytes}", f"m{n}-k{k}"
             dequantise = partial(DequantEngine(target).program, n, k)
             engine = fixed_call("dequant_engine", "dequant_engine-bf16", name, dequantise)

@@ -27,8 +27,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kStems{{
 }};
 
 const std::string_view* stem_of(const Node& node) {
-  const auto* found = std::ranges::find_if(
-      kStems, [&](const auto& entry) { return entry.first == node.op_type; });
+  const auto* found =
+      std::ranges::find_if(kStems, [&](const auto& entry) { return entry.first == node.op_type; });
   return found == kStems.end() ? nullptr : &found->second;
 }
 
@@ -44,7 +44,8 @@ Node sizes_of(const Node& node) {
 std::int64_t known_elements(const Value& value, int first, int end) {
   if (!value.shape || value.shape->rank() < end) return 0;
   std::int64_t count = 1;
-  for (int axis = first; axis < end; ++axis) count *= std::max<std::int64_t>((*value.shape)[axis], 0);
+  for (int axis = first; axis < end; ++axis)
+    count *= std::max<std::int64_t>((*value.shape)[axis], 0);
   return count;
 }
 
@@ -60,8 +61,8 @@ ArrayOperator describe_product(const Node& node) {
   } else {
     const bool gated = node.text("gating", "none") != "none";
     product.inner = node.required_integer("K");
-    product.columns = q4nx::row_blocks(node.required_integer("M")) * (gated ? 2 : 1) *
-                      q4nx::kBlockRows;
+    product.columns =
+        q4nx::row_blocks(node.required_integer("M")) * (gated ? 2 : 1) * q4nx::kBlockRows;
   }
   Node sizes = sizes_of(node);
   sizes.attributes["inner"] = product.inner;
@@ -85,7 +86,8 @@ ArrayOperator describe_attention(const Node& node) {
   const bool causal = node.integer("causal", 1) != 0;
   const bool masked = node.input(kAttentionBias) != nullptr;
   if (masked && causal)
-    fail(to_string(node), ": expected no attention_bias beside a causal mask, which the array's attention has not");
+    fail(to_string(node),
+         ": expected no attention_bias beside a causal mask, which the array's attention has not");
   const std::int64_t heads = node.required_integer("num_heads");
   const std::int64_t head_size = node.required_integer("head_size");
   Node sizes = sizes_of(node);
@@ -118,15 +120,14 @@ Packed pack_blocks(const Node& product) {
             PackedWriter writer(memory);
             for (std::int64_t row = 0; row < weight.row_blocks(); ++row)
               write_wide_row(weight, row, writer.take(weight.wide_row_bytes()));
-            writer.zeros(memory.size() - static_cast<std::size_t>(weight.row_blocks()) *
-                                             weight.wide_row_bytes());
+            writer.zeros(memory.size() -
+                         static_cast<std::size_t>(weight.row_blocks()) * weight.wide_row_bytes());
           }};
 }
 
 Packed pack_panels(const Node& product) {
   const DenseWeight weight = read_dense_weight(product);
-  const DenseProjection sizes{
-      .inner = weight.inner, .columns = weight.columns, .has_bias = false};
+  const DenseProjection sizes{.inner = weight.inner, .columns = weight.columns, .has_bias = false};
   return {"weights", sizes.bytes(),
           [weight, rows = sizes.padded_rows()](std::span<std::byte> memory) {
             write_panels(weight, rows, memory);

@@ -179,8 +179,7 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     std::int64_t dispatches = 0;
     for (std::int64_t token = 0; token < span.count;) {
       const ProgramRecord* program = program_of(span, token);
-      if (program == nullptr ||
-          static_cast<std::int64_t>(span.keys.size()) > program->context)
+      if (program == nullptr || static_cast<std::int64_t>(span.keys.size()) > program->context)
         return 0;
       dispatches += static_cast<std::int64_t>(program->dispatches.size());
       token += program->tokens;
@@ -238,8 +237,7 @@ std::unique_ptr<Step> make_attention_step(const Node& node,
   const Node of_graph = operator_of_graph(node);
   return std::make_unique<cpu::CheckedStep>(
       cpu::attention_contract(of_graph.op_type == kOneToken ? kOneToken : kSeveralTokens),
-      to_string(of_graph),
-      std::make_unique<AttentionStep>(of_graph, std::move(programs), context));
+      to_string(of_graph), std::make_unique<AttentionStep>(of_graph, std::move(programs), context));
 }
 
 }  // namespace flownpu::npu

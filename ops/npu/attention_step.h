@@ -10,8 +10,8 @@
 
 namespace flownpu::npu {
 
-// Calls that are too little to be worth their dispatches, have more keys than the programs' context,
-// or a mask that the array has none of, are computed by the host.
+// Calls that are too little to be worth their dispatches, have more keys than the programs'
+// context, or a mask that the array has none of, are computed by the host.
 std::unique_ptr<Step> make_attention_step(const Node& node,
                                           std::unique_ptr<OperatorPrograms> programs,
                                           const cpu::Context& context);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the array computes of a graph: a decoder's layers or an encoder's, which become one node, and
-// operators by themselves.
+// What the array computes of a graph: a decoder's layers or an encoder's, which become one node,
+// and operators by themselves.
 #pragma once
 
 #include <string>
@@ -34,7 +34,7 @@ Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
 
 // Of the same file, what the array has to have programs for beside its layers, if it has any.
 struct GraphOperators {
-  std::vector<Node> sizes;  // ArrayOperator::sizes, of all nodes
+  std::vector<Node> sizes;        // ArrayOperator::sizes, of all nodes
   std::vector<std::string> left;  // why others stay on the host
 };
 // Throws Error for a graph whose nodes are not in order.

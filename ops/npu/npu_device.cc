@@ -106,10 +106,12 @@ std::string NpuDevice::describe(const Node& lowered, const std::string& model_fo
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
   Lowered lowered = lower_to_layers(std::move(nodes), lowering);
-  if (std::ranges::none_of(lowered.nodes, is_operator)) return lowered;
+  const bool before = std::ranges::any_of(lowered.nodes, is_operator_on_array);
+  if (!before && std::ranges::none_of(lowered.nodes, is_operator)) return lowered;
   try {
     lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
   } catch (const DeviceError& error) {
+    if (before) throw;
     leave_operators(lowered, error.what());
   }
   return lowered;

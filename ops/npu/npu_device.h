@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, and products
-// and attention outside of these, run on the array, or on the emulator by the same path; other nodes
-// run on the host, an inner cpu device.
+// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, and
+// products and attention outside of these, run on the array, or on the emulator by the same path;
+// other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>

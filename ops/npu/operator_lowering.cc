@@ -40,8 +40,7 @@ bool may_be_worth(const ArrayOperator& found,
     const std::int64_t rows = found.rows > 0 ? found.rows : most.tokens * keys;
     // Of attention `rows` are queries times keys, of which there are as many.
     std::int64_t runs = 1;
-    if (found.rows > 0 && most.context == 0)
-      runs = (found.rows + most.tokens - 1) / most.tokens;
+    if (found.rows > 0 && most.context == 0) runs = (found.rows + most.tokens - 1) / most.tokens;
     const auto dispatches = runs * static_cast<std::int64_t>(most.dispatches.size());
     if (rows * found.multiply_adds / dispatches >= threshold) return true;
   }
@@ -72,6 +71,7 @@ class OperatorLowering {
 
   void run() {
     for (Node& node : lowered_.nodes) {
+      if (is_operator_on_array(node)) ++on_array_[node.op_type];
       if (!is_operator(node)) continue;
       try {
         place(node, describe_operator(node));
@@ -98,7 +98,8 @@ class OperatorLowering {
     }
     if (!any) {
       // Known to be too little, whatever was built.
-      if (found.rows > 0 && found.rows * found.multiply_adds < threshold_) return keep(node, below_);
+      if (found.rows > 0 && found.rows * found.multiply_adds < threshold_)
+        return keep(node, below_);
       const Node& sizes = found.sizes.front();
       return leave_on_host(node, why_none(sizes), artifacts_.has(sizes.op_type));
     }

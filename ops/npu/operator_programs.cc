@@ -52,13 +52,14 @@ OperatorPrograms::OperatorPrograms(const Node& node, std::shared_ptr<CompiledDes
     all.insert(all.end(), records_.back().begin(), records_.back().end());
   }
   // One of the kinds will do: runs that need the other are the host's.
-  if (all.empty()) designs_->artifacts().require(description_.sizes.front().op_type,
-                                                 description_.sizes.front());
+  if (all.empty())
+    designs_->artifacts().require(description_.sizes.front().op_type, description_.sizes.front());
   Runtime& runtime = designs_->runtime();
   buffers_.emplace_back(runtime, all, node, shared_->makers(runtime, all));
   if (const std::size_t bytes = buffers_.front().cache_bytes(); bytes > 0)
     cache_ = shared_->get(runtime, "cache", bytes);
-  for (const ProgramRecord* record : all) programs_.emplace_back(designs_, *record, buffers_.front());
+  for (const ProgramRecord* record : all)
+    programs_.emplace_back(designs_, *record, buffers_.front());
 }
 
 std::unique_lock<std::mutex> OperatorPrograms::begin() const {
@@ -69,9 +70,8 @@ std::unique_lock<std::mutex> OperatorPrograms::begin() const {
 
 void OperatorPrograms::run(const ProgramRecord* record, std::span<const float> given,
                            std::span<float> made, std::int64_t position) const {
-  const auto program = std::ranges::find(programs_, record, [](const Program& candidate) {
-    return &candidate.record();
-  });
+  const auto program = std::ranges::find(
+      programs_, record, [](const Program& candidate) { return &candidate.record(); });
   program->write(given);
   program->run(position, ", " + name_, cache_.get());
   program->read(made);

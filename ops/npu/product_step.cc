@@ -126,7 +126,8 @@ class ProductStep final : public Step {
 
 }  // namespace
 
-std::unique_ptr<Step> make_product_step(const Node& node, std::unique_ptr<OperatorPrograms> programs,
+std::unique_ptr<Step> make_product_step(const Node& node,
+                                        std::unique_ptr<OperatorPrograms> programs,
                                         std::unique_ptr<Step> host, const cpu::Context& context) {
   return std::make_unique<ProductStep>(operator_of_graph(node), std::move(programs),
                                        std::move(host), context);

@@ -13,7 +13,8 @@ namespace flownpu::npu {
 
 // `host`: the step of the same node on the host, which computes what is too little to be worth a
 // dispatch, and residuals that are broadcast.
-std::unique_ptr<Step> make_product_step(const Node& node, std::unique_ptr<OperatorPrograms> programs,
+std::unique_ptr<Step> make_product_step(const Node& node,
+                                        std::unique_ptr<OperatorPrograms> programs,
                                         std::unique_ptr<Step> host, const cpu::Context& context);
 
 }  // namespace flownpu::npu

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from flownpu.errors import FlowNPUError
@@ -404,9 +406,7 @@ def test_the_threshold_is_what_the_host_computes_meanwhile(
 @pytest.mark.parametrize("given", ["-1", "many", "1.5", "99999999999999999999"])
 def test_a_threshold_that_is_none(given: str, tmp_path: Path, ep_devices: list[Any]) -> None:
     file, _ = product(tmp_path)
-    with pytest.raises(
-        Exception, match=r"option npu_threshold = '.*' is not valid; expected a number"
-    ):
+    with pytest.raises(Exception, match=r"option npu_threshold = '.*' is not valid; expected a number"):
         session_of(file, ep_devices[:1], npu_threshold=given)
 
 
@@ -482,3 +482,24 @@ def test_a_head_that_a_design_has_no_place_for(alone: Alone) -> None:
     assert "1 rows: [flow_kv] expected KV heads 1 or even" in alone.left_out[0]
     # Of one key it is the value, in blocks along the keys.
     np.testing.assert_allclose(found[0, 0], packed[0, 0, -96:], rtol=2.0**-6, atol=2.0**-6)
+
+
+def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """It keeps what the array reads, gives the same bits, and is for nothing else."""
+    file, feeds = product(tmp_path)
+    artifacts = build_artifacts(file).folder
+    expected, _ = session_of(file, ep_devices[:1]).run(feeds)
+    compiled = tmp_path / "compiled.onnx"
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("ep.context_enable", "1")
+    settings.add_session_config_entry("ep.context_file_path", str(compiled))
+    settings.add_provider_for_devices(
+        ep_devices[:1], {"device": "emulate", "npu_threshold": "0", "activations": "bf16"}
+    )
+    onnxruntime.InferenceSession(str(file), settings)
+    found, dispatches = session_of(compiled, ep_devices[:1]).run(feeds)
+    assert stems(dispatches) == ENGINE_AND_GEMM
+    np.testing.assert_array_equal(found[0], expected[0])
+    shutil.rmtree(artifacts)
+    with pytest.raises(Exception, match="found no index.words; build them"):
+        session_of(compiled, ep_devices[:1], on_unsupported="cpu")

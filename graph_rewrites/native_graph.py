@@ -16,7 +16,14 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONVERSION_RULES", "apply_rules", "describe_decoder", "describe_encoder", "native_graph"]
+__all__ = [
+    "CONVERSION_RULES",
+    "apply_rules",
+    "describe_decoder",
+    "describe_encoder",
+    "describe_operators",
+    "native_graph",
+]
 
 # Those that a file is converted with; the others are for a session alone.
 CONVERSION_RULES = (
@@ -105,6 +112,15 @@ def describe_decoder(model: ir.Model) -> dict[str, Any]:
 def describe_encoder(model: ir.Model) -> dict[str, Any]:
     """The same of an encoder of images, by the names of EncoderShape (ops/npu/encoder_shape.h)."""
     return _native.describe_encoder(*native_graph(model), _weights(model.graph))
+
+
+def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """(stem, sizes) of the operators that a session gives to an NPU by themselves, and why it leaves others.
+
+    Raises:
+        ValueError: the graph is damaged.
+    """
+    return _native.describe_operators(*native_graph(model), _weights(model.graph))
 
 
 def _weights(graph: ir.Graph) -> dict[str, _native.Q4NXConstant]:

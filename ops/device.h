@@ -33,6 +33,9 @@ struct DeviceOptions {
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
+  // Multiply-adds of an operator by itself that are worth a dispatch on the NPU; none: what the
+  // host computes in the time that a dispatch takes.
+  std::optional<std::int64_t> npu_threshold = std::nullopt;
 };
 
 // Finds the node that makes a value; null if none of those at hand does.

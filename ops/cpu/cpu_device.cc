@@ -51,9 +51,7 @@ auto operators_by_file() {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(const DeviceOptions& options)
-      : context_{cpu::select_kernels(options.cpu_isa), cpu::ThreadPool::shared(options.threads),
-                 options.activations} {}
+  explicit CpuDevice(const DeviceOptions& options) : context_(cpu::make_context(options)) {}
 
   std::string_view name() const override { return "cpu"; }
 
@@ -129,6 +127,11 @@ class CpuDevice final : public Device {
 };
 
 }  // namespace
+
+cpu::Context cpu::make_context(const DeviceOptions& options) {
+  return {select_kernels(options.cpu_isa), ThreadPool::shared(options.threads),
+          options.activations};
+}
 
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options) {
   return std::make_unique<CpuDevice>(options);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/artifacts.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -120,6 +121,10 @@ std::string Artifacts::build_command() const {
 void Artifacts::refuse(const std::string& why, const std::string& what_to_do) const {
   throw DeviceError(Failure::kArtifact,
                     "[FlowNPU] " + why + "; " + what_to_do + ": `" + build_command() + "`");
+}
+
+bool Artifacts::has(std::string_view kind) const {
+  return std::ranges::find(programs_, kind, &ProgramRecord::kind) != programs_.end();
 }
 
 std::vector<const ProgramRecord*> Artifacts::programs(std::string_view kind,

@@ -41,6 +41,8 @@ class Artifacts {
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
   const CallRecord& call(std::size_t number) const { return calls_[number]; }
   const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
+  // Whether there are programs of a kind, for whatever model.
+  bool has(std::string_view kind) const;
   // The programs of a kind that are for the model of this node.
   std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
   // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to

@@ -2,12 +2,14 @@
 #include "ops/npu/layers.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/npu/array_operator.h"
 #include "ops/npu/decoder_layers_match.h"
 #include "ops/npu/encoder_layers_match.h"
 #include "ops/npu/lowered_node.h"
@@ -49,14 +51,30 @@ std::string reason_against(const Node& node, std::span<const Contract> contracts
 }
 
 // As a session's partition has them. Those that are not taken become what nobody looks for, so that
-// all that is looked at has the inputs and attributes of its operator.
-void leave_what_is_not_taken(std::vector<Node>& nodes) {
+// all that is looked at has the inputs and attributes of its operator. Why, of those that were for
+// the array.
+std::vector<std::string> leave_what_is_not_taken(std::vector<Node>& nodes) {
   const std::vector<Contract> contracts = make_cpu_device({})->contracts();
+  std::vector<std::string> reasons;
   for (Node& node : nodes) {
     const std::string reason = reason_against(node, contracts);
     if (reason.empty()) continue;
-    if (is_for_array(node) || lowering::is_lowered(node)) throw Error(reason);
+    if (is_for_array(node) || lowering::is_lowered(node)) reasons.push_back(reason);
     node.op_type.insert(0, "unsupported ");
+  }
+  return reasons;
+}
+
+// The nodes as a session calls them.
+void give_names(std::vector<Node>& nodes, const lowering::Promised& promised) {
+  for (Node& node : nodes) {
+    for (const Value& output : node.outputs) {
+      if (node.name.empty()) node.name = output.name;
+    }
+    for (Value& input : node.inputs) {
+      const auto found = promised.find(input.name);
+      if (found != promised.end()) input.constant = found->second;
+    }
   }
 }
 
@@ -110,23 +128,34 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
 
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised) {
-  for (Node& node : nodes) {
-    // As a session calls it.
-    for (const Value& output : node.outputs) {
-      if (node.name.empty()) node.name = output.name;
-    }
-    for (Value& input : node.inputs) {
-      const auto found = promised.find(input.name);
-      if (found != promised.end()) input.constant = found->second;
-    }
-  }
+  give_names(nodes, promised);
   check_order(nodes);
-  leave_what_is_not_taken(nodes);
+  if (const auto reasons = leave_what_is_not_taken(nodes); !reasons.empty())
+    throw Error(reasons.front());
   const std::vector<Node> found =
       with_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);
   const auto layers = std::ranges::find_if(found, is_layers);
   check(*layers);
   return *layers;
+}
+
+GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                                  const lowering::Promised& promised) {
+  give_names(nodes, promised);
+  check_order(nodes);
+  GraphOperators found;
+  found.left = leave_what_is_not_taken(nodes);
+  const Lowered lowered =
+      lower_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);
+  for (const Node& node : lowered.nodes) {
+    if (!is_operator(node)) continue;
+    try {
+      std::ranges::copy(describe_operator(node).sizes, std::back_inserter(found.sizes));
+    } catch (const Error& error) {
+      found.left.emplace_back(error.what());
+    }
+  }
+  return found;
 }
 
 }  // namespace flownpu::npu

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the array computes of a graph: a decoder's layers or an encoder's, which become one node.
+// What the array computes of a graph: a decoder's layers or an encoder's, which become one node,
+// and operators by themselves.
 #pragma once
 
 #include <string>
@@ -30,5 +31,14 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
 // the graph's, as its file has them. Throws Error with the reason that a session would tell.
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised);
+
+// Of the same file, what the array has to have programs for beside its layers, if it has any.
+struct GraphOperators {
+  std::vector<Node> sizes;        // ArrayOperator::sizes, of all nodes
+  std::vector<std::string> left;  // why others stay on the host
+};
+// Throws Error for a graph whose nodes are not in order.
+GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                                  const lowering::Promised& promised);
 
 }  // namespace flownpu::npu

@@ -92,7 +92,7 @@ ProgramBuffers::ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* 
       cache_bytes_ = std::max(cache_bytes_, record.bytes);
       continue;
     }
-    std::unique_ptr<Buffer>& buffer = buffers_[name];
+    std::shared_ptr<Buffer>& buffer = buffers_[name];
     if (const auto maker = makers.find(name); maker != makers.end()) {
       buffer = maker->second(record.bytes);
     } else if (record.role == BufferRole::kConstant) {

@@ -21,8 +21,8 @@ namespace flownpu::npu {
 // The buffers of a model's programs, which share those of a name.
 class ProgramBuffers {
  public:
-  // Makes a buffer of so many bytes.
-  using Maker = std::function<std::unique_ptr<Buffer>(std::size_t)>;
+  // Makes a buffer of so many bytes, or finds one that others use, too.
+  using Maker = std::function<std::shared_ptr<Buffer>(std::size_t)>;
   using Makers = std::map<std::string, Maker, std::less<>>;
 
   // Of all `programs`, as large as the largest use of each; caches are made by whoever keeps them
@@ -39,7 +39,7 @@ class ProgramBuffers {
 
  private:
   std::size_t cache_bytes_ = 0;
-  std::map<std::string, std::unique_ptr<Buffer>, std::less<>> buffers_;
+  std::map<std::string, std::shared_ptr<Buffer>, std::less<>> buffers_;
 };
 
 class Program {

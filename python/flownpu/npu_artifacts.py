@@ -21,8 +21,10 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.aie.toolchain import find_toolchain
 from flownpu.errors import FlowNPUError
+from flownpu.model_folder import locate_graph, other_graphs, read_genai_config
 from flownpu.npu_decoder import read_decoder
 from flownpu.npu_encoder import read_encoder
+from flownpu.npu_operators import programs_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,10 +75,10 @@ def build_artifacts(
     ways: Sequence[str] = DECODE_WAYS,
     report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
 ) -> Built:
-    """Makes the artifacts of a converted model, or brings them up to date.
+    """Makes the artifacts of a model, or brings them up to date.
 
     Args:
-        model: folder that `flownpu convert` wrote.
+        model: folder that `flownpu convert` wrote, or an .onnx file.
         kind: for the emulator, or for an NPU, which needs AMD's toolchain; without it plans and MLIR are written.
         target: npu1 or npu2.
         context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
@@ -93,7 +95,9 @@ def build_artifacts(
     """
     weights = weights or default_weights(target)
     programs, left_out = programs_of_model(model, target, context, weights, ways)
-    output = output or model / "artifacts" / ("emulate" if kind == "emulate" else target)
+    output = output or (model if model.is_dir() else model.parent) / "artifacts" / (
+        "emulate" if kind == "emulate" else target
+    )
     calls, done = calls_of(programs), 0
 
     def advance(call: ArtifactCall) -> None:
@@ -123,35 +127,68 @@ def programs_of_model(
 ) -> tuple[list[Program], list[str]]:
     """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out, and why.
 
-    Of a model that takes images the decoder may be left out, or the encoder, but not both.
+    Where a decoder or an encoder is none that the NPU computes whole, and for a model that is for ONNX Runtime alone,
+    they are those of its operators.
 
     Raises:
-        FlowNPUError: the model is none, or the NPU's designs have no place for it.
+        FlowNPUError: the model is none, or the NPU's designs have no place for anything of it.
     """
+    path, settings = locate_graph(model)
+    if settings and model.is_dir():
+        return _programs_of_parts(model, path, target, context, weights, ways)
+    programs, left_out = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+    if not programs:
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {_why_none(left_out)}")
+    return programs, left_out
 
-    def of_decoder() -> tuple[list[Program], list[str]]:
-        decoder = read_decoder(model)
+
+def _programs_of_parts(
+    model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
+) -> tuple[list[Program], list[str]]:
+    """Those of a model for ORT GenAI, whose decoder is `path`."""
+
+    def of_decoder(decoder: Decoder) -> tuple[list[Program], list[str]]:
         try:
             positions = context or min(decoder.positions, DEFAULT_CONTEXT)
             return programs_of_decoder(decoder, target, positions, weights, ways)
         except ValueError as error:
-            raise FlowNPUError(f"{model}: the NPU's designs have no place for it: {error}") from error
+            raise _NoPlaceError(f"{model}: the NPU's designs have no place for it: {error}") from error
 
+    images: list[Program] = []
+    left_out: list[str] = []
     try:
-        encoder, reason = read_encoder(model), None
+        encoder = read_encoder(model)
+        images = [] if encoder is None else [encode_program(encoder, target)]
     except FlowNPUError as error:
-        encoder, reason = None, error
-    if encoder is None and reason is None:
-        return of_decoder()
-    images = [] if encoder is None else [encode_program(encoder, target)]
-    left_out = [] if reason is None else [f"the encoder of images, which stays on the host: {reason}"]
+        vision = next(iter(other_graphs(model, read_genai_config(model))))
+        images, left = programs_of_graph(vision, target, DEFAULT_CONTEXT)
+        left_out += [f"the encoder of images as a whole: {error}", *left]
     try:
-        programs, chunks = of_decoder()
-    except FlowNPUError as error:
+        programs, left = of_decoder(read_decoder(model))
+    except _NoPlaceError as error:
         if not images:
             raise
-        return images, [f"the decoder, which stays on the host: {error}"]
-    return programs + images, left_out + chunks
+        programs, left = [], [f"the decoder, which stays on the host: {error}"]
+    except FlowNPUError as error:
+        programs, left = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+        if not programs and not images:
+            raise
+        left = [f"the decoder as a whole: {error}", *left]
+    return _different(programs + images), left_out + left
+
+
+class _NoPlaceError(FlowNPUError):
+    """A decoder that an NPU computes whole, but not in this context, or not on this target."""
+
+
+def _different(programs: list[Program]) -> list[Program]:
+    """Each once: two graphs may have operators of one size."""
+    found = {(program.kind, tuple(program.attributes.items()), program.tokens): program for program in programs}
+    return list(found.values())
+
+
+def _why_none(left_out: list[str]) -> str:
+    return "; ".join(left_out) or "it has neither products with weights nor attention of FlowNPU's operators"
 
 
 def programs_of_decoder(

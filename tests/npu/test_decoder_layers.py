@@ -339,7 +339,8 @@ def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
     # Multiply-adds of a token, by hand: QKV, output, gate, up and down of each layer, and the LM head.
     assert session_of("llama").step.multiply_adds() == 288 * (3 * (256 + 128 + 3 * 608) + 320)
     identity = npu.Artifacts(str(models.artifacts("llama", CONTEXT))).identity
-    assert device.compatibility("") == f"emulate, decoder layers 2, encoder layers 1, artifacts {identity}"
+    layout = "decoder layers 2, encoder layers 1, operators 1"
+    assert device.compatibility("") == f"emulate, {layout}, artifacts {identity}"
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder of images on the emulated array, through the device: how it is found, packed and computed."""
 
+import json
 import re
 
 import numpy as np

@@ -59,7 +59,8 @@ Operators = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL|OPS",
-        help="Folder that `flownpu convert` wrote; or operators, such as gemm and flow_kv. (default: all operators)",
+        help="Folder that `flownpu convert` wrote, or an .onnx file; or operators, such as gemm and flow_kv. (default: "
+        "all operators)",
     ),
 ]
 KindOption = Annotated[
@@ -116,7 +117,7 @@ def build(
     What is up to date, by the contents of all that it is made of, is not built again.
     """
     names = operators or []
-    if kind is not None or any(Path(name).is_dir() for name in names):
+    if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):
         if len(names) != 1 or model or emit is not None:
             raise typer.BadParameter("expected one MODEL folder, without --model and --emit")
         _build_model(Path(names[0]), kind or Kind.XCLBIN, target, context, weights, output, as_json)

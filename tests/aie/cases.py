@@ -100,8 +100,11 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
     return Case(plan_of(design.program(m, k)), {"w": blocks, "x": x}, "y", expected, tolerance)
 
 
-def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
-    """A [m, k] times B [k, n], with epilogue none or gelu; padding holds numbers that must not matter."""
+def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:
+    """A [m, k] times B [k, n], with gelu if the design has that; padding holds numbers that must not matter.
+
+    `plain`: without the design's epilogue.
+    """
     rows, inner = design.padded(m, k)
     a, b = bf16(rng.normal(size=(rows, inner))), bf16(rng.normal(size=(inner, n)))
     a[:, k:] = 0
@@ -116,11 +119,11 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
     sums = left @ right
     tolerance = (inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
     expected = sums
-    if design.epilogue == "gelu":
+    if design.epilogue == "gelu" and not plain:
         expected = q4nx_matmul.gelu(sums)
         tolerance = STEEPEST * tolerance + activation_tolerance(sums, expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    return Case(plan_of(design.program(m, k, n)), {"a": a, "b": operand}, "c", expected, tolerance)
+    return Case(plan_of(design.program(m, k, n, plain=plain)), {"a": a, "b": operand}, "c", expected, tolerance)
 
 
 def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:

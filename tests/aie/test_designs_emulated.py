@@ -34,7 +34,7 @@ from tests.aie.design_cases import (
     residual_rms_norm_case,
     softmax_case,
 )
-from tests.aie.emulation import emulator
+from tests.aie.emulation import plan_of, emulator
 
 TARGETS = ["npu1", "npu2"]
 KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
@@ -100,6 +100,18 @@ def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
     design = small(target, weights, epilogue, e_x=e_x)
     make = gemm_case if epilogue == "gelu" else gated_gemm_case
     make(design, 70, 130, design.width + 32, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
+@pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
+def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
+    """On the array of those with it; where that makes one of two tiles, both are stored."""
+    design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
+    case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
+    case.check()
+    assert case.plan.array == plan_of(design.program(1, 64, design.width)).array
+    assert design.plain().width == design.gates * design.width
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
@@ -260,6 +272,10 @@ SERIES = {
         for m, k, gated, interleaved in ((100, 300, False, False), (192, 600, True, True), (128, 256, False, False))
     ],
     "gemm": lambda rng: [gemm_case(small("npu2", "bfp16", e_y=2), m, k, 288, rng) for m, k in ((130, 200), (1, 64))],
+    "gemm with and without swiglu": lambda rng: [
+        make(small("npu2", "bfp16", "swiglu", e_y=2), 130, 200, 544, rng, **plain)
+        for make, plain in ((gated_gemm_case, {}), (gemm_case, {"plain": True}), (gated_gemm_case, {}))
+    ],
     "flow_kv": lambda rng: [
         flow_kv_case(FlowKV("npu2", 4, 2, 64), total, 128, rng, window=window)
         for total, window in ((100, None), (101, 40), (1, None))

@@ -46,6 +46,9 @@ CASES = {
     "gemm of npu1": lambda rng: gemm_case(Gemm("npu1", **SMALL), 70, 64, 160, rng),
     "gemm in megatiles": lambda rng: gemm_case(Gemm("npu2", e_y=2, e_x=2, **SMALL), 130, 64, 512, rng),
     "gemm with swiglu": lambda rng: gated_gemm_case(Gemm("npu2", "bf16", "swiglu", **SMALL), 17, 64, 256, rng),
+    "gemm without its swiglu": lambda rng: gemm_case(
+        Gemm("npu2", "bfp16", "swiglu", e_y=2, **SMALL), 130, 64, 544, rng, plain=True
+    ),
     "flow_kv": lambda rng: flow_kv_case(FlowKV("npu2", 8, 4, 64), 100, 128, rng),
     "flow_kv-swa": lambda rng: flow_kv_case(FlowKV("npu1", 8, 2, 64), 100, 128, rng, window=40),
     "flow_qkv": lambda rng: flow_qkv_case(FlowQKV("npu2", 4, 2, 64), 70, 30, 128, rng),

@@ -180,7 +180,7 @@ class DecodeLayer:
 
         def sequence(ends: list[Any], *given: Any) -> None:
             *others, attention = ends
-            here = array._replace(ends=Ends(*others, attention=AttentionEnds(*attention)))
+            here = array._replace(ends=Ends._make([*others, AttentionEnds._make(attention)]))
             held = HostBuffers(**dict(zip(buffers, given, strict=True)))
             LayerSequence(self.attention, here, held, token, layers, head).write()
 

@@ -108,8 +108,9 @@ def design_of(layer: DecodeLayer, dispatches: float = 1) -> DecodeDesign:
     A column's two pairs share its two streams, keys on one, values on the other; split keys are on all streams.
     """
     way, streams = layer.attention, STREAMS * layer.attention.columns
-    split = not isinstance(way, PairsOfTiles)
-    pairs, of_a_pair = (streams, 1.0) if split else (way.pairs, STREAMS * way.attention_columns / way.pairs)
+    pairs, of_a_pair, split = streams, 1.0, True
+    if isinstance(way, PairsOfTiles):
+        pairs, of_a_pair, split = way.pairs, STREAMS * way.attention_columns / way.pairs, False
     return DecodeDesign(
         layer.way, streams, TILES * way.columns, pairs, of_a_pair, split_keys=split, waits=way.waits,
         token_dispatches=dispatches,

@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import U8, device, named, tensor
 from flownpu.aie.designs.decode_layer_array import Ends, build
+from flownpu.aie.designs.decode_layer_attention import AttentionEnds
 from flownpu.aie.designs.decode_layer_call import HostBuffers, Layer, Token
 from flownpu.aie.designs.decode_layer_pairs import PairsOfTiles
 from flownpu.aie.designs.decode_layer_sequence import LayerSequence
@@ -178,8 +179,8 @@ class DecodeLayer:
         array, buffers = build(self.attention), self._host_buffers(token, layers, head)
 
         def sequence(ends: list[Any], *given: Any) -> None:
-            attention = array.ends.attention
-            here = array._replace(ends=Ends(*ends[:-1], type(attention)(*ends[-1])))
+            *others, attention = ends
+            here = array._replace(ends=Ends._make([*others, AttentionEnds._make(attention)]))
             held = HostBuffers(**dict(zip(buffers, given, strict=True)))
             LayerSequence(self.attention, here, held, token, layers, head).write()
 

@@ -152,7 +152,7 @@ def _tile(
     """
     x, sums, accumulator, second = buffers
     take, zero, dqp, store, store_gated = kernels
-    rtp, *rtp_of_share = words
+    rtp, rtp_of_share = words[0], words[-1]
     parts_of_line = way.shape.line // BLOCK_COLUMNS
 
     def take_parts(count: Any) -> None:
@@ -183,10 +183,12 @@ def _tile(
 
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
-    if rtp_of_share:
+    first = 0
+    if share_buffers:
         project(0, may_be_gated=False)
-        way.attend_to_share(w, y, x, take_parts, *rtp_of_share, share_buffers, share_kernels)
-    for phase in range_(len(rtp_of_share), rtp[0]):
+        way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels)
+        first = 1
+    for phase in range_(first, rtp[0]):
         project(phase)
 
 

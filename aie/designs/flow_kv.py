@@ -83,7 +83,7 @@ class FlowKV:
             for count in (1, *range(2, 2 * columns, 2))
             if self.kv_heads % count == 0 and ceil_div(count, 2) + ceil_div(count, _PAIRS_OF_A_QUERY_STREAM) <= columns
         ]
-        return fitting[-1]
+        return int(fitting[-1])
 
     @property
     def pairs_of_column(self) -> int:
@@ -178,8 +178,8 @@ class FlowKV:
             queries.append(ObjectFifo(tensor(pairs * line), name=f"q_{place}"))
             offsets, memory = [pair * line for pair in range(pairs)], Tile(self.columns + place, 1)
             query_parts += queries[-1].cons().split(offsets, memory, obj_types=[tensor(line)] * pairs)
-        pairs = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns)
-        return queries, *pairs.columns_of(query_parts, parameters.buffers, parameters)
+        columns = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns)
+        return queries, *columns.columns_of(query_parts, parameters.buffers, parameters)
 
 
 @dataclass(frozen=True)

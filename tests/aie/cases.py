@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flownpu.aie.designs.decode_layer_shape import interleave
 from flownpu.aie.designs.vector_operators import gated_activation
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention, fused_dqp, q4nx_matmul
@@ -80,7 +81,7 @@ def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
     return np.asarray(1.01 * (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude)
 
 
-def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
+def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False) -> Case:
     """One row times a random weight [m, k], or two of them under the design's gating."""
     gated = design.epilogue in {"geglu", "swiglu"}
     weights = [random_weight(rng, m, k) for _ in range(2 if gated else 1)]
@@ -97,7 +98,9 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
         tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
         tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    return Case(plan_of(design.program(m, k)), {"w": blocks, "x": x}, "y", expected, tolerance)
+    given = interleave(blocks) if interleaved else blocks
+    plan = plan_of(design.program(m, k, interleaved=interleaved))
+    return Case(plan, {"w": given, "x": x}, "y", expected, tolerance)
 
 
 def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:

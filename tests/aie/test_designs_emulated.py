@@ -58,6 +58,12 @@ def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
     fused_dqp_case(FusedDQP("npu2", 6912, 32, epilogue), m, k, rng).check()
 
 
+@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 32)])
+@pytest.mark.parametrize(("m", "k"), [(160, 1), (1056, 300), (4128, 512)])
+def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
+    fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
+
+
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
 def test_fused_dqp_with_a_bias(rng, k):
     biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
@@ -173,6 +179,14 @@ def test_attention_of_grouped_heads(rng, group):
 def test_flow_kv(rng, target, d, tokens):
     flow_kv_case(FlowKV(target, 4, 2, d), tokens, 1024, rng).check()
     flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
+
+
+@pytest.mark.parametrize(
+    ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
+)
+def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
+    """They take turns; of 18 KV heads six pairs take three, and the queries of the last two come on a second stream."""
+    flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -27,5 +27,5 @@ def build_for_double(model: Path, folder: Path, context: int) -> Path:
         write_xclbin(folder / files[call.array], flat.words)
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())
-    Index(folder, "npu2", programs, files, emulated=False).write()
+    Index(folder, "npu2", emulated=False, programs=programs, array_files=files).write()
     return folder

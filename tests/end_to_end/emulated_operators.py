@@ -15,9 +15,11 @@ from flownpu.npu_artifacts import build_artifacts
 from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
-    Arrays = dict[str, np.ndarray | None]
+    Arrays = Mapping[str, np.ndarray | None]
 
 __all__ = ["Alone", "Emulated", "session_of", "write_node"]
 

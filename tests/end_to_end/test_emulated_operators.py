@@ -20,7 +20,7 @@ from tests.aie.attention_reference import ALL
 from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation, projection_tolerance
 from tests.aie.design_cases import product_error
 from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, PRODUCT, bf16, wide
-from tests.end_to_end.emulated_operators import Alone, session_of, write_node
+from tests.end_to_end.emulated_operators import Alone, numbers, session_of, weights, write_node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 
 if TYPE_CHECKING:
@@ -32,15 +32,6 @@ BFLOAT16 = ml_dtypes.bfloat16
 @pytest.fixture
 def alone(tmp_path: Path, ep_devices: list[Any]) -> Alone:
     return Alone(tmp_path, ep_devices[:1])
-
-
-def numbers(seed: int, *shape: int) -> np.ndarray:
-    """float32 that bf16 has."""
-    return wide(bf16(np.random.default_rng(seed).normal(size=shape))).astype(np.float32)
-
-
-def weights(seed: int, rows: int, columns: int) -> q4nx.Quantized:
-    return q4nx.quantize(np.random.default_rng(seed).standard_normal((rows, columns), np.float32) / 8)
 
 
 def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:

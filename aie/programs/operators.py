@@ -49,7 +49,7 @@ from flownpu.aie.programs.program import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from flownpu.aie.programs.program import Rows
 
@@ -193,7 +193,7 @@ def _program(
     )
 
 
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, Callable[[str, dict[str, int], str, int, int], Program]] = {
     "q4nx_matmul": _product,
     "fused_dqp": _product,
     "dense_matmul": _product,

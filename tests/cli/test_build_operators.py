@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def product(tmp_path: Path) -> Path:
     """A product of 128 x 64, in a file."""
     blocks = q4nx.pack(*q4nx.quantize(np.ones((128, 64), np.float32)))
-    return write_node(tmp_path / "model.onnx", "Q4NXMatMul", {"X": np.ones((2, 64), np.float32)}, {"W": blocks}, M=128, K=64)  # fmt: skip
+    x = np.ones((2, 64), np.float32)
+    return write_node(tmp_path / "model.onnx", "Q4NXMatMul", {"X": x}, {"W": blocks}, M=128, K=64)
 
 
 @pytest.mark.parametrize("of", ["file", "folder"])
@@ -41,7 +42,7 @@ def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> 
 
 def test_what_has_no_program_is_said(flownpu: Any, tmp_path: Path) -> None:
     query = np.ones((1, 4, 3 * 3 * 32), np.float32)
-    sizes = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
+    sizes: dict[str, Any] = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
     file = write_node(tmp_path / "model.onnx", "FlowQKVAttention", {"query": query}, outputs=3, causal=0, **sizes)
     done = flownpu("build", file, "--for", "emulate", "--context", "64")
     assert done.code == 0

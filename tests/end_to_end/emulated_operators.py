@@ -8,18 +8,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
 from flownpu.npu_artifacts import build_artifacts
+from flownpu.ops import q4nx
+from tests.aie.host_kernels import bf16, wide
 from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Mapping
 
-    Arrays = dict[str, np.ndarray | None]
+    Arrays = Mapping[str, np.ndarray | None]
 
-__all__ = ["Alone", "Emulated", "session_of", "write_node"]
+__all__ = ["Alone", "Emulated", "numbers", "session_of", "weights", "write_node"]
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    """float32 that bf16 has."""
+    return wide(bf16(np.random.default_rng(seed).normal(size=shape))).astype(np.float32)
+
+
+def weights(seed: int, rows: int, columns: int) -> q4nx.Quantized:
+    return q4nx.quantize(np.random.default_rng(seed).standard_normal((rows, columns), np.float32) / 8)
 
 
 def write_node(

@@ -20,7 +20,7 @@ from tests.aie.attention_reference import ALL
 from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation, projection_tolerance
 from tests.aie.design_cases import product_error
 from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, PRODUCT, bf16, wide
-from tests.end_to_end.emulated_operators import Alone, session_of, write_node
+from tests.end_to_end.emulated_operators import Alone, numbers, session_of, weights, write_node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 
 if TYPE_CHECKING:
@@ -32,15 +32,6 @@ BFLOAT16 = ml_dtypes.bfloat16
 @pytest.fixture
 def alone(tmp_path: Path, ep_devices: list[Any]) -> Alone:
     return Alone(tmp_path, ep_devices[:1])
-
-
-def numbers(seed: int, *shape: int) -> np.ndarray:
-    """float32 that bf16 has."""
-    return wide(bf16(np.random.default_rng(seed).normal(size=shape))).astype(np.float32)
-
-
-def weights(seed: int, rows: int, columns: int) -> q4nx.Quantized:
-    return q4nx.quantize(np.random.default_rng(seed).standard_normal((rows, columns), np.float32) / 8)
 
 
 def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -106,7 +97,7 @@ def test_gates(gating: str, rows: int, alone: Alone) -> None:
     """The gate's and the up projection's last blocks are not full."""
     m, k = 70, 96
     parts, x = [weights(seed, m, k) for seed in (1, 2)], numbers(3, rows, k)
-    blocks = q4nx.pack_gated(*parts, q4nx.NARROW)
+    blocks = q4nx.pack_gated(parts[0], parts[1], q4nx.NARROW)
     (found,), dispatches = alone("Q4NXMatMul", {"X": x}, {"W": blocks}, M=m, K=k, gating=gating)
     assert stems(dispatches) == (["fused_dqp"] if rows == 1 else ENGINE_AND_GEMM)
     wide_x, sums, errors = x.astype(np.float64), [], []
@@ -175,7 +166,7 @@ def test_one_row(alone: Alone) -> None:
 # --- Attention --------------------------------------------------------------------------------------------------------
 
 HEADS, KV_HEADS, D = 4, 2, 64  # scores are scaled by 2^-3, which rounds nothing
-SIZES = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": D}
+SIZES: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": D}
 CHUNK = 32  # keys of FlowQKV's
 
 
@@ -261,7 +252,7 @@ def test_what_the_host_does_before_attention(alone: Alone) -> None:
     inputs = {"query": packed, **dict.fromkeys(names)}
     (found, *_), dispatches = alone("FlowQKVAttention", inputs, constants, outputs=3, causal=0, do_rotary=1, **SIZES)
     assert stems(dispatches) == ["flow_qkv"]
-    given = {name: array for name, array in constants.items() if array is not None}
+    given: dict[str, Any] = {name: array for name, array in constants.items() if array is not None}
     expected = flow_qkv_attention.reference(packed, **given, causal=0, do_rotary=1, **SIZES)[0]
     plain = flow_qkv_attention.reference(packed, causal=0, **SIZES)[0]
     # Norms are about 8 (the square root of d): scores reach 8 and are off by 8 (2 2^-8 + 2 2^-6) in blocks, outputs by
@@ -476,7 +467,7 @@ def test_what_attention_has_not(
 def test_a_head_that_a_design_has_no_place_for(alone: Alone) -> None:
     """FlowKV takes 1 or an even number of KV heads: a token goes with the program of several."""
     packed = numbers(1, 1, 1, 9 * 32)
-    sizes = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
+    sizes: dict[str, Any] = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
     (found, *_), dispatches = alone("FlowQKVAttention", {"query": packed}, outputs=3, causal=0, **sizes)
     assert stems(dispatches) == ["flow_qkv"]
     assert "1 rows: [flow_kv] expected KV heads 1 or even" in alone.left_out[0]
@@ -501,5 +492,5 @@ def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
     assert stems(dispatches) == ENGINE_AND_GEMM
     np.testing.assert_array_equal(found[0], expected[0])
     shutil.rmtree(artifacts)
-    with pytest.raises(Exception, match="found no index.words; build them"):
+    with pytest.raises(Exception, match=r"found no index\.words; build them"):
         session_of(compiled, ep_devices[:1], on_unsupported="cpu")

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING
 from flownpu.npu_artifacts import build_artifacts
 from tests.end_to_end.emulated_operators import session_of
 from tests.npu.rounding import BLOCK_ROUNDING
 from tests.rewrites.optimum_export import ENCODER
-from tests.rewrites.optimum_reference import BFLOAT16_ROUNDING, PRODUCTS, check_close, feeds_of, open_session, valid
+from tests.rewrites.optimum_reference import PRODUCTS, check_close, feeds_of, open_session, valid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.rewrites.optimum_reference import Array
+    from flownpu.graph_rewrites.testing import Array
 
 BATCH, LAYERS = 2, int(ENCODER["num_hidden_layers"])
 # Of each product: both factors in blocks, a factor and the result in bf16; relative to the result's size. As if they

@@ -36,11 +36,13 @@ from flownpu.aie.plan import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan import Array, Core, Expression, Fifo, Plan, Statement
 
-__all__ = ["Totals", "count"]
+__all__ = ["Totals", "array_flow", "core_cycles", "count", "from_shim", "stream_seconds"]
 
 
 @dataclass(frozen=True)
@@ -82,32 +84,42 @@ class Totals:
 def count(plan: Plan, device: Device, values: Values = VALUES) -> Totals:
     """Count a valid plan's work (`checker.require_valid`)."""
     moved, cost = _transferred(plan, values)
-    memory = sum(cost.values()) / values["memory_read"]
-    through = _bytes_of_fifos(plan.array, moved)
-    streams, l2 = {}, defaultdict[Tile, int](int)
-    linked = {name for link in plan.array.links for name in (*link.inputs, *link.outputs)}
-    for fifo in plan.array.fifos:
-        if shared_memory(fifo, fifo.name in linked, device.limits) is not None:
-            continue
-        streams[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
-        producer = fifo.producer.tile
-        if device.limits.kind(producer.column, producer.row) == "shim":
-            streams[fifo.name] = max(streams[fifo.name], cost[fifo.name] / values["channel_read"])
-        for tile in (producer, *(end.tile for end in fifo.consumers)):
+    through = array_flow(plan.array, moved)
+    l2 = defaultdict[Tile, int](int)
+    for fifo in _streams(plan.array, device):
+        for tile in (fifo.producer.tile, *(end.tile for end in fifo.consumers)):
             if device.limits.kind(tile.column, tile.row) == "memory":
                 l2[tile] += round(through[fifo.name])
-    shim = {fifo.name: _from_shim(fifo, device) for fifo in plan.array.fifos}
+    shim = {fifo.name: from_shim(fifo, device) for fifo in plan.array.fifos}
     return Totals(
-        {core.tile: cycles / device.clock for core, cycles in _core_cycles(plan, through, device, values)},
-        streams,
-        memory,
+        {tile: cycles / device.clock for tile, cycles in core_cycles(plan, through, device, values).items()},
+        stream_seconds(plan.array, through, cost, device, values),
+        sum(cost.values()) / values["memory_read"],
         sum(size for name, size in moved.items() if shim[name]),
         sum(size for name, size in moved.items() if not shim[name]),
         dict(l2),
     )
 
 
-def _from_shim(fifo: Fifo, device: Device) -> bool:
+def stream_seconds(
+    array: Array, through: Mapping[str, float], cost: Mapping[str, float], device: Device, values: Values
+) -> dict[str, float]:
+    """Each stream's time, by fifo: its bytes at 32 bits a cycle; from main memory, those that runs cost at its rate."""
+    seconds = {}
+    for fifo in _streams(array, device):
+        seconds[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
+        if from_shim(fifo, device):
+            seconds[fifo.name] = max(seconds[fifo.name], cost[fifo.name] / values["channel_read"])
+    return seconds
+
+
+def _streams(array: Array, device: Device) -> list[Fifo]:
+    """The fifos that are no memory which two cores share."""
+    linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
+    return [fifo for fifo in array.fifos if shared_memory(fifo, fifo.name in linked, device.limits) is None]
+
+
+def from_shim(fifo: Fifo, device: Device) -> bool:
     return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
 
 
@@ -123,7 +135,7 @@ def _transferred(plan: Plan, values: Values) -> tuple[dict[str, int], dict[str, 
     return moved, cost
 
 
-def _bytes_of_fifos(array: Array, moved: dict[str, int]) -> dict[str, float]:
+def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
     """Bytes that pass each fifo; of those between cores, which no transfer tells, none."""
     through = defaultdict[str, float](float, moved)
     fifos = {fifo.name: fifo for fifo in array.fifos}
@@ -151,7 +163,7 @@ def _bytes_of_fifos(array: Array, moved: dict[str, int]) -> dict[str, float]:
 # --- Cores ------------------------------------------------------------------------------------------------------------
 
 
-def _core_cycles(plan: Plan, through: dict[str, float], device: Device, values: Values) -> list[tuple[Core, float]]:
+def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values: Values) -> dict[Tile, float]:
     """Each core's kernels, over all passes of a call."""
     interpreters = [_Interpreter(plan, core, device, values) for core in plan.array.cores]
     initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
@@ -170,7 +182,7 @@ def _core_cycles(plan: Plan, through: dict[str, float], device: Device, values: 
             one = interpreter.run(words)
             passes = max((through[name] / size for name, size in one.released.items() if through[name]), default=1.0)
             cycles[interpreter.core.tile] = one.cycles * passes
-    return [(interpreter.core, cycles[interpreter.core.tile]) for interpreter in interpreters]
+    return {interpreter.core.tile: cycles[interpreter.core.tile] for interpreter in interpreters}
 
 
 @dataclass

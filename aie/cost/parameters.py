@@ -48,15 +48,16 @@ TABLE: dict[str, Parameter] = {
     "channel_read": Parameter(5.271e9, "bytes/s", "what a shim tile's stream reads; 32 bits a cycle would be 7.2e9 at 1.8 GHz", "2026-11", _DECODE_TABLES),
     "burst_bytes": Parameter(64.0, "bytes", "a burst of DDR5 (16 beats of 32 bits): a shorter run costs as much", "2026-11"),
     "run_overhead_bytes": Parameter(12.0, "bytes", "B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON flm GEMM): 16 / (64 + x) = 10 / 47", "2026-11"),
-    # --- Dispatches, waits, configurations ----------------------------------------------------------------------------
+    # --- Dispatches, waits, changes of array ----------------------------------------------------------------------------
     "dispatch": Parameter(47e-6, "s", f"{_IRON_COSTS}: 44 to 50 us", "2026-11"),
     "wait": Parameter(3.4e-6, "s", f"{_IRON_COSTS}: a step inside a fused ELF, the cheapest (RMSNorm), all of it taken for the wait", "2026-11"),
-    "switch": Parameter(25e-6, "s", f"{_IRON_COSTS}: to another configuration, without its locks", "2026-11"),
-    "switch_per_lock": Parameter(7.2e-6, "s", f"{_IRON_COSTS}: for each lock that a configuration sets", "2026-11"),
+    "array_change": Parameter(2.7e-3, "s", "one warm switch between two xclbins, 2.7 to 5.8 ms: a comment on pull request 71 of amd/IRON; 4.9 ms, not warm, in arXiv 2512.13282, section 5.3.1. The least is taken", "2026-11"),
     "reconfiguration": Parameter(4.9e-3, "s", "arXiv 2512.13282, section 5.3.1: a whole GEMM design, XDNA2", "2026-11"),
     # --- The host -----------------------------------------------------------------------------------------------------
     "host_per_logit": Parameter(32.45e-9, "s", "choosing a token among all logits on the CPU, in the published implementation", "2026-11", _DECODE_TABLES),
     "own_host_per_logit": Parameter(2e-9, "s", "two bytes read by the CPU at 2 GB/s (host read of a buffer, docs of amd/IRON), and as long again to compare", "2026-11"),
+    "host_memory": Parameter(30e9, "bytes/s", "what two cores read of main memory: 29 to 33e9 on a server of Zen 4, measured; a laptop's are taken to be as fast", "2026-11"),
+    "host_flush": Parameter(30e9, "bytes/s", "writing back or dropping cache lines for the array: taken to be one more pass over the bytes, at `host_memory`", "2026-11"),
     # --- Kernels ------------------------------------------------------------------------------------------------------
     "dequant_block": Parameter(2115, "cycles", f"{_IRON_LEVERS}: q4nx_dequant of a block", "2026-11"),
     "dqp_block": Parameter(2903, "cycles", f"{_IRON_LEVERS}: q4nx_dequant (2115) and then bf16 mv 32 x 256 (788), as if nothing of them were fused", "2026-11"),

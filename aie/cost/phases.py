@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
-from flownpu.aie.plan import Await, Call, Loop, Transfer
+from flownpu.aie.plan import Await, Call, Free, Loop, SetBarrier, Transfer, WriteParameter
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["ARRAY", "KERNELS", "WAITS", "CallCost", "call_cost"]
 
 KERNELS, WAITS, ARRAY = "kernels", "waits", "streams of the array"
+# 32-bit words of the controller's instructions (mlir-aie, lib/Dialect/AIEX, AIETargetNPU.cpp): a write of a descriptor
+# (4 + 8), its address (12), its place in a queue (6); a wait (4); a write of one word (6), a parameter's or a lock's.
+_WORDS: dict[type, int] = {Transfer: 30, Await: 4, Free: 0, WriteParameter: 6, SetBarrier: 6}
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,13 @@ class CallCost:
         seconds: by what takes them: "kernels", "waits", "streams of the array", or the host buffer that is moved.
         read_bytes: from main memory.
         written_bytes: to main memory.
-        steps: of the sequence.
+        words: of its instructions, as mlir-aie writes them.
     """
 
     seconds: Mapping[str, float]
     read_bytes: float
     written_bytes: float
-    steps: float
+    words: float
 
     @property
     def total(self) -> float:
@@ -63,7 +66,7 @@ class CallCost:
             {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names},
             self.read_bytes + other.read_bytes,
             self.written_bytes + other.written_bytes,
-            self.steps + other.steps,
+            self.words + other.words,
         )
 
     def __mul__(self, share: float) -> CallCost:
@@ -71,7 +74,7 @@ class CallCost:
             {name: share * value for name, value in self.seconds.items()},
             share * self.read_bytes,
             share * self.written_bytes,
-            share * self.steps,
+            share * self.words,
         )
 
 
@@ -145,7 +148,7 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> CallCost:
     if inside > 0:
         seconds[ARRAY] = inside
     read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, device))
-    return CallCost(dict(seconds), read, sum(moved.values()) - read, len(plan.sequence.steps))
+    return CallCost(dict(seconds), read, sum(moved.values()) - read, sum(_WORDS[type(step)] for step in plan.sequence.steps))
 
 
 def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -143,7 +143,11 @@ class Prices:
         right = min(bisect_right(knots, position), len(knots) - 1)
         first, last = knots[right - 1], knots[right]
         share = (position - first) / (last - first)
-        return self._at(call, first) * (1 - share) + self._at(call, last) * share
+        cost = self._at(call, first) * (1 - share) + self._at(call, last) * share
+        if share <= 1:
+            return cost
+        # What is waited for may change from one knot to the next, and is not continued below nothing.
+        return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
 
     def _at(self, call: ArtifactCall, position: int) -> CallCost:
         key = call.array, call.name, position
@@ -151,19 +155,26 @@ class Prices:
             self._counted[key] = call_cost(call.program(position).resolve_program(call.name), self.device, self.values)
         return self._counted[key]
 
+    def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, ProgramCost]]:
+        """The calls of a program, each once: its first step, how many there are, and what one costs."""
+        steps: dict[tuple[str, str], Step] = {}
+        for step in program.steps:
+            steps.setdefault((step.call.array, step.call.name), step)
+        times = Counter((step.call.array, step.call.name) for step in program.steps)
+        return [
+            (step, times[key], self._host(step) if key[0] == HOST else self._step(step, position))
+            for key, step in steps.items()
+        ]
+
     def _of(self, program: Program, position: int) -> ProgramCost:
-        values = self.values
-        arrays = _arrays(program)
-        changes = len(arrays) - 1 if arrays else 0
-        steps = {(step.call.array, step.call.name): step for step in program.steps}
+        changes = max(len(_arrays(program)) - 1, 0)
         cost = ProgramCost(
-            {CHANGES: changes * values["array_change"], "host": self._ends(program)},
+            {CHANGES: changes * self.values["array_change"], "host": self._ends(program)},
             changes=changes,
             dispatches=sum(steps[0].call.array != HOST for steps in program.dispatches),
         )
-        for key, times in Counter((step.call.array, step.call.name) for step in program.steps).items():
-            step = steps[key]
-            cost = cost + (self._host(step) if key[0] == HOST else self._step(step, position)) * times
+        for _, times, of_call in self.of_calls(program, position):
+            cost = cost + of_call * times
         return cost
 
     def _step(self, step: Step, position: int) -> ProgramCost:

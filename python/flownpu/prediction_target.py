@@ -87,7 +87,7 @@ def _of_file(path: Path) -> Target:
     try:
         return Target(path.parent.name or str(path), _of_configuration(read_json(path), str(path)))
     except ValueError as error:
-        raise FlowNPUError(f"{path}: {error}") from error
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def _of_configuration(config: Mapping[str, Any], where: str) -> Decoder:

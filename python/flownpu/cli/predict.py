@@ -130,7 +130,7 @@ def parse_contexts(text: str) -> list[int]:
 
 
 def _prompts(report: "Report", letters: dict[str, str]) -> Table:
-    table = _table("a prompt", "tokens", "first token, s", "range", "tok/s", "changes of array", "J", "published, s")
+    table = _table("a prompt", "tokens", "first token, s", "range", "tok/s", "changes", "published, s")
     for point in report.points:
         table.add_row(
             _length(point.context),
@@ -138,7 +138,6 @@ def _prompts(report: "Report", letters: dict[str, str]) -> Table:
             _range(point.ttft_seconds, report.errors.get("ttft"), ".2f"),
             f"{point.prefill_tokens_per_second:.0f}",
             str(point.ttft_changes),
-            "" if point.prefill_joules is None else f"{point.prefill_joules:.1f}",
             _others(point.published["ttft"], letters, ".2f"),
         )
     return table

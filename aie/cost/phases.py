@@ -16,7 +16,8 @@ sent ahead of its phase so does not look like a stream that has more than the ot
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan import Array, Plan, Statement, Tile
 
-__all__ = ["ARRAY", "KERNELS", "WAITS", "CallCost", "call_cost"]
+__all__ = ["ARRAY", "KERNELS", "WAITS", "Cost", "call_cost"]
 
 KERNELS, WAITS, ARRAY = "kernels", "waits", "streams of the array"
 # 32-bit words of the controller's instructions (mlir-aie, lib/Dialect/AIEX, AIETargetNPU.cpp): a write of a descriptor
@@ -40,42 +41,44 @@ _WORDS: dict[type, int] = {Transfer: 30, Await: 4, Free: 0, WriteParameter: 6, S
 
 
 @dataclass(frozen=True)
-class CallCost:
-    """A call on the array.
+class Cost:
+    """What a call, a program or several take.
 
     Attributes:
-        seconds: by what takes them: "kernels", "waits", "streams of the array", or the host buffer that is moved.
-        read_bytes: from main memory.
-        written_bytes: to main memory.
-        words: of its instructions, as mlir-aie writes them.
+        seconds: by what takes them: of a call "kernels", "waits", "streams of the array", or the host buffer that is
+            moved; of a program see program.py.
+        read_bytes: of main memory, by the array.
+        written_bytes: to it.
+        words: of instructions, as mlir-aie writes them.
+        changes: of array.
+        dispatches: to the device.
+        host_bytes: read and written by steps of the host.
     """
 
-    seconds: Mapping[str, float]
-    read_bytes: float
-    written_bytes: float
-    words: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    words: float = 0.0
+    changes: float = 0.0
+    dispatches: float = 0.0
+    host_bytes: float = 0.0
 
-    @property
+    @cached_property
     def total(self) -> float:
         """All seconds."""
         return sum(self.seconds.values())
 
-    def __add__(self, other: CallCost) -> CallCost:
+    def __add__(self, other: Cost) -> Cost:
         names = dict.fromkeys([*self.seconds, *other.seconds])
-        return CallCost(
-            {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names},
-            self.read_bytes + other.read_bytes,
-            self.written_bytes + other.written_bytes,
-            self.words + other.words,
-        )
+        seconds = {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names}
+        return Cost(seconds, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
 
-    def __mul__(self, share: float) -> CallCost:
-        return CallCost(
-            {name: share * value for name, value in self.seconds.items()},
-            share * self.read_bytes,
-            share * self.written_bytes,
-            share * self.words,
-        )
+    def __mul__(self, times: float) -> Cost:
+        seconds = {name: times * value for name, value in self.seconds.items()}
+        return Cost(seconds, *(times * getattr(self, name) for name in _SUMS))
+
+
+_SUMS = [each.name for each in fields(Cost)][1:]
 
 
 @dataclass
@@ -116,7 +119,7 @@ class _Kinds:
         return total
 
 
-def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> CallCost:
+def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
     """The cost of a valid plan (`checker.require_valid`)."""
     phases = list(_phases(plan, device, values))
     moved = sum((phase.moved for phase in phases), Counter[str]())
@@ -126,12 +129,12 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> CallCost:
             cost[name] += size
     flow = array_flow(plan.array, moved)
     of_streams = stream_seconds(plan.array, flow, cost, device, values)
-    of_cores = {
-        _name(tile): cycles / device.clock for tile, cycles in core_cycles(plan, flow, device, values).items()
-    }
+    of_cores = {_name(tile): cycles / device.clock for tile, cycles in core_cycles(plan, flow, device, values).items()}
     ends = _stream_kinds(plan.array, device)
     streams = _Kinds({name: ends[name] for name in moved}, of_streams, cost)
-    cores = _Kinds({_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _given(plan.array, flow))
+    cores = _Kinds(
+        {_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _given(plan.array, flow)
+    )
 
     seconds = defaultdict[str, float](float)
     given: dict[tuple[object, ...], Mapping[str, float]] = {}
@@ -148,7 +151,9 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> CallCost:
     if inside > 0:
         seconds[ARRAY] = inside
     read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, device))
-    return CallCost(dict(seconds), read, sum(moved.values()) - read, sum(_WORDS[type(step)] for step in plan.sequence.steps))
+    return Cost(
+        dict(seconds), read, sum(moved.values()) - read, sum(_WORDS[type(step)] for step in plan.sequence.steps)
+    )
 
 
 def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:

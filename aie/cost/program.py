@@ -17,23 +17,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from flownpu.aie.cost.parameters import VALUES
-from flownpu.aie.cost.phases import CallCost, call_cost
+from flownpu.aie.cost.phases import Cost, call_cost
 from flownpu.aie.designs.common import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.program import Program, Step
 
-__all__ = ["CHANGES", "DISPATCHES", "HOST", "HostCall", "Prices", "ProgramCost", "prompt_runs"]
+__all__ = ["CHANGES", "DISPATCHES", "HOST", "HostCall", "Prices", "prompt_runs"]
 
 HOST = "host"
 CHANGES, DISPATCHES, INSTRUCTIONS = "changes of array", "dispatches", "instructions"
@@ -59,63 +58,16 @@ class HostCall(Protocol):
     writes: int
 
 
-@dataclass(frozen=True)
-class ProgramCost:
-    """A program, or several.
-
-    Attributes:
-        seconds: by what takes them: `CHANGES`, `DISPATCHES`, "instructions", "host: ...", and for each operator what
-            its calls wait for, such as "decode_layer: weights".
-        read_bytes: of main memory, by the array.
-        written_bytes: to it.
-        changes: of array.
-        dispatches: to the device.
-        words: of instructions.
-        host_bytes: read and written by steps of the host.
-    """
-
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    read_bytes: float = 0.0
-    written_bytes: float = 0.0
-    changes: float = 0.0
-    dispatches: float = 0.0
-    words: float = 0.0
-    host_bytes: float = 0.0
-
-    @cached_property
-    def total(self) -> float:
-        """All seconds."""
-        return sum(self.seconds.values())
-
-    def __add__(self, other: ProgramCost) -> ProgramCost:
-        return ProgramCost(
-            {
-                name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0)
-                for name in dict.fromkeys([*self.seconds, *other.seconds])
-            },
-            *(getattr(self, name) + getattr(other, name) for name in _SUMS),
-        )
-
-    def __mul__(self, times: float) -> ProgramCost:
-        return ProgramCost(
-            {name: times * value for name, value in self.seconds.items()},
-            *(times * getattr(self, name) for name in _SUMS),
-        )
-
-
-_SUMS = ("read_bytes", "written_bytes", "changes", "dispatches", "words", "host_bytes")
-
-
 class Prices:
     """The prices of programs on a device, with some values of the parameters; what was counted is kept."""
 
     def __init__(self, device: Device, values: Values = VALUES) -> None:
         self.device, self.values = device, values
-        self._counted: dict[tuple[str, str, int], CallCost] = {}
-        self._programs: dict[tuple[int, int], ProgramCost] = {}
+        self._counted: dict[tuple[str, str, int], Cost] = {}
+        self._programs: dict[tuple[int, int], Cost] = {}
         self._kept: list[Program] = []  # so that an id stays a program's
 
-    def of(self, program: Program, position: int) -> ProgramCost:
+    def of(self, program: Program, position: int) -> Cost:
         """One run of a program from the position on, its first array being there."""
         key = id(program), position
         if key not in self._programs:
@@ -123,9 +75,9 @@ class Prices:
             self._programs[key] = self._of(program, position)
         return self._programs[key]
 
-    def of_runs(self, runs: Sequence[tuple[Program, int]], before: Program | None = None) -> ProgramCost:
+    def of_runs(self, runs: Sequence[tuple[Program, int]], before: Program | None = None) -> Cost:
         """Runs of programs, one after the other, from `before`'s array; None: no array is there."""
-        cost, array = ProgramCost(), _arrays(before)[-1] if before else ""
+        cost, array = Cost(), _arrays(before)[-1] if before else ""
         changes = 0
         for program, position in runs:
             cost = cost + self.of(program, position)
@@ -133,9 +85,9 @@ class Prices:
             if arrays:
                 changes += arrays[0] != array
                 array = arrays[-1]
-        return cost + ProgramCost({CHANGES: changes * self.values["array_change"]}, changes=changes)
+        return cost + Cost({CHANGES: changes * self.values["array_change"]}, changes=changes)
 
-    def of_call(self, call: ArtifactCall, position: int) -> CallCost:
+    def of_call(self, call: ArtifactCall, position: int) -> Cost:
         """One call."""
         knots = _knots(call)
         if position <= knots[0] or len(knots) == 1:
@@ -149,13 +101,13 @@ class Prices:
         # What is waited for may change from one knot to the next, and is not continued below nothing.
         return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
 
-    def _at(self, call: ArtifactCall, position: int) -> CallCost:
+    def _at(self, call: ArtifactCall, position: int) -> Cost:
         key = call.array, call.name, position
         if key not in self._counted:
             self._counted[key] = call_cost(call.program(position).resolve_program(call.name), self.device, self.values)
         return self._counted[key]
 
-    def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, ProgramCost]]:
+    def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, Cost]]:
         """The calls of a program, each once: its first step, how many there are, and what one costs."""
         steps: dict[tuple[str, str], Step] = {}
         for step in program.steps:
@@ -166,9 +118,9 @@ class Prices:
             for key, step in steps.items()
         ]
 
-    def _of(self, program: Program, position: int) -> ProgramCost:
+    def _of(self, program: Program, position: int) -> Cost:
         changes = max(len(_arrays(program)) - 1, 0)
-        cost = ProgramCost(
+        cost = Cost(
             {CHANGES: changes * self.values["array_change"], "host": self._ends(program)},
             changes=changes,
             dispatches=sum(steps[0].call.array != HOST for steps in program.dispatches),
@@ -177,7 +129,7 @@ class Prices:
             cost = cost + of_call * times
         return cost
 
-    def _step(self, step: Step, position: int) -> ProgramCost:
+    def _step(self, step: Step, position: int) -> Cost:
         """A call on the array, its dispatch, and the instructions that follow the position."""
         call, values = step.call, self.values
         of_call = self.of_call(call, position)
@@ -188,14 +140,14 @@ class Prices:
         seconds[DISPATCHES] += values["dispatch"]
         if call.moves:
             seconds[INSTRUCTIONS] += of_call.words * _WORD_BYTES / values["host_memory"]
-        return ProgramCost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
+        return Cost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
 
-    def _host(self, step: Step) -> ProgramCost:
+    def _host(self, step: Step) -> Cost:
         """A step of the host: its bytes at the rate of its memory, and again where caches are flushed for the array."""
         call = cast("HostCall", step.call)
         moved = call.reads + call.writes
         seconds = moved / self.values["host_memory"] + moved / self.values["host_flush"]
-        return ProgramCost({f"host: {call.operator}": seconds}, host_bytes=moved)
+        return Cost({f"host: {call.operator}": seconds}, host_bytes=moved)
 
     def _ends(self, program: Program) -> float:
         """What the host writes before a run, and reads after it."""

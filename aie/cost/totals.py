@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan asks of each part of the array, counted without following it: no loop is run more than once.
+"""What a plan asks of cores and streams, counted without following it: no loop is run more than once.
 
-    bound = max(cycles of a core, bytes of a stream, bytes of main memory)
-
-is the least time that a call can take; where one part is busy all the time, it is close to it (`simulation.py` follows
-what waits for what). Long sequences take no longer to count than short ones.
+Long sequences take no longer to count than short ones. What waits for what is for phases.py to say.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
-from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
-from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.lowering import link_ranges, shared_memory
 from flownpu.aie.plan import (
     Acquire,
@@ -30,7 +25,6 @@ from flownpu.aie.plan import (
     SetBarrier,
     Store,
     Tile,
-    Transfer,
     Variable,
     WriteParameter,
 )
@@ -42,63 +36,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan import Array, Core, Expression, Fifo, Plan, Statement
 
-__all__ = ["Totals", "array_flow", "core_cycles", "count", "from_shim", "stream_seconds"]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """A call's work.
-
-    Attributes:
-        core_seconds: of each core's kernels.
-        stream_seconds: of each stream, by fifo.
-        memory_seconds: of main memory, with what short runs cost more.
-        read_bytes: from main memory.
-        written_bytes: to main memory.
-        l2_bytes: into and out of each memory tile.
-    """
-
-    core_seconds: dict[Tile, float]
-    stream_seconds: dict[str, float]
-    memory_seconds: float
-    read_bytes: int
-    written_bytes: int
-    l2_bytes: dict[Tile, int]
-
-    @property
-    def bound(self) -> float:
-        """The least that the call can take, in seconds."""
-        return max(*self.core_seconds.values(), *self.stream_seconds.values(), self.memory_seconds)
-
-    @property
-    def bound_by(self) -> str:
-        """What that is: "cores", "streams" or "memory"."""
-        parts = {
-            "cores": max(self.core_seconds.values()),
-            "streams": max(self.stream_seconds.values()),
-            "memory": self.memory_seconds,
-        }
-        return max(parts, key=parts.__getitem__)
-
-
-def count(plan: Plan, device: Device, values: Values = VALUES) -> Totals:
-    """Count a valid plan's work (`checker.require_valid`)."""
-    moved, cost = _transferred(plan, values)
-    through = array_flow(plan.array, moved)
-    l2 = defaultdict[Tile, int](int)
-    for fifo in _streams(plan.array, device):
-        for tile in (fifo.producer.tile, *(end.tile for end in fifo.consumers)):
-            if device.limits.kind(tile.column, tile.row) == "memory":
-                l2[tile] += round(through[fifo.name])
-    shim = {fifo.name: from_shim(fifo, device) for fifo in plan.array.fifos}
-    return Totals(
-        {tile: cycles / device.clock for tile, cycles in core_cycles(plan, through, device, values).items()},
-        stream_seconds(plan.array, through, cost, device, values),
-        sum(cost.values()) / values["memory_read"],
-        sum(size for name, size in moved.items() if shim[name]),
-        sum(size for name, size in moved.items() if not shim[name]),
-        dict(l2),
-    )
+__all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 
 
 def stream_seconds(
@@ -120,19 +58,8 @@ def _streams(array: Array, device: Device) -> list[Fifo]:
 
 
 def from_shim(fifo: Fifo, device: Device) -> bool:
+    """Whether it comes from main memory."""
     return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
-
-
-def _transferred(plan: Plan, values: Values) -> tuple[dict[str, int], dict[str, float]]:
-    """Bytes of each fifo from or to main memory; and as many as they cost, in runs as short as they are."""
-    items = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
-    moved, cost = defaultdict[str, int](int), defaultdict[str, float](float)
-    for step in plan.sequence.steps:
-        if isinstance(step, Transfer):
-            size = step.tap.elements * items[step.fifo]
-            moved[step.fifo] += size
-            cost[step.fifo] += size / relative_efficiency(contiguous_bytes(step.tap, items[step.fifo]), values)
-    return moved, cost
 
 
 def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:

@@ -11,12 +11,12 @@ NPU: predicted by the cost model (docs/model.md), not measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
-from flownpu.npu_artifacts import DEFAULT_CONTEXT, programs_of_decoder
 from flownpu.explanation_program import ProgramPrice, price_of
+from flownpu.npu_artifacts import DEFAULT_CONTEXT, programs_of_decoder
 from flownpu.npu_decoder import decoder_of_model
 from flownpu.prediction import Prediction
 from flownpu.prediction_target import Target

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.program import Prices, ProgramCost, prompt_runs
+from flownpu.aie.cost.program import Prices, prompt_runs
 from flownpu.aie.programs.encode import encode_program
 from flownpu.npu_artifacts import programs_of_decoder
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.cost.phases import Cost
     from flownpu.aie.programs.program import Program
     from flownpu.prediction_target import Target
 
@@ -57,15 +58,15 @@ class Prediction:
         """Of these."""
         return Prices(self.device, self.values)
 
-    def token(self, context: int) -> ProgramCost:
+    def token(self, context: int) -> Cost:
         """A token that sees so many keys, its own included; the one before left the array as it is needed."""
         return self.prices.of_runs([(self.programs[0], context - 1)], before=self.programs[0])
 
-    def prompt(self, tokens: int) -> ProgramCost:
+    def prompt(self, tokens: int) -> Cost:
         """A prompt from an empty cache to the first token, after a token of another conversation."""
         return self.prices.of_runs(list(prompt_runs(self.programs, tokens)), before=self.programs[0])
 
-    def image(self) -> ProgramCost | None:
+    def image(self) -> Cost | None:
         """An image and a short question, to the first token; None: the model takes none, or its decoder could not."""
         if self.target.encoder is None:
             return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flownpu.aie.cost.device import Device
-    from flownpu.aie.cost.program import ProgramCost
+    from flownpu.aie.cost.phases import Cost
     from flownpu.prediction_target import Target
     from flownpu.published import Table
 
@@ -159,12 +159,12 @@ def _point(prediction: Prediction, context: int) -> Point:
     )
 
 
-def _parts(cost: ProgramCost) -> dict[str, float]:
+def _parts(cost: Cost) -> dict[str, float]:
     """What takes time at all, the longest first."""
     return {name: value for name, value in sorted(cost.seconds.items(), key=lambda part: -part[1]) if value}
 
 
-def _joules(model: str, phase: str, cost: ProgramCost) -> float | None:
+def _joules(model: str, phase: str, cost: Cost) -> float | None:
     watts = power(model, phase)
     return None if watts is None else watts.total * cost.total
 

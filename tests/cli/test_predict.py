@@ -29,7 +29,9 @@ def test_a_table(flownpu):
     done = flownpu("predict", "gemma3-4b", "--context", "1k,...,4k")
     assert done.code == 0, done.err
     assert "Predicted, not measured" in done.out
-    rows = [line.split()[0] for line in done.out.splitlines() if line.split()[:1] and line.split()[0] in ("1k", "2k", "4k")]
+    rows = [
+        line.split()[0] for line in done.out.splitlines() if line.split()[:1] and line.split()[0] in ("1k", "2k", "4k")
+    ]
     assert rows == ["1k", "2k", "4k"] * 2  # a prompt's, and a token's
     assert "14.4 a, 18.2 b" in done.out  # the papers', and FastFlowLM's
     assert "a: papers; arXiv 2602.06063" in done.out

@@ -42,8 +42,9 @@ def explain(
     """Show what FlowNPU makes of a model: what runs where and why, without running it and without an NPU.
 
     Which nodes run where; which attention blocks fold into one call on the NPU, how far and why; why the others did
-    not match; the bytes of weights and KV cache; what the NPU would take, and its programs: steps, dispatches, changes of
-    array, bytes and milliseconds as predicted; tokens/s that memory allows on this CPU, and that are predicted for an NPU. Of a model that is not converted, `flownpu convert`'s rules are tried in memory.
+    not match; the bytes of weights and KV cache; what the NPU would take, and its programs: steps, dispatches,
+    changes of array, bytes, milliseconds as predicted; tokens/s that memory allows on this CPU, and that are predicted
+    for an NPU. Of a model that is not converted, the rules of `flownpu convert` are tried in memory.
     """
     require("onnx_ir", extra="convert", purpose="flownpu explain")
     from flownpu.explanation import explain as explain_model  # noqa: PLC0415 other commands need none of it
@@ -194,8 +195,8 @@ def _print_speed(explanation: "Explanation") -> None:
 def _print_program(program: "ProgramPrice") -> None:
     what = f"a chunk of {program.tokens} tokens" if program.kind == "prefill" else "a token"
     _line(
-        f"The program of {what} at position {program.position}: {program.steps} steps in {program.dispatches} dispatches, "
-        f"{program.changes} changes of array, {program.instruction_words} instruction words, "
+        f"The program of {what} at position {program.position}: {program.steps} steps in {program.dispatches} "
+        f"dispatches, {program.changes} changes of array, {program.instruction_words} instruction words, "
         f"{bytes_text(program.read_bytes)} read and {bytes_text(program.written_bytes)} written; predicted "
         f"{1e3 * program.total_seconds:.2f} ms:"
     )

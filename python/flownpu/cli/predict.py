@@ -24,7 +24,8 @@ def predict(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A model's folder (converted, of GenAI, or a checkpoint), its config.json, or a name such as gemma3-4b.",
+            help="A model's folder (converted, of GenAI, or a checkpoint), its config.json, or a name such as "
+            "gemma3-4b.",
         ),
     ],
     device: Annotated[
@@ -42,7 +43,9 @@ def predict(
     measured: Annotated[
         Path | None,
         typer.Option(
-            "--measured", metavar="FILE", help="Parameters measured on silicon, as JSON, in the place of published ones."
+            "--measured",
+            metavar="FILE",
+            help="Parameters measured on silicon, as JSON, in the place of published ones.",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -57,8 +60,8 @@ def predict(
     docs/model.md lists row by row.
     """
     from flownpu.aie.cost.device import DEVICES  # noqa: PLC0415 other commands need none of it
-    from flownpu.aie.cost.measured import measured_values  # noqa: PLC0415
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
+    from flownpu.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.prediction_report import predict as predict_model  # noqa: PLC0415
     from flownpu.prediction_target import nearest, target  # noqa: PLC0415
 
@@ -96,8 +99,8 @@ def _print(report: "Report", chip: str, source: str) -> None:
     if report.errors:
         errors = " and ".join(f"{error:.0%} ({quantity})" for quantity, error in report.errors.items())
         console.print(
-            f"Ranges: the cost model's mean error on published tables that its parameters were not fitted to, {errors}. "
-            "Of the array's own kernels none was ever timed.",
+            f"Ranges: the cost model's mean error on published tables that its parameters were not fitted to, "
+            f"{errors}. Of the array's own kernels none was ever timed.",
             markup=False,
         )
     if report.vision_ttft_seconds is not None:

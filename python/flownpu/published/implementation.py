@@ -5,8 +5,8 @@
               each pair with whole KV heads; two dispatches. Then the LM head, and the host's choice among the logits
     prompt    for each layer: dequantisation (blocks in, bf16 out), GEMMs padded to 512, attention, vectors on a core
               for each operator, four xclbins changed; then the head
-    attention has a query head on each tile, for which every score takes `softmax_score` + d `score_element` cycles; eight KV
-              heads have a column of four tiles each, so that groups of two or three query heads leave tiles idle
+    attention has a query head on each tile, for which every score takes `softmax_score` + d `score_element` cycles;
+              eight KV heads have a column of four tiles each: groups of two or three query heads leave tiles idle
 
 Sources: arXiv 2602.06063, section 3; Xu et al., section 3.
 """
@@ -43,9 +43,7 @@ def token_seconds(decoder: Decoder, context: int, device: Device, values: Values
     pairs, run = min(_PAIRS, shape.kv_heads), shape.d * _BF16_BYTES
     rate = read_rate(pairs * _PAIR_STREAMS, run, values) / pairs  # of a pair
     key = ceil_div(shape.kv_heads, pairs) * 2 * run / rate
-    layers = sum(
-        weights + min(window or context, context) * key + 2 * values["dispatch"] for window in decoder.windows
-    )
+    layers = sum(weights + min(window or context, context) * key + 2 * values["dispatch"] for window in decoder.windows)
     return layers + _head(decoder, device, values)
 
 

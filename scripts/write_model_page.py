@@ -16,7 +16,7 @@ from flownpu.prediction import Prediction
 from flownpu.prediction_report import Point, predict
 from flownpu.prediction_target import known
 from flownpu.prediction_validation import markdown, validate
-from flownpu.published import TABLES, Role
+from flownpu.published import CONTEXTS, TABLES, Role
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
@@ -47,52 +47,52 @@ def validation() -> str:
 
 def decoding() -> str:
     """Tokens a second beside the published ones."""
-    lines = [
-        "| model | context | papers | FastFlowLM | predicted | GB read | roof |",
-        "|---|---|---|---|---|---|---|",
-        *(row for model in SHAPES for row in decoding_rows(model)),
-    ]
-    return "\n".join(lines)
+    return _by_context(decoding_rows)
 
 
 def decoding_rows(model: str) -> list[str]:
-    """Those of a model."""
-    rows = []
+    """Those of a model: published, predicted, and what memory allows."""
+    published, predicted, roof = list[str](), list[str](), list[str]()
     for point in _points(model):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
-        value, read = point.decode_tokens_per_second, VALUES["memory_read"] / point.roof / 1e9
+        published.append(f"{_text(papers)} / {_text(later)}")
+        predicted.append(_bold(point.decode_tokens_per_second, point.decode_tokens_per_second >= aim))
         beyond = " †" if aim > point.roof else ""
-        rows.append(
-            f"| {model} | {_length(point)} | {_text(papers)} | {_text(later)} | {_bold(value, value >= aim)} "
-            f"| {read:.2f} | {point.roof:.4g}{beyond} |"
-        )
-    return rows
+        roof.append(f"{point.roof:.3g} ({VALUES['memory_read'] / point.roof / 1e9:.2f}){beyond}")
+    return _rows(model, {"papers / FastFlowLM": published, "predicted": predicted, "roof (GB)": roof})
 
 
 def prompts() -> str:
     """Times to the first token beside the published ones."""
-    lines = [
-        "| model | tokens | papers, s | FastFlowLM 0.9.8, .22, s | later, s | predicted, s | tok/s | changes |",
-        "|---|---|---|---|---|---|---|---|",
-        *(row for model in SHAPES for row in prompt_rows(model)),
-    ]
-    return "\n".join(lines)
+    return _by_context(prompt_rows)
 
 
 def prompt_rows(model: str) -> list[str]:
     """Those of a model."""
-    rows = []
+    published, predicted, changes = list[str](), list[str](), list[str]()
     for point in _points(model):
         papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
-        same = _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
-        others = [value for value in (papers, same, later) if value is not None]
-        value = point.ttft_seconds
-        reached = bool(others) and value <= min(others) / _AIM
-        rows.append(
-            f"| {model} | {_length(point)} | {_text(papers)} | {_text(same)} | {_text(later)} "
-            f"| {_bold(value, reached)} | {point.prefill_tokens_per_second:.0f} | {point.ttft_changes} |"
-        )
+        papers = papers or _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
+        others = [value for value in (papers, later) if value is not None]
+        reached = bool(others) and point.ttft_seconds <= min(others) / _AIM
+        published.append(f"{_text(papers)} / {_text(later)}")
+        predicted.append(_bold(point.ttft_seconds, reached))
+        changes.append(str(point.ttft_changes))
+    return _rows(model, {"papers' software / later": published, "predicted": predicted, "changes of array": changes})
+
+
+def _by_context(rows: Callable[[str], list[str]]) -> str:
+    lengths = [f"{context // 1024}k" for context in CONTEXTS]
+    lines = [f"| model | | {' | '.join(lengths)} |", "|---|---|" + "---|" * len(lengths)]
+    return "\n".join([*lines, *(row for model in SHAPES for row in rows(model))])
+
+
+def _rows(model: str, cells: dict[str, list[str]]) -> list[str]:
+    rows = []
+    for number, (name, values) in enumerate(cells.items()):
+        padded = values + [""] * (len(CONTEXTS) - len(values))
+        rows.append(f"| {'' if number else model} | {name} | {' | '.join(padded)} |")
     return rows
 
 
@@ -109,7 +109,7 @@ def parts() -> str:
                 operator = name if name in (CHANGES, DISPATCHES) else name.partition(":")[0]
                 seconds[operator if operator in names else "others"] += value
             cells = " | ".join(f"{seconds[name]:.3g}" for name in names)
-            lines.append(f"| {model} | {_length(point)} | {cells} |")
+            lines.append(f"| {model} | {point.context // 1024}k | {cells} |")
     return "\n".join(lines)
 
 
@@ -155,16 +155,13 @@ def _of_role(point: Point, quantity: str, role: Role) -> float | None:
     return max(found) if quantity == "decode" else min(found)
 
 
-def _length(point: Point) -> str:
-    return f"{point.context // 1024}k"
-
-
 def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _bold(value: float, reached: bool) -> str:
-    return f"**{value:.4g}**" if reached else f"{value:.4g}"
+    text = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"**{text}**" if reached else text
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -16,7 +16,7 @@ from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.prediction_fit import fit
 from flownpu.prediction_target import known
-from flownpu.published import TABLES, Role
+from flownpu.published import CONTEXTS, TABLES, Role
 from flownpu.published.implementation import image_seconds, prompt_seconds, token_seconds
 
 if TYPE_CHECKING:
@@ -109,19 +109,18 @@ def summary(compared: list[Compared]) -> tuple[float, float]:
 
 
 def markdown(report: dict[str, list[Compared]]) -> str:
-    """The report as tables of a page: every row."""
+    """The report as tables of a page: the error of every row."""
     lines = ["| table | rows | mean absolute error | worst | |", "|---|---|---|---|---|"]
     for name, compared in report.items():
         average, worst = summary(compared)
         lines.append(f"| {name} | {len(compared)} | {average:.1%} | {worst:.1%} | {TABLES[name].role.value} |")
-    lines += ["", "| table | model | context | published | predicted | error |", "|---|---|---|---|---|---|"]
+    lengths = [f"{context // 1024}k" for context in CONTEXTS]
+    lines += ["", f"| table | model | {' | '.join(lengths)} |", "|---|---|" + "---|" * len(lengths)]
     for name, compared in report.items():
-        for one in compared:
-            row = one.row
-            lines.append(
-                f"| {name} | {row.model} | {row.context // 1024}k | {row.value:g} | {one.predicted:.3g} "
-                f"| {one.error:+.1%} |"
-            )
+        for model in dict.fromkeys(one.row.model for one in compared):
+            errors = {one.row.context: f"{one.error:+.0%}" for one in compared if one.row.model == model}
+            cells = " | ".join(errors.get(context, "") for context in CONTEXTS)
+            lines.append(f"| {name} | {model} | {cells} |")
     return "\n".join(lines)
 
 

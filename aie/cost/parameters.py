@@ -36,7 +36,7 @@ _PROJECTIONS_PAPER = "arXiv 2602.06063"
 _DECODE_TABLES = (
     "tables 3 and 4 of arXiv 2602.06063; figure 8 and table III of Xu et al., Efficient LLM Decoding on Ryzen AI NPUs"
 )
-_PROMPT_TABLES = "tables 1 and 2 of arXiv 2602.06063; prefill of Qwen3, FastFlowLM v0.9.22"
+_PROMPT_TABLES = "tables 1 and 2 of arXiv 2602.06063; FastFlowLM v0.9.22's prompts of d = 128"
 _IRON_COSTS = "amd/IRON decode_costs_npu2.json (Strix Halo, turbo)"
 _IRON_LEVERS = "Xilinx/mlir-aie levers.md, cycles of a core of XDNA2"
 

@@ -16,9 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.parameters import VALUES
-from flownpu.aie.cost.totals import count
-from flownpu.aie.programs.call import ArtifactCall
+from flownpu.aie.cost.program import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,11 +24,6 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.program import Program
 
 __all__ = ["seconds", "with_fewest"]
-
-# A change of array: each is an xclbin in a hardware context of its own, and 2.7 to 5.8 ms were published for one that is
-# loaded already. The least, so that a chunk is rather taken too early: what it is compared with has no changes.
-_CHANGE = 2.7e-3
-
 
 def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) -> list[Program]:
     """The programs of a decoder, a token's and those of chunks, with `fewest` set; chunks that never are worth it go.
@@ -63,16 +56,6 @@ def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) 
 
 def seconds(program: Program) -> float:
     """What a run at the beginning of a context is predicted to take on the NPU of docs/model.md."""
-    (device, *_), times = DEVICES.values(), dict[tuple[str, str], float]()
-    total = len(program.arrays) * _CHANGE
-    for step in program.steps:
-        call = step.call
-        if isinstance(call, ArtifactCall):
-            key = call.array, call.name
-            if key not in times:
-                plan = call.plan(0) if call.moves else call.last_plan
-                times[key] = count(plan, device).bound + VALUES["dispatch"]
-            total += times[key]
-        else:
-            total += (call.reads + call.writes) / VALUES["memory_read"]
-    return total
+    prices = Prices(next(iter(DEVICES.values())))
+    # A chunk begins with a change of array: what was computed before it ended with another.
+    return prices.of(program, 0).total if program.tokens == 1 else prices.of_runs([(program, 0)]).total

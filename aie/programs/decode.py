@@ -15,9 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.call_family import CallSweep
-from flownpu.aie.cost.decode import design_of, head_cost, layer_cost
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.cost.program import Prices
 from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer, Layer
 from flownpu.aie.programs.call import moving_call
 from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
@@ -58,24 +57,21 @@ def decode_program(decoder: Decoder, target: str, context: int, ways: Sequence[s
     Raises:
         ValueError: none of them takes the decoder; says why of each.
     """
-    designs, refused = dict[str, DecodeLayer](), list[str]()
-    for way in (way for way in ways if way in WAYS):
+    found, refused = dict[str, Program](), list[str]()
+    for way in ways:
+        if way == OPERATORS and found:
+            break
         try:
-            designs[way] = DecodeLayer(decoder.shape, way)
-        except ValueError as error:
-            refused.append(_said(way, error))
-    order = sorted(designs, key=lambda way: _seconds(decoder, designs[way], context))
-    for way in (*order, *([OPERATORS] if OPERATORS in ways else [])):
-        try:
-            if way in designs:
-                program = _layers_program(decoder, designs[way], target, context)
+            if way == OPERATORS:
+                found[way] = operators_program(decoder, target, context)
             else:
-                program = operators_program(decoder, target, context)
+                found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context)
         except ValueError as error:
             refused.append(_said(way, error))
-        else:
-            return DecodeChoice(program, way, refused)
-    raise ValueError("; ".join(refused))
+    if not found:
+        raise ValueError("; ".join(refused))
+    way = min(found, key=lambda way: _seconds(found[way])) if len(found) > 1 else next(iter(found))
+    return DecodeChoice(found[way], way, refused)
 
 
 def _said(way: str, error: ValueError) -> str:
@@ -84,12 +80,9 @@ def _said(way: str, error: ValueError) -> str:
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 
 
-def _seconds(decoder: Decoder, design: DecodeLayer, context: int) -> float:
+def _seconds(program: Program) -> float:
     """What the cost model predicts of a token at the context's end."""
-    device, of = DEVICES["kraken-350"], design_of(design)
-    keys = [min(window or context, context) for window in decoder.windows]
-    layers = sum(layer_cost(decoder.shape, count, of, device, VALUES).total for count in keys)
-    return layers + head_cost(decoder.shape.hidden, decoder.head.rows, of, device, VALUES).total
+    return Prices(DEVICES["kraken-350"]).of(program, program.context - 1).total
 
 
 def _layers_program(decoder: Decoder, design: DecodeLayer, target: str, context: int) -> Program:

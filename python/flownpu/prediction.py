@@ -71,8 +71,10 @@ class Prediction:
         if self.target.encoder is None:
             return None
         encoder = encode_program(self.target.encoder, _TARGET)
-        tokens = self.target.encoder.tokens + _QUESTION_TOKENS
-        runs = [(encoder, 0), *prompt_runs(self.programs, tokens)]
+        block = next((program for program in self.programs if program.kind == "block"), None)
+        if block is None:
+            return None
+        runs = [(encoder, 0), (block, 0), *prompt_runs(self.programs, _QUESTION_TOKENS, block.tokens)]
         return self.prices.of_runs(runs, before=self.programs[0])
 
     @property

@@ -72,7 +72,7 @@ def target(text: str) -> Target:
 def known(name: str) -> Target:
     """One of `SHAPES`."""
     encoder = MODELS[_ENCODERS[name]].encoder if name in _ENCODERS else None
-    return Target(name, _of_configuration(SHAPES[name], name), encoder)
+    return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -90,8 +90,8 @@ def _of_file(path: Path) -> Target:
         raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
 
 
-def _of_configuration(config: Mapping[str, Any], where: str) -> Decoder:
-    """The decoder that a checkpoint's configuration describes, as conversion writes it.
+def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> Decoder:
+    """The decoder that a checkpoint's configuration describes, as conversion writes it; `block`: tokens of an image.
 
     Raises:
         ConversionError: the family is not supported.
@@ -113,11 +113,13 @@ def _of_configuration(config: Mapping[str, Any], where: str) -> Decoder:
             "qk_norm": found.qk_norm,
             "windows": [layer.window or 0 for layer in found.layers],
             "tables": [rotaries.index(layer.rotary) for layer in found.layers],
-            "vocabulary": -(-found.vocabulary_size // 32) * 32,
+            "vocabulary": found.vocabulary_size,
+            "bidirectional_blocks": int(block > 0),
             "epsilon": found.norm_epsilon,
             "scale": found.attention_scale,
         },
         found.context_length,
+        block,
     )
 
 

@@ -197,6 +197,9 @@ std::string violation(const Contract& contract, const Node& node);
 // say is taken for float).
 std::string violation_in_file(const Contract& contract, const Node& node);
 
+// One of the two above.
+using ContractCheck = std::string (*)(const Contract& contract, const Node& node);
+
 // Why the node is none of its operator whatever is taken of it: an attribute that must be there is
 // not, or is of another kind. Empty if it is one.
 std::string damage(const Contract& contract, const Node& node);

@@ -77,9 +77,9 @@ std::vector<const Contract*> contracts() {
   return all;
 }
 
-Node lowered_alone(const Node& node, const Producer& producer) {
+Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check) {
   const Rule& rule = *rule_of(node);
-  for (const std::string& reason : {violation(*rule.contract, node), rule.more(node)})
+  for (const std::string& reason : {check(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
   // With those that make constants of constants, which a rule may look through.
   std::vector<Node> nodes;
@@ -100,11 +100,6 @@ Node lowered_alone(const Node& node, const Producer& producer) {
   if (is_lowered(lowered))
     fail("[", to_string(node), "] expected its weight to be a constant, or one that is reshaped");
   return lowered;
-}
-
-std::string obstacle_of_rule(const Node& node) {
-  const Rule* rule = rule_of(node);
-  return rule == nullptr ? "" : rule->more(node);
 }
 
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,

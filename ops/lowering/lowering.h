@@ -37,14 +37,11 @@ namespace flownpu::lowering {
 // Whether a rule is for the node's operator.
 bool is_lowered(const Node& node);
 // What becomes of such a node by itself; its constants have no bytes yet. Throws Error with the
-// reason if the rule does not take it. `producer`: as Device::unsupported has it.
-Node lowered_alone(const Node& node, const Producer& producer);
+// reason if the rule does not take it. `producer`: as Device::unsupported has it; `check`: what is
+// asked of the node's contract.
+Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check);
 // What rules take of operators.
 std::vector<const Contract*> contracts();
-
-// Why the rule that is for the node's operator does not take it, whatever its contract says; empty
-// if it does, or if there is none.
-std::string obstacle_of_rule(const Node& node);
 
 // The nodes after all rules. Nodes that no rule takes stay as they are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);

@@ -2,8 +2,9 @@
 #include "ops/npu/layers.h"
 
 #include <algorithm>
-#include <span>
+#include <memory>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -38,34 +39,52 @@ void check_order(const std::vector<Node>& nodes) {
   }
 }
 
-// Why no session gives the node to a device; empty if nothing that its file says is in the way.
-std::string reason_against(const Node& node, std::span<const Contract> contracts) {
-  const auto contract = std::ranges::find_if(contracts, [&](const Contract& candidate) {
-    return candidate.op_type == node.op_type && candidate.domain == node.domain;
-  });
-  if (contract == contracts.end()) return to_string(node) + " is not known";
-  std::string reason = violation_in_file(*contract, node);
-  return reason.empty() ? lowering::obstacle_of_rule(node) : reason;
-}
-
-// As a session's partition has them. Those that are not taken become what nobody looks for, so that
-// all that is looked at has the inputs and attributes of its operator.
-void leave_what_is_not_taken(std::vector<Node>& nodes) {
-  const std::vector<Contract> contracts = make_cpu_device({})->contracts();
-  for (Node& node : nodes) {
-    const std::string reason = reason_against(node, contracts);
-    if (reason.empty()) continue;
-    if (is_for_array(node) || lowering::is_lowered(node)) throw Error(reason);
-    node.op_type.insert(0, "unsupported ");
-  }
-}
-
 // Checked as it is when a step is made of it.
 void check(const Node& layers) {
   if (is_encoder_layers(layers))
     EncoderShape::read(layers);
   else
     DecoderShape::read(layers);
+}
+
+// Nodes that are not taken become what nobody looks for, so that all that is looked at has the
+// inputs and attributes of its operator.
+std::vector<Node> taken_nodes(std::vector<Judged> graph) {
+  std::vector<Node> nodes;
+  nodes.reserve(graph.size());
+  for (Judged& judged : graph) {
+    Node& node = nodes.emplace_back(std::move(judged.node));
+    if (judged.reason.empty()) continue;
+    if (is_for_array(node) || lowering::is_lowered(node)) throw Error(judged.reason);
+    node.op_type.insert(0, "unsupported ");
+  }
+  return nodes;
+}
+
+Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& outputs,
+               const lowering::Promised& promised) {
+  const std::vector<Node> found =
+      with_layers(lowering::outline(taken_nodes(std::move(graph)), outputs, promised), outputs);
+  const Node& layers = *std::ranges::find_if(found, is_layers);
+  check(layers);
+  return layers;
+}
+
+// What a session that reads no more than the file would say of each node.
+std::vector<Judged> judge(std::vector<Node> nodes) {
+  const std::unique_ptr<Device> host = make_cpu_device({});
+  std::unordered_map<std::string_view, const Node*> makers;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) makers.emplace(output.name, &node);
+  }
+  const Producer producer = [&](std::string_view value) {
+    const auto found = makers.find(value);
+    return found == makers.end() ? nullptr : found->second;
+  };
+  std::vector<Judged> graph;
+  graph.reserve(nodes.size());
+  for (const Node& node : nodes) graph.push_back({node, host->unsupported_in_file(node, producer)});
+  return graph;
 }
 
 }  // namespace
@@ -121,12 +140,16 @@ Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
     }
   }
   check_order(nodes);
-  leave_what_is_not_taken(nodes);
-  const std::vector<Node> found =
-      with_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);
-  const auto layers = std::ranges::find_if(found, is_layers);
-  check(*layers);
-  return *layers;
+  return layers_of(judge(std::move(nodes)), outputs, promised);
+}
+
+std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs) {
+  try {
+    layers_of(std::move(graph), outputs, {});
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace flownpu::npu

@@ -53,6 +53,11 @@ std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string
 
 // Of all contracts those of operators that rules draw together, which must know all of them.
 std::vector<Contract> of_rules(std::span<const Contract> all);
+// Of operators that plain graphs are written with, and that no device takes: for the rules of
+// graph_rewrites/, which fold such graphs.
+std::span<const Contract> plain_contracts();
+// The rules that a file is converted with, in their order.
+std::vector<std::string> conversion_rules();
 // Applies some of the rules, by name, in their order. Throws Error, which lists them, if there is
 // no such rule.
 void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules);

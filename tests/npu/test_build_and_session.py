@@ -166,7 +166,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "another activation": (attribute(PRODUCT, 6, gating="swiglu"), "got 608, 288 and swiglu"),
     "no output projection": (without_a_product, "expected a Q4NXMatMul, the output projection"),
     "a sum for others": (a_sum_that_is_an_output, "and an output of the graph"),
-    "a node that no device takes": (apart_from_its_reader, "Sin 'between': expected a Q4NXMatMul, the output projection"),
+    "a node that no device takes": (apart_from_its_reader, "Sin 'between': expected a Q4NXMatMul, "),
     "one that only its kernel refuses": (a_head_without_its_last_rows, "expected weight"),
     "too large a window": (
         attribute(ATTENTION, 1, local_window_size=2**40), "attribute 'local_window_size': expected -1 to ",

@@ -26,6 +26,9 @@ std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
 // why for each that is for the array: which node is in the way, and what was expected.
 Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
+// Why a graph of which some nodes are not taken has no such layers; empty if it has.
+std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs);
+
 // The node that the layers become in a session of a model's file, exported or converted: its
 // attributes are their sizes (DecoderShape, EncoderShape). It cannot be prepared. `nodes`: all of
 // the graph's, as its file has them. Throws Error with the reason that a session would tell.

@@ -50,6 +50,11 @@ std::string NpuDevice::unsupported(const Node& node, const Producer& producer) c
   return is_layers(node) || is_operator_on_array(node) ? "" : host_->unsupported(node, producer);
 }
 
+std::string NpuDevice::obstacle(std::vector<Judged> graph,
+                                const std::vector<std::string>& outputs) const {
+  return obstacle_of_layers(std::move(graph), outputs);
+}
+
 // Beside the model, unless the option says where.
 std::string NpuDevice::folder(const std::string& model_folder) const {
   if (!options_.artifacts.empty()) return options_.artifacts;
@@ -126,6 +131,10 @@ Lowered NpuDevice::lower_to_layers(std::vector<Node> nodes, const Lowering& lowe
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
   const bool before = std::ranges::any_of(exported.nodes, is_layers);
+  if (!before && !lowering.obstacle.empty()) {
+    exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
+    return exported;
+  }
   Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
   const auto layers = std::ranges::find_if(lowered.nodes, is_layers);
   lowered.summary = exported.summary;

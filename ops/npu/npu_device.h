@@ -34,6 +34,11 @@ class NpuDevice final : public Device {
   std::string description() const override;
   std::string warning() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
+  std::string unsupported_in_file(const Node& node, const Producer& producer) const override {
+    return host_->unsupported_in_file(node, producer);
+  }
+  std::string obstacle(std::vector<Judged> graph,
+                       const std::vector<std::string>& outputs) const override;
   std::vector<Contract> contracts() const override { return host_->contracts(); }
   std::unique_ptr<Step> prepare(const Node& node) const override;
   // Where the artifacts, the device, or a call for the layers are missing, all that is for the

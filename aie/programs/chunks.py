@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["seconds", "with_fewest"]
 
-# A change of array: each is an xclbin in a hardware context of its own, and 2.7 to 5.8 ms were published for one that is
-# loaded already. The least, so that a chunk is rather taken too early: what it is compared with has no changes.
+# A change of array: each is an xclbin in a hardware context of its own, and 2.7 to 5.8 ms were published for one that
+# is loaded already. The least, so that a chunk is rather taken too early: what it is compared with has no changes.
 _CHANGE = 2.7e-3
 
 

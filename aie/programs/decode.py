@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of a token: all layers and the LM head, in a call or a few of `decode_layer` (designs/decode_layer.py).
 
-    state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
-                  to be added to it, a line each: the token's embedding, and zeros
-    logits  bf16  [vocabulary]
+state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
+to be added to it, a line each: the token's embedding, and zeros
+logits  bf16  [vocabulary]
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decoder_of_model", "read_decoder"]
 
+
 def read_decoder(folder: Path) -> Decoder:
     """The decoder of a model's folder.
 

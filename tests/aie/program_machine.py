@@ -50,9 +50,9 @@ class Machine:
         given = program.given
         lines = np.zeros((given.rows, given.line), BFLOAT16)
         lines[: len(rows), : given.columns] = rows
-        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = (
-            lines.view(np.uint8).reshape(-1)
-        )
+        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = lines.view(
+            np.uint8
+        ).reshape(-1)
         for step in program.steps:
             if isinstance(step.call, HostCall):
                 yield step, self._compute(step, position + step.offset)
@@ -66,7 +66,6 @@ class Machine:
             array.run(plan.sequence, arguments.values())
             assert array.leftovers() == []
             yield step, arguments
-
 
     def _compute(self, step: Step, position: int) -> dict[str, np.ndarray]:
         """A step of the host's, by the operators of ops/npu/host_operators.h."""

@@ -10,6 +10,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -70,12 +71,18 @@ MODELS = {
 def machine_of(program, shape, weights, rotary):
     """With the constants of a model; what is read behind the last rows before it is written only has to be finite."""
     given = {
-        "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]),
-        "vectors": np.concatenate([*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]),
+        "weights": np.concatenate(
+            [*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]
+        ),
+        "vectors": np.concatenate(
+            [*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]
+        ),
         "rotary": rotary,
     }
     scratch = {
-        buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16) for buffer in program.buffers if buffer.role is Role.SCRATCH
+        buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16)
+        for buffer in program.buffers
+        if buffer.role is Role.SCRATCH
     }
     return Machine([program], given | scratch)
 

@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 1024,
 }
-# The feed-forward of "narrow" has fewer columns than GEMM's megatiles; that of "uneven" fills neither blocks nor groups.
+# The feed-forward of "narrow" has fewer columns than GEMM's megatiles; that of "uneven" fills no blocks nor groups.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),

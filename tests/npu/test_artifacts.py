@@ -117,9 +117,18 @@ def test_a_program_that_is_not_there_is_refused_with_what_tells_it_from_others(f
             "gemm: expected a part of the 128 bytes of a, got 128 from 2 on",
         ),
         (program(dispatches=[[(1, "gemm", [(3, 0), (1, 0)])]]), "expected a number of one of 3 buffers, got 3"),
-        (program(given=FolderRows(0, 64, 128, 32, 32)), "given: expected a part of the 128 bytes of a, got 128 from 64"),
-        (program(made=FolderRows(1, 0, 100, 32, 32)), "made: expected whole lines, got 100 bytes in lines of 32 with 32"),
-        (program(given=FolderRows(0, 0, 128, 33, 32)), "given: expected whole lines, .* in lines of 32 with 33 elements"),
+        (
+            program(given=FolderRows(0, 64, 128, 32, 32)),
+            "given: expected a part of the 128 bytes of a, got 128 from 64",
+        ),
+        (
+            program(made=FolderRows(1, 0, 100, 32, 32)),
+            "made: expected whole lines, got 100 bytes in lines of 32 with 32",
+        ),
+        (
+            program(given=FolderRows(0, 0, 128, 33, 32)),
+            "given: expected whole lines, .* in lines of 32 with 33 elements",
+        ),
         (program(given=FolderRows(2, 0, 64, 32, 32)), "given: expected a buffer that is no cache"),
         (program(tokens=0), "program decode is for no tokens"),
     ],

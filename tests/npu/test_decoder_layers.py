@@ -208,8 +208,8 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     }  # fmt: skip
     assert 0 < token["word_bytes"] < 100 * layers * 8
     prompt = counted(session, lambda: session.run(hidden[2:60], 60, past))
-    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV. Then
-    # the last token.
+    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV.
+    # Then the last token.
     assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
     # The host sends what it normalised, queries, keys and values, and reads products, all of whole chunks, and no more:
     # the embeddings and the residual stream never leave it.
@@ -287,7 +287,9 @@ def test_artifacts_that_are_not_there(models, tmp_path):
     assert f"`flownpu build {tmp_path} --for emulate`" in reason
     other = str(models.artifacts("qwen3", CONTEXT))
     reason = lowered_reason(npu.NpuDevice(other), nodes)
-    assert re.search("expected a program of this model to decode in .*; there is one for a model with epsilon", reason), reason
+    assert re.search(
+        "expected a program of this model to decode in .*; there is one for a model with epsilon", reason
+    ), reason
     shutil.copytree(models.artifacts("llama", CONTEXT), tmp_path / "artifacts" / "emulate")
     for path in (tmp_path / "artifacts" / "emulate" / "calls").rglob("layers*"):
         path.write_bytes(path.read_bytes()[:-8])

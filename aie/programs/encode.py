@@ -110,8 +110,8 @@ class _Image:
         given = self.writer.rows("patches", encoder.patches, part.inner, part.padded_rows)
         made = self.writer.rows("features", encoder.tokens, encoder.features, encoder.projector.padded_columns)
         return Program(
-            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers, given,
-            made, tuple(self.writer.steps),
+            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers,
+            given, made, tuple(self.writer.steps),
         )  # fmt: skip
 
     def _step(self, operator: str, array: str, name: str, make: partial[Any], *views: View | str) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes of a decoder, and the buffers that its programs share (aie/designs/decode_layer_shape.py has the layouts).
 
-    weights   u8    [layer][QKV | output | gate and up | down], then the LM head
-    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
-    rotary    bf16  [tables][context][d]
-    cache     bf16  [layer][context][G][2][d]
+weights   u8    [layer][QKV | output | gate and up | down], then the LM head
+vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
+rotary    bf16  [tables][context][d]
+cache     bf16  [layer][context][G][2][d]
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ attention and back. All products are one array's (designs/gemm.py).
 
 Weights are not quantised: there is no dequantisation engine, B is packed once by the host, a bias is a row of it.
 
-**Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors: ops/npu/encoder_shape.h
+**Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors:
+ops/npu/encoder_shape.h
 
     patches    [rows][line]          A of the embedding, from the host
     embedded   [rows][padded D]      its product
@@ -126,7 +127,9 @@ class _Image:
         make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
         array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
         weights = View("weights", self.multiplied)
-        self._step("gemm", array, f"m{rows}-k{part.rows}-n{n}-{line}{'-gelu' * part.gelu}", make, source, weights, product)
+        self._step(
+            "gemm", array, f"m{rows}-k{part.rows}-n{n}-{line}{'-gelu' * part.gelu}", make, source, weights, product
+        )
         self.multiplied += part.bytes
 
     def _flow_qkv(self) -> None:
@@ -143,9 +146,7 @@ class _Image:
         """The update is added to the stream; normal = norm(the sum), by the next of the norms."""
         rows, n = self.encoder.patches, self.encoder.hidden
         y_line = self.encoder.projections[0].padded_rows if normal == "x" else n
-        norm = NormOfRows(
-            "add_layer_norm", rows, n, self.encoder.epsilon, x_line=made_by.padded_columns, y_line=y_line
-        )
+        norm = NormOfRows("add_layer_norm", rows, n, self.encoder.epsilon, x_line=made_by.padded_columns, y_line=y_line)
         weight = View("vectors", (rows + 2 * self.normalised) * n * BF16_BYTES)
         self.normalised += 1
         call = norm.call("bf16" if before == "vectors" else "f32")

@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder import Decoder
     from flownpu.aie.programs.program import Program
 
-__all__ = ["CHUNKS", "DEFAULT_CONTEXT", "Built", "build_artifacts", "default_weights", "programs_of_decoder", "programs_of_model"]
+__all__ = [
+    "CHUNKS",
+    "DEFAULT_CONTEXT",
+    "Built",
+    "build_artifacts",
+    "default_weights",
+    "programs_of_decoder",
+    "programs_of_model",
+]
 
 # Tokens of a chunk: GEMM's megatiles have 256 rows, and each size more than the last halves what a prompt's rest leaves
 # empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a

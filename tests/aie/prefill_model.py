@@ -9,9 +9,10 @@ compare 10^7 numbers. What is new here:
 - On XDNA2 the matrix unit reads 8 neighbours with one exponent (kernels/README.md, "Arithmetic"): A and B of a GEMM
   along K, queries and keys along d, attention's weights and values along 8 neighbouring keys. The unit of a mantissa is
   2^-6 of the largest's power of two, and rounding to it is off by half of that at most.
-- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A product sums so many of these errors that it is off by a
-  normal number of their variance. A weight is off by the same for all tokens; as if that made a product's errors the
-  same share of their deviations for all tokens, one such number serves a copy's tokens.
+- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A
+  product sums so many of these errors that it is off by a normal number of their variance. A weight is off by the same
+  for all tokens; as if that made a product's errors the same share of their deviations for all tokens, one such number
+  serves a copy's tokens.
 - The residual stream is the host's, in f32: what it rounds is 2^-16 of what bf16 does.
 - The cache of a copy is that copy's, so what one chunk was off by the next one sees.
 """

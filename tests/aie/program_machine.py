@@ -67,7 +67,6 @@ class Machine:
             assert array.leftovers() == []
             yield step, arguments
 
-
     def _compute(self, step: Step, position: int) -> dict[str, np.ndarray]:
         """A step of the host's, by the operators of ops/npu/host_operators.h."""
         call = step.call

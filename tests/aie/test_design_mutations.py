@@ -76,7 +76,8 @@ CASES = {
 _NOT_ASKED_FOR = "another call of the array stores so, this one does not"
 EQUIVALENT = {
     "gemm swiglu": {
-        "missing_calls core (0, 2): store_bf16": _NOT_ASKED_FOR, "wrong_sizes core (0, 2): store_bf16": _NOT_ASKED_FOR,
+        "missing_calls core (0, 2): store_bf16": _NOT_ASKED_FOR,
+        "wrong_sizes core (0, 2): store_bf16": _NOT_ASKED_FOR,
     },
     "gemm without swiglu": {
         "missing_calls core (0, 2): store_silu_mul": _NOT_ASKED_FOR,

@@ -34,7 +34,7 @@ from tests.aie.design_cases import (
     residual_rms_norm_case,
     softmax_case,
 )
-from tests.aie.emulation import plan_of, emulator
+from tests.aie.emulation import emulator, plan_of
 
 TARGETS = ["npu1", "npu2"]
 KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]

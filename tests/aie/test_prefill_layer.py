@@ -80,7 +80,9 @@ def machine_of(program, shape, weights, rotary):
         "rotary": rotary,
     }
     scratch = {
-        buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16) for buffer in program.buffers if buffer.role is Role.SCRATCH
+        buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16)
+        for buffer in program.buffers
+        if buffer.role is Role.SCRATCH
     }
     return Machine([program], given | scratch)
 

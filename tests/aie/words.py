@@ -106,7 +106,9 @@ def _program(reader):
         "dispatches": reader.items(
             lambda: (
                 reader.integer(),
-                reader.items(lambda: (reader.integer(), reader.text(), reader.integer(), reader.items(lambda: numbers(2)))),
+                reader.items(
+                    lambda: (reader.integer(), reader.text(), reader.integer(), reader.items(lambda: numbers(2)))
+                ),
             )
         ),
     }

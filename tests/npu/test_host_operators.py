@@ -194,7 +194,7 @@ ROPE = rope_call(SHAPE, 256)
         (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
         (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),
         (changed(NORM, "rows", 20), f"expected x of {20 * COLUMNS * 2} bytes, got x of {ROWS * COLUMNS * 2}"),
-        (dataclasses.replace(NORM, parameters=NORM.parameters[:2]), "expected a number as its parameter x_line, got none"),
+        (dataclasses.replace(NORM, parameters=NORM.parameters[:2]), "expected a number as its parameter x_line"),
         (dataclasses.replace(NORM, arguments=NORM.arguments[:1]), "expected more than 1 arguments, got 1"),
         (changed(ROPE, "table", 2), "expected a table below 2, got 2"),
         (changed(ROPE, "qk_norm", 0), "expected 4 arguments, got 5"),
@@ -210,6 +210,8 @@ def test_what_does_not_fit_is_refused_by_name(call, message):
 def test_positions_past_the_end_of_the_cache(rng, position):
     arrays = rope_arrays(rng, SHAPE, 256)
     before = arrays["cache"].tobytes()
-    with pytest.raises(RuntimeError, match=rf"here, on the host: expected 19 positions below 40, got {position} and on"):
+    with pytest.raises(
+        RuntimeError, match=rf"here, on the host: expected 19 positions below 40, got {position} and on"
+    ):
         run(ROPE, arrays, position)
     assert arrays["cache"].tobytes() == before

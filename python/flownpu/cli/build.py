@@ -137,7 +137,13 @@ def build(
 
 
 def _build_model(
-    model: Path, kind: Kind, target: Target, context: int | None, weights: Weights | None, output: Path | None, as_json: bool
+    model: Path,
+    kind: Kind,
+    target: Target,
+    context: int | None,
+    weights: Weights | None,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Builds the artifacts of a converted model."""
     from flownpu.npu_artifacts import build_artifacts  # noqa: PLC0415 other commands need not read the designs

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder, and the buffers that its programs share (aie/designs/decode_layer_shape.py has the layouts).
+"""The sizes of a decoder, and the buffers that its programs share.
+
+aie/designs/decode_layer_shape.py has the layouts:
 
 weights   u8    [layer][QKV | output | gate and up | down], then the LM head
 vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms

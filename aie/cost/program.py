@@ -92,15 +92,21 @@ class Prices:
         return self._counted[key]
 
     def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, Cost]]:
-        """The calls of a program, each once: its first step, how many there are, and what one costs."""
-        steps: dict[tuple[str, str], Step] = {}
+        """The calls of a program, each once: its first step, how many there are, and what one costs.
+
+        Calls of later tokens of a chunk are at later positions: what one costs is counted at their mean.
+        """
+        alike: dict[tuple[str, str], list[Step]] = {}
         for step in program.steps:
-            steps.setdefault((step.call.array, step.call.name), step)
-        times = Counter((step.call.array, step.call.name) for step in program.steps)
-        return [
-            (step, times[key], self._host(step) if key[0] == HOST else self._step(step, position))
-            for key, step in steps.items()
-        ]
+            alike.setdefault((step.call.array, step.call.name), []).append(step)
+        found = []
+        for (array, _), steps in alike.items():
+            if array == HOST:
+                cost = self._host(steps[0])
+            else:
+                cost = self._step(steps[0], position + sum(step.offset for step in steps) // len(steps))
+            found.append((steps[0], len(steps), cost))
+        return found
 
     def _of(self, program: Program, position: int) -> Cost:
         changes = max(len(_arrays(program)) - 1, 0)
@@ -142,8 +148,8 @@ class Prices:
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
     """The runs of a prompt of so many tokens, as the host chooses them (`chunk_for` of ops/npu/decoder_layers.cc).
 
-    Each time the longest chunk that all tokens but the last are worth (programs/chunks.py); the last token, and those of a
-    rest that is too short, by the program of a token. Yields program and position.
+    Each time the longest chunk that all tokens but the last are worth (programs/chunks.py); the last token and those of
+    a rest that is too short, by the program of a token. Yields program and position.
     """
     ordered = sorted(programs, key=lambda program: program.tokens)
     token = next(program for program in ordered if program.kind == "decode")

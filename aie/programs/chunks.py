@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["seconds", "with_fewest"]
 
+
 def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) -> list[Program]:
     """The programs of a decoder, a token's and those of chunks, with `fewest` set; chunks that never are worth it go.
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encoder of images on the emulated array, through the device: how it is found, packed and computed."""
 
-import json
 import re
 
 import numpy as np

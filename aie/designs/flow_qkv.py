@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlowQKV", "tile_bytes"]
 
-# Of a tile, by default: tokens that are missing to 4 x 64 rows are padding, and longer chunks make no kernel much faster.
+# Of a tile, by default: what a block lacks in tokens is padding, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
 _CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
 
@@ -78,7 +78,7 @@ class FlowQKV:
         d: head size, a multiple of 8.
         rows: rows of a tile: tokens x query heads of a group. The default is as many as L1 holds, up to 64, in
             multiples of 16 (the kernels take two sub-tiles of 8 at a time) unless those do not fit.
-        keys: positions of a chunk; the default is 2048 / d, from 8 to 32.
+        keys: positions of a chunk; the default is the power of two nearest to 2048 / d, from 8 to 32.
     """
 
     target: str
@@ -96,7 +96,7 @@ class FlowQKV:
             )
         step = math.lcm(8, self.group)
         if self.keys == 0:
-            object.__setattr__(self, "keys", min(_MOST_KEYS, max(8, 2048 // self.d // 8 * 8)))
+            object.__setattr__(self, "keys", min(_MOST_KEYS, max(8, 2 ** round(math.log2(2048 / self.d)))))
         if self.rows == 0:
             object.__setattr__(self, "rows", self._most_rows(math.lcm(16, self.group)) or self._most_rows(step) or step)
         if self.rows % step or self.keys % 8:

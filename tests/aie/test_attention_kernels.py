@@ -99,7 +99,7 @@ def test_flow_qkv_chunks(kernels, rng, chunk):
     check_flow_qkv(kernels, make_sweep(rng, 1, 16, 64, 1023, chunk, first_query=1008))
 
 
-@pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (40, 48), (512, 0)])
+@pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (36, 48), (40, 48), (512, 0)])
 def test_flow_qkv_swa(kernels, rng, window, first_key):
     """Chunks that no query of the sweep sees are not sent; those that only some see are masked."""
     check_flow_qkv(kernels, make_sweep(rng, 2, 8, 64, 101, 16, first_query=96, first_key=first_key, window=window))

@@ -47,7 +47,7 @@ MUTATIONS = {
     ),
     "no masks at the window's edge": (
         ("attention.h", "key > last_query - parameters.window", "key > parameters.first_query - parameters.window"),
-        lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 40, 48),
+        lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
     ),
     "a maximum that is forgotten": (
         ("attention.h", "if (!rescale) return", "return"),

@@ -197,7 +197,7 @@ def _prefill(shape: AttentionShape, device: Device, values: Values, room: int) -
     d, step = shape.padded_d, math.lcm(_SUB_TILE, shape.group)
     whole = _up(shape.queries * shape.group, step)
     for rows in range(step, min(whole, room // (6 * d)) + 1, step):
-        for chunk in _chunks(shape):
+        for chunk in sorted({_SUB_TILE, *_chunks(shape)}):
             used = l1_bytes(rows, chunk, d, bias=shape.bias)
             if used <= room:
                 yield _sweeps(shape, device, values, rows, chunk, used)

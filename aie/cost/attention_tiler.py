@@ -24,6 +24,7 @@ from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.memory import read_rate
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.designs.common import TILES, ceil_div
+from flownpu.aie.designs.flow_qkv import tile_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,10 +170,8 @@ def tile_attention(shape: AttentionShape, device: Device, values: Values = VALUE
 
 
 def l1_bytes(rows: int, chunk: int, d: int, *, bias: bool = False) -> int:
-    """A FlowQKV tile: q, y in f32, o, two chunks of keys or values, F, state, correction, scratch; two of a bias."""
-    held = rows * d * (_BF16 + _F32 + _BF16) + 2 * chunk * d * _BF16 + rows * chunk * _BF16
-    state = (2 * rows + 16) * _F32 + rows * _F32 + _SUB_TILE * chunk * _F32
-    return held + state + (2 * rows * chunk * _BF16 if bias else 0)
+    """A FlowQKV tile's, and two chunks of a bias."""
+    return tile_bytes(rows, chunk, d) + (2 * rows * chunk * _BF16 if bias else 0)
 
 
 def read_bandwidth(tokens: int, chunk: int, tiles: int, heads: int, seconds: float) -> float:
@@ -197,8 +196,8 @@ def _prefill(shape: AttentionShape, device: Device, values: Values, room: int) -
     """Level 3: a column takes a KV head and four tiles' tokens, every one of them sweeps the keys once."""
     d, step = shape.padded_d, math.lcm(_SUB_TILE, shape.group)
     whole = _up(shape.queries * shape.group, step)
-    for rows in range(step, min(whole, room // (8 * d)) + 1, step):
-        for chunk in _chunks(shape):
+    for rows in range(step, min(whole, room // (6 * d)) + 1, step):
+        for chunk in sorted({_SUB_TILE, *_chunks(shape)}):
             used = l1_bytes(rows, chunk, d, bias=shape.bias)
             if used <= room:
                 yield _sweeps(shape, device, values, rows, chunk, used)

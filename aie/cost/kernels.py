@@ -40,7 +40,9 @@ _BLOCKS = {
     "q4nx_dequant_bfp16": "dequant_block",
 }  # of a block of weights each
 _GEMM = {"gemm_bf16": "bf16", "gemm_bfp16": "bfp16"}
-_SIDE = 8  # of the tiles that FlowQKV's kernels multiply
+_SIDE = 8  # of the sub-tiles that FlowQKV's kernels multiply
+_LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
+_STORES = _SIDE * _SIDE * 4 / 64  # cycles in which a sub-tile of sums in f32 leaves, 64 bytes each
 _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
 
 
@@ -54,14 +56,11 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     elif kernel in _GEMM:
         known = gemm_parameters(device.limits.name)
         cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known.call.value
-    elif kernel == "flow_qkv_scores":
-        rows, keys, d = (size / _SIDE for size in integers)
-        tile = d * values["product"] + values["product_loop"] + values["softmax_tile"]
-        cycles = rows * (keys * tile + values["softmax_rows"])
-    elif kernel == "flow_qkv_values":
-        rows, keys, d = (size / _SIDE for size in integers)
-        # Sums are loaded and stored around the loop, 64 bytes a cycle.
-        cycles = rows * d * (keys * values["product"] + values["product_loop"] + 2 * _SIDE * _SIDE * 4 / 64)
+    elif kernel in _FLOW_QKV:
+        rows, keys, d = (size // _SIDE for size in integers)
+        of_block = _FLOW_QKV[kernel]
+        blocks = rows // 2 * of_block(values, 2, keys, d) + rows % 2 * of_block(values, 1, keys, d)
+        cycles = blocks + gemm_parameters(device.limits.name).call.value
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(device, values, kernel, integers)
     elif kernel in _ELEMENTS:
@@ -69,6 +68,37 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
     else:
         cycles = kernel_cycles(device.limits, kernel, integers, buffer_bytes)
     return cycles
+
+
+# FlowQKV's, from the instructions of aie/kernels/attention.h. A block is 1 or 2 sub-tiles of rows, of `d` sub-tiles
+# each, against a chunk of `keys` sub-tiles; keys are taken two by two as well.
+
+
+def _pairs(keys: int) -> list[int]:
+    """Sub-tiles of keys that are taken together."""
+    return [2] * (keys // 2) + [1] * (keys % 2)
+
+
+def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
+    """Each step of d converts an operand of every row and column; two sub-tiles share the softmax's chain."""
+    products = sum(
+        values["product_loop"] + d * max((rows + columns) * values["product"], _LATENCY) + rows * columns * _STORES
+        for columns in _pairs(keys)
+    )
+    return products + keys * values["softmax_tile"] + values["softmax_rows"]
+
+
+def _value_block(values: Values, rows: int, keys: int, d: int) -> float:
+    """F is converted before the loop; in it products are no faster than GEMM's, and hide that sums come and go."""
+    return sum(
+        values["product_loop"]
+        + rows * columns * values["product"]
+        + d * rows * max(columns * values["product"], _STORES)
+        for columns in _pairs(keys)
+    )
+
+
+_FLOW_QKV = {"flow_qkv_scores": _score_block, "flow_qkv_values": _value_block}
 
 
 def _flow_kv_cycles(device: Device, values: Values, kernel: str, integers: list[int]) -> float:

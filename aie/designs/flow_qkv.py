@@ -5,7 +5,11 @@ A column of four compute tiles takes one KV head and 4 x `queries` consecutive t
 are its tokens for each query head of the group. The keys and values of the head are broadcast to the four tiles, chunk
 by chunk, keys and values in turn on one stream: with the queries, these are the two inputs that a tile has.
 
-    tile:  start; for every chunk: scores of the keys, values; finish
+    tile:  start; for every chunk: scores of the keys, values; for every part of the columns: finish
+
+Each tile reads all keys and values of its sweep, so what bounds long prompts is their stream unless a tile holds many
+rows. Bytes of L1 for each row and element of it: 2 of q, 4 of y, 2 of o. Heads of more than 128 elements leave in four
+parts of their columns, so that o takes 1/2: 32 rows of d = 256 instead of 16, with chunks of 8 keys.
 
 One *round* gives every column an item (KV head, block of tokens); its run-time parameters say which chunks it sweeps,
 so they may only change when the round's outputs are there.
@@ -45,7 +49,22 @@ from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, Tensor
 if TYPE_CHECKING:
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FlowQKV"]
+__all__ = ["FlowQKV", "tile_bytes"]
+
+# Of a tile, by default: what a block lacks in tokens is padding, and longer chunks make no kernel much faster.
+_MOST_ROWS, _MOST_KEYS = 64, 32
+_CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
+
+
+def output_parts(d: int) -> int:
+    """How many parts of their columns the outputs of a tile leave in; a channel's queue holds four."""
+    return 4 if d > 128 and d % 32 == 0 else 1
+
+
+def tile_bytes(rows: int, keys: int, d: int) -> int:
+    """L1 of a tile: q, y in f32, a part of o, two chunks of keys or values; F, state, correction, scratch of scores."""
+    held = rows * d * (2 + 4) + 2 * rows * d // output_parts(d) + 2 * 2 * keys * d
+    return held + 2 * rows * keys + 4 * (2 * rows + 16 + rows) + 4 * 16 * keys
 
 
 @dataclass(frozen=True)
@@ -57,9 +76,9 @@ class FlowQKV:
         heads: query heads H.
         kv_heads: KV heads G, which divide H.
         d: head size, a multiple of 8.
-        rows: rows of a tile: tokens x query heads of a group. The default lets q, y (f32), o and two chunks fit L1:
-            rows x d about 4096.
-        keys: positions of a chunk; the default is 4096 / d, at most 32.
+        rows: rows of a tile: tokens x query heads of a group. The default is as many as L1 holds, up to 64, in
+            multiples of 16 (the kernels take two sub-tiles of 8 at a time) unless those do not fit.
+        keys: positions of a chunk; the default is the power of two nearest to 2048 / d, from 8 to 32.
     """
 
     target: str
@@ -76,10 +95,10 @@ class FlowQKV:
                 f"got {self.kv_heads} of {self.heads}, {self.d}"
             )
         step = math.lcm(8, self.group)
-        if self.rows == 0:
-            object.__setattr__(self, "rows", max(1, min(32, 4096 // self.d) // step) * step)
         if self.keys == 0:
-            object.__setattr__(self, "keys", min(32, 4096 // self.d // 16 * 16))
+            object.__setattr__(self, "keys", min(_MOST_KEYS, max(8, 2 ** round(math.log2(2048 / self.d)))))
+        if self.rows == 0:
+            object.__setattr__(self, "rows", self._most_rows(math.lcm(16, self.group)) or self._most_rows(step) or step)
         if self.rows % step or self.keys % 8:
             raise ValueError(
                 f"[flow_qkv] expected rows in multiples of {step} and keys of 8, got {self.rows} and {self.keys}"
@@ -89,6 +108,13 @@ class FlowQKV:
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.heads // self.kv_heads
+
+    def _most_rows(self, step: int) -> int:
+        """The rows that L1 holds, in multiples of a step."""
+        limits = limits_of(self.target)
+        room = limits.compute.memory_bytes - limits.stack_bytes - _CORE_BYTES
+        fitting = (n for n in range(step, _MOST_ROWS + 1, step) if tile_bytes(n, self.keys, self.d) <= room)
+        return max(fitting, default=0)
 
     @property
     def queries(self) -> int:
@@ -162,7 +188,7 @@ class FlowQKV:
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]
         queries, chunks, outputs, workers = self._array(parameters)
-        block = TILES * self.queries
+        block, parts = TILES * self.queries, output_parts(self.d)
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
@@ -176,8 +202,12 @@ class FlowQKV:
                         words = part.words(past + top + row * self.queries, self.queries)
                         parameters[column].write(row, words, moving=MOVING)
                     parameters[column].start()
-                    for start, buffer, line in ((q_ends[column].fill, q, q_line), (o_ends[column].drain, o, o_line)):
-                        tasks.append(start(buffer, tap=self._tokens(head, top, rows, line), wait=True, managed=False))
+                    taps = self._tokens(head, top, rows, q_line, 1), self._tokens(head, top, rows, o_line, parts)
+                    for start, buffer, of_item in (
+                        (q_ends[column].fill, q, taps[0]),
+                        (o_ends[column].drain, o, taps[1]),
+                    ):
+                        tasks += [start(buffer, tap=tap, wait=True, managed=False) for tap in of_item]
                     windows.append(Window())
                     waiting.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 for turn in range(max(map(len, waiting))):
@@ -196,11 +226,12 @@ class FlowQKV:
         ]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
-    def _tokens(self, head: int, top: int, rows: int, line: int) -> TensorAccessPattern:
-        """An item's queries or outputs: tile x query head of the group x token x d."""
-        sizes = [TILES, self.group, self.queries, self.d]
+    def _tokens(self, head: int, top: int, rows: int, line: int, parts: int) -> list[TensorAccessPattern]:
+        """An item's queries or outputs, part after part of the columns: tile x query head of the group x token x d."""
+        first, columns = top * line + head * self.group * self.d, self.d // parts
+        sizes = [TILES, self.group, self.queries, columns]
         strides = [self.queries * line, self.d, line, 1]
-        return TensorAccessPattern([rows * line], top * line + head * self.group * self.d, sizes, strides)
+        return [TensorAccessPattern([rows * line], first + part * columns, sizes, strides) for part in range(parts)]
 
     # --- The array ----------------------------------------------------------------------------------------------------
 
@@ -208,19 +239,21 @@ class FlowQKV:
         self, parameters: list[RunTimeParameters]
     ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
         size, chunk = self.rows * self.d, self.keys * self.d
-        offsets = [row * size for row in range(TILES)]
+        columns = self.d // output_parts(self.d)
+        part = self.rows * columns
+        offsets, part_offsets = ([row * n for row in range(TILES)] for n in (size, part))
         queries, chunks, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
         workers: list[Worker] = []
         for column in range(self.columns):
             memory = Tile(column, 1)
             q = ObjectFifo(tensor(TILES * size), name=f"q_{column}", depth=1)
             walks = [tiled(self.rows, self.d)] * TILES
-            kinds, once = [tensor(size)] * TILES, [1] * TILES
-            q_parts = q.cons().split(offsets, memory, depths=once, obj_types=kinds, to_stream=walks)
+            once = [1] * TILES
+            q_parts = q.cons().split(offsets, memory, depths=once, obj_types=[tensor(size)] * TILES, to_stream=walks)
             kv = ObjectFifo(tensor(chunk), name=f"kv_{column}")
             kv_tiles = kv.cons().forward(memory, name=f"kv_tiles_{column}", to_stream=tiled(self.keys, self.d))
-            o = ObjectFifo(tensor(TILES * size), name=f"o_{column}", depth=1, to_stream=untiled(self.rows, self.d))
-            o_parts = o.prod().join(offsets, memory, depths=once, obj_types=kinds)
+            o = ObjectFifo(tensor(TILES * part), name=f"o_{column}", depth=1, to_stream=untiled(self.rows, columns))
+            o_parts = o.prod().join(part_offsets, memory, depths=once, obj_types=[tensor(part)] * TILES)
             for row in range(TILES):
                 ends = q_parts[row].cons(), kv_tiles.cons(), o_parts[row].prod()
                 workers.append(self._worker(column, row, ends, parameters[column]))
@@ -231,14 +264,15 @@ class FlowQKV:
     def _worker(
         self, column: int, row: int, ends: tuple[ObjectFifoHandle, ...], parameters: RunTimeParameters
     ) -> Worker:
-        rows, keys, d = self.rows, self.keys, self.d
+        rows, keys, d, parts = self.rows, self.keys, self.d, output_parts(self.d)
+        columns = d // parts
         q_kind, chunk, rtp = tensor(rows * d), tensor(keys * d), tensor(PARAMETERS, I32)
         kinds = {
             "y": tensor(rows * d, F32),
             "state": tensor(2 * rows + 16, F32),
             "correction": tensor(rows, F32),
             "f": tensor(rows * keys),
-            "scores": tensor(8 * keys, F32),
+            "scores": tensor(16 * keys, F32),
         }
         y, state, correction, f, scratch = kinds.values()
         sizes = I32, I32, I32
@@ -246,7 +280,7 @@ class FlowQKV:
             kernel("flow_qkv", "flow_qkv_start", rtp, state, y, I32, I32),
             kernel("flow_qkv", "flow_qkv_scores", q_kind, chunk, rtp, state, correction, f, scratch, *sizes),
             kernel("flow_qkv", "flow_qkv_values", f, chunk, correction, y, *sizes),
-            kernel("flow_qkv", "flow_qkv_finish", state, y, q_kind, I32, I32),
+            kernel("flow_qkv", "flow_qkv_finish", state, y, tensor(rows * columns), I32, *sizes),
         ]
 
         def tile(
@@ -265,8 +299,9 @@ class FlowQKV:
                 values(f, kv.acquire(1), correction, y, rows, keys, d)
                 kv.release(1)
             q.release(1)
-            finish(state, y, o.acquire(1), rows, d)
-            o.release(1)
+            for part in range_(parts):
+                finish(state, y, o.acquire(1), part, columns, rows, d)
+                o.release(1)
 
         buffers = [Buffer(kind, name=f"{name}_{column}_{row}") for name, kind in kinds.items()]
         arguments = [*ends, buffers, parameters.buffers[row], parameters.barrier, *kernels]

@@ -7,6 +7,13 @@
 // maximum m is rounded up to an integer, so the correction 2^(m_left - m) is a power of 2: exact in
 // bf16, and multiplying the sums by it is exact, however many chunks there are. F lies in [1/2, 1]
 // at a row's maximum. |t| < 10^6.
+//
+// Sub-tiles are taken P rows of them side by side (2, where there are as many): a product's operand
+// is loaded and converted once for both, sums of 2 x 2 sub-tiles stay in 4 of the 5 accumulators,
+// and what softmax does to one hides the latency of what it does to the other. Counted for 64
+// scores that no mask hides, on XDNA2: 58 instructions of the vector unit (13 before the maximum,
+// 45 after it, of which exp2 30), in a chain of about 180 cycles that two sub-tiles share. Masks
+// take another 144 scalar instructions; where all rows see all keys of a chunk there are none.
 #pragma once
 
 #include <aie_api/aie.hpp>
@@ -19,6 +26,9 @@ namespace flownpu::attention {
 inline constexpr unsigned kSide = 8;
 // Below every score; finite, so that differences are.
 inline constexpr float kLowest = -1e30F;
+// t + 1/2 of a key that a row does not see: below every |t| < 10^6, and with kRounder added it is
+// still positive, so that sums with it can be compared as integers.
+inline constexpr float kHidden = -2e6F;
 inline constexpr unsigned kParameters = 16;
 
 // The run-time parameters' words (README.md).
@@ -85,20 +95,13 @@ Float<R> multiply_rows_by_power(const Float<R>& v, const Float<R>& power) {
   }
 }
 
-// The largest, or the sum, of each row of a sub-tile.
-template <unsigned R>
-Float<R> largest_of_rows(const Float<R * kSide>& tile) {
-  Float<R> largest;
-  AIE_LOOP_UNROLL_FULL
-  for (unsigned r = 0; r < R; ++r) largest.set(aie::reduce_max(tile.template extract<kSide>(r)), r);
-  return largest;
-}
-template <unsigned R>
-Float<R> sums_of_rows(const Float<R * kSide>& tile) {
-  Float<R> sums;
-  AIE_LOOP_UNROLL_FULL
-  for (unsigned r = 0; r < R; ++r) sums.set(aie::reduce_add(tile.template extract<kSide>(r)), r);
-  return sums;
+// The 8 numbers of each row of a sub-tile taken together, even and odd lanes in turn: 64, 32, 16
+// numbers, and for all rows at once, 12 instructions, where a reduction of each row takes as many.
+template <typename T, unsigned N, typename Combine>
+auto combine_rows(const aie::vector<T, N>& tile, Combine combine) {
+  const auto fours = combine(aie::filter_even(tile), aie::filter_odd(tile));
+  const auto twos = combine(aie::filter_even(fours), aie::filter_odd(fours));
+  return combine(aie::filter_even(twos), aie::filter_odd(twos));
 }
 
 inline std::int32_t limit_to_lanes(std::int32_t lane) { return lane < 0 ? 0 : lane > 8 ? 8 : lane; }
@@ -137,78 +140,233 @@ aie::vector<std::int32_t, R> positions(unsigned row, const Parameters& parameter
   return v;
 }
 
-// Steps (1) to (5) for R rows, of which the first is `row`: scores t, masked; m; F; C; l.
-// `multiply_keys(j, i)` sums Q K^T over d for key sub-tile j. f [keys/8][R][8].
-template <unsigned R, typename MultiplyKeys>
-void soften_rows(MultiplyKeys multiply_keys, const Parameters& parameters, std::int32_t key,
-                 unsigned row, unsigned key_tiles, float* m_of_rows, float* l_of_rows,
-                 float* correction_of_rows, bfloat16* f, float* scores) {
-  constexpr unsigned kSize = R * kSide;
-  const auto query = positions<R>(row, parameters);
-  const Parts<kSize> scale = broadcast_parts<kSize>(parameters.scale);
-  const auto lowest = aie::broadcast<float, kSize>(kLowest);
+// Whether all rows see all keys of a chunk: it ends before the first query and the last key, and
+// begins in the last query's window.
+inline bool sees_all(std::int32_t key, std::int32_t keys, const Parameters& parameters) {
+  const std::int32_t last_query = parameters.first_query + parameters.queries - 1;
+  return key + keys <= parameters.key_end &&
+         (parameters.causal == 0 || key + keys - 1 <= parameters.first_query) &&
+         key > last_query - parameters.window;
+}
 
-  Float<kSize> largest = lowest;
-  for (unsigned j = 0; j < key_tiles; ++j) {
-    const auto mask = visible<R>(query, key + static_cast<std::int32_t>(j * kSide), parameters);
-    const Float<kSize> scaled =
-        multiply(split(multiply_keys(j)), scale).template to_vector<float>();
-    const Float<kSize> t = aie::select(lowest, scaled, mask);
-    largest = aie::max(largest, t);
-    aie::store_v(scores + j * kSize, t);
+// Q K^T of P rows of sub-tiles and C columns of them. `Operands` loads a sub-tile of either side as
+// its Mmul takes it. q [P][d/8][R][8], k [C][d/8][8][8], scores [P][key_tiles][R][8].
+template <unsigned P, unsigned C, typename Operands>
+void multiply_keys(const bfloat16* q, const bfloat16* k, float* scores, unsigned key_tiles,
+                   unsigned d_tiles) {
+  using Mmul = typename Operands::Mmul;
+  Mmul sums[P][C];
+  AIE_PREPARE_FOR_PIPELINING
+  AIE_LOOP_MIN_ITERATION_COUNT(1)
+  for (unsigned i = 0; i < d_tiles; ++i) {
+    typename Mmul::vector_A_type left[P];
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned p = 0; p < P; ++p) left[p] = Operands::left(q + (p * d_tiles + i) * Mmul::size_A);
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned c = 0; c < C; ++c) {
+      const auto right = Operands::keys(k + (c * d_tiles + i) * Mmul::size_B);
+      AIE_LOOP_UNROLL_FULL
+      for (unsigned p = 0; p < P; ++p) sums[p][c].mac(left[p], right);
+    }
   }
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned p = 0; p < P; ++p) {
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned c = 0; c < C; ++c) {
+      aie::store_v(scores + (p * key_tiles + c) * Mmul::size_C,
+                   sums[p][c].template to_vector<float>());
+    }
+  }
+}
+
+// The rows that a step works on: the first one, where the keys begin, whether there are masks, and
+// how many sub-tiles of keys a chunk has.
+struct Block {
+  unsigned row;
+  std::int32_t key;
+  bool masked;
+  unsigned key_tiles;
+};
+
+// t + 1/2 of P rows of sub-tiles, in the place of the products, and into `largest` the bits of its
+// largest + kRounder, lane by lane.
+template <unsigned R, unsigned P, bool kMasked>
+void scale_scores(const Parameters& parameters, const Block& block,
+                  aie::vector<std::int32_t, R * kSide>* largest, float* scores) {
+  constexpr unsigned kSize = R * kSide;
+  const Parts<kSize> scale = broadcast_parts<kSize>(parameters.scale);
+  const auto rounder = aie::broadcast<float, kSize>(kRounder);
+  for (unsigned j = 0; j < block.key_tiles; ++j) {
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned p = 0; p < P; ++p) {
+      float* at = scores + (p * block.key_tiles + j) * kSize;
+      const Float<kSize> product = aie::load_v<kSize>(at);
+      Accumulator<kSize> t = multiply_add(constant<kSize>(0.5F), split(product), scale);
+      if constexpr (kMasked) {
+        const auto seen = visible<R>(positions<R>(block.row + p * R, parameters),
+                                     block.key + static_cast<std::int32_t>(j * kSide), parameters);
+        t = Accumulator<kSize>(aie::select(aie::broadcast<float, kSize>(kHidden),
+                                           t.template to_vector<float>(), seen));
+      }
+      aie::store_v(at, t.template to_vector<float>());
+      const Float<kSize> rounded = aie::add(t, rounder).template to_vector<float>();
+      largest[p] = aie::max(largest[p], rounded.template cast_to<std::int32_t>());
+    }
+  }
+}
+
+// F of P rows of sub-tiles, and its sums over the sub-tiles. `m` by row.
+template <unsigned R, unsigned P, bool kMasked>
+void raise_scores(const Parameters& parameters, const Block& block, const Float<R * kSide>* m,
+                  Accumulator<R * kSide>* sums, const float* scores, bfloat16* f) {
+  constexpr unsigned kSize = R * kSide;
+  const auto ones = aie::broadcast<bfloat16, kSize>(bfloat16(1.0F));
+  for (unsigned j = 0; j < block.key_tiles; ++j) {
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned p = 0; p < P; ++p) {
+      const unsigned tile = (p * block.key_tiles + j) * kSize;
+      const Accumulator<kSize> t(aie::load_v<kSize>(scores + tile));
+      const Float<kSize> power = power_of_two(aie::sub(t, m[p]));
+      Bf16<kSize> seen = Accumulator<kSize>(power).template to_vector<bfloat16>();
+      if constexpr (kMasked) {
+        const auto mask = visible<R>(positions<R>(block.row + p * R, parameters),
+                                     block.key + static_cast<std::int32_t>(j * kSide), parameters);
+        seen = aie::select(aie::zeros<bfloat16, kSize>(), seen, mask);
+      }
+      aie::store_v(f + tile, seen);
+      // The sum of what PV multiplies by, so that rounding F cancels in O = Y / l.
+      sums[p] = aie::mac(sums[p], seen, ones);
+    }
+  }
+}
+
+// Steps (2) to (5) for P R rows whose products are in `scores`: t, masked; m; F; C; l. f
+// [P][keys/8][R][8] as the scores.
+template <unsigned R, unsigned P, bool kMasked>
+void soften_rows(const Parameters& parameters, const Block& block, float* m_of_rows,
+                 float* l_of_rows, float* correction_of_rows, bfloat16* f, float* scores) {
+  constexpr unsigned kSize = R * kSide;
+  using Bits = aie::vector<std::int32_t, R>;
+  aie::vector<std::int32_t, kSize> largest[P];
+  Accumulator<kSize> sums[P];
+  Float<kSize> m_by_row[P];
+  Float<R> corrections[P];
+  // No row's maximum is below -10^6, also if it sees no key.
+  constexpr auto kLeast = __builtin_bit_cast(std::int32_t, kRounder - 1e6F);
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned p = 0; p < P; ++p) {
+    largest[p] = aie::broadcast<std::int32_t, kSize>(kLeast);
+    sums[p] = aie::zeros<accfloat, kSize>();
+  }
+  scale_scores<R, P, kMasked>(parameters, block, largest, scores);
 
   // m: the maximum rounded up. Adding 1/2 before rounding to the nearest may give one more:
   // harmless.
   const Float<R> rounder = aie::broadcast<float, R>(kRounder);
-  const Float<R> m_left = aie::load_v<R>(m_of_rows);
-  const Float<R> limited = aie::max(largest_of_rows<R>(largest), aie::broadcast<float, R>(-1e6F));
-  const Float<R> up = aie::add(aie::add(limited, aie::broadcast<float, R>(0.5F)), rounder);
-  const Float<R> m = aie::max(m_left, aie::sub(up, rounder));
-  aie::store_v(m_of_rows, m);
-  const Float<R> change = aie::max(aie::sub(m_left, m), aie::broadcast<float, R>(kLowestExponent));
-  const Float<R> correction = power_of_integer(aie::add(change, rounder));
-  aie::store_v(correction_of_rows, correction);
-
-  const Float<kSize> m_by_row = by_row<R>(m);
-  Accumulator<kSize> sums = aie::zeros<accfloat, kSize>();
-  for (unsigned j = 0; j < key_tiles; ++j) {
-    const auto mask = visible<R>(query, key + static_cast<std::int32_t>(j * kSide), parameters);
-    const Float<kSize> power =
-        power_of_two(aie::sub(aie::load_v<kSize>(scores + j * kSize), m_by_row));
-    const Bf16<kSize> rounded = Accumulator<kSize>(power).template to_vector<bfloat16>();
-    const Bf16<kSize> seen = aie::select(aie::zeros<bfloat16, kSize>(), rounded, mask);
-    aie::store_v(f + j * kSize, seen);
-    // The sum of what PV multiplies by, so that rounding F cancels in O = Y / l.
-    sums = aie::add(sums, seen);
+  const auto larger = [](const auto& a, const auto& b) { return aie::max(a, b); };
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned p = 0; p < P; ++p) {
+    const Bits up = combine_rows(largest[p], larger);
+    const Float<R> m_left = aie::load_v<R>(m_of_rows + p * R);
+    const Float<R> m = aie::max(m_left, aie::sub(up.template cast_to<float>(), rounder));
+    aie::store_v(m_of_rows + p * R, m);
+    const Float<R> change =
+        aie::max(aie::sub(m_left, m), aie::broadcast<float, R>(kLowestExponent));
+    corrections[p] = power_of_integer(aie::add(change, rounder));
+    aie::store_v(correction_of_rows + p * R, corrections[p]);
+    m_by_row[p] = by_row<R>(aie::add(m, aie::broadcast<float, R>(0.5F)));
   }
+  raise_scores<R, P, kMasked>(parameters, block, m_by_row, sums, scores, f);
 
-  const Float<R> added = sums_of_rows<R>(sums.template to_vector<float>());
-  const Float<R> l = multiply_rows_by_power<R>(aie::load_v<R>(l_of_rows), correction);
-  aie::store_v(l_of_rows, aie::add(l, added));
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned p = 0; p < P; ++p) {
+    const auto together = [](const auto& a, const auto& b) { return aie::add(a, b); };
+    const Float<R> added = combine_rows(sums[p].template to_vector<float>(), together);
+    const Float<R> l = multiply_rows_by_power<R>(aie::load_v<R>(l_of_rows + p * R), corrections[p]);
+    aie::store_v(l_of_rows + p * R, aie::add(l, added));
+  }
 }
 
-// Step (6) for R rows: Y = C Y + F V. f [keys/8][R][8], v tiled(keys, d), y [d/8][R][8].
-template <unsigned R, typename Mmul>
-void add_values(const bfloat16* f, const bfloat16* v, const Float<R>& correction, float* y,
-                unsigned key_tiles, unsigned d_tiles) {
+// Steps (1) to (5) for P R rows of `rows` of state; f and scores are theirs.
+template <unsigned R, unsigned P, typename Operands>
+void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& parameters,
+                const Block& block, float* m_of_rows, float* l_of_rows, float* correction_of_rows,
+                bfloat16* f, float* scores, unsigned d_tiles) {
+  constexpr unsigned kKeyTile = kSide * kSide;
+  unsigned j = 0;
+  for (; j + 2 <= block.key_tiles; j += 2) {
+    multiply_keys<P, 2, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide,
+                                  block.key_tiles, d_tiles);
+  }
+  if (j < block.key_tiles) {
+    multiply_keys<P, 1, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide,
+                                  block.key_tiles, d_tiles);
+  }
+  const auto soften = block.masked ? soften_rows<R, P, true> : soften_rows<R, P, false>;
+  soften(parameters, block, m_of_rows, l_of_rows, correction_of_rows, f, scores);
+}
+
+// Y += F V for P rows of sub-tiles and C sub-tiles of keys, whose F stays in registers while V goes
+// by. f [P][key_tiles][R][8] from the first of them on, v [C][d/8][8][8], y [P][d/8][R][8].
+template <unsigned P, unsigned C, typename Operands>
+void multiply_values(const bfloat16* f, const bfloat16* v, float* y, unsigned key_tiles,
+                     unsigned d_tiles) {
+  using Mmul = typename Operands::Mmul;
+  typename Mmul::vector_A_type left[P][C];
+  AIE_LOOP_UNROLL_FULL
+  for (unsigned p = 0; p < P; ++p) {
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned c = 0; c < C; ++c)
+      left[p][c] = Operands::left(f + (p * key_tiles + c) * Mmul::size_A);
+  }
+  AIE_PREPARE_FOR_PIPELINING
+  AIE_LOOP_MIN_ITERATION_COUNT(1)
+  for (unsigned i = 0; i < d_tiles; ++i) {
+    typename Mmul::vector_B_type right[C];
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned c = 0; c < C; ++c)
+      right[c] = Operands::values(v + (c * d_tiles + i) * Mmul::size_B);
+    AIE_LOOP_UNROLL_FULL
+    for (unsigned p = 0; p < P; ++p) {
+      float* at = y + (p * d_tiles + i) * Mmul::size_C;
+      Mmul sum(aie::load_v<Mmul::size_C>(at));
+      AIE_LOOP_UNROLL_FULL
+      for (unsigned c = 0; c < C; ++c) sum.mac(left[p][c], right[c]);
+      aie::store_v(at, sum.template to_vector<float>());
+    }
+  }
+}
+
+// Y = C Y of R rows. Mostly no row has a new maximum, and C is 1.
+template <unsigned R>
+void rescale_rows(const Float<R>& correction, float* y, unsigned d_tiles) {
   constexpr unsigned kSize = R * kSide;
-  // Mostly no row has a new maximum, and C is 1.
   const bool rescale = __builtin_bit_cast(std::int32_t, aie::reduce_min(correction)) !=
                        __builtin_bit_cast(std::int32_t, 1.0F);
+  if (!rescale) return;
   const Bf16<kSize> power =
       Accumulator<kSize>(by_row<R>(correction)).template to_vector<bfloat16>();
-  for (unsigned c = 0; c < d_tiles; ++c) {
-    Accumulator<kSize> left(aie::load_v<kSize>(y + c * kSize));
-    if (rescale) left = multiply_by_power(left, power);
-    Mmul sum(left);
-    AIE_PREPARE_FOR_PIPELINING
-    AIE_LOOP_MIN_ITERATION_COUNT(1)
-    for (unsigned j = 0; j < key_tiles; ++j) {
-      sum.mac(aie::load_v<kSize>(f + j * kSize), aie::load_v<64>(v + (j * d_tiles + c) * 64));
-    }
-    aie::store_v(y + c * kSize, sum.template to_vector<float>());
+  for (unsigned i = 0; i < d_tiles; ++i) {
+    const Accumulator<kSize> left(aie::load_v<kSize>(y + i * kSize));
+    aie::store_v(y + i * kSize, multiply_by_power(left, power).template to_vector<float>());
   }
+}
+
+// Step (6) for P R rows: Y = C Y + F V. f [P][keys/8][R][8], v tiled(keys, d), y [P][d/8][R][8].
+template <unsigned R, unsigned P, typename Operands>
+void add_values(const bfloat16* f, const bfloat16* v, const float* correction_of_rows, float* y,
+                unsigned key_tiles, unsigned d_tiles) {
+  constexpr unsigned kSize = R * kSide;
+  constexpr unsigned kKeyTile = kSide * kSide;
+  for (unsigned p = 0; p < P; ++p)
+    rescale_rows<R>(aie::load_v<R>(correction_of_rows + p * R), y + p * d_tiles * kSize, d_tiles);
+  unsigned j = 0;
+  for (; j + 2 <= key_tiles; j += 2)
+    multiply_values<P, 2, Operands>(f + j * kSize, v + j * d_tiles * kKeyTile, y, key_tiles,
+                                    d_tiles);
+  if (j < key_tiles)
+    multiply_values<P, 1, Operands>(f + j * kSize, v + j * d_tiles * kKeyTile, y, key_tiles,
+                                    d_tiles);
 }
 
 // 1 / l of R rows, by row. l is at least 1/2 once a row has seen a key; a row that saw none has Y =

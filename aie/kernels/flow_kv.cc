@@ -21,7 +21,15 @@ namespace at = attention;
 
 constexpr unsigned kRows = 4;
 constexpr unsigned kSubTile = kRows * at::kSide;
-using Mmul = aie::mmul<4, 8, 8, bfloat16, bfloat16, accauto>;
+
+struct Operands {
+  using Mmul = aie::mmul<4, 8, 8, bfloat16, bfloat16, accauto>;
+  static Mmul::vector_A_type left(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
+  static Mmul::vector_B_type keys(const bfloat16* at) {
+    return aie::transpose(aie::load_v<64>(at), 8, 8);
+  }
+  static Mmul::vector_B_type values(const bfloat16* at) { return aie::load_v<64>(at); }
+};
 
 // Where the hand-off's C begins, in bf16; l follows it.
 const float* corrections(const bfloat16* handoff, unsigned rows, unsigned keys) {
@@ -59,21 +67,13 @@ void flow_kv_scores(const bfloat16* __restrict q_tile, const bfloat16* __restric
   const std::int32_t key = at::load_position(state);
   const unsigned key_tiles = keys / at::kSide;
   const unsigned d_tiles = d / at::kSide;
+  const bool masked = !at::sees_all(key, keys, parameters);
   auto* correction = reinterpret_cast<float*>(handoff + rows * keys);
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
-    const auto multiply_keys = [&](unsigned j) {
-      Mmul sum;
-      AIE_PREPARE_FOR_PIPELINING
-      AIE_LOOP_MIN_ITERATION_COUNT(1)
-      for (unsigned i = 0; i < d_tiles; ++i) {
-        sum.mac(aie::load_v<kSubTile>(q_tile + row * d + i * kSubTile),
-                aie::transpose(aie::load_v<64>(k + (j * d_tiles + i) * 64), 8, 8));
-      }
-      return sum.to_accum();
-    };
     float* l = at::denominators(state, rows) + row;
-    at::soften_rows<kRows>(multiply_keys, parameters, key, row, key_tiles, at::maxima(state) + row,
-                           l, correction + row, handoff + row * keys, scores);
+    at::score_rows<kRows, 1, Operands>(
+        q_tile + row * d, k, parameters, at::Block{row, key, masked, key_tiles},
+        at::maxima(state) + row, l, correction + row, handoff + row * keys, scores, d_tiles);
     aie::store_v(correction + rows + row, aie::load_v<kRows>(l));
   }
   at::store_position(state, key + keys);
@@ -92,8 +92,8 @@ void flow_kv_values(const bfloat16* __restrict handoff, const bfloat16* __restri
   round_to_nearest();
   const float* correction = corrections(handoff, rows, keys);
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
-    at::add_values<kRows, Mmul>(handoff + row * keys, v, aie::load_v<kRows>(correction + row),
-                                y + row * d, keys / at::kSide, d / at::kSide);
+    at::add_values<kRows, 1, Operands>(handoff + row * keys, v, correction + row, y + row * d,
+                                       keys / at::kSide, d / at::kSide);
     aie::store_v(y + rows * d + row, aie::load_v<kRows>(correction + rows + row));
   }
   event1();

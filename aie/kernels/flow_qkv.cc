@@ -5,14 +5,21 @@
 //
 // Dataflow: Q stays; for each chunk K, V: scores (eq. 6-10), then values (eq. 11); at the end O = Y
 // / l (eq. 12). Rows are queries of one head, or of all heads of a group, one after the other.
-// Layout: Q, K, V, F, O tiled(); Y f32 tiled(rows, d); scores f32 [keys/8][8][8] of one row of
-// sub-tiles. K is multiplied transposed, so no one has to transpose the cache. Caller:
+// A chunk that all rows see goes without masks: decided once a call, by the positions alone.
+// Scores: blocks of 2 x 2 sub-tiles, in 4 of the 5 accumulators; of each step of d, 4 conversions
+// for 4 products. Values: F of 2 rows x 2 keys of sub-tiles stays in registers while the columns of
+// V and Y go by, so that the loop is as long as d, not as a chunk: 2 conversions, 4 products, 2
+// sub-tiles of Y in and out.
+// Layout: Q, K, V, F tiled(); Y f32 tiled(rows, d); O tiled(rows, columns) of the columns from
+// part x columns on, so that no tile needs room for all of O; scores f32 [2][keys/8][8][8] of two
+// rows of sub-tiles. K is multiplied transposed, so no one has to transpose the cache. Caller:
 // aie/designs/flow_qkv.py.
 //
 // XDNA2: products in block floating point, as in gemm.cc; along d for Q and K, along keys for F and
 // V.
 #define AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16 1
 #include <aie_api/aie.hpp>
+#include <type_traits>
 
 #include "aie/kernels/attention.h"
 #include "aie/kernels/kernels.h"
@@ -25,19 +32,45 @@ namespace at = attention;
 constexpr unsigned kRows = 8;
 constexpr unsigned kSubTile = kRows * at::kSide;
 
+// How the matrix unit takes sub-tiles: Q and F [8 rows][8], K [8 keys][8 of d], V [8 keys][8 of d].
 #if __AIE_ARCH__ >= 21
-// K's sub-tile [8 keys][8 of d] in blocks along d is the operand that the instruction wants.
-using KeyMmul = aie::mmul<8, 8, 8, bfloat16, bfp16ebs8, accauto>;
-KeyMmul::vector_B_type load_keys(const bfloat16* k) {
-  return Accumulator<kSubTile>(aie::load_v<kSubTile>(k)).to_vector<bfp16ebs8>();
-}
+// Both operands in blocks along what is summed, the right one transposed: K as it is, V not.
+struct Operands {
+  using Mmul = aie::mmul<8, 8, 8, bfp16ebs8, bfp16ebs8, accauto>;
+  using Vector = aie::vector<bfloat16, kSubTile>;
+  static Mmul::vector_A_type in_blocks(const Vector& sub_tile) {
+    return Accumulator<kSubTile>(sub_tile).to_vector<bfp16ebs8>();
+  }
+  static Mmul::vector_A_type left(const bfloat16* at) {
+    return in_blocks(aie::load_v<kSubTile>(at));
+  }
+  static Mmul::vector_B_type keys(const bfloat16* at) {
+    return in_blocks(aie::load_v<kSubTile>(at));
+  }
+  static Mmul::vector_B_type values(const bfloat16* at) {
+    return in_blocks(aie::transpose(aie::load_v<kSubTile>(at), 8, 8));
+  }
+};
 #else
-using KeyMmul = aie::mmul<8, 8, 8, bfloat16, bfloat16, accauto>;
-KeyMmul::vector_B_type load_keys(const bfloat16* k) {
-  return aie::transpose(aie::load_v<kSubTile>(k), 8, 8);
-}
+struct Operands {
+  using Mmul = aie::mmul<8, 8, 8, bfloat16, bfloat16, accauto>;
+  using Vector = aie::vector<bfloat16, kSubTile>;
+  static Vector left(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
+  static Vector keys(const bfloat16* at) { return aie::transpose(aie::load_v<kSubTile>(at), 8, 8); }
+  static Vector values(const bfloat16* at) { return aie::load_v<kSubTile>(at); }
+};
 #endif
-using ValueMmul = aie::mmul<8, 8, 8, bfloat16, bfloat16, accauto>;
+
+// Work on the rows of a tile, two sub-tiles of them at a time and what is left alone:
+// step(row, sub-tiles).
+template <typename Step>
+void for_rows(std::int32_t rows, Step step) {
+  const auto count = static_cast<unsigned>(rows);
+  unsigned row = 0;
+  for (; row + 2 * kRows <= count; row += 2 * kRows)
+    step(row, std::integral_constant<unsigned, 2>());
+  if (row < count) step(row, std::integral_constant<unsigned, 1>());
+}
 
 }  // namespace
 }  // namespace flownpu
@@ -63,21 +96,12 @@ void flow_qkv_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
   const std::int32_t key = at::load_position(state);
   const unsigned key_tiles = keys / at::kSide;
   const unsigned d_tiles = d / at::kSide;
-  for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
-    const auto multiply_keys = [&](unsigned j) {
-      KeyMmul sum;
-      AIE_PREPARE_FOR_PIPELINING
-      AIE_LOOP_MIN_ITERATION_COUNT(1)
-      for (unsigned i = 0; i < d_tiles; ++i) {
-        sum.mac(aie::load_v<kSubTile>(q + row * d + i * kSubTile),
-                load_keys(k + (j * d_tiles + i) * kSubTile));
-      }
-      return sum.to_accum();
-    };
-    at::soften_rows<kRows>(multiply_keys, parameters, key, row, key_tiles, at::maxima(state) + row,
-                           at::denominators(state, rows) + row, correction + row, f + row * keys,
-                           scores);
-  }
+  const bool masked = !at::sees_all(key, keys, parameters);
+  for_rows(rows, [&](unsigned row, auto sub_tiles) {
+    at::score_rows<kRows, sub_tiles(), Operands>(
+        q + row * d, k, parameters, at::Block{row, key, masked, key_tiles}, at::maxima(state) + row,
+        at::denominators(state, rows) + row, correction + row, f + row * keys, scores, d_tiles);
+  });
   at::store_position(state, key + keys);
   event1();
 }
@@ -88,24 +112,27 @@ void flow_qkv_values(const bfloat16* __restrict f, const bfloat16* __restrict v,
   using namespace flownpu;
   event0();
   round_to_nearest();
-  for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
-    at::add_values<kRows, ValueMmul>(f + row * keys, v, aie::load_v<kRows>(correction + row),
-                                     y + row * d, keys / at::kSide, d / at::kSide);
-  }
+  for_rows(rows, [&](unsigned row, auto sub_tiles) {
+    at::add_values<kRows, sub_tiles(), Operands>(f + row * keys, v, correction + row, y + row * d,
+                                                 keys / at::kSide, d / at::kSide);
+  });
   event1();
 }
 
 void flow_qkv_finish(const float* __restrict state, const float* __restrict y,
-                     bfloat16* __restrict o, std::int32_t rows, std::int32_t d) {
+                     bfloat16* __restrict o, std::int32_t part, std::int32_t columns,
+                     std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
   event0();
   round_to_nearest();
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
     const auto inverse =
         at::inverse_by_row<kRows>(aie::load_v<kRows>(at::denominators(state, rows) + row));
-    for (unsigned i = row * d; i < (row + kRows) * d; i += kSubTile) {
-      const Float<kSubTile> sums = aie::load_v<kSubTile>(y + i);
-      aie::store_v(o + i, multiply(split(sums), inverse).template to_vector<bfloat16>());
+    const float* sums_of_rows = y + row * d + part * columns * kRows;
+    bfloat16* out = o + row * columns;
+    for (unsigned i = 0; i < static_cast<unsigned>(columns) * kRows; i += kSubTile) {
+      const Float<kSubTile> sums = aie::load_v<kSubTile>(sums_of_rows + i);
+      aie::store_v(out + i, multiply(split(sums), inverse).template to_vector<bfloat16>());
     }
   }
   event1();

@@ -34,8 +34,8 @@ void flow_qkv_scores(const bfloat16* q, const bfloat16* k, const std::int32_t* r
                      std::int32_t keys, std::int32_t d);
 void flow_qkv_values(const bfloat16* f, const bfloat16* v, const float* correction, float* y,
                      std::int32_t rows, std::int32_t keys, std::int32_t d);
-void flow_qkv_finish(const float* state, const float* y, bfloat16* o, std::int32_t rows,
-                     std::int32_t d);
+void flow_qkv_finish(const float* state, const float* y, bfloat16* o, std::int32_t part,
+                     std::int32_t columns, std::int32_t rows, std::int32_t d);
 
 void flow_kv_start(const bfloat16* q, const std::int32_t* rtp, bfloat16* q_tile, float* state,
                    std::int32_t heads, std::int32_t rows, std::int32_t d);

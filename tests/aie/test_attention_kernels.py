@@ -11,20 +11,22 @@ from tests.aie.attention_reference import expectation, make_sweep
 from tests.aie.host_kernels import BFLOAT16, assert_within, tiled, untiled, wide
 
 
-def run_flow_qkv(kernels, sweep):
+def run_flow_qkv(kernels, sweep, parts=1):
     heads, queries, d = sweep.q.shape
     rows, keys = heads * queries, sweep.chunk
     q, rtp = tiled(sweep.q.reshape(rows, d)), sweep.rtp()
     state, y = np.full(2 * rows + 16, np.nan, np.float32), np.full(rows * d, np.nan, np.float32)
     correction, f = np.zeros(rows, np.float32), np.zeros(rows * keys, BFLOAT16)
-    o, scores = np.zeros(rows * d, BFLOAT16), np.zeros(8 * keys, np.float32)
+    scores, columns = np.zeros(16 * keys, np.float32), d // parts
     kernels.call("flow_qkv_start", rtp, state, y, rows, d)
     for start in sweep.starts:
         k, v = (tiled(cache[start : start + keys]) for cache in (sweep.k, sweep.v))
         kernels.call("flow_qkv_scores", q, k, rtp, state, correction, f, scores, rows, keys, d)
         kernels.call("flow_qkv_values", f, v, correction, y, rows, keys, d)
-    kernels.call("flow_qkv_finish", state, y, o, rows, d)
-    return untiled(o, rows, d).reshape(heads, queries, d)
+    outputs = [np.zeros(rows * columns, BFLOAT16) for _ in range(parts)]
+    for part, o in enumerate(outputs):
+        kernels.call("flow_qkv_finish", state, y, o, part, columns, rows, d)
+    return np.concatenate([untiled(o, rows, columns) for o in outputs], -1).reshape(heads, queries, d)
 
 
 def run_flow_kv(kernels, sweep):
@@ -80,12 +82,24 @@ def test_flow_qkv_of_grouped_heads(kernels, rng, heads):
     check_flow_qkv(kernels, make_sweep(rng, heads, 16, 64, 48, 16, first_query=32))
 
 
+def test_flow_qkv_gives_outputs_in_parts(kernels, rng):
+    sweep = make_sweep(rng, 1, 24, 128, 24, 8)
+    np.testing.assert_array_equal(run_flow_qkv(kernels, sweep, parts=4), run_flow_qkv(kernels, sweep))
+
+
+@pytest.mark.parametrize("rows", [8, 24, 32])
+@pytest.mark.parametrize("chunk", [8, 24])
+def test_flow_qkv_of_odd_numbers_of_sub_tiles(kernels, rng, rows, chunk):
+    """Sub-tiles are taken two by two, of rows and of keys: here one is left over."""
+    check_flow_qkv(kernels, make_sweep(rng, 1, rows, 64, 100 + rows, chunk, first_query=100))
+
+
 @pytest.mark.parametrize("chunk", [8, 32, 64])
 def test_flow_qkv_chunks(kernels, rng, chunk):
     check_flow_qkv(kernels, make_sweep(rng, 1, 16, 64, 1023, chunk, first_query=1008))
 
 
-@pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (40, 48), (512, 0)])
+@pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (36, 48), (40, 48), (512, 0)])
 def test_flow_qkv_swa(kernels, rng, window, first_key):
     """Chunks that no query of the sweep sees are not sent; those that only some see are masked."""
     check_flow_qkv(kernels, make_sweep(rng, 2, 8, 64, 101, 16, first_query=96, first_key=first_key, window=window))
@@ -112,7 +126,7 @@ def test_flow_qkv_hands_over_between_calls_exactly(kernels, rng):
     """The correction is a power of 2, whatever the scores."""
     sweep = make_sweep(rng, 1, 8, 64, 32, 16, strength=3.0)
     rtp, state, y = sweep.rtp(), np.zeros(32, np.float32), np.zeros(512, np.float32)
-    correction, f, scores = np.zeros(8, np.float32), np.zeros(128, BFLOAT16), np.zeros(128, np.float32)
+    correction, f, scores = np.zeros(8, np.float32), np.zeros(128, BFLOAT16), np.zeros(256, np.float32)
     kernels.call("flow_qkv_start", rtp, state, y, 8, 64)
     for start in sweep.starts:
         q, k = tiled(sweep.q[0]), tiled(sweep.k[start : start + 16])

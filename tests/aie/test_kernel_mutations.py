@@ -37,8 +37,20 @@ MUTATIONS = {
         ("attention.h", "position - parameters.window + 1", "position - parameters.window"),
         lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
     ),
+    "no masks at the causal edge": (
+        ("attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "no masks at the last key": (
+        ("attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
+        lambda kernels, rng: attention.test_flow_qkv_nca(kernels, rng, 100),
+    ),
+    "no masks at the window's edge": (
+        ("attention.h", "key > last_query - parameters.window", "key > parameters.first_query - parameters.window"),
+        lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
+    ),
     "a maximum that is forgotten": (
-        ("attention.h", "if (rescale) left", "if (false) left"),
+        ("attention.h", "if (!rescale) return", "return"),
         lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
     ),
     "a low part that is left out": (

@@ -12,7 +12,7 @@
 // is loaded and converted once for both, sums of 2 x 2 sub-tiles stay in 4 of the 5 accumulators,
 // and what softmax does to one hides the latency of what it does to the other. Counted for 64
 // scores that no mask hides, on XDNA2: 58 instructions of the vector unit (13 before the maximum,
-// 45 after it, of which exp2 30), in a chain of about 180 cycles that two sub-tiles share. Masks
+// 45 after it, of which exp2 41), in a chain of about 180 cycles that two sub-tiles share. Masks
 // take another 144 scalar instructions; where all rows see all keys of a chunk there are none.
 #pragma once
 
@@ -179,19 +179,23 @@ void multiply_keys(const bfloat16* q, const bfloat16* k, float* scores, unsigned
   }
 }
 
-// The rows that a step works on: the first one, where the keys begin, whether there are masks, and
-// how many sub-tiles of keys a chunk has.
+// A chunk of keys as P rows of sub-tiles meet it: where its keys begin, how many sub-tiles they
+// are, and, for masks, the positions of the rows.
+template <unsigned R, unsigned P>
 struct Block {
-  unsigned row;
   std::int32_t key;
-  bool masked;
   unsigned key_tiles;
+  aie::vector<std::int32_t, R> queries[P];
+
+  aie::mask<R * kSide> seen(unsigned p, unsigned j, const Parameters& parameters) const {
+    return visible<R>(queries[p], key + static_cast<std::int32_t>(j * kSide), parameters);
+  }
 };
 
 // t + 1/2 of P rows of sub-tiles, in the place of the products, and into `largest` the bits of its
 // largest + kRounder, lane by lane.
 template <unsigned R, unsigned P, bool kMasked>
-void scale_scores(const Parameters& parameters, const Block& block,
+void scale_scores(const Parameters& parameters, const Block<R, P>& block,
                   aie::vector<std::int32_t, R * kSide>* largest, float* scores) {
   constexpr unsigned kSize = R * kSide;
   const Parts<kSize> scale = broadcast_parts<kSize>(parameters.scale);
@@ -203,8 +207,7 @@ void scale_scores(const Parameters& parameters, const Block& block,
       const Float<kSize> product = aie::load_v<kSize>(at);
       Accumulator<kSize> t = multiply_add(constant<kSize>(0.5F), split(product), scale);
       if constexpr (kMasked) {
-        const auto seen = visible<R>(positions<R>(block.row + p * R, parameters),
-                                     block.key + static_cast<std::int32_t>(j * kSide), parameters);
+        const auto seen = block.seen(p, j, parameters);
         t = Accumulator<kSize>(aie::select(aie::broadcast<float, kSize>(kHidden),
                                            t.template to_vector<float>(), seen));
       }
@@ -217,7 +220,7 @@ void scale_scores(const Parameters& parameters, const Block& block,
 
 // F of P rows of sub-tiles, and its sums over the sub-tiles. `m` by row.
 template <unsigned R, unsigned P, bool kMasked>
-void raise_scores(const Parameters& parameters, const Block& block, const Float<R * kSide>* m,
+void raise_scores(const Parameters& parameters, const Block<R, P>& block, const Float<R * kSide>* m,
                   Accumulator<R * kSide>* sums, const float* scores, bfloat16* f) {
   constexpr unsigned kSize = R * kSide;
   const auto ones = aie::broadcast<bfloat16, kSize>(bfloat16(1.0F));
@@ -229,8 +232,7 @@ void raise_scores(const Parameters& parameters, const Block& block, const Float<
       const Float<kSize> power = power_of_two(aie::sub(t, m[p]));
       Bf16<kSize> seen = Accumulator<kSize>(power).template to_vector<bfloat16>();
       if constexpr (kMasked) {
-        const auto mask = visible<R>(positions<R>(block.row + p * R, parameters),
-                                     block.key + static_cast<std::int32_t>(j * kSide), parameters);
+        const auto mask = block.seen(p, j, parameters);
         seen = aie::select(aie::zeros<bfloat16, kSize>(), seen, mask);
       }
       aie::store_v(f + tile, seen);
@@ -243,7 +245,7 @@ void raise_scores(const Parameters& parameters, const Block& block, const Float<
 // Steps (2) to (5) for P R rows whose products are in `scores`: t, masked; m; F; C; l. f
 // [P][keys/8][R][8] as the scores.
 template <unsigned R, unsigned P, bool kMasked>
-void soften_rows(const Parameters& parameters, const Block& block, float* m_of_rows,
+void soften_rows(const Parameters& parameters, const Block<R, P>& block, float* m_of_rows,
                  float* l_of_rows, float* correction_of_rows, bfloat16* f, float* scores) {
   constexpr unsigned kSize = R * kSide;
   using Bits = aie::vector<std::int32_t, R>;
@@ -287,23 +289,35 @@ void soften_rows(const Parameters& parameters, const Block& block, float* m_of_r
   }
 }
 
-// Steps (1) to (5) for P R rows of `rows` of state; f and scores are theirs.
+// Steps (1) to (5) for P R rows of a tile's, of which `row` is the first: their q, f, state and C.
 template <unsigned R, unsigned P, typename Operands>
 void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& parameters,
-                const Block& block, float* m_of_rows, float* l_of_rows, float* correction_of_rows,
-                bfloat16* f, float* scores, unsigned d_tiles) {
+                std::int32_t key, bool masked, unsigned row, float* m_of_rows, float* l_of_rows,
+                float* correction_of_rows, bfloat16* f, float* scores, unsigned key_tiles,
+                unsigned d_tiles) {
   constexpr unsigned kKeyTile = kSide * kSide;
   unsigned j = 0;
-  for (; j + 2 <= block.key_tiles; j += 2) {
-    multiply_keys<P, 2, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide,
-                                  block.key_tiles, d_tiles);
+  for (; j + 2 <= key_tiles; j += 2) {
+    multiply_keys<P, 2, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide, key_tiles,
+                                  d_tiles);
   }
-  if (j < block.key_tiles) {
-    multiply_keys<P, 1, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide,
-                                  block.key_tiles, d_tiles);
+  if (j < key_tiles) {
+    multiply_keys<P, 1, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide, key_tiles,
+                                  d_tiles);
   }
-  const auto soften = block.masked ? soften_rows<R, P, true> : soften_rows<R, P, false>;
-  soften(parameters, block, m_of_rows, l_of_rows, correction_of_rows, f, scores);
+  if (!masked) {
+    soften_rows<R, P, false>(parameters, Block<R, P>{key, key_tiles, {}}, m_of_rows, l_of_rows,
+                             correction_of_rows, f, scores);
+    return;
+  }
+  // Few chunks have an edge, and masks of sub-tiles side by side would be another third of the
+  // program memory's 16 KB.
+  for (unsigned p = 0; p < P; ++p) {
+    const Block<R, 1> block{key, key_tiles, {positions<R>(row + p * R, parameters)}};
+    const unsigned first = p * key_tiles * R * kSide;
+    soften_rows<R, 1, true>(parameters, block, m_of_rows + p * R, l_of_rows + p * R,
+                            correction_of_rows + p * R, f + first, scores + first);
+  }
 }
 
 // Y += F V for P rows of sub-tiles and C sub-tiles of keys, whose F stays in registers while V goes

@@ -65,15 +65,13 @@ void flow_kv_scores(const bfloat16* __restrict q_tile, const bfloat16* __restric
   round_to_nearest();
   const at::Parameters parameters(rtp);
   const std::int32_t key = at::load_position(state);
-  const unsigned key_tiles = keys / at::kSide;
-  const unsigned d_tiles = d / at::kSide;
   const bool masked = !at::sees_all(key, keys, parameters);
   auto* correction = reinterpret_cast<float*>(handoff + rows * keys);
   for (unsigned row = 0; row < static_cast<unsigned>(rows); row += kRows) {
     float* l = at::denominators(state, rows) + row;
     at::score_rows<kRows, 1, Operands>(
-        q_tile + row * d, k, parameters, at::Block{row, key, masked, key_tiles},
-        at::maxima(state) + row, l, correction + row, handoff + row * keys, scores, d_tiles);
+        q_tile + row * d, k, parameters, key, masked, row, at::maxima(state) + row, l,
+        correction + row, handoff + row * keys, scores, keys / at::kSide, d / at::kSide);
     aie::store_v(correction + rows + row, aie::load_v<kRows>(l));
   }
   at::store_position(state, key + keys);

@@ -94,13 +94,12 @@ void flow_qkv_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
   round_to_nearest();
   const at::Parameters parameters(rtp);
   const std::int32_t key = at::load_position(state);
-  const unsigned key_tiles = keys / at::kSide;
-  const unsigned d_tiles = d / at::kSide;
   const bool masked = !at::sees_all(key, keys, parameters);
   for_rows(rows, [&](unsigned row, auto sub_tiles) {
     at::score_rows<kRows, sub_tiles(), Operands>(
-        q + row * d, k, parameters, at::Block{row, key, masked, key_tiles}, at::maxima(state) + row,
-        at::denominators(state, rows) + row, correction + row, f + row * keys, scores, d_tiles);
+        q + row * d, k, parameters, key, masked, row, at::maxima(state) + row,
+        at::denominators(state, rows) + row, correction + row, f + row * keys, scores,
+        keys / at::kSide, d / at::kSide);
   });
   at::store_position(state, key + keys);
   event1();

@@ -316,7 +316,7 @@ def test_prompts_go_in_the_chunks_that_the_host_takes():
     assert runs(9) == [(64, 0), (1, 8)]  # eight tokens are worth a chunk
     assert runs(8) == [(1, position) for position in range(8)]
     assert runs(301) == [(256, 0), (64, 256), (1, 300)]
-    assert runs(1 + 2 * 256 + 65) == [(256, 0), (256, 256), (256, 512), (1, 577)]
+    assert runs(1 + 2 * 256 + 65) == [(256, 0), (256, 256), (64, 512), (1, 576), (1, 577)]  # 65 are worth no long one
     assert runs(65, past=4096 - 64) == [(64, 4032), (1, 4096)]
     assert Counter(tokens for tokens, _ in runs(33, past=4070)) == {1: 33}  # a chunk would go beyond the cache
 
@@ -335,7 +335,7 @@ def test_prices_between_knots_are_those_of_the_plans(window):
     layer = moving_call(
         "decode_layer", "layer", "one",
         lambda position: DecodeLayer(shape).program(position, context, layers=(Layer(window or None),)),
-        "npu2", context, shape.keys, [CallSweep(0, 1, 1, window)],
+        "npu2", context, DecodeLayer(shape).attention.keys, [CallSweep(0, 1, 1, window)],
     )  # fmt: skip
     flow = FlowQKV("npu2", 8, 4, 256)
     block = 4 * flow.queries

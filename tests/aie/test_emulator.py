@@ -8,6 +8,7 @@ import pytest
 
 from flownpu import _native
 from flownpu.aie.emulator import flatten_array
+from flownpu.aie.emulator.words import VERSION
 from flownpu.aie.iron_compat import Buffer, Kernel, ObjectFifo, Tile, Worker, range_
 from flownpu.aie.plan import (
     Acquire,
@@ -418,7 +419,10 @@ def test_the_flat_form_goes_through_a_file(tmp_path):
         (lambda words: words[:-1], "ends in the middle"),
         (lambda words: words[:3], "ends in the middle"),
         (lambda words: np.array([1, *words[1:]]), "these are no words that FlowNPU wrote"),
-        (lambda words: np.array([words[0], 99, *words[2:]]), "the program: expected version 1, got version 99"),
+        (
+            lambda words: np.array([words[0], 99, *words[2:]]),
+            f"the program: expected version {VERSION}, got version 99",
+        ),
         (lambda words: np.array([*words[:2], 2, *words[3:]]), "expected an array"),
     ],
 )

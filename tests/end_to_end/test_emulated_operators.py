@@ -464,17 +464,6 @@ def test_what_attention_has_not(
     assert [reason in left["reason"] for left in placement["on_host"]] == [True]
 
 
-def test_a_head_that_a_design_has_no_place_for(alone: Alone) -> None:
-    """FlowKV takes 1 or an even number of KV heads: a token goes with the program of several."""
-    packed = numbers(1, 1, 1, 9 * 32)
-    sizes: dict[str, Any] = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
-    (found, *_), dispatches = alone("FlowQKVAttention", {"query": packed}, outputs=3, causal=0, **sizes)
-    assert stems(dispatches) == ["flow_qkv"]
-    assert "1 rows: [flow_kv] expected KV heads 1 or even" in alone.left_out[0]
-    # Of one key it is the value, in blocks along the keys.
-    np.testing.assert_allclose(found[0, 0], packed[0, 0, -96:], rtol=2.0**-6, atol=2.0**-6)
-
-
 def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
     """It keeps what the array reads, gives the same bits, and is for nothing else."""
     file, feeds = product(tmp_path)

@@ -10,6 +10,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -18,16 +19,10 @@ from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.decode_layer_shape import Projection
 from flownpu.aie.programs.decoder import Decoder
 from flownpu.aie.programs.prefill import prefill_program
-from tests.aie.decode_layer_model import (
-    EPSILON,
-    Call,
-    case_of,
-    checkpoint_layer,
-    random_layer,
-    rotary_table,
-)
+from flownpu.selftest.reference.layer import EPSILON, Call, random_layer, rotary_table
+from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
-from tests.aie.prefill_model import PrefillModel
+from tests.aie.layer_cases import case_of, checkpoint_layer
 from tests.aie.program_machine import Machine
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
@@ -66,8 +61,12 @@ MODELS = {
 def machine_of(program, shape, weights, rotary):
     """With the constants of a model; what is read behind the last rows before it is written only has to be finite."""
     given = {
-        "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]),
-        "vectors": np.concatenate([*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]),
+        "weights": np.concatenate(
+            [*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]
+        ),
+        "vectors": np.concatenate(
+            [*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]
+        ),
         "rotary": rotary,
     }
     scratch = {buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16) for buffer in program.buffers[4:]}

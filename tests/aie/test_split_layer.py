@@ -15,9 +15,10 @@ from flownpu.aie.designs.split_layer import SplitLayer
 from flownpu.aie.designs.split_layer_shape import COLUMNS, STREAMS, SplitShape
 from flownpu.aie.mlir import to_mlir
 from flownpu.aie.plan import DTYPES, Await, Transfer, WriteParameter
-from tests.aie.decode_layer_model import Call, LayerCase, expectation, random_projection
+from flownpu.selftest.reference.layer import Call, expectation, random_projection
 from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import assert_within, bf16
+from tests.aie.layer_cases import LayerCase
 from tests.aie.mutations import MUTATIONS, caught, ends_that_do_not_wait
 from tests.aie.test_decode_layer import SHAPES, SMALL, random_call, without_waiting
 from tests.aie.test_designs import prototypes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What prefill must leave, in float64, and how far each number may be off.
 
-As in decode_layer_model.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
+As in layer.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
 own wherever the array rounds; a number may be off by so many of their standard deviations. A sum of many errors over
 the deviation of 32 such sums is Student's t with 31 degrees of freedom: beyond 9 in 4 of 10^10 cases, where the tests
 compare 10^7 numbers. What is new here:
@@ -24,14 +24,14 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
-from tests.aie.decode_layer_model import EPSILON, SAMPLES, Rounding, rms_norm
-from tests.aie.host_kernels import BF16_ROUNDING, wide
+from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from flownpu.aie.designs.decode_layer import Layer, LayerShape
-    from tests.aie.decode_layer_model import LayerWeights
+    from flownpu.selftest.reference.layer import LayerWeights
 
     _Step = tuple[int, str, np.ndarray, np.ndarray]
     _Steps = Generator[_Step, None, tuple[np.ndarray, np.ndarray]]
@@ -176,7 +176,7 @@ class PrefillModel:
         weights = self._in_blocks(np.pad(weights, padded))
         values = self._in_blocks(np.pad(values.swapaxes(-1, -2), padded[1:])).swapaxes(-1, -2)
         context = (weights @ values[:, :, None] / total).transpose(0, 3, 1, 2, 4).reshape(rows, tokens, -1)
-        np.testing.assert_allclose(context[:1], expected, rtol=1e-9, atol=1e-12)  # the copies are copies of this
+        _require_equal(context[:1], expected)
         return q.reshape(rows, tokens, -1), self._rounded(context)
 
     def _in_blocks(self, values: np.ndarray) -> np.ndarray:
@@ -198,6 +198,16 @@ def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.
     x = x if norm is None else x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * norm
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+
+
+def _require_equal(copy: np.ndarray, expected: np.ndarray) -> None:
+    """What the copies are made by is the operator.
+
+    Raises:
+        ArithmeticError: it is not.
+    """
+    if not np.allclose(copy, expected, rtol=1e-9, atol=1e-12):
+        raise ArithmeticError("expected the model of attention to be the operator, and it is not: a bug of flownpu")
 
 
 def deviation(copies: np.ndarray) -> np.ndarray:

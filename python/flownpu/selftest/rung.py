@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ class Rung:
 
 def call_of_case(case: Case, array: str, name: str) -> ArtifactCall:
     """The call of a case, as one that is the same at all positions; `name`: of the rung."""
-    return fixed_call(array, array, name.replace(" ", "-").replace(",", ""), case.program)
+    return fixed_call(array, array, re.sub(r"\W+", "-", name), case.program)
 
 
 def trial_of_cases(cases: Sequence[Case], name: str, array: str, *, made: bool = False) -> Trial:

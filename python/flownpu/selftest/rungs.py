@@ -8,6 +8,7 @@ next to nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ _CHANGES = 16  # of arrays, in `arrays in turn`
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How much more the rungs do whose times tell: copied rows, rows that are read, calls of a kernel, past of prompts."""
+    """How much the rungs called "more" do: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM."""
 
     copied: int
     read: int
@@ -128,7 +129,7 @@ class _Ladder:
         """What a kernel's design gives for one call of it is what it gives alone."""
         target = self.target
         makers: dict[str, Callable[[], Case]] = {
-            "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256), 32, 256, rng),
+            "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
             "rms_norm": lambda: rows.rms_norm_case(RMSNorm(target, ROW), 1, rng),
             "softmax": lambda: rows.softmax_case(Softmax(target, ROW), 1, ROW, rng),
         }
@@ -203,32 +204,32 @@ class _Ladder:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> Iterator[Rung]:
-        """`work` of "flow_qkv nca": multiply-adds."""
-        target, d = self.target, 64
-        decode, prompt = FlowKV(target, 8, 4, d), FlowQKV(target, self._columns, self._columns, d)
-        tokens, past = 4 * prompt.queries, self.sizes.past
+        """`work` of NCA: multiply-adds."""
+        target, columns = self.target, self._columns
+        decode = FlowKV(target, 8, 4, 64)
         for name, window in (("flow_kv", None), ("flow_kv window", 40)):
             make = partial(attention.flow_kv_case, decode, 100, 256, window=window)
-            yield _rung(name, "flow_kv", lambda rng, make=make: [make(rng=rng)], array="flow_kv")
-        for name, count, before, options in (
-            ("flow_qkv", 17, 100, {}),
-            ("flow_qkv window", 17, 100, {"window": 40}),
-            ("flow_qkv nca", tokens, 0, {"causal": False}),
-            ("flow_qkv nca, more", tokens, past, {"causal": False}),
-        ):
-            capacity = -(-(before + count) // prompt.keys) * prompt.keys
-            make = partial(attention.flow_qkv_case, prompt, count, before, capacity, **options)
-            work = 2 * prompt.heads * d * count * (before + count)
-            yield _rung(name, "flow_qkv", lambda rng, make=make: [make(rng=rng)], array="flow_qkv", work=work)
+            yield _rung(name, "flow_kv", _alone(make))
+        prompt = FlowQKV(target, columns, columns, 64)
+        for name, window in (("flow_qkv", None), ("flow_qkv window", 40)):
+            make = partial(attention.flow_qkv_case, prompt, 17, 100, 128, window=window)
+            yield _rung(name, "flow_qkv", _alone(make))
+        for name, design in (("flow_qkv nca", prompt), ("flow_qkv nca, d 128", FlowQKV(target, columns, columns, 128))):
+            tokens = 4 * design.queries
+            for more, past in (("", 0), (", more", self.sizes.past)):
+                make = partial(attention.flow_qkv_case, design, tokens, past, past + tokens, causal=False)
+                work = 2 * design.heads * design.d * tokens * (past + tokens)
+                group = "flow_qkv" if design is prompt else name
+                yield _rung(name + more, group, _alone(make), work=work)
 
 
-def _alone(make: Callable[[Rng], Case]) -> _Cases:
-    return lambda rng: [make(rng)]
+def _alone(make: Callable[..., Case]) -> _Cases:
+    return lambda rng: [make(rng=rng)]
 
 
 def _rung(name: str, group: str, cases: _Cases, *, array: str = "", work: float = 0, made: bool = False) -> Rung:
     """A rung of one call."""
-    array = (array or group).replace(" ", "-")
+    array = re.sub(r"\W+", "-", array or group)
 
     def make(rng: Rng) -> Trial:
         return trial_of_cases(cases(rng), name, array, made=made)
@@ -236,9 +237,9 @@ def _rung(name: str, group: str, cases: _Cases, *, array: str = "", work: float 
     return Rung(name, group, make, work)
 
 
-def _in_turn(first: Callable[[Rng], Case], second: Callable[[Rng], Case], rng: Rng) -> Trial:
+def _in_turn(first: Callable[..., Case], second: Callable[..., Case], rng: Rng) -> Trial:
     """Two arrays' calls, one after the other and again: each is a change of array."""
-    cases = {"dequant_engine": first(rng), "gemm": second(rng)}
+    cases = {"dequant_engine": first(rng=rng), "gemm": second(rng=rng)}
     pairs = [(case, call_of_case(case, array, f"in turn {array}")) for array, case in cases.items()]
     given = {name: content for pair in pairs for name, content in given_of_case(*pair).items()}
     program = program_of([call for _, call in pairs] * (_CHANGES // 2), kind="arrays in turn", constants=given)

@@ -42,7 +42,9 @@ def npu_of_the_double(tmp_path, monkeypatch):
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
     monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
-    monkeypatch.setattr(climb, "worker_command", lambda folder: [sys.executable, "-c", WORKER, str(folder), str(native)])
+    monkeypatch.setattr(
+        climb, "worker_command", lambda folder: [sys.executable, "-c", WORKER, str(folder), str(native)]
+    )
 
 
 @pytest.mark.usefixtures("npu_of_the_double")

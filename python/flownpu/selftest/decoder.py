@@ -75,13 +75,11 @@ def _layers(name: str, shape: LayerShape, count: int, context: int, rng: Rng) ->
     program = program_of([made], kind=name, constants=given, same={"cache_bytes": "cache"} if is_split else {})
     wanted = tuple(f"{made.name} {buffer}" for buffer in ("state", "cache"))
 
-    def outcome(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return call.outcome({name.rpartition(" ")[2]: content.view(BFLOAT16) for name, content in found.items()})
+    def outcome(what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+        by_name = {name.rpartition(" ")[2]: content.view(BFLOAT16) for name, content in found.items()}
+        return call.outcome(by_name)[what]
 
-    checks = tuple(
-        Check(what, lambda found, what=what: outcome(found)[what], *numbers)
-        for what, numbers in expectation(call, rng).items()
-    )
+    checks = tuple(Check(what, partial(outcome, what), *numbers) for what, numbers in expectation(call, rng).items())
     return Trial(program, given, wanted, checks)
 
 
@@ -107,7 +105,8 @@ def _token(rng: Rng) -> Trial:
 def _of_cache(call: Call, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
     """The position's keys and values, or all others."""
     cache = found["cache"].view(BFLOAT16).reshape(call.cache.shape)
-    return (cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)).reshape(-1)
+    part = cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)
+    return np.asarray(part.reshape(-1))
 
 
 def _prompt(target: str, rng: Rng) -> Trial:

@@ -180,8 +180,8 @@ class _Ladder:
         target, (m, k, n) = self.target, self.sizes.gemm
         tiles = 4 * self._columns
         for epilogue in ("none", "geglu", "swiglu"):
-            design = FusedDQP(target, 512, tiles, epilogue)
-            make = partial(projections.fused_dqp_case, design, 1056, 300)
+            vector = FusedDQP(target, 512, tiles, epilogue)
+            make = partial(projections.fused_dqp_case, vector, 1056, 300)
             yield _rung(f"fused_dqp {epilogue}", f"fused_dqp {epilogue}", _alone(make))
         for weights in self._weights:
             group = f"gemm {weights}"

@@ -145,7 +145,7 @@ def dequant_engine_case(
     blocks = np.concatenate([random_weight(rng, m, k)[0] for _ in range(2 if gated else 1)])
     height, width = -(-m // 32) * 32, -(-k // 256) * 256
     parts = [bf16(q4nx.dequantize(part, height, width)).T for part in np.split(blocks, 2 if gated else 1)]
-    b = operand(woven(*parts, 64) if gated else parts[0], engine.weights)
+    b = operand(woven(parts[0], parts[1], 64) if gated else parts[0], engine.weights)
     make = partial(engine.program, m, k, gated=gated, interleaved=interleaved)
     return Case(make, {"w": interleave(blocks) if interleaved else blocks}, "b", b.astype(np.float64), 0.0)
 
@@ -184,7 +184,7 @@ def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
         left, right = as_multiplied(a, half, design.target)
         sums.append(left @ right)
         errors.append((inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right)))
-    b = operand(woven(*halves, design.n), design.weights)
+    b = operand(woven(halves[0], halves[1], design.n), design.weights)
     expected, tolerance = gated(sums, errors, design.epilogue)
     return Case(partial(design.program, m, k, n), {"a": a, "b": b}, "c", expected, tolerance)
 

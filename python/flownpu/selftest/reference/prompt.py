@@ -146,7 +146,8 @@ class PrefillModel:
         """Queries and attention's output, [copies, tokens, H d]; row 0 is the operator's. Keys and values are kept."""
         shape, layer, rows, tokens = self.shape, self.layers[index], *qkv.shape[:2]
         heads, kv_heads, end = shape.heads, shape.kv_heads, position + tokens
-        norms = wide(self.weights[index].qk_norm) if shape.qk_norm else [None, None]
+        weights = self.weights[index].qk_norm
+        norms = [None, None] if weights is None else wide(weights)
         cosine, sine = np.split(wide(self.rotary[layer.table]), 2, axis=1)
         past = self.cache[:1, index].transpose(3, 0, 2, 1, 4)
         expected, *_ = flow_qkv_attention.reference(

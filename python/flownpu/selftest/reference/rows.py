@@ -168,14 +168,13 @@ def norm_rope_case(
 
     def turned(heads: np.ndarray, weight: np.ndarray) -> np.ndarray:
         row, count = heads.reshape(1, tokens, -1), heads.shape[1]
-        of_norm = {"q_norm_weight": wide(weight), "k_norm_weight": wide(weight)} if design.qk_norm else {}
-        past = [np.zeros((1, count, capacity, d))] * 2
+        norm = wide(weight) if design.qk_norm else None
+        past, (cosine, sine) = np.zeros((1, count, capacity, d)), np.split(wide(rotary[1]), 2, axis=1)
         present = flow_qkv_attention.reference(
-            row, row, row, *past, np.array([position + tokens - 1]), np.array([capacity]),
-            *np.split(wide(rotary[1]), 2, axis=1), num_heads=count, kv_num_heads=count, head_size=d, do_rotary=1,
-            **of_norm,
+            row, row, row, past, past, np.array([position + tokens - 1]), np.array([capacity]), cosine, sine,
+            q_norm_weight=norm, k_norm_weight=norm, num_heads=count, kv_num_heads=count, head_size=d, do_rotary=1,
         )[1]  # fmt: skip
-        return present[0, :, position : position + tokens].swapaxes(0, 1)
+        return np.asarray(present[0, :, position : position + tokens].swapaxes(0, 1))
 
     def off(heads: np.ndarray, weight: np.ndarray, expected: np.ndarray) -> np.ndarray:
         # As of the kernels rope and rms_norm_rope: products are exact but for the norm's; one rounding to bf16.
@@ -184,7 +183,7 @@ def norm_rope_case(
             heads = _rms(heads, wide(weight))
             operand = (1 + BF16_ROUNDING) * (2 * INVERSE + d * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING)
         magnitude = np.tile(np.abs(heads[..., : d // 2]) + np.abs(heads[..., d // 2 :]), 2)
-        return BF16_ROUNDING * np.abs(expected) + operand * magnitude
+        return np.asarray(BF16_ROUNDING * np.abs(expected) + operand * magnitude)
 
     if output == "q":
         expected = turned(queries, norms[0])

@@ -2,7 +2,7 @@
 """Every design on the emulator, against its operator's float64 reference.
 
 Reduced sizes for every kind of shape, and each operator once at the size of a model. Tolerances are derived where the
-cases are made (tests/aie/cases.py and design_cases.py).
+cases are made (flownpu/selftest/reference/).
 """
 
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest --device npu` as far as it goes without an NPU: over the double of XRT, whose calls the emulator runs.
+"""`flownpu selftest --device npu` without an NPU: over the double of XRT, whose calls the emulator runs.
 
 What is compiled are stand-ins for aiecc's files (double_artifacts.py); the rest is the way of a real NPU.
 """
@@ -42,9 +42,8 @@ def npu_of_the_double(tmp_path, monkeypatch):
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
     monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
-    monkeypatch.setattr(
-        climb, "worker_command", lambda folder: [sys.executable, "-c", WORKER, str(folder), str(native)]
-    )
+    command = [sys.executable, "-c", WORKER]
+    monkeypatch.setattr(climb, "worker_command", lambda folder: [*command, str(folder), str(native)])
 
 
 @pytest.mark.usefixtures("npu_of_the_double")

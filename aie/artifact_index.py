@@ -11,6 +11,7 @@ The index (kind INDEX of emulator/words.py), which ops/npu/artifacts.h reads:
     text target; emulated (0, 1); text identity
     arrays: text name, text file, CRC-32 of the file
     calls: text operator, text name, number of the array, text file, CRC-32 of the file, buffers (text name, bytes)
+    the host's calls: text operator, parameters (text name, list), buffers (text name, bytes)
     programs: programs/program.py
 
 `identity` is the sha256 of all files' sums and of the programs: it changes when one of them does. Files are named
@@ -25,12 +26,14 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.artifacts import digest, write_bytes
 from flownpu.aie.emulator.words import INDEX, Words
-from flownpu.aie.programs.program import calls_of
+from flownpu.aie.programs.call import ArtifactCall
+from flownpu.aie.programs.program import attribute_words, calls_of, host_calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.program import Program
 
 __all__ = ["Index"]
@@ -62,7 +65,7 @@ class Index:
         files = [*self.array_files.values(), *(call.family_file for call in calls)]
         contents = {file: (self.folder / file).read_bytes() for file in files}
         arrays = {name: number for number, name in enumerate(self.array_files)}
-        programs = self._programs({(call.array, call.name): number for number, call in enumerate(calls)})
+        programs = self._programs(calls)
         words = Words()
         words.text(self.target)
         words.add(int(self.emulated))
@@ -79,16 +82,35 @@ class Index:
             words.text(call.name)
             words.add(arrays[call.array])
             words.text(call.family_file)
-            words.add(zlib.crc32(contents[call.family_file]), len(call.buffers))
-            for buffer in call.buffers:
-                words.text(buffer.name)
-                words.add(buffer.type.bytes)
+            words.add(zlib.crc32(contents[call.family_file]))
+            _write_buffers(words, call)
         words.append(programs)
         write_bytes(self.folder / _FILE, words.finish(INDEX, words.identity).tobytes())
 
-    def _programs(self, numbers: Mapping[tuple[str, str], int]) -> Words:
-        words = Words()
+    def _programs(self, calls: Sequence[ArtifactCall]) -> Words:
+        """The host's calls, and the programs."""
+        words, host_calls = Words(), host_calls_of(self.programs)
+        words.add(len(host_calls))
+        for call in host_calls:
+            words.text(call.operator)
+            words.add(len(call.parameters))
+            for key, value in call.parameters:
+                words.text(key)
+                words.list(attribute_words(value))
+            _write_buffers(words, call)
+        places = {(call.array, call.name): number for number, call in enumerate(calls)}
+        numbers: dict[ArtifactCall | HostCall, int] = {call: number for number, call in enumerate(host_calls)}
+        for step in (step for program in self.programs for step in program.steps):
+            if isinstance(step.call, ArtifactCall):
+                numbers[step.call] = places[step.call.array, step.call.name]
         words.add(len(self.programs))
         for program in self.programs:
             program.write(words, numbers)
         return words
+
+
+def _write_buffers(words: Words, call: ArtifactCall | HostCall) -> None:
+    words.add(len(call.buffers))
+    for buffer in call.buffers:
+        words.text(buffer.name)
+        words.add(buffer.type.bytes)

@@ -282,6 +282,8 @@ inline constexpr ApiFunction<const OrtModelEditorApi*()> GetModelEditorApi{291};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** path)> Graph_GetModelPath{334};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumOperatorSets{336};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** domains, std::int64_t* versions, std::size_t count)> Graph_GetOperatorSets{337};
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumOutputs{340};
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtValueInfo** outputs, std::size_t count)> Graph_GetOutputs{341};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumNodes{344};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** nodes, std::size_t count)> Graph_GetNodes{345};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** node)> Graph_GetParentNode{346};

@@ -14,8 +14,11 @@ namespace {
 // Nodes that an error lists one by one.
 constexpr std::size_t kListed = 20;
 
-bool has_packed(const std::vector<Node>& nodes) {
-  return std::ranges::any_of(nodes, [](const Node& node) { return !node.packed.empty(); });
+// Nodes that a device made for itself: in a domain of its own beside ours.
+bool has_devices_own(const std::vector<Node>& nodes) {
+  const std::string beside = std::string(kDomain) + ".";
+  return std::ranges::any_of(nodes,
+                             [&](const Node& node) { return node.domain.starts_with(beside); });
 }
 
 // One line for each reason: an NPU that is not there has the same for all operators.
@@ -49,11 +52,10 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
 
   if (keep) keep(lowered.nodes);
 
-  // What has constants of the device's own is on the device, which may fail. A compiled model has
-  // the device's nodes only.
+  // What is on the device may fail. A compiled model has the device's nodes only.
   std::unique_ptr<const Program> other;
-  if (options.on_unsupported == OnUnsupported::kCpu && has_packed(lowered.nodes) &&
-      !has_packed(nodes)) {
+  if (options.on_unsupported == OnUnsupported::kCpu && has_devices_own(lowered.nodes) &&
+      !has_devices_own(nodes)) {
     const std::shared_ptr<const Device> cpu = make_cpu_device(options.device_options);
     other = std::make_unique<Program>(cpu, cpu->lower(std::move(nodes), lowering).nodes, inputs,
                                       lowering.outputs);

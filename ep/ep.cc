@@ -146,6 +146,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     placement_.left_multiply_adds += estimate_multiply_adds(node);
   }
 
+  obstacle_ = obstacle(graph, nodes, partitions);
   for (const std::vector<std::size_t>& taken : partitions.taken) {
     std::vector<const OrtNode*> handles;
     handles.reserve(taken.size());
@@ -163,6 +164,21 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     claimed = true;
   }
   if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
+}
+
+// Of a session that goes on without the nodes that are not taken.
+std::string Ep::obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
+                         const Partitions& partitions) const {
+  if (partitions.rejected.empty() || options_.on_unsupported == OnUnsupported::kError) return "";
+  std::vector<Judged> judged;
+  judged.reserve(nodes.size());
+  std::vector<std::string> outputs = output_names(api_, graph);
+  for (const GraphNode& node : nodes) {
+    judged.push_back({node.node, ""});
+    outputs.insert(outputs.end(), node.implicit_inputs.begin(), node.implicit_inputs.end());
+  }
+  for (const auto& [index, reason] : partitions.rejected) judged[index].reason = reason;
+  return device_->obstacle(std::move(judged), outputs);
 }
 
 // Claims a node that need not be one we run, so that ORT calls Compile.
@@ -237,7 +253,8 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
   const std::filesystem::path path = model_path(api_, graph);
   const bool in_current = !path.empty() && !path.has_parent_path();
   const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string(),
-                          .outputs = output_names(api_, fused)};
+                          .outputs = output_names(api_, fused),
+                          .obstacle = obstacle_};
   const std::string files = context_files(nodes);
   nodes = expand_contexts(std::move(nodes), lowering, *device_);
   KeepNodes keep;

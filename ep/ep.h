@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ep/api.h"
+#include "ep/capability.h"
 #include "ep/compiler.h"
 #include "ep/compute.h"
 #include "ep/context.h"
@@ -44,6 +45,8 @@ class Ep final : public ort::OrtEp {
                                          const OrtNode* fused) const;
   void on_session_ready();
 
+  std::string obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
+                       const Partitions& partitions) const;
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
   void claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const;
   // Throws Error if the session must fail.
@@ -66,6 +69,8 @@ class Ep final : public ort::OrtEp {
   // functions.
   Placement placement_;
   std::string model_name_;  // Of its file, without the suffix; empty if it came from memory.
+  // What the device says of that graph as a whole: Device::obstacle.
+  std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;
   bool reported_ = false;
 };

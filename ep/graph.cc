@@ -294,6 +294,11 @@ std::string model_path(const Api& api, const OrtGraph* graph) {
   return text(api, graph, ort::Graph_GetModelPath);
 }
 
+std::vector<std::string> output_names(const Api& api, const OrtGraph* graph) {
+  return names_of_values(
+      api, list<OrtValueInfo>(api, graph, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs));
+}
+
 std::vector<std::string> input_names(const Api& api, const OrtNode* node) {
   return names_of_values(api, inputs_of(api, node));
 }

@@ -40,6 +40,9 @@ OperatorSets operator_sets(const Api& api, const OrtGraph* graph);
 // The model's file; empty if it was not read from one.
 std::string model_path(const Api& api, const OrtGraph* graph);
 
+// Names of the graph's outputs.
+std::vector<std::string> output_names(const Api& api, const OrtGraph* graph);
+
 // Names of a node's inputs and outputs; empty for an absent one.
 std::vector<std::string> input_names(const Api& api, const OrtNode* node);
 std::vector<std::string> output_names(const Api& api, const OrtNode* node);

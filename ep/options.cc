@@ -41,6 +41,17 @@ int parse_threads(const std::string& value) {
   return threads;
 }
 
+std::int64_t parse_threshold(const std::string& value) {
+  std::int64_t threshold = -1;
+  const char* end = value.data() + value.size();
+  const auto [stop, code] = std::from_chars(value.data(), end, threshold);
+  if (code != std::errc() || stop != end || threshold < 0) {
+    fail("[FlowNPU] option npu_threshold = '", value,
+         "' is not valid; expected a number of multiply-adds, 0 or more (64 bits)");
+  }
+  return threshold;
+}
+
 std::string parse_placement(const std::string& value) {
   if (value.empty() || value == "log") return "";
   if (value == "stderr" || value.find('/') != std::string::npos) return value;
@@ -50,7 +61,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 7> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 8> kParsers{{
     {"device",
      [](Options& options, const std::string& value) {
        options.device = choose<DeviceChoice, 4>("device", value,
@@ -80,6 +91,10 @@ constexpr std::array<std::pair<std::string_view, Parser>, 7> kParsers{{
      [](Options& options, const std::string& value) { options.device_options.cpu_isa = value; }},
     {"artifacts",
      [](Options& options, const std::string& value) { options.device_options.artifacts = value; }},
+    {"npu_threshold",
+     [](Options& options, const std::string& value) {
+       options.device_options.npu_threshold = parse_threshold(value);
+     }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},
 }};

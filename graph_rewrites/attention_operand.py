@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant
-from flownpu.graph_rewrites.plain_graph import dimensions, integers, made_by, same_size, with_constant
+from flownpu.graph_rewrites.plain_graph import NoMatchError, dimensions, integers, made_by, same_size, with_constant
 from flownpu.graph_rewrites.signature import unknown_part
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Operand:
     rotary: Rotary | None = None
 
 
-def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | str:
+def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand:
     """Follows an operand of attention to what it is made of.
 
     Args:
@@ -91,8 +91,8 @@ def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, nor
         norm: follow it through a norm of each head.
         scaled: follow it through products with a number.
 
-    Returns:
-        The operand, or why it has not the form of one.
+    Raises:
+        NoMatchError: it has not the form of one.
     """
     operand = Operand(value, axes)
     while True:
@@ -107,7 +107,7 @@ def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, nor
 def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # each is another operator
     """The operand one node earlier, or None where it begins."""
     node = operand.value.producer()
-    if node is None or unknown_part(node) is not None:
+    if node is None or unknown_part(node):
         return None
     if node.domain == "com.microsoft":
         return _through_rotary(operand, node) if rotary and node.op_type == "RotaryEmbedding" else None
@@ -196,14 +196,16 @@ def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
     return replace(operand, value=x, axes=(), heads=heads, head_size=head_size)
 
 
-def _with_heads(operand: Operand) -> Operand | str:
+def _with_heads(operand: Operand) -> Operand:
     """An operand with four axes, its heads counted."""
     sizes = dimensions(operand.value)
     if sizes is None or len(sizes) != 4:
-        return (
+        raise NoMatchError(
             f"{operand.value.name} has the shape {operand.value.shape}, expected four axes: batch, head, token, element"
         )
     heads, head_size = (sizes[operand.axes.index(axis)] for axis in ("H", "D"))
     if not isinstance(heads, int) or not isinstance(head_size, int):
-        return f"{operand.value.name} has {heads} heads of {head_size}, expected numbers that the graph says"
+        raise NoMatchError(
+            f"{operand.value.name} has {heads} heads of {head_size}, expected numbers that the graph says"
+        )
     return replace(operand, heads=heads, head_size=head_size)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.graph_rewrites.plain_graph import (
+    NoMatchError,
     constant,
     dimensions,
     integers,
@@ -61,18 +62,24 @@ class Scores:
     addends: tuple[Addend, ...] = field(default=())
 
 
-def read_scores(value: ir.Value | None) -> Scores | str:  # noqa: PLR0911 # each is a reason
-    """What a softmax is of, or why it is not an attention's."""
+def read_scores(value: ir.Value | None) -> Scores:
+    """What a softmax is of.
+
+    Raises:
+        NoMatchError: it is not an attention's.
+    """
     node = made_by(value, "MatMul", "Add", "Mul", "Div", "Where")
     if value is None or node is None:
         maker = None if value is None else value.producer()
-        return f"the softmax is of {'an input' if maker is None else maker.op_type}, expected scores of a MatMul"
+        raise NoMatchError(
+            f"the softmax is of {'an input' if maker is None else maker.op_type}, expected scores of a MatMul"
+        )
     if node.op_type == "MatMul":
         query, key = node.inputs
         assert query is not None
         assert key is not None
         if constant(query) is not None or constant(key) is not None:
-            return "the scores are the product with a constant: a projection, not an attention"
+            raise NoMatchError("the scores are the product with a constant: a projection, not an attention")
         return Scores(query, key, node)
     if node.op_type == "Where":
         return _masked(node)
@@ -80,20 +87,22 @@ def read_scores(value: ir.Value | None) -> Scores | str:  # noqa: PLR0911 # each
         return _scaled(node, *pair)
     if node.op_type == "Add":
         return _added(node)
-    return f"the scores are changed by {node.op_type} with something computed"
+    raise NoMatchError(f"the scores are changed by {node.op_type} with something computed")
 
 
-def _added(node: ir.Node) -> Scores | str:
-    reasons = []
-    for position in (0, 1):
-        scores = read_scores(node.inputs[position])
-        if not isinstance(scores, str):
-            return replace(scores, addends=(*scores.addends, Addend(value=node.inputs[1 - position])))
-        reasons.append(scores)
-    return reasons[0]
+def _added(node: ir.Node) -> Scores:
+    first, second = node.inputs
+    try:
+        scores, other = read_scores(first), second
+    except NoMatchError as reason:
+        try:
+            scores, other = read_scores(second), first
+        except NoMatchError:
+            raise reason from None
+    return replace(scores, addends=(*scores.addends, Addend(value=other)))
 
 
-def _masked(node: ir.Node) -> Scores | str:
+def _masked(node: ir.Node) -> Scores:
     """Where(condition, scores, very negative), or the other way around."""
     condition, *sides = node.inputs
     for position in (0, 1):
@@ -101,39 +110,40 @@ def _masked(node: ir.Node) -> Scores | str:
         if number is None:
             continue
         if not number <= MASKED:
-            return f"masked scores are {number}, expected what weighs nothing after the softmax ({MASKED:g} or less)"
+            raise NoMatchError(
+                f"masked scores are {number}, expected what weighs nothing after the softmax ({MASKED:g} or less)"
+            )
         scores = read_scores(sides[position])
-        if isinstance(scores, str):
-            return scores
         return replace(scores, addends=(*scores.addends, Addend(condition=condition, inverted=position == 1)))
-    return "both sides of the scores' Where are computed"
+    raise NoMatchError("both sides of the scores' Where are computed")
 
 
-def _scaled(node: ir.Node, value: ir.Value, number: float) -> Scores | str:  # noqa: PLR0911 # each is a reason
+def _scaled(node: ir.Node, value: ir.Value, number: float) -> Scores:
     if node.op_type == "Add":
         return read_scores(value)  # the same number for all scores: softmax does not see it
     if node.op_type == "Div":
         number = 1 / number
     capped = made_by(value, "Tanh")
     scores = read_scores(capped.inputs[0] if capped is not None else value)
-    if isinstance(scores, str):
-        return scores
     if scores.addends:
-        return "a mask or bias is added before the scores are scaled"
+        raise NoMatchError("a mask or bias is added before the scores are scaled")
     if scores.softcap:
-        return "the scores are scaled after their soft cap"
+        raise NoMatchError("the scores are scaled after their soft cap")
     if capped is None:
         return replace(scores, scale=scores.scale * number)
     if number <= 0:
-        return f"the soft cap is {number}, expected a positive number"
+        raise NoMatchError(f"the soft cap is {number}, expected a positive number")
     # number * tanh(scale / number * product): the cap divides before it multiplies.
     return replace(scores, scale=scores.scale * number, softcap=number)
 
 
-def read_probabilities(softmax: ir.Node) -> ir.Node | str:
-    """The product of a softmax's result with the values, or why there is none.
+def read_probabilities(softmax: ir.Node) -> ir.Node:
+    """The product of a softmax's result with the values.
 
     In between may be what exporters write against rows that are masked wholly: Where(IsNaN(p), 0, p).
+
+    Raises:
+        NoMatchError: there is none.
     """
     value = softmax.outputs[0]
     users = [use.node for use in value.uses()]
@@ -141,18 +151,18 @@ def read_probabilities(softmax: ir.Node) -> ir.Node | str:
         guard = next(user for user in users if user.op_type == "Where")
         test = made_by(guard.inputs[0], "IsNaN") if is_operator(guard, "Where") else None
         if test is None or test.inputs[0] is not value or guard.inputs[2] is not value or scalar(guard.inputs[1]) != 0:
-            return "the probabilities go through a Where that is not Where(IsNaN(p), 0, p)"
+            raise NoMatchError("the probabilities go through a Where that is not Where(IsNaN(p), 0, p)")
         value, users = guard.outputs[0], [use.node for use in guard.outputs[0].uses()]
     if len(users) != 1 or value.is_graph_output():
-        return (
+        raise NoMatchError(
             f"{len(users)} nodes read the probabilities, or they are an output; expected the product with values alone"
         )
     product = users[0]
     if not is_operator(product, "MatMul") or product.inputs[0] is not value:
-        return f"the probabilities are read by {product.op_type}, expected MatMul(probabilities, values)"
+        raise NoMatchError(f"the probabilities are read by {product.op_type}, expected MatMul(probabilities, values)")
     sizes, axis = dimensions(value), softmax.attributes["axis"].as_int() if "axis" in softmax.attributes else -1
     if axis != -1 and (sizes is None or axis != len(sizes) - 1):
-        return f"the softmax is over axis {axis}, expected the last one, the keys"
+        raise NoMatchError(f"the softmax is over axis {axis}, expected the last one, the keys")
     return product
 
 

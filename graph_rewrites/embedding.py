@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from onnx_ir import tape
-
-from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
+from flownpu.graph_rewrites.float_weight import float_weight
 from flownpu.graph_rewrites.node import attribute_int
-from flownpu.graph_rewrites.plain_graph import insert_before, is_operator, made_by, replace
-from flownpu.graph_rewrites.report import Miss
+from flownpu.graph_rewrites.plain_graph import NoMatchError, fold_each, is_operator, made_by, put
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_RULE = "embedding"
+    from flownpu.graph_rewrites.report import Miss
 
 
 def quantise_embeddings(model: ir.Model) -> tuple[int, list[Miss]]:
@@ -32,28 +29,21 @@ def quantise_embeddings(model: ir.Model) -> tuple[int, list[Miss]]:
     Returns:
         How many were rewritten, and those whose table cannot become Q4NX.
     """
-    count, misses = 0, []
-    for node in list(model.graph):
-        if not is_operator(node, "Gather") or attribute_int(node, "axis", 0) != 0:
-            continue
-        weight, ids = float_weight(node.inputs[0], transposed=False), _input_of(node.inputs[1])
-        if weight is None or ids is None:
-            continue
-        if (obstacle := weight.obstacle()) is not None:
-            misses.append(Miss(_RULE, node.name or "Gather", obstacle))
-            continue
-        builder = tape.Tape()
-        value = _rows(builder, node, weight, model.graph)
-        insert_before(node, builder.nodes)
-        replace(node.outputs[0], value)
-        count += 1
-    return count, misses
+    return fold_each(model, "embedding", lambda node: _quantise(node, model.graph))
 
 
-def _rows(builder: tape.Tape, node: ir.Node, weight: FloatWeight, graph: ir.Graph) -> ir.Value:
-    attributes = {"M": weight.rows, "K": weight.columns}
+def _quantise(node: ir.Node, graph: ir.Graph) -> bool:
+    if not is_operator(node, "Gather") or attribute_int(node, "axis", 0) != 0:
+        return False
+    weight = float_weight(node.inputs[0], transposed=False)
+    if weight is None or _input_of(node.inputs[1]) is None:
+        return False
+    if (obstacle := weight.obstacle()) is not None:
+        raise NoMatchError(obstacle)
     inputs = [weight.initializer(graph, tied=True), node.inputs[1]]
-    return builder.op("Q4NXGather", inputs, attributes, domain=DOMAIN, version=VERSION, name=node.name)
+    sizes = {"M": weight.rows, "K": weight.columns}
+    put(node, "Q4NXGather", inputs, sizes, domain=DOMAIN, version=VERSION, name=node.name)
+    return True
 
 
 def _input_of(value: ir.Value | None) -> ir.Value | None:

@@ -6,24 +6,23 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from onnx_ir import tape
-
 from flownpu.graph_rewrites.plain_graph import (
-    insert_before,
+    NoMatchError,
+    fold_each,
     is_operator,
     made_by,
     only_user,
     other_operand,
-    replace,
+    put,
     scalar,
     with_constant,
 )
-from flownpu.graph_rewrites.report import Miss
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_RULE = "gelu"
+    from flownpu.graph_rewrites.report import Miss
+
 # Constants of the tanh approximation; exporters write them in float32, which rounds them by 2^-24 of themselves.
 _CUBE, _TANH_SCALE = 0.044715, math.sqrt(2 / math.pi)
 _CLOSE = 2.0**-20
@@ -43,50 +42,42 @@ def fold_gelu(model: ir.Model) -> tuple[int, list[Miss]]:
     Returns:
         How many were folded, and the near misses: what has an Erf, or a Tanh to which 1 is added.
     """
-    count, misses = 0, []
-    for node in list(model.graph):
-        if not is_operator(node, "Erf", "Tanh"):
-            continue
-        one_more = only_user(node.outputs[0])
-        added = with_constant(one_more) if one_more is not None and one_more.op_type == "Add" else None
-        if one_more is None or added is None or added[1] != 1:
-            if node.op_type == "Erf":
-                misses.append(Miss(_RULE, node.name or "Erf", "1 is not added to Erf(..), which alone reads it"))
-            continue
-        x = _argument_of_erf(node) if node.op_type == "Erf" else _argument_of_tanh(node)
-        if isinstance(x, str):
-            misses.append(Miss(_RULE, node.name or node.op_type, x))
-            continue
-        product = _product(x, one_more)
-        if isinstance(product, str):
-            misses.append(Miss(_RULE, node.name or node.op_type, product))
-            continue
-        builder = tape.Tape()
-        approximate = "none" if node.op_type == "Erf" else "tanh"
-        value = builder.op("Gelu", [x], {"approximate": approximate}, name=f"{node.name}/gelu")
-        insert_before(product, builder.nodes)
-        replace(product.outputs[0], value)
-        count += 1
-    return count, misses
+    return fold_each(model, "gelu", _fold)
 
 
-def _argument_of_erf(node: ir.Node) -> ir.Value | str:
-    """The x of Erf(x / sqrt 2), or why it is not that."""
+def _fold(node: ir.Node) -> bool:
+    if not is_operator(node, "Erf", "Tanh"):
+        return False
+    exact = node.op_type == "Erf"
+    one_more = only_user(node.outputs[0])
+    added = with_constant(one_more) if one_more is not None and one_more.op_type == "Add" else None
+    if one_more is None or added is None or added[1] != 1:
+        if exact:
+            raise NoMatchError("1 is not added to Erf(..), which alone reads it")
+        return False
+    x = _argument_of_erf(node) if exact else _argument_of_tanh(node)
+    last = _product(x, one_more)
+    put(last, "Gelu", [x], {"approximate": "none" if exact else "tanh"}, name=f"{node.name}/gelu")
+    return True
+
+
+def _argument_of_erf(node: ir.Node) -> ir.Value:
+    """The x of Erf(x / sqrt 2)."""
     scaled = made_by(node.inputs[0], "Div", "Mul")
     pair = with_constant(scaled)
     if scaled is None or pair is None:
-        return "the argument of Erf is not x / sqrt(2)"
+        raise NoMatchError("the argument of Erf is not x / sqrt(2)")
     factor = 1 / pair[1] if scaled.op_type == "Div" else pair[1]
     if not _close(factor, math.sqrt(0.5)):
-        return f"the argument of Erf is {factor:.6g} x, expected x / sqrt(2)"
+        raise NoMatchError(f"the argument of Erf is {factor:.6g} x, expected x / sqrt(2)")
     return pair[0]
 
 
-def _argument_of_tanh(node: ir.Node) -> ir.Value | str:
-    """The x of Tanh(sqrt(2/pi) (x + 0.044715 x^3)), or why it is not that."""
+def _argument_of_tanh(node: ir.Node) -> ir.Value:
+    """The x of Tanh(sqrt(2/pi) (x + 0.044715 x^3))."""
     outer = with_constant(made_by(node.inputs[0], "Mul"))
     if outer is None or not _close(outer[1], _TANH_SCALE):
-        return f"the argument of Tanh is not {_TANH_SCALE:.6f} (x + {_CUBE} x^3)"
+        raise NoMatchError(f"the argument of Tanh is not {_TANH_SCALE:.6f} (x + {_CUBE} x^3)")
     total = made_by(outer[0], "Add")
     for position in (0, 1) if total is not None else ():
         assert total is not None
@@ -94,7 +85,7 @@ def _argument_of_tanh(node: ir.Node) -> ir.Value | str:
         inner = with_constant(made_by(total.inputs[1 - position], "Mul"))
         if x is not None and inner is not None and _close(inner[1], _CUBE) and _is_cube(inner[0], x):
             return x
-    return f"the argument of Tanh is not {_TANH_SCALE:.6f} (x + {_CUBE} x^3)"
+    raise NoMatchError(f"the argument of Tanh is not {_TANH_SCALE:.6f} (x + {_CUBE} x^3)")
 
 
 def _is_cube(value: ir.Value, x: ir.Value) -> bool:
@@ -110,8 +101,8 @@ def _is_cube(value: ir.Value, x: ir.Value) -> bool:
     return factors is not None and all(operand is x for operand in factors.inputs)
 
 
-def _product(x: ir.Value, one_more: ir.Node) -> ir.Node | str:
-    """The last of the products of 1 + Erf(..) or 1 + Tanh(..) with x and 1/2, or why there is none."""
+def _product(x: ir.Value, one_more: ir.Node) -> ir.Node:
+    """The last of the products of 1 + Erf(..) or 1 + Tanh(..) with x and 1/2."""
     node, factor, has_x = one_more, 1.0, False
     while not (has_x and factor == 0.5):
         user = only_user(node.outputs[0])
@@ -131,7 +122,7 @@ def _product(x: ir.Value, one_more: ir.Node) -> ir.Node | str:
         node = user
     if has_x and factor == 0.5:
         return node
-    return f"1 + f(x) is multiplied by {factor:g}{' x' if has_x else ''}, and not by x / 2"
+    raise NoMatchError(f"1 + f(x) is multiplied by {factor:g}{' x' if has_x else ''}, and not by x / 2")
 
 
 def _close(number: float, expected: float) -> bool:

@@ -16,18 +16,8 @@ from flownpu.graph_rewrites.report import Miss
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CONVERSION_RULES", "apply_rules", "describe_decoder", "describe_encoder", "native_graph"]
+__all__ = ["apply_rules", "describe_decoder", "describe_encoder", "describe_operators", "native_graph"]
 
-# Those that a file is converted with; the others are for a session alone.
-CONVERSION_RULES = (
-    "q4nx_matmul",
-    "q4nx_gather",
-    "flow_qkv_attention",
-    "qk_norm",
-    "split_qkv",
-    "packed_qkv",
-    "gated_projection",
-)
 # Types that the C++ knows, in ONNX's words; other values are none that a rule looks at.
 _TYPES = {
     ir.DataType.FLOAT: "float",
@@ -64,13 +54,13 @@ def native_graph(model: ir.Model) -> tuple[list[_native.Node], list[str]]:
     return nodes, read
 
 
-def apply_rules(model: ir.Model, rules: Sequence[str], report: Any) -> None:
+def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_native.CONVERSION_RULES)) -> None:
     """Applies rules of the graph library to a model, and adds to the report how often, and what they left and why.
 
     Args:
         model: changed in place. Weights are packed when they are read.
-        rules: their names; the library knows their order.
         report: what `Report` says.
+        rules: their names, all if there are none; the library knows their order.
 
     Raises:
         ValueError: there is no such rule, or what it is for is damaged.
@@ -105,6 +95,15 @@ def describe_decoder(model: ir.Model) -> dict[str, Any]:
 def describe_encoder(model: ir.Model) -> dict[str, Any]:
     """The same of an encoder of images, by the names of EncoderShape (ops/npu/encoder_shape.h)."""
     return _native.describe_encoder(*native_graph(model), _weights(model.graph))
+
+
+def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """(stem, sizes) of the operators that a session gives to an NPU by themselves, and why it leaves others.
+
+    Raises:
+        ValueError: the graph is damaged.
+    """
+    return _native.describe_operators(*native_graph(model), _weights(model.graph))
 
 
 def _weights(graph: ir.Graph) -> dict[str, _native.Q4NXConstant]:

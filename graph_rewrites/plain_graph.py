@@ -7,17 +7,44 @@ Concat) where nobody knows them, and where everybody does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
+from onnx_ir import tape
 
+from flownpu.graph_rewrites.node import is_constant, last_dimension
+from flownpu.graph_rewrites.report import Miss
 from flownpu.graph_rewrites.signature import unknown_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
+
+
+class NoMatchError(Exception):
+    """Why a rule leaves what it nearly took."""
+
+
+def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tuple[int, list[Miss]]:
+    """Applies a rule to each node of a graph.
+
+    Args:
+        model: changed in place.
+        rule: the rule's name.
+        fold: whether it folded what begins at a node; raises NoMatchError where it nearly did.
+
+    Returns:
+        How many were folded, and the near misses.
+    """
+    count, misses = 0, []
+    for node in list(model.graph):
+        try:
+            count += fold(node)
+        except NoMatchError as reason:
+            misses.append(Miss(rule, node.name or node.op_type, str(reason)))
+    return count, misses
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
@@ -50,7 +77,7 @@ def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
     """Whether it is one of these standard operators, with inputs, outputs and attributes that are known."""
-    return node.domain == "" and node.op_type in operators and unknown_part(node) is None
+    return node.domain == "" and node.op_type in operators and not unknown_part(node)
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
@@ -67,6 +94,27 @@ def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
     return None
 
 
+def check_mean(mean: ir.Node, x: ir.Value, name: str) -> None:
+    """Raises NoMatchError unless a ReduceMean is over the last axis of what has the axes of `x`, and keeps it."""
+    sizes = dimensions(x)
+    axes = integers(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    if axes != [-1] and (sizes is None or axes != [len(sizes) - 1]):
+        raise NoMatchError(f"the {name} is over the axes {axes}, expected the last one")
+    if "keepdims" in mean.attributes and not mean.attributes["keepdims"].as_int():
+        raise NoMatchError(f"the {name} drops its axis (keepdims = 0), so that it belongs to another one")
+
+
+def vector(value: ir.Value | None, x: ir.Value, name: str) -> ir.Value:
+    """A constant with a number for each in the last axis of `x`; raises NoMatchError if it is none."""
+    if not is_constant(value) or value.shape is None or value.shape.rank() != 1:
+        raise NoMatchError(f"the {name} is not a constant vector")
+    if last_dimension(x) not in {None, last_dimension(value)}:
+        raise NoMatchError(
+            f"the {name} has {last_dimension(value)} numbers, and X {last_dimension(x)} in its last axis"
+        )
+    return value
+
+
 def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
     """The operand of a node with two inputs that is not `value`."""
     first, second = node.inputs
@@ -76,7 +124,7 @@ def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
 def only_user(value: ir.Value) -> ir.Node | None:
     """The node that alone reads a value, which is no output of the graph, if nothing of the node is unknown."""
     users = list(value.uses())
-    if len(users) != 1 or value.is_graph_output() or unknown_part(users[0].node) is not None:
+    if len(users) != 1 or value.is_graph_output() or unknown_part(users[0].node):
         return None
     return users[0].node
 
@@ -106,6 +154,16 @@ def insert_before(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
     """Puts new nodes of a tape before a node of its graph."""
     assert isinstance(node.graph, ir.Graph)
     node.graph.insert_before(node, nodes)
+
+
+def put(
+    last: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], **named: Any
+) -> None:
+    """Has a new node make the output of `last`; `named`: its name, domain and version."""
+    builder = tape.Tape()
+    value = builder.op(op_type, inputs, attributes, **named)
+    insert_before(last, builder.nodes)
+    replace(last.outputs[0], value)
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:

@@ -103,7 +103,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "projection", quantise_projections(model))
     _note(report, "embedding", quantise_embeddings(model))
     passes.RemoveUnusedNodesPass()(model)
-    apply_rules(model, ("packed_qkv", "gated_projection"), report)
+    apply_rules(model, report)
     passes.RemoveUnusedNodesPass()(model)
     report.after = operators(model)
     add_functions(model)

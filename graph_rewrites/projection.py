@@ -6,25 +6,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
-from onnx_ir import tape
 
 from flownpu.graph_rewrites.float_weight import FloatWeight, float_weight
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant, optional_input
 from flownpu.graph_rewrites.plain_graph import (
+    NoMatchError,
     dimensions,
-    insert_before,
+    fold_each,
     is_operator,
     only_user,
     other_operand,
-    replace,
+    put,
 )
-from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_RULE = "projection"
+    from flownpu.graph_rewrites.report import Miss
 
 
 class _Match(NamedTuple):
@@ -47,47 +46,35 @@ def quantise_projections(model: ir.Model) -> tuple[int, list[Miss]]:
     Returns:
         How many were rewritten, and those whose weight cannot become Q4NX.
     """
-    count, misses = 0, []
-    for node in list(model.graph):
-        if not is_operator(node, "MatMul", "Gemm"):
-            continue
-        match = _match(node)
-        if match is None:
-            continue
-        if isinstance(match, str):
-            misses.append(Miss(_RULE, node.name or node.op_type, match))
-            continue
-        builder, weight = tape.Tape(), match.weight
-        inputs = [match.x, weight.initializer(model.graph), *([] if match.bias is None else [match.bias])]
-        value = builder.op(
-            "Q4NXMatMul",
-            inputs,
-            {"M": weight.rows, "K": weight.columns},
-            domain=DOMAIN,
-            version=VERSION,
-            name=node.name,
-        )
-        insert_before(match.last, builder.nodes)
-        replace(match.last.outputs[0], value)
-        count += 1
-    return count, misses
+    return fold_each(model, "projection", lambda node: _quantise(node, model.graph))
 
 
-def _match(node: ir.Node) -> _Match | str | None:
-    """The product, why it cannot be rewritten, or None if it has no constant weight."""
+def _quantise(node: ir.Node, graph: ir.Graph) -> bool:
+    match = _match(node) if is_operator(node, "MatMul", "Gemm") else None
+    if match is None:
+        return False
+    weight = match.weight
+    inputs = [match.x, weight.initializer(graph), *([] if match.bias is None else [match.bias])]
+    sizes = {"M": weight.rows, "K": weight.columns}
+    put(match.last, "Q4NXMatMul", inputs, sizes, domain=DOMAIN, version=VERSION, name=node.name)
+    return True
+
+
+def _match(node: ir.Node) -> _Match | None:
+    """The product, or None if it has no constant weight."""
     transposed = node.op_type == "MatMul" or not attribute_int(node, "transB", 0)
     weight = float_weight(node.inputs[1], transposed=transposed)
     if weight is None or node.inputs[0] is None or is_constant(node.inputs[0]):
         return None
     if (obstacle := weight.obstacle()) is not None:
-        return obstacle
+        raise NoMatchError(obstacle)
     if node.op_type == "Gemm":
         factors = [attribute_float(node, name, 1.0) for name in ("alpha", "beta")]
         if attribute_int(node, "transA", 0) or factors != [1.0, 1.0]:
-            return "a Gemm with transA, alpha or beta, which are no part of a projection"
+            raise NoMatchError("a Gemm with transA, alpha or beta, which are no part of a projection")
         bias = optional_input(node, 2)
         if bias is not None and not _is_vector(bias, weight.rows):
-            return f"the bias of the Gemm is not a constant of {weight.rows} numbers"
+            raise NoMatchError(f"the bias of the Gemm is not a constant of {weight.rows} numbers")
         return _Match(node.inputs[0], weight, bias, node)
     return _with_bias(node, weight)
 

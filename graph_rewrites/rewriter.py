@@ -9,7 +9,7 @@ from onnx_ir.passes import common as passes
 
 from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 from flownpu.graph_rewrites.last_token_logits import set_logits
-from flownpu.graph_rewrites.native_graph import CONVERSION_RULES, apply_rules
+from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
 from flownpu.ops.definitions import add_functions
@@ -43,7 +43,7 @@ def rewrite(
     for identifier in [identifier for identifier in model.functions if identifier[0] == DOMAIN]:
         del model.functions[identifier]
     report = Report(before=operators(model))
-    apply_rules(model, CONVERSION_RULES, report)
+    apply_rules(model, report)
     if sliding_window_cache is not None:
         report.applied["sliding_window_cache"] = set_sliding_window_cache(model, sliding_window_cache)
     for name, (count, misses) in {

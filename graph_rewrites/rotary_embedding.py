@@ -11,8 +11,10 @@ from onnx_ir import tape
 
 from flownpu.graph_rewrites.node import unique_name
 from flownpu.graph_rewrites.plain_graph import (
+    NoMatchError,
     constant,
     dimensions,
+    fold_each,
     input_of_size,
     insert_before,
     integers,
@@ -23,12 +25,12 @@ from flownpu.graph_rewrites.plain_graph import (
     replace,
     with_constant,
 )
-from flownpu.graph_rewrites.report import Miss
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_RULE = "rotary_embedding"
+    from flownpu.graph_rewrites.report import Miss
+
 # Of a table: the frequencies and the factor that it was made of, so that layers share it.
 _SOURCE = "flownpu.rotary_source"
 
@@ -71,21 +73,18 @@ def fold_rotary_embedding(model: ir.Model, positions: int) -> tuple[int, list[Mi
     Returns:
         How many were folded, and the near misses: where a Neg is concatenated with another part of what it is of.
     """
-    count, misses = 0, []
     ids: dict[object, ir.Value] = {}
-    for node in list(model.graph):
+
+    def fold(node: ir.Node) -> bool:
         if not is_operator(node, "Neg") or made_by(node.inputs[0], "Slice") is None:
-            continue
-        match = _match(node)
-        if isinstance(match, str):
-            misses.append(Miss(_RULE, node.name or "Neg", match))
-            continue
-        _rewrite(model.graph, match, positions, ids)
-        count += 1
-    return count, misses
+            return False
+        _rewrite(model.graph, _match(node), positions, ids)
+        return True
+
+    return fold_each(model, "rotary_embedding", fold)
 
 
-def _match(negated: ir.Node) -> _Match | str:  # noqa: PLR0911 # each is a reason
+def _match(negated: ir.Node) -> _Match:
     joined = only_user(negated.outputs[0])
     if (
         joined is None
@@ -93,79 +92,72 @@ def _match(negated: ir.Node) -> _Match | str:  # noqa: PLR0911 # each is a reaso
         or len(joined.inputs) != 2
         or joined.inputs[0] is not negated.outputs[0]
     ):
-        return "the negated half is not put before the other half (Concat)"
+        raise NoMatchError("the negated half is not put before the other half (Concat)")
     x = _halves(negated, joined)
-    if isinstance(x, str):
-        return x
     with_sin = only_user(joined.outputs[0])
     total = only_user(with_sin.outputs[0]) if with_sin is not None else None
     if with_sin is None or total is None or (with_sin.op_type, total.op_type) != ("Mul", "Add"):
-        return "the swapped halves are not multiplied by sin(..) and added to X cos(..)"
+        raise NoMatchError("the swapped halves are not multiplied by sin(..) and added to X cos(..)")
     with_cos = made_by(other_operand(total, with_sin.outputs[0]), "Mul")
     if with_cos is None or not any(operand is x for operand in with_cos.inputs):
-        return "the swapped halves are added to something else than X cos(..)"
-    found = []
-    for value, function in ((other_operand(with_cos, x), "Cos"), (other_operand(with_sin, joined.outputs[0]), "Sin")):
-        angles = _angles(value, function)
-        if isinstance(angles, str):
-            return angles
-        found.append(angles)
-    cos, sin = found
+        raise NoMatchError("the swapped halves are added to something else than X cos(..)")
+    cos = _angles(other_operand(with_cos, x), "Cos")
+    sin = _angles(other_operand(with_sin, joined.outputs[0]), "Sin")
     if cos.positions is not sin.positions or not np.array_equal(cos.frequencies, sin.frequencies):
-        return "the cosine and the sine are of different angles"
+        raise NoMatchError("the cosine and the sine are of different angles")
     sizes = dimensions(x)
     if sizes is None or len(sizes) != 4 or sizes[-1] != 2 * len(cos.frequencies):
-        return f"X has the shape {x.shape}, expected [batch, heads, tokens, {2 * len(cos.frequencies)}]"
+        raise NoMatchError(f"X has the shape {x.shape}, expected [batch, heads, tokens, {2 * len(cos.frequencies)}]")
     return _Match(x, cos, sin, total)
 
 
-def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value | str:
-    """X of Concat(-X[.., d/2:], X[.., :d/2]), or why it is not that."""
+def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value:
+    """X of Concat(-X[.., d/2:], X[.., :d/2])."""
     parts = made_by(negated.inputs[0], "Slice"), made_by(joined.inputs[1], "Slice")
     if parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
-        return "the halves are not cut out of one X"
+        raise NoMatchError("the halves are not cut out of one X")
     x = parts[0].inputs[0]
     sizes = None if x is None else dimensions(x)
     if x is None or sizes is None or not isinstance(sizes[-1], int) or sizes[-1] % 2:
-        return f"the last axis of X is {None if sizes is None else sizes[-1]}, expected an even number"
+        raise NoMatchError(f"the last axis of X is {None if sizes is None else sizes[-1]}, expected an even number")
     size, last = sizes[-1], len(sizes) - 1
     for part, expected in zip(parts, ((size // 2, size), (0, size // 2)), strict=True):
         assert part is not None
         start, end, axes, steps = (integers(value) for value in (*part.inputs[1:], *[None] * (5 - len(part.inputs))))
         if start is None or end is None or axes not in ([-1], [last]) or steps not in (None, [1]):
-            return "the halves' bounds are computed, or of another axis than the last"
+            raise NoMatchError("the halves' bounds are computed, or of another axis than the last")
         begin, stop = start[0], min(end[0], size)
         if (begin, stop) != expected:
-            return f"a half is [{begin}, {stop}) of {size}, expected [{expected[0]}, {expected[1]})"
+            raise NoMatchError(f"a half is [{begin}, {stop}) of {size}, expected [{expected[0]}, {expected[1]})")
     if joined.attributes["axis"].as_int() not in {-1, last}:
-        return "the halves are joined along another axis than the last"
+        raise NoMatchError("the halves are joined along another axis than the last")
     return x
 
 
-def _angles(value: ir.Value | None, function: str) -> _Angles | str:
-    """What a factor [B, 1, S, d] of the halves is the cosine or sine of, or why that is not known."""
+def _angles(value: ir.Value | None, function: str) -> _Angles:
+    """What a factor [B, 1, S, d] of the halves is the cosine or sine of."""
     heads = made_by(value, "Unsqueeze")
     if heads is None or integers(heads.inputs[1]) != [1]:
-        return f"{function.lower()}(..) is not repeated for each head (Unsqueeze of axis 1)"
+        raise NoMatchError(f"{function.lower()}(..) is not repeated for each head (Unsqueeze of axis 1)")
     factor, inner = 1.0, heads.inputs[0]
     if (scaled := with_constant(made_by(inner, "Mul"))) is not None:
         inner, factor = scaled
     node = made_by(inner, function)
     twice = made_by(node.inputs[0], "Concat") if node is not None else None
     if twice is None or len(twice.inputs) != 2 or twice.inputs[0] is not twice.inputs[1]:
-        return f"a factor of the halves is not {function}(Concat(angles, angles))"
+        raise NoMatchError(f"a factor of the halves is not {function}(Concat(angles, angles))")
     transposed = made_by(twice.inputs[0], "Transpose")
     product = made_by(transposed.inputs[0], "MatMul") if transposed is not None else None
     if transposed is None or product is None or tuple(transposed.attributes["perm"].as_ints()) != (0, 2, 1):
-        return "the angles are not Transpose(MatMul(frequencies, positions))"
+        raise NoMatchError("the angles are not Transpose(MatMul(frequencies, positions))")
     spread = made_by(product.inputs[0], "Expand")
     frequencies = constant(spread.inputs[0] if spread is not None else product.inputs[0])
     if frequencies is None or frequencies.size != max(frequencies.shape, default=0):
-        return "the frequencies are not a constant vector: they may depend on how long the text is"
+        raise NoMatchError("the frequencies are not a constant vector: they may depend on how long the text is")
     cast = made_by(product.inputs[1], "Cast")
     column = made_by(cast.inputs[0], "Unsqueeze") if cast is not None else None
     if column is None or integers(column.inputs[1]) != [1] or column.inputs[0] is None:
-        return "the positions are not integers [batch, tokens]"
+        raise NoMatchError("the positions are not integers [batch, tokens]")
     return _Angles(function, column.inputs[0], frequencies.astype(np.float32).reshape(-1), factor)
 
 

@@ -4,30 +4,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from flownpu.graph_rewrites.attention_emitter import Emitter
 from flownpu.graph_rewrites.attention_mask import Visible, visible
 from flownpu.graph_rewrites.attention_operand import BY_HEAD, TRANSPOSED, Operand, read_operand
 from flownpu.graph_rewrites.attention_scores import MASKED, Scores, read_probabilities, read_scores
-from flownpu.graph_rewrites.plain_graph import dimensions, is_operator, made_by, replace, same_size, scalar
-from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention, Miss
+from flownpu.graph_rewrites.plain_graph import (
+    NoMatchError,
+    dimensions,
+    fold_each,
+    is_operator,
+    made_by,
+    replace,
+    same_size,
+    scalar,
+)
+from flownpu.graph_rewrites.report import AttentionGeometry, FoldedAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import onnx_ir as ir
 
+    from flownpu.graph_rewrites.report import Miss
+
     # Tells the folding level of an attention (3: all of it in one call, 2: without the last product, 1: none) and why.
     Tiler = Callable[[AttentionGeometry], tuple[int, str]]
-
-_RULE = "scaled_dot_product_attention"
-
-
-class _Sides(NamedTuple):
-    query: Operand
-    key: Operand
-    value: Operand
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,12 @@ def fold_attention(model: ir.Model, tile: Tiler | None = None) -> tuple[int, lis
     Returns:
         How many were folded, where a softmax is not part of one and why, and what was folded.
     """
-    misses, folded, emitter = [], [], Emitter(model)
-    for node in list(model.graph):
+    folded, emitter = list[FoldedAttention](), Emitter(model)
+
+    def fold(node: ir.Node) -> bool:
         if not is_operator(node, "Softmax"):
-            continue
-        match = read_attention(node)
-        if isinstance(match, str):
-            misses.append(Miss(_RULE, node.name or "Softmax", match))
-            continue
+            return False
+        match = _read_attention(node)
         output, presents = emitter.emit(match)
         last, joined = _output(match)
         replace(last, output if joined else emitter.by_head(match, output))
@@ -91,27 +92,22 @@ def fold_attention(model: ir.Model, tile: Tiler | None = None) -> tuple[int, lis
             if old is not None and new is not None:
                 replace(old, new)
         folded.append(_description(match, tile))
+        return True
+
+    count, misses = fold_each(model, "scaled_dot_product_attention", fold)
     if folded:
         model.graph.sort()
-    return len(folded), misses, folded
+    return count, misses, folded
 
 
-def read_attention(softmax: ir.Node) -> Match | str:
-    """The attention around a softmax, or why there is none."""
+def _read_attention(softmax: ir.Node) -> Match:
+    """The attention around a softmax."""
     product = read_probabilities(softmax)
-    if isinstance(product, str):
-        return product
     scores = read_scores(softmax.inputs[0])
-    if isinstance(scores, str):
-        return scores
     values = product.inputs[1]
     assert values is not None
-    sides = _read_sides(scores, values)
-    if isinstance(sides, str):
-        return sides
-    query, key, value = sides
-    if (obstacle := _obstacle(query, key, value)) is not None:
-        return obstacle
+    query, key, value = _read_sides(scores, values)
+    _check_sides(query, key, value)
     seen = Visible(False, -1)
     for addend in scores.addends:
         condition = None if addend.inverted else addend.condition
@@ -123,50 +119,49 @@ def read_attention(softmax: ir.Node) -> Match | str:
     return Match(softmax, scores, query, key, value, product, seen)
 
 
-def _read_sides(scores: Scores, values: ir.Value) -> _Sides | str:
+def _read_sides(scores: Scores, values: ir.Value) -> tuple[Operand, Operand, Operand]:
     """Queries, keys and values as far back as queries and keys go alike: at last to RoPE and norm, and not through."""
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
-    if isinstance(value, str):
-        return value
-    reason = ""
+    reason = NoMatchError()
     for rotary, norm in ((True, True), (True, False), (False, False)):
-        sides = [
-            read_operand(operand, axes, cached=axes is TRANSPOSED, rotary=rotary, norm=norm, scaled=True)
-            for operand, axes in ((scores.query, BY_HEAD), (scores.key, TRANSPOSED))
-        ]
-        query, key = sides
-        if isinstance(query, str) or isinstance(key, str):
-            reason = query if isinstance(query, str) else str(key)
+        try:
+            query, key = (
+                read_operand(operand, axes, cached=axes is TRANSPOSED, rotary=rotary, norm=norm, scaled=True)
+                for operand, axes in ((scores.query, BY_HEAD), (scores.key, TRANSPOSED))
+            )
+        except NoMatchError as error:
+            reason = error
             continue
         same_norm = (query.norm is None) == (key.norm is None) and (
             query.norm is None or key.norm is None or query.norm.epsilon == key.norm.epsilon
         )
         if same_norm and query.rotary == key.rotary:
-            return _Sides(query, key, value)
-    return reason
+            return query, key, value
+    raise reason
 
 
-def _obstacle(query: Operand, key: Operand, value: Operand) -> str | None:  # noqa: PLR0911 # each is a reason
-    """Why queries, keys and values do not make an attention, or None if they do."""
+def _check_sides(query: Operand, key: Operand, value: Operand) -> None:
+    """Raises NoMatchError if queries, keys and values do not make an attention."""
     if query.repeated != 1:
-        return "the queries' heads are expanded"
+        raise NoMatchError("the queries' heads are expanded")
     if not query.head_size == key.head_size == value.head_size:
-        return (
+        raise NoMatchError(
             f"heads of {query.head_size}, {key.head_size} and {value.head_size} numbers, expected as many in Q, K and V"
         )
     if key.heads != value.heads or key.repeated != value.repeated:
-        return f"{key.heads} heads of K and {value.heads} of V, expected as many"
+        raise NoMatchError(f"{key.heads} heads of K and {value.heads} of V, expected as many")
     if query.heads != key.heads * key.repeated and key.heads != 1:
-        return f"{query.heads} query heads and {key.heads} KV heads each {key.repeated} times, expected as many"
+        raise NoMatchError(
+            f"{query.heads} query heads and {key.heads} KV heads each {key.repeated} times, expected as many"
+        )
     if (key.past is None) != (value.past is None):
-        return "only one of K and V has a KV cache"
+        raise NoMatchError("only one of K and V has a KV cache")
     tokens = [_tokens(operand) for operand in (query, key, value)]
     if not all(same_size(tokens[0], other) for other in tokens[1:]):
-        return (
+        raise NoMatchError(
             f"{tokens[0]} queries and {tokens[1]} new keys: FlowQKVAttention has a key for each of its queries, and a "
             "cache before them (attention over another sequence has no operator)"
         )
-    return None
 
 
 def _tokens(operand: Operand) -> int | str | None:

@@ -63,7 +63,7 @@ def parse(graph: str, **initializers: Array) -> ir.Model:
 def apply(rule: str, model: ir.Model, misses: list[Miss]) -> int:
     """Applies a rule of the graph library, and appends its near misses; how often it was applied."""
     report = Report(before=Counter())
-    apply_rules(model, [rule], report)
+    apply_rules(model, report, [rule])
     misses += report.misses
     return report.applied[rule]
 
@@ -72,7 +72,7 @@ def rewritten(model: ir.Model, *rules: str) -> tuple[ir.Model, list[Miss]]:
     """A copy of `model` to which `rules` were applied, with the definitions that it then needs, and the near misses."""
     model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
     report = Report(before=Counter())
-    apply_rules(model, rules, report)
+    apply_rules(model, report, rules)
     ir.passes.common.RemoveUnusedNodesPass()(model)
     add_functions(model)
     return model, report.misses

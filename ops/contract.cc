@@ -314,13 +314,24 @@ std::string unknown_part(const Contract& contract, const Node& node) {
   if (std::string part = more("input", contract.inputs, node.inputs); !part.empty()) return part;
   if (std::string part = more("output", contract.outputs, node.outputs); !part.empty()) return part;
   for (const auto& [name, value] : node.attributes) {
+    const auto is_tensor = [&](const Port& port) {
+      return port.presence == Presence::kAttribute && port.name == name;
+    };
     if (std::ranges::find(contract.attributes, name, &AttributeRule::name) !=
-        contract.attributes.end())
+            contract.attributes.end() ||
+        std::ranges::any_of(contract.inputs, is_tensor))
       continue;
     return words("attribute ", name, " is not known: ", node.op_type, " is known with ",
                  names_of(contract.attributes));
   }
   return "";
+}
+
+std::string unknown_part(std::span<const Contract> contracts, const Node& node) {
+  const auto contract = std::ranges::find_if(contracts, [&](const Contract& candidate) {
+    return candidate.op_type == node.op_type && candidate.domain == node.domain;
+  });
+  return contract == contracts.end() ? "" : unknown_part(*contract, node);
 }
 
 void check_shapes(const Contract& contract, const std::string& name,

@@ -197,6 +197,9 @@ std::string violation(const Contract& contract, const Node& node);
 // say is taken for float).
 std::string violation_in_file(const Contract& contract, const Node& node);
 
+// One of the two above.
+using ContractCheck = std::string (*)(const Contract& contract, const Node& node);
+
 // Why the node is none of its operator whatever is taken of it: an attribute that must be there is
 // not, or is of another kind. Empty if it is one.
 std::string damage(const Contract& contract, const Node& node);
@@ -204,6 +207,8 @@ std::string damage(const Contract& contract, const Node& node);
 // What the node has that the contract does not know of, an input, an output or an attribute, or an
 // input that it must have and lacks, in words; empty if there is nothing.
 std::string unknown_part(const Contract& contract, const Node& node);
+// The same by the contract of the node's operator, if there is one.
+std::string unknown_part(std::span<const Contract> contracts, const Node& node);
 
 // Throws Error naming the node if the shapes do not fit the contract's; for each run. Allocates
 // nothing.

@@ -33,10 +33,19 @@ struct DeviceOptions {
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
+  // Multiply-adds of an operator by itself that are worth a dispatch on the NPU; none: what the
+  // host computes in the time that a dispatch takes.
+  std::optional<std::int64_t> npu_threshold = std::nullopt;
 };
 
 // Finds the node that makes a value; null if none of those at hand does.
 using Producer = std::function<const Node*(std::string_view value)>;
+
+// A node of a whole graph, and why it is not taken; empty if it is.
+struct Judged {
+  Node node;
+  std::string reason;
+};
 
 // What a device was asked to lower, beside the nodes.
 struct Lowering {
@@ -44,6 +53,8 @@ struct Lowering {
   std::string model_folder;
   // Names of the values that leave the partition.
   std::vector<std::string> outputs = {};
+  // What Device::obstacle said of the graph of which the nodes are a part.
+  std::string obstacle = {};
 };
 
 // The nodes of a partition as a device likes them best.
@@ -109,6 +120,15 @@ class Device {
   // Why this device does not take the node; empty if it does: then lower() and prepare() do.
   // `producer` finds the node that makes a value, or null: what makes a constant may count.
   virtual std::string unsupported(const Node& node, const Producer& producer) const = 0;
+  // The same of a node of which no more is known than a model's file says (violation_in_file).
+  virtual std::string unsupported_in_file(const Node& node, const Producer& producer) const = 0;
+  // Why the device will not make one node of those that it otherwise would, in a graph of which
+  // some nodes are not taken; empty if they are not in the way. `outputs`: names of the values that
+  // leave the graph. Asked before lower(): partitions do not show what lies between them.
+  virtual std::string obstacle(std::vector<Judged> /*graph*/,
+                               const std::vector<std::string>& /*outputs*/) const {
+    return "";
+  }
   // Throws Error for a node that is not within its operator's contract, or whose constants do not
   // fit it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 namespace flownpu {
 
@@ -27,5 +29,13 @@ enum AttentionInput : std::uint8_t {
   kAttentionInputs,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
+
+// Of a row's bidirectional_blocks, not empty.
+
+// Throws Error unless the numbers grow from one block to the next. `before`: of its message.
+void check_block_numbers(std::span<const std::int32_t> numbers, std::string_view before,
+                         std::int64_t row);
+// How many tokens from the first on are in its block; 1 if it is in none.
+std::int64_t tokens_of_block(std::span<const std::int32_t> numbers);
 
 }  // namespace flownpu

@@ -6,7 +6,7 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
@@ -63,10 +63,11 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
     given = [text for text in (option.default, *(option.param_decls or ())) if isinstance(text, str)]
     names = given or [f"--{name.replace('_', '-')}"]
     typed = ", ".join(f"`{name}`" for name in names)
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
     if bool in kinds:
         return typed
-    choices = [value.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, StrEnum) for value in kind]
+    choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    choices += [value.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, StrEnum) for value in kind]
     return f"{typed} {option.metavar or ' or '.join(choices) or 'NUMBER'}"
 
 

@@ -3,20 +3,24 @@
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.prediction_designs import DESIGNS
-from flownpu.prediction_report import Report, predict
-from flownpu.prediction_validation import leave_one_out, markdown
-from flownpu.published import TABLES
+from flownpu.aie.cost.program import CHANGES, DISPATCHES, Prices, prompt_runs
+from flownpu.convert.shapes import SHAPES
+from flownpu.prediction import Prediction
+from flownpu.prediction_report import Point, predict
+from flownpu.prediction_target import known
+from flownpu.prediction_validation import markdown, validate
+from flownpu.published import CONTEXTS, TABLES, Role
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
-_DEVICE = "kraken-350"
-_OWN = ("flownpu", "split")
-_MODELS = ("gemma3-1b", "gemma3-4b", "llama3.2-1b", "llama3.2-3b")
+_DEVICE = DEVICES["kraken-350"]
 _AIM = 1.15  # times the papers' tables
 
 
@@ -28,114 +32,144 @@ def page(text: str) -> str:
 def parameters() -> str:
     """Every parameter."""
     lines = ["| parameter | value | unit | source | fitted to |", "|---|---|---|---|---|"]
-    for name, known in TABLE.items():
-        source = f"{known.source} (read {known.date})"
-        lines.append(f"| `{name}` | {known.value:g} | {known.unit} | {source} | {known.fitted_from or '–'} |")
+    for name, parameter in TABLE.items():
+        source = f"{parameter.source} (read {parameter.date})"
+        lines.append(
+            f"| `{name}` | {parameter.value:g} | {parameter.unit} | {source} | {parameter.fitted_from or '–'} |"
+        )
     return "\n".join(lines)
 
 
 def validation() -> str:
     """Every row that was left out, and what was predicted of it."""
-    return markdown(leave_one_out())
+    return markdown(validate())
 
 
 def decoding() -> str:
-    """Decode beside the papers' tables and what others reach by now."""
-    lines = [
-        f"| model | context | papers | FastFlowLM | {' | '.join(f'{name} (of the roof)' for name in _OWN)} |",
-        "|---|---|---|---|---|---|",
-    ]
-    for model in _MODELS:
-        reports = [_report(model, name) for name in _OWN]
-        for points in zip(*(report.points for report in reports), strict=True):
-            context = points[0].context
-            papers, others = _published(model, "decode", context)
-            cells = [
-                f"{_verdict(point.decode_tokens_per_second, papers, others)} ({point.roof_share:.0%})"
-                for point in points
-            ]
-            lines.append(f"| {model} | {context // 1024}k | {_text(papers)} | {_text(others)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Tokens a second beside the published ones."""
+    return _by_context(decoding_rows)
 
 
-def prefilling() -> str:
-    """Prompts the same way, as tokens a second."""
-    lines = [f"| model | tokens | papers | FastFlowLM | {' | '.join(_OWN)} |", "|---|---|---|---|---|---|"]
-    for model in _MODELS:
-        reports = [_report(model, name) for name in _OWN]
-        for points in zip(*(report.points for report in reports), strict=True):
-            context = points[0].context
-            papers, others = _published(model, "prefill", context)
-            if papers is None and others is None:
+def decoding_rows(model: str) -> list[str]:
+    """Those of a model: published, predicted, and what memory allows."""
+    published, predicted, roof = list[str](), list[str](), list[str]()
+    for point in _points(model):
+        papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
+        aim = max(_AIM * (papers or 0.0), later or 0.0)
+        published.append(f"{_text(papers)} / {_text(later)}")
+        predicted.append(_bold(point.decode_tokens_per_second, point.decode_tokens_per_second >= aim))
+        beyond = " †" if aim > point.roof else ""
+        roof.append(f"{point.roof:.3g} ({VALUES['memory_read'] / point.roof / 1e9:.2f}){beyond}")
+    return _rows(model, {"papers / FastFlowLM": published, "predicted": predicted, "roof (GB)": roof})
+
+
+def prompts() -> str:
+    """Times to the first token beside the published ones."""
+    return _by_context(prompt_rows)
+
+
+def prompt_rows(model: str) -> list[str]:
+    """Those of a model."""
+    published, predicted, changes = list[str](), list[str](), list[str]()
+    for point in _points(model):
+        papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
+        papers = papers or _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
+        others = [value for value in (papers, later) if value is not None]
+        reached = bool(others) and point.ttft_seconds <= min(others) / _AIM
+        published.append(f"{_text(papers)} / {_text(later)}")
+        predicted.append(_bold(point.ttft_seconds, reached))
+        changes.append(str(point.ttft_changes))
+    return _rows(model, {"papers' software / later": published, "predicted": predicted, "changes of array": changes})
+
+
+def _by_context(rows: Callable[[str], list[str]]) -> str:
+    lengths = [f"{context // 1024}k" for context in CONTEXTS]
+    lines = [f"| model | | {' | '.join(lengths)} |", "|---|---|" + "---|" * len(lengths)]
+    return "\n".join([*lines, *(row for model in SHAPES for row in rows(model))])
+
+
+def _rows(model: str, cells: dict[str, list[str]]) -> list[str]:
+    rows = []
+    for number, (name, values) in enumerate(cells.items()):
+        padded = values + [""] * (len(CONTEXTS) - len(values))
+        rows.append(f"| {'' if number else model} | {name} | {' | '.join(padded)} |")
+    return rows
+
+
+def parts() -> str:
+    """What a prompt's time is made of."""
+    names = ["changes of array", "dispatches", "host", "dequant_engine", "gemm", "flow_qkv", "others"]
+    lines = [f"| model | tokens | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for model in ("gemma3-1b", "gemma3-4b", "llama3.2-1b", "llama3.2-3b"):
+        for point in _points(model):
+            if point.context not in (1024, 32768):
                 continue
-            cells = [_verdict(point.prefill_tokens_per_second, papers, others) for point in points]
-            lines.append(f"| {model} | {context // 1024}k | {_text(papers)} | {_text(others)} | {' | '.join(cells)} |")
+            seconds = Counter[str]()
+            for name, value in point.ttft_parts.items():
+                operator = name if name in (CHANGES, DISPATCHES) else name.partition(":")[0]
+                seconds[operator if operator in names else "others"] += value
+            cells = " | ".join(f"{seconds[name]:.3g}" for name in names)
+            lines.append(f"| {model} | {point.context // 1024}k | {cells} |")
     return "\n".join(lines)
+
+
+_WORSE: dict[str, dict[str, float]] = {
+    "as assumed": {},
+    "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
+    "`wait` is 20 us: the tuner's `synchronise`, 35,000 cycles": {"wait": 20e-6},
+    "`channel_read` is 4.8 GB/s": {"channel_read": 4.8e9},
+    "`memory_read` is 50 GB/s, as micro-benchmarked in arXiv 2512.13282": {"memory_read": 50e9},
+    "`dqp_block` is 4500 cycles": {"dqp_block": 4500},
+    "`softmax_tile` and `product` are 27 and 2.8 cycles, the least": {"softmax_tile": 27, "product": 2.8},
+    "`host_memory` and `host_flush` are 10 GB/s": {"host_memory": 10e9, "host_flush": 10e9},
+}
 
 
 def sensitivity() -> str:
-    """Decode with the split layer where a parameter is worse than assumed."""
-    places = [("gemma3-1b", 1), ("gemma3-4b", 1), ("gemma3-4b", 128), ("llama3.2-1b", 1), ("llama3.2-3b", 1)]
+    """Tokens a second and times to the first token where a parameter is another than assumed."""
     lines = [
-        f"| if | {' | '.join(f'{model}, {length}k' for model, length in places)} |",
-        "|---|" + "---|" * len(places),
+        "| if | gemma3-1b, 1k: tok/s | first token, s | llama3.2-1b, 1k: tok/s | 8k: first token, s |",
+        "|---|---|---|---|---|",
     ]
-    worse: dict[str, dict[str, float]] = {
-        "as assumed": {},
-        "`wait` is 20 us: the tuner's `synchronise`, 35,000 cycles": {"wait": 20e-6},
-        "`channel_read` is 4.8 GB/s": {"channel_read": 4.8e9},
-        "`memory_read` is 50 GB/s, as micro-benchmarked in arXiv 2512.13282": {"memory_read": 50e9},
-        "`dqp_block` is 4500 cycles": {"dqp_block": 4500},
-        "the host needs for a logit what the papers' does": {"own_host_per_logit": VALUES["host_per_logit"]},
-    }
-    for name, change in worse.items():
+    gemma, llama = (Prediction(known(model), 8192, _DEVICE, VALUES) for model in ("gemma3-1b", "llama3.2-1b"))
+    for name, change in _WORSE.items():
+        prices = Prices(_DEVICE, {**VALUES, **change})
         cells = []
-        for model, length in places:
-            context = 1024 * length
-            report = predict(model, DEVICES[_DEVICE], DESIGNS["split"], [context], {**VALUES, **change})
-            cells.append(_verdict(report.points[0].decode_tokens_per_second, *_published(model, "decode", context)))
+        for prediction, tokens in ((gemma, 1024), (llama, 8192)):
+            programs = prediction.programs
+            cells.append(f"{1 / prices.of_runs([(programs[0], 1023)], before=programs[0]).total:.4g}")
+            cells.append(f"{prices.of_runs(list(prompt_runs(programs, tokens)), before=programs[0]).total:.3g}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-_REPORTS: dict[tuple[str, str], Report] = {}
+@cache
+def _points(model: str) -> tuple[Point, ...]:
+    return predict(known(model), _DEVICE).points
 
 
-def _report(model: str, design: str) -> Report:
-    if (model, design) not in _REPORTS:
-        _REPORTS[model, design] = predict(model, DEVICES[_DEVICE], DESIGNS[design])
-    return _REPORTS[model, design]
-
-
-def _published(model: str, quantity: str, context: int) -> tuple[float | None, float | None]:
-    """The papers' number and the later one of FastFlowLM's pages, in tokens a second."""
-    found: dict[bool, float] = {}
-    for table in TABLES.values():
-        for row in table.rows():
-            if (row.model, row.context) != (model, context):
-                continue
-            if table.quantity == quantity:
-                found[table.paper] = row.value
-            elif (table.quantity, quantity) == ("ttft", "prefill"):
-                found[table.paper] = context / row.value
-    return found.get(True), found.get(False)
+def _of_role(point: Point, quantity: str, role: Role) -> float | None:
+    found = [value for name, value in point.published[quantity].items() if TABLES[name].role is role]
+    if not found:
+        return None
+    return max(found) if quantity == "decode" else min(found)
 
 
 def _text(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else f"{value:.3g}"
 
 
-def _verdict(value: float, papers: float | None, others: float | None) -> str:
-    """The number; bold where it is what was aimed at: 1.15 times the papers', and the others'."""
-    reached = value >= max(_AIM * (papers or 0.0), others or 0.0)
-    return f"**{value:.4g}**" if reached else f"{value:.4g}"
+def _bold(value: float, reached: bool) -> str:
+    text = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return f"**{text}**" if reached else text
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], str]] = {
     "parameters": parameters,
     "validation": validation,
     "decoding": decoding,
-    "prefilling": prefilling,
+    "prompts": prompts,
+    "parts": parts,
     "sensitivity": sensitivity,
 }
 

@@ -267,7 +267,7 @@ def _unfolded(shape: AttentionShape, device: Device, values: Values, room: int) 
     need = l1_bytes(math.lcm(_SUB_TILE, shape.group), chunk, d, bias=shape.bias)
     scores = (rows + 2 * chunk) * d * _BF16 + rows * keys * (_F32 + _BF16 + _BF16 * shape.bias)
     macs = 2.0 * shape.heads * _up(shape.queries, rows) * keys * d
-    compute = macs / (values["attention_macs"] * TILES * device.limits.columns * device.clock)
+    compute = macs * values["product"] / _SUB_TILE**3 / (TILES * device.limits.columns * device.clock)
     passes = float(shape.heads * shape.queries * keys * _BF16)  # a matrix of scores or probabilities, once
     inputs = shape.kv_heads * keys * d * _BF16 * 2 * ceil_div(shape.queries, rows * TILES)
     why = f"a tile's queries, sums and chunks need {need} bytes of L1, which has {room}"

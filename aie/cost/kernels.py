@@ -40,8 +40,7 @@ _BLOCKS = {
     "q4nx_dequant_bfp16": "dequant_block",
 }  # of a block of weights each
 _GEMM = {"gemm_bf16": "bf16", "gemm_bfp16": "bfp16"}
-# rows x keys x d multiply-adds each.
-_FLOW_QKV = {"flow_qkv_scores", "flow_qkv_values"}
+_SIDE = 8  # of the tiles that FlowQKV's kernels multiply
 _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
 
 
@@ -54,9 +53,15 @@ def published_cycles(device: Device, values: Values, kernel: str, integers: list
         cycles = values[_BLOCKS[kernel]]
     elif kernel in _GEMM:
         known = gemm_parameters(device.limits.name)
-        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers))
-    elif kernel in _FLOW_QKV:
-        cycles = math.prod(integers) / values["attention_macs"]
+        cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known.call.value
+    elif kernel == "flow_qkv_scores":
+        rows, keys, d = (size / _SIDE for size in integers)
+        tile = d * values["product"] + values["product_loop"] + values["softmax_tile"]
+        cycles = rows * (keys * tile + values["softmax_rows"])
+    elif kernel == "flow_qkv_values":
+        rows, keys, d = (size / _SIDE for size in integers)
+        # Sums are loaded and stored around the loop, 64 bytes a cycle.
+        cycles = rows * d * (keys * values["product"] + values["product_loop"] + 2 * _SIDE * _SIDE * 4 / 64)
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(device, values, kernel, integers)
     elif kernel in _ELEMENTS:

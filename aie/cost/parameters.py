@@ -36,6 +36,7 @@ _PROJECTIONS_PAPER = "arXiv 2602.06063"
 _DECODE_TABLES = (
     "tables 3 and 4 of arXiv 2602.06063; figure 8 and table III of Xu et al., Efficient LLM Decoding on Ryzen AI NPUs"
 )
+_PROMPT_TABLES = "tables 1 and 2 of arXiv 2602.06063; FastFlowLM v0.9.22's prompts of d = 128"
 _IRON_COSTS = "amd/IRON decode_costs_npu2.json (Strix Halo, turbo)"
 _IRON_LEVERS = "Xilinx/mlir-aie levers.md, cycles of a core of XDNA2"
 
@@ -48,21 +49,26 @@ TABLE: dict[str, Parameter] = {
     "channel_read": Parameter(5.271e9, "bytes/s", "what a shim tile's stream reads; 32 bits a cycle would be 7.2e9 at 1.8 GHz", "2026-11", _DECODE_TABLES),
     "burst_bytes": Parameter(64.0, "bytes", "a burst of DDR5 (16 beats of 32 bits): a shorter run costs as much", "2026-11"),
     "run_overhead_bytes": Parameter(12.0, "bytes", "B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON flm GEMM): 16 / (64 + x) = 10 / 47", "2026-11"),
-    # --- Dispatches, waits, configurations ----------------------------------------------------------------------------
+    # --- Dispatches, waits, changes of array ----------------------------------------------------------------------------
     "dispatch": Parameter(47e-6, "s", f"{_IRON_COSTS}: 44 to 50 us", "2026-11"),
     "wait": Parameter(3.4e-6, "s", f"{_IRON_COSTS}: a step inside a fused ELF, the cheapest (RMSNorm), all of it taken for the wait", "2026-11"),
-    "switch": Parameter(25e-6, "s", f"{_IRON_COSTS}: to another configuration, without its locks", "2026-11"),
-    "switch_per_lock": Parameter(7.2e-6, "s", f"{_IRON_COSTS}: for each lock that a configuration sets", "2026-11"),
-    "reconfiguration": Parameter(4.9e-3, "s", "arXiv 2512.13282, section 5.3.1: a whole GEMM design, XDNA2", "2026-11"),
+    "array_change": Parameter(2.7e-3, "s", "one warm switch between two xclbins, 2.7 to 5.8 ms: a comment on pull request 71 of amd/IRON; 4.9 ms, not warm, in arXiv 2512.13282, section 5.3.1. The least is taken", "2026-11"),
+    "reconfiguration": Parameter(4.9e-3, "s", "arXiv 2512.13282, section 5.3.1: a whole GEMM design, XDNA2; of the published implementation", "2026-11"),
     # --- The host -----------------------------------------------------------------------------------------------------
     "host_per_logit": Parameter(32.45e-9, "s", "choosing a token among all logits on the CPU, in the published implementation", "2026-11", _DECODE_TABLES),
     "own_host_per_logit": Parameter(2e-9, "s", "two bytes read by the CPU at 2 GB/s (host read of a buffer, docs of amd/IRON), and as long again to compare", "2026-11"),
+    "host_memory": Parameter(30e9, "bytes/s", "what two cores read of main memory: 29 to 33e9 on a server of Zen 4, measured; a laptop's are taken to be as fast", "2026-11"),
+    "host_flush": Parameter(30e9, "bytes/s", "writing back or dropping cache lines for the array: taken to be one more pass over the bytes, at `host_memory`", "2026-11"),
     # --- Kernels ------------------------------------------------------------------------------------------------------
     "dequant_block": Parameter(2115, "cycles", f"{_IRON_LEVERS}: q4nx_dequant of a block", "2026-11"),
     "dqp_block": Parameter(2903, "cycles", f"{_IRON_LEVERS}: q4nx_dequant (2115) and then bf16 mv 32 x 256 (788), as if nothing of them were fused", "2026-11"),
-    "vector_element": Parameter(0.792, "cycles", "norms, RoPE and gated activation, for each element on one core; single kernels were published at 0.2 to 0.84", "2026-11", "tables 1 and 2 of arXiv 2602.06063"),
+    "vector_element": Parameter(0.6774, "cycles", "norms, RoPE and gated activation, for each element on one core; single kernels were published at 0.2 to 0.84", "2026-11", _PROMPT_TABLES),
     "softmax_score": Parameter(0.414, "cycles", f"{_IRON_LEVERS}: partial softmax of 64 x 64, 1696", "2026-11"),
-    "attention_macs": Parameter(20.9, "multiply-adds a cycle and core", "FlowQKV with its softmax, as published", "2026-11", "tables 1 and 2 of arXiv 2602.06063"),
+    "score_element": Parameter(0.1119, "cycles", "published attention of many tokens: of a tile, for each query, key and element of them, twice a multiply-add; a kernel was published at 2 / 26 (mlir-aie levers.md: prefill_fv of 8 x 8 x 512, 1265)", "2026-11", _PROMPT_TABLES),
+    "product": Parameter(6.0, "cycles", "our attention, 8 x 8 x 8 multiply-adds, both operands converted to block floating point in registers: two conversions of 512 / 180.4 cycles, which is what a product of bf16 GEMM takes with one (gemm_parameters.py); and an accumulator is used again after 6 cycles (mlir-aie). Derived; 2.8 with two accumulators and no operand converted twice", "2026-11"),
+    "product_loop": Parameter(20.0, "cycles", "our attention, around a loop of products: bundles + 5 (mlir-aie levers.md) of a loop of 15 bundles. Derived", "2026-11"),
+    "softmax_tile": Parameter(200.0, "cycles", "our attention, 8 x 8 scores from the product to F: 104 vector instructions, and 144 scalar ones for two masks (aie/kernels/attention.h), half of them side by side. Derived; 27 as published without masks, in bf16 (`softmax_score`); 248 if nothing is side by side", "2026-11"),
+    "softmax_rows": Parameter(150.0, "cycles", "our attention, 8 rows for each chunk of keys: maxima, corrections, sums: instructions of attention.h. Derived", "2026-11"),
     "gemm_operations": Parameter(13.7e12, "operations/s", f"{_PROJECTIONS_PAPER}, section 3.1.2: bf16, megatiles of 512 x 512 x 512", "2026-11"),
 }
 # ruff: enable[E501]

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan asks of each part of the array, counted without following it: no loop is run more than once.
+"""What a plan asks of cores and streams, counted without following it: no loop is run more than once.
 
-    bound = max(cycles of a core, bytes of a stream, bytes of main memory)
-
-is the least time that a call can take; where one part is busy all the time, it is close to it (`simulation.py` follows
-what waits for what). Long sequences take no longer to count than short ones.
+Long sequences take no longer to count than short ones. What waits for what is for phases.py to say.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
-from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
-from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.lowering import link_ranges, shared_memory
 from flownpu.aie.plan import (
     Acquire,
@@ -30,100 +25,44 @@ from flownpu.aie.plan import (
     SetBarrier,
     Store,
     Tile,
-    Transfer,
     Variable,
     WriteParameter,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan import Array, Core, Expression, Fifo, Plan, Statement
 
-__all__ = ["Totals", "count"]
+__all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 
 
-@dataclass(frozen=True)
-class Totals:
-    """A call's work.
-
-    Attributes:
-        core_seconds: of each core's kernels.
-        stream_seconds: of each stream, by fifo.
-        memory_seconds: of main memory, with what short runs cost more.
-        read_bytes: from main memory.
-        written_bytes: to main memory.
-        l2_bytes: into and out of each memory tile.
-    """
-
-    core_seconds: dict[Tile, float]
-    stream_seconds: dict[str, float]
-    memory_seconds: float
-    read_bytes: int
-    written_bytes: int
-    l2_bytes: dict[Tile, int]
-
-    @property
-    def bound(self) -> float:
-        """The least that the call can take, in seconds."""
-        return max(*self.core_seconds.values(), *self.stream_seconds.values(), self.memory_seconds)
-
-    @property
-    def bound_by(self) -> str:
-        """What that is: "cores", "streams" or "memory"."""
-        parts = {
-            "cores": max(self.core_seconds.values()),
-            "streams": max(self.stream_seconds.values()),
-            "memory": self.memory_seconds,
-        }
-        return max(parts, key=parts.__getitem__)
+def stream_seconds(
+    array: Array, through: Mapping[str, float], cost: Mapping[str, float], device: Device, values: Values
+) -> dict[str, float]:
+    """Each stream's time, by fifo: its bytes at 32 bits a cycle; from main memory, those that runs cost at its rate."""
+    seconds = {}
+    for fifo in _streams(array, device):
+        seconds[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
+        if from_shim(fifo, device):
+            seconds[fifo.name] = max(seconds[fifo.name], cost[fifo.name] / values["channel_read"])
+    return seconds
 
 
-def count(plan: Plan, device: Device, values: Values = VALUES) -> Totals:
-    """Count a valid plan's work (`checker.require_valid`)."""
-    moved, cost = _transferred(plan, values)
-    memory = sum(cost.values()) / values["memory_read"]
-    through = _bytes_of_fifos(plan.array, moved)
-    streams, l2 = {}, defaultdict[Tile, int](int)
-    linked = {name for link in plan.array.links for name in (*link.inputs, *link.outputs)}
-    for fifo in plan.array.fifos:
-        if shared_memory(fifo, fifo.name in linked, device.limits) is not None:
-            continue
-        streams[fifo.name] = through[fifo.name] * 8 / device.limits.stream_bits / device.clock
-        producer = fifo.producer.tile
-        if device.limits.kind(producer.column, producer.row) == "shim":
-            streams[fifo.name] = max(streams[fifo.name], cost[fifo.name] / values["channel_read"])
-        for tile in (producer, *(end.tile for end in fifo.consumers)):
-            if device.limits.kind(tile.column, tile.row) == "memory":
-                l2[tile] += round(through[fifo.name])
-    shim = {fifo.name: _from_shim(fifo, device) for fifo in plan.array.fifos}
-    return Totals(
-        {core.tile: cycles / device.clock for core, cycles in _core_cycles(plan, through, device, values)},
-        streams,
-        memory,
-        sum(size for name, size in moved.items() if shim[name]),
-        sum(size for name, size in moved.items() if not shim[name]),
-        dict(l2),
-    )
+def _streams(array: Array, device: Device) -> list[Fifo]:
+    """The fifos that are no memory which two cores share."""
+    linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
+    return [fifo for fifo in array.fifos if shared_memory(fifo, fifo.name in linked, device.limits) is None]
 
 
-def _from_shim(fifo: Fifo, device: Device) -> bool:
+def from_shim(fifo: Fifo, device: Device) -> bool:
+    """Whether it comes from main memory."""
     return device.limits.kind(fifo.producer.tile.column, fifo.producer.tile.row) == "shim"
 
 
-def _transferred(plan: Plan, values: Values) -> tuple[dict[str, int], dict[str, float]]:
-    """Bytes of each fifo from or to main memory; and as many as they cost, in runs as short as they are."""
-    items = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
-    moved, cost = defaultdict[str, int](int), defaultdict[str, float](float)
-    for step in plan.sequence.steps:
-        if isinstance(step, Transfer):
-            size = step.tap.elements * items[step.fifo]
-            moved[step.fifo] += size
-            cost[step.fifo] += size / relative_efficiency(contiguous_bytes(step.tap, items[step.fifo]), values)
-    return moved, cost
-
-
-def _bytes_of_fifos(array: Array, moved: dict[str, int]) -> dict[str, float]:
+def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
     """Bytes that pass each fifo; of those between cores, which no transfer tells, none."""
     through = defaultdict[str, float](float, moved)
     fifos = {fifo.name: fifo for fifo in array.fifos}
@@ -151,7 +90,7 @@ def _bytes_of_fifos(array: Array, moved: dict[str, int]) -> dict[str, float]:
 # --- Cores ------------------------------------------------------------------------------------------------------------
 
 
-def _core_cycles(plan: Plan, through: dict[str, float], device: Device, values: Values) -> list[tuple[Core, float]]:
+def core_cycles(plan: Plan, through: Mapping[str, float], device: Device, values: Values) -> dict[Tile, float]:
     """Each core's kernels, over all passes of a call."""
     interpreters = [_Interpreter(plan, core, device, values) for core in plan.array.cores]
     initial = {(b.name, i): int(v) for b in plan.array.buffers for i, v in enumerate(b.initial_value)}
@@ -170,7 +109,7 @@ def _core_cycles(plan: Plan, through: dict[str, float], device: Device, values: 
             one = interpreter.run(words)
             passes = max((through[name] / size for name, size in one.released.items() if through[name]), default=1.0)
             cycles[interpreter.core.tile] = one.cycles * passes
-    return [(interpreter.core, cycles[interpreter.core.tile]) for interpreter in interpreters]
+    return {interpreter.core.tile: cycles[interpreter.core.tile] for interpreter in interpreters}
 
 
 @dataclass

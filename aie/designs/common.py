@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 import types
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_ROWS", "F32", "I32", "PARAMETERS", "TILES", "U8",
-    "RunTimeParameters", "Window", "bits", "ceil_div", "device", "equal_steps", "kernel", "limits_of", "pieces",
-    "run", "tensor", "tiled", "untiled", "worker",
+    "RunTimeParameters", "Window", "bits", "bytes_of", "ceil_div", "device", "equal_steps", "kernel", "limits_of",
+    "named", "pieces", "run", "tensor", "tiled", "untiled", "worker",
 ]  # fmt: skip
 
 BF16, F32, I32, U8 = bfloat16, np.float32, np.int32, np.uint8
@@ -68,6 +69,12 @@ def tensor(elements: int, dtype: Any = BF16) -> Any:
     return types.GenericAlias(np.ndarray, ((elements,), types.GenericAlias(np.dtype, (dtype,))))
 
 
+def bytes_of(kind: Any) -> int:
+    """Bytes of an array of a type that `tensor` made."""
+    (elements,), dtype = get_args(kind)
+    return int(elements * np.dtype(get_args(dtype)[0]).itemsize)
+
+
 def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
     """An entry of `kernels/<file>.cc`."""
     return Kernel(entry, object_file(file), list(arguments))
@@ -76,6 +83,13 @@ def kernel(file: str, entry: str, *arguments: Any) -> Kernel:
 def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> Worker:
     """A compute tile's program; its loops are as long as run-time parameters say."""
     return Worker(core, list(arguments), tile=tile, dynamic_objfifo_lowering=True)
+
+
+def named(sequence: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+    """A sequence's function, as one whose arguments, host buffers and others, are called so."""
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
+    setattr(sequence, "__signature__", inspect.Signature(parameters))  # noqa: B010 (functions have no such attribute)
+    return sequence
 
 
 def bits(value: float) -> int:

@@ -9,33 +9,38 @@ import numpy as np
 
 from flownpu.aie.designs.common import (
     BF16,
+    BLOCK_BYTES,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
     F32,
     I32,
     TILES,
     U8,
     RunTimeParameters,
+    bytes_of,
     kernel,
     limits_of,
     tensor,
     worker,
 )
-from flownpu.aie.designs.decode_layer_attention import ROPE_COLUMN, attention_columns, rope_tile
-from flownpu.aie.designs.decode_layer_shape import ARRAY_COLUMNS, BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
+from flownpu.aie.designs.decode_layer_attention import rope_tile
+from flownpu.aie.designs.decode_layer_shape import RESIDUAL_COLUMN, ROPE_COLUMN
+from flownpu.aie.designs.decode_layer_weights import HALF_BLOCK, STREAMS
 from flownpu.aie.iron_compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer_attention import Attention, AttentionEnds
     from flownpu.aie.designs.decode_layer_shape import LayerShape
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["HALF_BLOCK", "RESIDUAL_COLUMN", "STREAMS", "DecodeArray", "Ends", "build", "residual_tile"]
+__all__ = ["DecodeArray", "Ends", "build"]
 
-RESIDUAL_COLUMN = ARRAY_COLUMNS - 2  # decode_layer_attention.py has the RoPE tile's
-STREAMS = 2  # weight streams of a column: all that its shim tile sends
-HALF_BLOCK = BLOCK_BYTES // 2  # a block is longer than a shim's innermost wrap
 _SHARE = TILES // STREAMS
-_FIRST_ROW = limits_of("npu2").first_compute_row
+_LIMITS = limits_of("npu2")
 # Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
-_BLOCKS_AHEAD = 4
+_MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2
+# Bytes of it for run-time parameters, objects' counters and what alignment takes.
+_SMALL_THINGS = 512
 
 
 class Ends(NamedTuple):
@@ -50,9 +55,7 @@ class Ends(NamedTuple):
     key: ObjectFifoHandle
     value: ObjectFifoHandle
     value_line: ObjectFifoHandle
-    keys: list[ObjectFifoHandle]
-    values: list[ObjectFifoHandle]
-    contexts: list[ObjectFifoHandle]
+    attention: AttentionEnds
 
 
 class DecodeArray(NamedTuple):
@@ -61,21 +64,22 @@ class DecodeArray(NamedTuple):
     workers: list[Worker]
     ends: Ends
     projecting: RunTimeParameters  # the tiles of the columns that project, then the residual tile
-    attending: RunTimeParameters  # the RoPE tile, then for each pair the K tile and the V tile
+    attending: RunTimeParameters  # the RoPE tile, then the cores of attention
 
 
-def build(shape: LayerShape) -> DecodeArray:
-    """The array for layers of one shape."""
-    tiles = [f"tile_{column}_{row}" for column in range(shape.columns) for row in range(TILES)]
+def build(way: Attention) -> DecodeArray:
+    """The array for layers of one shape, with a way of attention."""
+    shape = way.shape
+    tiles = [f"tile_{column}_{row}" for column in range(way.columns) for row in range(TILES)]
     projecting = RunTimeParameters([*tiles, "residual_tile"])
-    attending = RunTimeParameters(["rope_tile", *(f"{kind}_tile_{p}" for p in range(shape.pairs) for kind in "kv")])
+    attending = RunTimeParameters(["rope_tile", *way.cores])
     x = ObjectFifo(tensor(BLOCK_COLUMNS), name="x")
-    columns = [_projection_column(shape, column, x, projecting) for column in range(shape.columns)]
-    vectors, hidden, residual_worker = residual_tile(shape, x, projecting)
-    heads, tables, queries, key, rope_worker = rope_tile(shape, attending)
+    columns = [_projection_column(way, column, x, projecting, attending) for column in range(way.columns)]
+    vectors, hidden, residual_worker = _residual_tile(shape, x, projecting)
+    heads, tables, queries, key, rope_worker = rope_tile(way, attending)
     value = ObjectFifo(tensor(shape.kv_heads * shape.d), name="value")
     value_line = value.cons().forward(Tile(RESIDUAL_COLUMN, 1), name="value_line")
-    keys, values, contexts, pairs = attention_columns(shape, queries, attending)
+    attention, attending_workers = way.place(queries, attending)
 
     def host(column: int) -> Tile:
         return Tile(column, 0)
@@ -90,22 +94,20 @@ def build(shape: LayerShape) -> DecodeArray:
         key=key.cons(tile=host(ROPE_COLUMN)),
         value=value.prod(tile=host(RESIDUAL_COLUMN)),
         value_line=value_line.cons(tile=host(RESIDUAL_COLUMN)),
-        keys=[k.prod(tile=host(shape.columns + place)) for place, k in enumerate(keys)],
-        values=[v.prod(tile=host(shape.columns + place)) for place, v in enumerate(values)],
-        contexts=[o.cons(tile=host(shape.columns + place)) for place, o in enumerate(contexts)],
+        attention=attention,
     )
     workers = [tile for _, _, tiles_of_column in columns for tile in tiles_of_column]
-    return DecodeArray([*workers, residual_worker, rope_worker, *pairs], ends, projecting, attending)
+    return DecodeArray([*workers, residual_worker, rope_worker, *attending_workers], ends, projecting, attending)
 
 
 # --- Projections ------------------------------------------------------------------------------------------------------
 
 
 def _projection_column(
-    shape: LayerShape, column: int, x: ObjectFifo, parameters: RunTimeParameters
+    way: Attention, column: int, x: ObjectFifo, projecting: RunTimeParameters, attending: RunTimeParameters
 ) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:
     """The streams of weights, the products, and the four tiles of a column."""
-    memory, block, product = Tile(column, 1), tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
+    shape, memory, block, product = way.shape, Tile(column, 1), tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
     streams = [ObjectFifo(tensor(_SHARE * HALF_BLOCK, U8), name=f"w_{column}_{stream}") for stream in range(STREAMS)]
     offsets = [tile * HALF_BLOCK for tile in range(_SHARE)]
     parts = [part for w in streams for part in w.cons().split(offsets, memory, obj_types=[block] * _SHARE)]
@@ -121,53 +123,79 @@ def _projection_column(
         kernel("epilogue", "store_bf16", accumulator, product, I32),
         kernel("epilogue", gated, accumulator, accumulator, product, I32),
     ]
+    kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
+    share_kinds, share_kernels = way.share()
+    held = [*kinds.values(), *share_kinds.values(), *[tensor(BLOCK_COLUMNS), product] * 2]
+    room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
+    blocks_ahead = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, room // BLOCK_BYTES))
     workers = []
     for row in range(TILES):
-        name = f"tile_{column}_{row}"
-        fifos = parts[row].cons(depth=_BLOCKS_AHEAD), x.cons(), y_parts[row].prod()
-        kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
-        buffers = [Buffer(kind, name=f"{name}_{what}") for what, kind in kinds.items()]
-        rtp = parameters.buffers[column * TILES + row]
-        arguments = [*fifos, *buffers, rtp, parameters.barrier, *kernels, shape.line // BLOCK_COLUMNS]
-        workers.append(worker(_project, arguments, tile=Tile(column, _FIRST_ROW + row)))
+        number, name = column * TILES + row, f"tile_{column}_{row}"
+        fifos = parts[row].cons(depth=blocks_ahead), x.cons(), y_parts[row].prod()
+        buffers, share_buffers = (
+            [Buffer(kind, name=f"{name}_{what}") for what, kind in of.items()] for of in (kinds, share_kinds)
+        )
+        # A tile that only projects has no words of attention.
+        words = [projecting.buffers[number], *([attending.buffers[1 + number]] if share_kinds else [])]
+        arguments = [*fifos, buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way]
+        workers.append(worker(_tile, arguments, tile=Tile(column, _LIMITS.first_compute_row + row)))
     return streams, y, workers
 
 
-def _project(
-    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, sums: Buffer, accumulator: Buffer,
-    second: Buffer, rtp: Buffer, barrier: Any, take: Kernel, zero: Kernel, dqp: Kernel, store: Kernel,
-    store_gated: Kernel, parts_of_line: int,
+def _tile(
+    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, buffers: list[Buffer], words: list[Buffer],
+    barrier: Any, kernels: list[Kernel], share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention,
 ) -> None:  # fmt: skip
-    """A projecting tile. Words: phases; for each its blocks in a row, its plain row groups, its gated ones."""
-    barrier.wait_for_value(1)
-    barrier.release_with_value(1)
-    for phase in range_(rtp[0]):
-        blocks, plain, gated = (rtp[phase * 3 + place] for place in (1, 2, 3))
+    """A projecting tile. Words: phases; for each its blocks in a row, its plain row groups, its gated ones.
 
-        def multiply(y: Buffer, blocks: Any = blocks) -> None:
-            zero(y, BLOCK_ROWS)
-            for j in range_(blocks):
-                dqp(w.acquire(1), x, sums, y, j)
-                w.release(1)
+    Where it has a share of attention, this comes after the first phase, which is not gated.
+    """
+    x, sums, accumulator, second = buffers
+    take, zero, dqp, store, store_gated = kernels
+    rtp, rtp_of_share = words[0], words[-1]
+    parts_of_line = way.shape.line // BLOCK_COLUMNS
 
-        for j in range_((blocks + (parts_of_line - 1)) // parts_of_line * parts_of_line):
+    def take_parts(count: Any) -> None:
+        for j in range_(count):
             take(parts.acquire(1), x, sums, j)
             parts.release(1)
+
+    def multiply(y: Buffer, blocks: Any) -> None:
+        zero(y, BLOCK_ROWS)
+        for j in range_(blocks):
+            dqp(w.acquire(1), x, sums, y, j)
+            w.release(1)
+
+    def project(phase: Any, *, may_be_gated: bool = True) -> None:
+        blocks, plain, gated = (rtp[phase * 3 + place] for place in (1, 2, 3))
+        take_parts((blocks + (parts_of_line - 1)) // parts_of_line * parts_of_line)
         for _ in range_(plain):
-            multiply(accumulator)
+            multiply(accumulator, blocks)
             store(accumulator, y.acquire(1), BLOCK_ROWS)
             y.release(1)
+        if not may_be_gated:
+            return
         for _ in range_(gated):
-            multiply(accumulator)
-            multiply(second)
+            multiply(accumulator, blocks)
+            multiply(second, blocks)
             store_gated(accumulator, second, y.acquire(1), BLOCK_ROWS)
             y.release(1)
+
+    barrier.wait_for_value(1)
+    barrier.release_with_value(1)
+    first = 0
+    if share_buffers:
+        project(0, may_be_gated=False)
+        way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels)
+        first = 1
+    for phase in range_(first, rtp[0]):
+        project(phase)
 
 
 # --- The residual stream ----------------------------------------------------------------------------------------------
 
 
-def residual_tile(
+def _residual_tile(
     shape: LayerShape, x: ObjectFifo, parameters: RunTimeParameters
 ) -> tuple[ObjectFifo, ObjectFifo, Worker]:
     """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
@@ -231,4 +259,8 @@ def residual_tile(
     normal = Buffer(line, initial_value=np.zeros(shape.line, BF16), name="normal")
     fifos = vectors.cons(depth=norms + 2), x.prod(), hidden.prod()
     arguments = [*fifos, Buffer(line, name="residual"), normal, parameters.buffers[-1], parameters.barrier]
-    return vectors, hidden, worker(core, [*arguments, copy, kernels], tile=Tile(RESIDUAL_COLUMN, _FIRST_ROW))
+    return (
+        vectors,
+        hidden,
+        worker(core, [*arguments, copy, kernels], tile=Tile(RESIDUAL_COLUMN, _LIMITS.first_compute_row)),
+    )

@@ -28,7 +28,7 @@ class Token:
 
     Attributes:
         position: the token's.
-        capacity: positions of a layer's cache, a multiple of a chunk.
+        capacity: positions of a layer's cache, see `DecodeLayer.program`.
         epsilon: of all norms.
         scale: of the scores.
         positions: of a table of `rotary`.
@@ -44,11 +44,15 @@ class Token:
 
 
 class HostBuffers(NamedTuple):
-    """The buffers of a call (designs/decode_layer_shape.py), as its sequence has them; `logits` if it has a head."""
+    """The buffers of a call (designs/decode_layer_shape.py), as its sequence has them.
+
+    `cache_bytes`: the cache once more, as bytes, if attention reads it so; `logits`: if the call has a head.
+    """
 
     weights: Any
     vectors: Any
     rotary: Any
     cache: Any
     state: Any
+    cache_bytes: Any = None
     logits: Any = None

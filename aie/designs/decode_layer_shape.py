@@ -6,7 +6,7 @@
     vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d]; then the final norms
     rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
-    state     bf16  what passes between the phases of a layer (`LayerShape.regions`); zeros before the first use
+    state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
 
 `line` is D rounded up to 256. A layer's *norms* are those of its two entries: [before attention, before feed-forward],
 and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the final ones are
@@ -19,21 +19,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flownpu.aie.designs.common import TILES, ceil_div, limits_of
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div, limits_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
 __all__ = [
-    "ARRAY_COLUMNS", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_ROWS", "PAIRS_OF_A_COLUMN", "LayerShape", "Projection",
-    "Region", "interleave",
+    "ARRAY_COLUMNS", "RESIDUAL_COLUMN", "ROPE_COLUMN", "LayerShape", "Projection", "Region", "interleave",
 ]  # fmt: skip
 
-BLOCK_BYTES, BLOCK_ROWS, BLOCK_COLUMNS = 5120, 32, 256  # a Q4NX block
 ARRAY_COLUMNS = limits_of("npu2").columns
-VECTOR_COLUMNS = 2  # the residual tile's and the RoPE tile's
-PAIRS_OF_A_COLUMN = TILES // 2
+RESIDUAL_COLUMN, ROPE_COLUMN = ARRAY_COLUMNS - 2, ARRAY_COLUMNS - 1
 ACTIVATIONS = ("geglu", "swiglu")
 
 
@@ -48,8 +47,8 @@ class Projection:
     def __post_init__(self) -> None:
         if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
             raise ValueError(
-                f"[decode_layer] expected a projection's rows in multiples of {BLOCK_ROWS}, {BLOCK_ROWS * TILES} or "
-                f"more, got {self.rows}"
+                f"[decode_layer, fused_dqp] expected a projection's rows in multiples of {BLOCK_ROWS}, "
+                f"{BLOCK_ROWS * TILES} or more, got {self.rows}"
             )
 
     @property
@@ -114,7 +113,7 @@ class LayerShape:
             raise ValueError(f"[decode_layer] expected activation {' or '.join(ACTIVATIONS)}, got {self.activation!r}")
         if self.heads % self.kv_heads or self.d % 32:
             raise ValueError(
-                f"[decode_layer] expected heads in multiples of the KV heads and d in multiples of 32, "
+                f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
                 f"got {self.heads}, {self.kv_heads} and {self.d}"
             )
         _ = self.projections  # refuses sizes that it cannot deal to the tiles
@@ -122,34 +121,14 @@ class LayerShape:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     @property
-    def pairs(self) -> int:
-        """Pairs of compute tiles for attention: the most, up to four, that share the KV heads evenly."""
-        return next(pairs for pairs in (4, 2, 1) if self.kv_heads % pairs == 0)
-
-    @property
-    def attention_columns(self) -> int:
-        """Columns of the pairs, two in each."""
-        return ceil_div(self.pairs, PAIRS_OF_A_COLUMN)
-
-    @property
-    def columns(self) -> int:
-        """Columns that project: what attention leaves of the array's eight, but for those of the vector tiles."""
-        return ARRAY_COLUMNS - VECTOR_COLUMNS - self.attention_columns
-
-    @property
-    def turns(self) -> int:
-        """KV heads of a pair, which takes them one after the other: head turn * pairs + pair."""
-        return self.kv_heads // self.pairs
-
-    @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.heads // self.kv_heads
 
     @property
-    def keys(self) -> int:
-        """Positions of a chunk: 16 KB of keys or fewer, two of which fit L1 with the rest (as in flow_kv.py)."""
-        return min(64, 8192 // self.d // 16 * 16)
+    def batch(self) -> int:
+        """Heads that the RoPE tile takes at once: the most, up to four, that share the KV heads evenly."""
+        return next(heads for heads in (4, 2, 1) if self.kv_heads % heads == 0)
 
     @property
     def position_size(self) -> int:
@@ -198,9 +177,8 @@ class LayerShape:
         """Lines that hold so many elements."""
         return ceil_div(elements, self.line)
 
-    @cached_property
-    def regions(self) -> dict[str, Region]:
-        """The regions of `state`.
+    def regions(self, more: Mapping[str, int]) -> dict[str, Region]:
+        """The regions of `state`; `more`: sizes of those that a way of attention adds.
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
@@ -215,17 +193,13 @@ class LayerShape:
             "context": attention,
             "attended": self.hidden,
             "activated": self.feed_forward,
+            **more,
         }
         regions, offset = dict[str, Region](), 0
         for name, elements in sizes.items():
             regions[name] = Region(offset, self.lines(elements) * self.line)
             offset += regions[name].size
         return regions
-
-    @property
-    def state_size(self) -> int:
-        """Elements of `state`."""
-        return sum(region.size for region in self.regions.values())
 
 
 def interleave(gate_up: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -6,16 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import TILES, equal_steps, limits_of
-from flownpu.aie.designs.decode_layer_array import HALF_BLOCK, STREAMS
+from flownpu.aie.designs.common import BLOCK_BYTES, TILES, equal_steps, limits_of
 from flownpu.aie.iron_compat import TensorAccessPattern
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer_shape import Projection
     from flownpu.aie.iron_compat import ObjectFifoHandle
 
-__all__ = ["WeightStreams", "weight_taps"]
+__all__ = ["HALF_BLOCK", "STREAMS", "WeightStreams", "weight_taps"]
 
+STREAMS = 2  # weight streams of a column: all that its shim tile sends
+HALF_BLOCK = BLOCK_BYTES // 2  # a block is longer than a shim's innermost wrap
 _LIMITS = limits_of("npu2")
 _SHARE = TILES // STREAMS  # tiles that a stream feeds
 
@@ -55,15 +56,13 @@ class Stream:
 
     Attributes:
         end: the host's.
-        waiting: phase, buffer and tap of each task to come.
+        waiting: phase, buffer and tap of each task to come, and whether it may start before its phase.
         started: phase and task.
-        not_ahead: phases of which nothing is sent before they begin.
     """
 
     end: ObjectFifoHandle
-    waiting: list[tuple[int, Any, TensorAccessPattern]] = field(default_factory=list)
+    waiting: list[tuple[int, Any, TensorAccessPattern, bool]] = field(default_factory=list)
     started: list[tuple[int, Any]] = field(default_factory=list)
-    not_ahead: set[int] = field(default_factory=set)
 
     def await_oldest(self) -> None:
         """Its task is over."""
@@ -85,7 +84,7 @@ class WeightStreams:
         """A projection whose weights begin at `offset` of a buffer of `total` bytes."""
         for number, stream in enumerate(self.streams):
             taps = weight_taps(projection, offset, total, self._columns, *divmod(number, STREAMS))
-            stream.waiting += [(phase, buffer, tap) for tap in taps]
+            stream.waiting += [(phase, buffer, tap, True) for tap in taps]
 
     def start(self, phase: int) -> None:
         """Start what is left of a phase, and of those to come what there is room for.
@@ -102,12 +101,12 @@ class WeightStreams:
                 full = len(stream.started) == _LIMITS.task_queue
                 if not stream.waiting:
                     continue
-                number = stream.waiting[0][0]
-                if number > phase and (full or number in stream.not_ahead):
+                number, _, _, early = stream.waiting[0]
+                if number > phase and (full or not early):
                     continue
                 if full:
                     stream.await_oldest()
-                number, buffer, tap = stream.waiting.pop(0)
+                number, buffer, tap, _ = stream.waiting.pop(0)
                 stream.started.append((number, stream.end.fill(buffer, tap=tap, wait=True, managed=False)))
                 busy = True
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlowKV: attention of one token, each KV head on a pair of compute tiles (arXiv 2602.06063, section 3.2.2, figure 10).
+"""FlowKV: attention of one token, KV heads on pairs of compute tiles (arXiv 2602.06063, section 3.2.2, figure 10).
 
     K tile   scores of a chunk of keys, online softmax: F, correction C, denominator l
       |      handoff (F, C, l), in shared memory
     V tile   C y + F V; at the end y / l
 
-The pairs stand one above the other, two in a column (one if there is a single KV head), so a column serves two heads.
-Its shim tile has two streams: the keys of both heads, the values of both. A memory tile splits each, and sends
-each head's chunk as 8 x 8 sub-tiles. The queries come in through columns to the right, four pairs a memory tile.
+The pairs stand one above the other, two in a column (one if there is a single one), so a column serves two heads at a
+time; where there are more heads than pairs, each pair takes some in turn. A column's shim tile has two streams: the
+keys of both heads, the values of both. A memory tile splits each, and sends each head's chunk as 8 x 8 sub-tiles. The
+queries come in through columns to the right, four pairs a memory tile.
 
 FlowKV-SWA is the same array; only the chunks of the sequence and the words of the run-time parameters differ.
 
@@ -30,17 +31,19 @@ from flownpu.aie.designs.common import (
     device,
     kernel,
     limits_of,
-    run,
+    pieces,
     tensor,
     tiled,
     worker,
 )
-from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, Tile, range_
+from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["FlowKV"]
+__all__ = ["FlowKV", "Pairs"]
 
 _PAIRS_OF_A_QUERY_STREAM = 4  # what a memory tile's six output channels leave room for
 
@@ -52,7 +55,7 @@ class FlowKV:
     Attributes:
         target: npu1 or npu2.
         heads: query heads H.
-        kv_heads: KV heads G: 1 or even.
+        kv_heads: KV heads G, a divisor of H.
         d: head size, a multiple of 8.
         keys: positions of a chunk; the default makes a chunk 16 KB, two of which fit L1 with the rest.
     """
@@ -66,35 +69,41 @@ class FlowKV:
     def __post_init__(self) -> None:
         if self.keys == 0:
             object.__setattr__(self, "keys", min(64, 8192 // self.d // 16 * 16))
-        columns = limits_of(self.target).columns
-        need = self.columns + ceil_div(self.kv_heads, _PAIRS_OF_A_QUERY_STREAM)
-        if self.heads % self.kv_heads or (self.kv_heads > 1 and self.kv_heads % 2) or need > columns:
-            raise ValueError(
-                f"[flow_kv] expected KV heads 1 or even that divide the heads and fit {columns} columns, "
-                f"got {self.kv_heads} of {self.heads} heads, which need {need}"
-            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"[flow_kv] expected KV heads that divide the heads, got {self.kv_heads} of {self.heads}")
         if self.d % 8 or self.keys % 8:
             raise ValueError(f"[flow_kv] expected d and keys in multiples of 8, got {self.d} and {self.keys}")
 
     @property
     def pairs(self) -> int:
-        """Pairs of compute tiles in a column."""
-        return min(2, self.kv_heads)
+        """Pairs of compute tiles: the most that share the KV heads evenly and fit the columns, with their queries'."""
+        columns = limits_of(self.target).columns
+        fitting = [
+            count
+            for count in (1, *range(2, 2 * columns, 2))
+            if self.kv_heads % count == 0 and ceil_div(count, 2) + ceil_div(count, _PAIRS_OF_A_QUERY_STREAM) <= columns
+        ]
+        return int(fitting[-1])
+
+    @property
+    def pairs_of_column(self) -> int:
+        """Pairs in a column."""
+        return min(2, self.pairs)
 
     @property
     def columns(self) -> int:
         """Columns of pairs."""
+        return self.pairs // self.pairs_of_column
+
+    @property
+    def turns(self) -> int:
+        """KV heads of a pair, which takes them one after the other: head turn x pairs + pair."""
         return self.kv_heads // self.pairs
 
     @property
     def group(self) -> int:
         """Query heads of a KV head."""
         return self.heads // self.kv_heads
-
-    @property
-    def rows(self) -> int:
-        """Rows that the kernels compute on: the group, rounded up to 4."""
-        return ceil_div(self.group, 4) * 4
 
     def program(self, total: int, capacity: int, *, window: int | None = None, scale: float | None = None) -> Program:
         """Host buffers q [H, d], kv [capacity, G, 2, d], o [H, d], bf16; the token is at position total - 1.
@@ -107,7 +116,7 @@ class FlowKV:
                 f"[flow_kv] expected keys up to a capacity in multiples of {self.keys}, got {total} of {capacity}"
             )
         part = sweep(total - 1, 1, total, self.keys, window=window, causal=True, scale=scale or self.d**-0.5)
-        names = [f"{kind}_{head}" for head in range(self.kv_heads) for kind in "kv"]
+        names = [f"{kind}_{pair}" for pair in range(self.pairs) for kind in "kv"]
         parameters = RunTimeParameters(names)
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         queries, keys, values, outputs, workers = self._array(parameters)
@@ -117,27 +126,25 @@ class FlowKV:
                 parameters.write(number, part.words(total - 1, 1))
                 parameters.write(number + 1, [part.chunks])
             parameters.start()
-            size = self.heads * self.d
-            share = _PAIRS_OF_A_QUERY_STREAM * self.group * self.d
             tasks = [
-                end.fill(q, tap=run(size, place * share, min(share, size - place * share)), wait=True, managed=False)
-                for place, end in enumerate(q_ends)
-            ]
-            share = self.pairs * self.group * self.d
-            tasks += [
-                end.drain(o, tap=run(size, column * share, share), wait=True, managed=False)
-                for column, end in enumerate(o_ends)
+                start(buffer, tap=self._of_pairs(place * count, count), wait=True, managed=False)
+                for buffer, count, starts in (
+                    (q, _PAIRS_OF_A_QUERY_STREAM, [end.fill for end in q_ends]),
+                    (o, self.pairs_of_column, [end.drain for end in o_ends]),
+                )
+                for place, start in enumerate(starts)
             ]
             windows = [Window() for _ in (*k_ends, *v_ends)]
-            most = limits_of(self.target).iteration_maximum
-            taps = [
-                cache.chunks(part, column * self.pairs * 2 + value, self.pairs, 2, most)
-                for value in range(2)
-                for column in range(self.columns)
-            ]
-            for turn in range(ceil_div(part.chunks, most)):
-                for tasks_of_end, end, taps_of_end in zip(windows, (*k_ends, *v_ends), taps, strict=True):
-                    tasks_of_end.add(end.fill, kv, taps_of_end[turn])
+            most, count = limits_of(self.target).iteration_maximum, self.pairs_of_column
+            for turn in range(self.turns):
+                taps = [
+                    cache.chunks(part, 2 * (turn * self.pairs + column * count) + value, count, 2, most)
+                    for value in range(2)
+                    for column in range(self.columns)
+                ]
+                for place in range(ceil_div(part.chunks, most)):
+                    for tasks_of_end, end, taps_of_end in zip(windows, (*k_ends, *v_ends), taps, strict=True):
+                        tasks_of_end.add(end.fill, kv, taps_of_end[place])
             for tasks_of_end in windows:
                 tasks_of_end.finish()
             for task in tasks:
@@ -152,6 +159,13 @@ class FlowKV:
         ]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
+    def _of_pairs(self, first: int, count: int) -> TensorAccessPattern:
+        """The heads of `count` pairs, or of those that there are, in queries or outputs [turn][pair][group d]."""
+        line = self.group * self.d
+        cuts, piece = pieces(min(count, self.pairs - first) * line, 2)
+        sizes, strides = [self.turns, cuts, piece], [self.pairs * line, piece, 1]
+        return TensorAccessPattern([self.heads * self.d], first * line, sizes, strides)
+
     # --- The array ----------------------------------------------------------------------------------------------------
 
     def _array(
@@ -159,52 +173,78 @@ class FlowKV:
     ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
         line = self.group * self.d
         queries, query_parts = [], []
-        for place in range(ceil_div(self.kv_heads, _PAIRS_OF_A_QUERY_STREAM)):
-            pairs = min(_PAIRS_OF_A_QUERY_STREAM, self.kv_heads - place * _PAIRS_OF_A_QUERY_STREAM)
+        for place in range(ceil_div(self.pairs, _PAIRS_OF_A_QUERY_STREAM)):
+            pairs = min(_PAIRS_OF_A_QUERY_STREAM, self.pairs - place * _PAIRS_OF_A_QUERY_STREAM)
             queries.append(ObjectFifo(tensor(pairs * line), name=f"q_{place}"))
             offsets, memory = [pair * line for pair in range(pairs)], Tile(self.columns + place, 1)
             query_parts += queries[-1].cons().split(offsets, memory, obj_types=[tensor(line)] * pairs)
-        keys, values, outputs = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo]()
-        workers: list[Worker] = []
-        for column in range(self.columns):
-            k, v = (ObjectFifo(tensor(self.pairs * self.keys * self.d), name=f"{name}_{column}") for name in "kv")
-            o = ObjectFifo(tensor(self.pairs * line), name=f"o_{column}")
-            k_parts, v_parts = self._split(k, column), self._split(v, column)
-            offsets = [pair * line for pair in range(self.pairs)]
-            o_parts = o.prod().join(offsets, Tile(column, 1), obj_types=[tensor(line)] * self.pairs)
-            for pair in range(self.pairs):
-                head = column * self.pairs + pair
-                ends = query_parts[head].cons(), k_parts[pair].cons(), v_parts[pair].cons(), o_parts[pair].prod()
-                workers += self._pair(head, column, pair, ends, parameters)
-            for fifos, fifo in ((keys, k), (values, v), (outputs, o)):
-                fifos.append(fifo)
-        return queries, keys, values, outputs, workers
+        columns = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns)
+        return queries, *columns.columns_of(query_parts, parameters.buffers, parameters)
 
-    def _split(self, fifo: ObjectFifo, column: int) -> list[ObjectFifo]:
-        """A column's stream of chunks, one for each pair, as sub-tiles."""
-        chunk, memory = self.keys * self.d, Tile(column, 1)
-        return fifo.cons().split(
-            [pair * chunk for pair in range(self.pairs)],
-            memory,
-            obj_types=[tensor(chunk)] * self.pairs,
-            to_stream=[tiled(self.keys, self.d)] * self.pairs,
-        )
+
+@dataclass(frozen=True)
+class Pairs:
+    """Columns of pairs, a K tile and above it a V tile, which take their KV heads one after the other.
+
+    Attributes:
+        heads: query heads of a KV head.
+        keys: positions of a chunk.
+        d: head size.
+        pairs: of a column, one or two.
+        columns: of the array.
+        turns: KV heads of a pair.
+    """
+
+    heads: int
+    keys: int
+    d: int
+    pairs: int
+    columns: Sequence[int]
+    turns: int = 1
+
+    def columns_of(
+        self, queries: Sequence[ObjectFifo], words: Sequence[Buffer], parameters: RunTimeParameters
+    ) -> tuple[list[ObjectFifo], list[ObjectFifo], list[ObjectFifo], list[Worker]]:
+        """For each column its streams of keys, values and outputs; and the pairs' tiles.
+
+        A column's stream has the chunks of its pairs side by side; its memory tile sends each pair's as sub-tiles.
+
+        Args:
+            queries: of each pair.
+            words: of each K tile and V tile.
+            parameters: whose barrier they wait for.
+        """
+        count, chunk, line = self.pairs, self.keys * self.d, self.heads * self.d
+        keys, values, outputs, workers = list[ObjectFifo](), list[ObjectFifo](), list[ObjectFifo](), list["Worker"]()
+        for place, column in enumerate(self.columns):
+            memory, parts = Tile(column, 1), []
+            for streams, name in ((keys, "k"), (values, "v")):
+                streams.append(ObjectFifo(tensor(count * chunk), name=f"{name}_{place}"))
+                offsets, walks = [pair * chunk for pair in range(count)], [tiled(self.keys, self.d)] * count
+                kinds = [tensor(chunk)] * count
+                parts.append(streams[-1].cons().split(offsets, memory, obj_types=kinds, to_stream=walks))
+            outputs.append(ObjectFifo(tensor(count * line), name=f"o_{place}"))
+            offsets = [pair * line for pair in range(count)]
+            o_parts = outputs[-1].prod().join(offsets, memory, obj_types=[tensor(line)] * count)
+            for inside in range(count):
+                number = place * count + inside
+                ends = queries[number].cons(), parts[0][inside].cons(), parts[1][inside].cons(), o_parts[inside].prod()
+                row = limits_of("npu2").first_compute_row + 2 * inside
+                workers += self._pair(number, (column, row), ends, words[2 * number : 2 * number + 2], parameters)
+        return keys, values, outputs, workers
 
     def _pair(
-        self,
-        head: int,
-        column: int,
-        pair: int,
-        ends: tuple[ObjectFifoHandle, ...],
+        self, number: int, place: tuple[int, int], ends: tuple[ObjectFifoHandle, ...], words: Sequence[Buffer],
         parameters: RunTimeParameters,
-    ) -> list[Worker]:
-        """The two tiles of a KV head."""
+    ) -> list[Worker]:  # fmt: skip
+        """The two tiles."""
         q_end, k_end, v_end, o_end = ends
-        heads, rows, keys, d = self.group, self.rows, self.keys, self.d
+        heads, keys, d, turns = self.heads, self.keys, self.d, self.turns
+        rows = ceil_div(heads, 4) * 4  # that the kernels compute on
         line, chunk, rtp = tensor(heads * d), tensor(keys * d), tensor(PARAMETERS, I32)
         q_tile, state, y = tensor(rows * d), tensor(2 * rows + 16, F32), tensor(rows * d + rows, F32)
         shared, scratch = tensor(rows * keys + 4 * rows), tensor(4 * keys, F32)
-        handoff = ObjectFifo(shared, name=f"handoff_{head}")
+        handoff = ObjectFifo(shared, name=f"handoff_{number}")
         start = kernel("flow_kv", "flow_kv_start", line, rtp, q_tile, state, I32, I32, I32)
         scores = kernel("flow_kv", "flow_kv_scores", q_tile, chunk, rtp, state, shared, scratch, I32, I32, I32)
         start_values = kernel("flow_kv", "flow_kv_start_values", y, I32, I32)
@@ -218,12 +258,13 @@ class FlowKV:
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             chunks = rtp[0]
-            start(q.acquire(1), rtp, tile, state, heads, rows, d)
-            q.release(1)
-            for _ in range_(chunks):
-                scores(tile, k.acquire(1), rtp, state, out.acquire(1), scratch, rows, keys, d)
-                k.release(1)
-                out.release(1)
+            for _ in range_(turns):
+                start(q.acquire(1), rtp, tile, state, heads, rows, d)
+                q.release(1)
+                for _ in range_(chunks):
+                    scores(tile, k.acquire(1), rtp, state, out.acquire(1), scratch, rows, keys, d)
+                    k.release(1)
+                    out.release(1)
 
         def v_tile(
             given: ObjectFifoHandle, v: ObjectFifoHandle, o: ObjectFifoHandle, y: Buffer, rtp: Buffer, barrier: Any,
@@ -232,22 +273,21 @@ class FlowKV:
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             chunks = rtp[0]
-            start(y, rows, d)
-            for _ in range_(chunks):
-                values(given.acquire(1), v.acquire(1), y, rows, keys, d)
-                given.release(1)
-                v.release(1)
-            finish(y, o.acquire(1), heads, rows, d)
-            o.release(1)
+            for _ in range_(turns):
+                start(y, rows, d)
+                for _ in range_(chunks):
+                    values(given.acquire(1), v.acquire(1), y, rows, keys, d)
+                    given.release(1)
+                    v.release(1)
+                finish(y, o.acquire(1), heads, rows, d)
+                o.release(1)
 
-        state_buffers = [
-            Buffer(kind, name=f"{name}_{head}")
-            for kind, name in ((q_tile, "q_tile"), (state, "state"), (scratch, "scores"))
-        ]
-        k_parameters, v_parameters = parameters.buffers[2 * head : 2 * head + 2]
-        row = limits_of(self.target).first_compute_row + 2 * pair
-        k_arguments = [q_end, k_end, handoff.prod(), *state_buffers, k_parameters, parameters.barrier, start, scores]
-        v_arguments = [handoff.cons(), v_end, o_end, Buffer(y, name=f"y_{head}"), v_parameters, parameters.barrier]
+        kinds = {"q_tile": q_tile, "state": state, "scores": scratch}
+        buffers = [Buffer(kind, name=f"{name}_{number}") for name, kind in kinds.items()]
+        k_words, v_words = words
+        k_arguments = [q_end, k_end, handoff.prod(), *buffers, k_words, parameters.barrier, start, scores]
+        v_arguments = [handoff.cons(), v_end, o_end, Buffer(y, name=f"context_{number}"), v_words, parameters.barrier]
+        column, row = place
         return [
             worker(k_tile, k_arguments, tile=Tile(column, row)),
             worker(v_tile, [*v_arguments, start_values, values, finish], tile=Tile(column, row + 1)),

@@ -113,20 +113,24 @@ class FlowQKV:
         window: int | None = None,
         causal: bool = True,
         scale: float | None = None,
+        total: int | None = None,
     ) -> Program:
         """Host buffers q [tokens, H, d] (padded), kv [capacity, G, 2, d], o as q, bf16; the first token is at `past`.
 
+        `total`: keys that there are; None: past and tokens. With a causal mask no fewer.
+
         Raises:
-            ValueError: past and tokens are more than the capacity, or that is no multiple of a chunk.
+            ValueError: the total is more than the capacity, or that is no multiple of a chunk.
         """
-        total = past + tokens
-        if not 0 < tokens <= total <= capacity or capacity % self.keys:
+        least = past + tokens
+        total = least if total is None else total
+        if tokens < 1 or past < 0 or not (least if causal else 1) <= total <= capacity or capacity % self.keys:
             raise ValueError(
                 f"[flow_qkv] expected keys up to a capacity in multiples of {self.keys}, got {total} of {capacity}"
             )
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         line, rows = self.heads * self.d, self.padded(tokens)
-        return self._program(tokens, past, cache, rows, line, line, window=window, causal=causal, scale=scale)
+        return self._program(tokens, past, total, cache, rows, line, line, window=window, causal=causal, scale=scale)
 
     def packed_program(
         self, tokens: int, rows: int, *, line: int = 0, o_line: int = 0, scale: float | None = None
@@ -147,14 +151,13 @@ class FlowQKV:
                 f"{packed} and {attended} or more, got {rows}, {line} and {o_line}"
             )
         keys = PackedQKV(rows, self.kv_heads, self.d, self.keys, self.heads, line)
-        return self._program(tokens, 0, keys, rows, line, o_line, window=None, causal=False, scale=scale)
+        return self._program(tokens, 0, tokens, keys, rows, line, o_line, window=None, causal=False, scale=scale)
 
     def _program(
-        self, tokens: int, past: int, cache: Cache, rows: int, q_line: int, o_line: int, *, window: int | None,
-        causal: bool, scale: float | None,
+        self, tokens: int, past: int, total: int, cache: Cache, rows: int, q_line: int, o_line: int, *,
+        window: int | None, causal: bool, scale: float | None,
     ) -> Program:  # fmt: skip
         """A call whose queries and outputs are [rows, q_line] and [rows, o_line]."""
-        total = past + tokens
         parameters = [
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]

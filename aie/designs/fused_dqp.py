@@ -20,8 +20,8 @@ object of the memory tile is half a block, and two parts fill the tile's object.
 one task for up to 64 row groups. The last row group begins four rows before the end, so that no row of blocks is read
 that is not there; up to three rows may be computed twice, with equal results.
 
-With gating W holds the gate's rows of blocks, then the up projection's. A tile makes one row of each, then their
-product.
+With gating W holds the gate's rows of blocks, then the up projection's, or, interleaved, they take turns. A tile makes
+one row of each, then their product.
 
 Run-time parameters of a tile: word 0, its row groups; word 1, blocks in a row (K / 256, rounded up).
 """
@@ -113,12 +113,16 @@ class FusedDQP:
             )
         return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), self.columns)]
 
-    def program(self, m: int, k: int) -> Program:
-        """Host buffers w [blocks of M (gating: of 2 M) x K], u8; x [k_max], y [m], bf16; x is 0 beyond K.
+    def program(self, m: int, k: int, *, interleaved: bool = False) -> Program:
+        """Host buffers w [blocks of M (gating: of 2 M) x K], u8; x [k_max], y [m], bf16; x is finite beyond K.
+
+        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns.
 
         Raises:
-            ValueError: K is larger than k_max, or M as in `row_groups`.
+            ValueError: K is larger than k_max, M as in `row_groups`, or interleaved is not gated.
         """
+        if interleaved and _EPILOGUES[self.epilogue][1] == 1:
+            raise ValueError("[fused_dqp] expected a gated weight if it is interleaved, got one that is not gated")
         if not 0 < k <= self.k_max:
             raise ValueError(f"[fused_dqp] expected K of 1..{self.k_max} (k_max), got {k}")
         groups = [self.row_groups(m, column) for column in range(self.columns)]
@@ -138,7 +142,7 @@ class FusedDQP:
             # A tile that had no row group in the call before may be late: where x has come, it has given that call's x
             # up, and so has read its parameters. Meanwhile the first weights fill the memories.
             loaded = x_end.fill(x, wait=True, managed=False)
-            weight_turns = self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks)
+            weight_turns = self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks, interleaved)
             next(weight_turns)
             loaded.await_()
             for number in range(self.tiles):
@@ -202,12 +206,14 @@ class FusedDQP:
 
     # --- The weights' way ---------------------------------------------------------------------------------------------
 
-    def _send_weights(self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int) -> Iterator[None]:
+    def _send_weights(
+        self, w: Any, ends: Any, groups: list[list[int]], rows: int, blocks: int, interleaved: bool
+    ) -> Iterator[None]:
         """Fill the columns in turn, with each step a task on each channel, a bounded number of them at once."""
         share = TILES // self.channels
         windows = {(c, s): Window() for c in range(self.columns) for s in range(self.channels)}
         taps = {
-            (column, stream): list(self._weight_taps(groups[column], stream * share, share, rows, blocks))
+            (column, stream): list(self._weight_taps(groups[column], stream * share, share, rows, blocks, interleaved))
             for column, stream in windows
         }
         for turn in range(max(map(len, taps.values()))):
@@ -219,7 +225,7 @@ class FusedDQP:
             window.finish()
 
     def _weight_taps(
-        self, groups: list[int], first: int, share: int, rows: int, blocks: int
+        self, groups: list[int], first: int, share: int, rows: int, blocks: int, interleaved: bool
     ) -> Iterator[TensorAccessPattern]:
         """One tap for many row groups at equal distances, one for each where they are not, or are gated.
 
@@ -228,9 +234,11 @@ class FusedDQP:
         line = blocks * BLOCK_BYTES
         gated = _EPILOGUES[self.epilogue][1] == 2
         total = (2 if gated else 1) * rows * line
+        if interleaved:  # a row is the gate's and then the up projection's
+            line, gated = 2 * line, False
         for start, count in [(g, 1) for g in groups] if gated else self._runs(groups, line):
             for projection in range(2 if gated else 1):
-                sizes = [count, 2 * blocks, share, _HALF]
+                sizes = [count, line // _HALF, share, _HALF]
                 strides = [self.columns * TILES * line, _HALF, line, 1]
                 yield TensorAccessPattern([total], (projection * rows + start + first) * line, sizes, strides)
 

@@ -19,24 +19,28 @@ The rows of A come in through the memory tiles of the columns 0, 2, 4, 6 (XDNA: 
 streams in; every shim tile has one of B and one of C.
 
 C's last column of megatiles begins so that it ends with N; what it has in common with the one before is computed
-twice, with equal results. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
+twice, with equal results. Where N is less than a megatile has, the last columns of tiles all end with N, likewise. M is
+padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A need no
 padding where B is 0 beyond K, as dequantised weights are if K is a multiple of 32: what is read there, of the next row,
 counts nothing (`line`).
 
-A gated GEMM is a megatile whose pairs of C's tiles, gate and up projection, become one when they are stored: B holds n
-columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so).
+**What becomes of the sums** a run-time parameter says, so that all products of a model share an array: they are stored as
+they are, or by the array's other epilogue. A gated one makes one of a pair of C's tiles, a gate's and an up projection's:
+B holds n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so). The array is
+built for pairs then, and a plain product of it has both tiles of a pair side by side.
 
 A bias is a column of the weight (`with_bias`). A residual is not taken: both inputs of a compute tile are in use, and A
 and B are broadcast, so it would reach a tile eight or four times; the norm that follows adds it
 (`vector_operators.ResidualRMSNorm`).
 
-Run-time parameters of a tile: word 0, megatiles; word 1, K / k.
+Run-time parameters of a tile: word 0, megatiles; word 1, K / k; word 2, 1: the sums are stored as they are; word 3, 1: by
+the epilogue. A plan has no branches: each of the two is a loop of no turn or one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import (
@@ -91,13 +95,13 @@ class Gemm:
     Attributes:
         target: npu1 or npu2.
         weights: bf16, or (npu2 only) bfp16: 8 values in 9 bytes.
-        epilogue: none, gelu, geglu or swiglu.
+        epilogue: none, gelu, geglu or swiglu: what a call of the array may ask for, besides none.
         m: rows of a tile of C.
         k: rows of B in L1.
         n: columns of a tile of C.
         k_mt: rows of B in L2.
         e_y: supertiles of a megatile, down.
-        e_x: across.
+        e_x: across; pairs of them with gating.
     """
 
     target: str
@@ -137,6 +141,11 @@ class Gemm:
         return _EPILOGUES[self.epilogue][1]
 
     @property
+    def stores(self) -> tuple[str, ...]:
+        """What a call of the array may do with its sums."""
+        return tuple(dict.fromkeys(("none", self.epilogue)))
+
+    @property
     def accumulators(self) -> int:
         """Tiles of C that a compute tile reduces together."""
         return self.e_y * self.e_x * self.gates
@@ -153,27 +162,41 @@ class Gemm:
 
     @property
     def width(self) -> int:
-        """Columns of a megatile."""
+        """Columns of a megatile of the epilogue."""
         return self.columns * self.e_x * self.n
+
+    def plain(self) -> Gemm:
+        """The megatiles that a call without epilogue has on this array: a pair's tiles lie side by side."""
+        if self.epilogue == "none":
+            return self
+        return replace(self, epilogue="none", e_x=self.gates * self.e_x)
 
     def padded(self, m: int, k: int) -> tuple[int, int]:
         """M and K as the buffers of a call hold them."""
         return ceil_div(m, self.height) * self.height, ceil_div(k, self.k_mt) * self.k_mt
 
-    def program(self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0) -> Program:
+    def program(self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0, plain: bool = False) -> Program:
         """Host buffers a [M, K] bf16, b [N (gating: 2 N) / 32 panels][K][32] (bfp16: its bytes), c [M, N] bf16; padded.
 
         `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b is 0 from row
         K on, what a row of a has behind its K must be finite, and a ends as much behind its last row.
         `c_line`: elements from one row of c to the next, where they are more than N; what lies between is not touched.
+        `plain`: without the array's epilogue; then N and b are those of a product without gating.
 
         Raises:
-            ValueError: N is less than a megatile has, or no multiple of 32 (gating: n); K is too long for a task
-                (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C from tile to tile.
+            ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for a
+                task (`Limits.iteration_maximum` times k_mt); or, with e_y over 1, N for a stride of C between tiles.
         """
+        if plain and self.epilogue != "none":
+            return self.plain()._program(m, k, n, line, c_line, self)
+        return self._program(m, k, n, line, c_line, self)
+
+    def _program(self, m: int, k: int, n: int, line: int, c_line: int, array: Gemm) -> Program:
+        """A call by these megatiles on an array that may have another epilogue."""
         unit, limits = self.n if self.gates > 1 else _PANEL, limits_of(self.target)
-        if n % unit or n < self.width:
-            raise ValueError(f"[gemm] expected N in multiples of {unit}, {self.width} or more (a megatile), got {n}")
+        least = self.e_x * self.n
+        if n % unit or n < least:
+            raise ValueError(f"[gemm] expected N in multiples of {unit}, {least} or more (a column of tiles), got {n}")
         if k > limits.iteration_maximum * self.k_mt:
             raise ValueError(f"[gemm] expected K of {limits.iteration_maximum * self.k_mt} or less, got {k}")
         widest = (limits.granule_bytes // 2 << limits.shim.stride_bits) // (self.e_y * self.m)
@@ -184,15 +207,16 @@ class Gemm:
                 raise ValueError(f"[gemm] expected {lines}, {least}, or more, got {given}")
         m, k = self.padded(m, k)
         line, c_line = line or k, c_line or n
-        starts = [min(place * self.width, n - self.width) for place in range(ceil_div(n, self.width))]
+        starts = [min(place * self.width, max(0, n - self.width)) for place in range(ceil_div(n, self.width))]
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
-        fifos = self._fifos()
-        workers = self._workers(fifos, parameters)
+        fifos = array._fifos()
+        workers = array._workers(fifos, parameters)
+        stores = [int(name == self.epilogue) for name in array.stores]
 
         def sequence(a: Any, b: Any, c: Any, a_ends: Any, b_ends: Any, c_ends: Any) -> None:
             for number in range(len(names)):
-                parameters.write(number, [m // self.height * len(starts), k // self.k])
+                parameters.write(number, [m // self.height * len(starts), k // self.k, *stores])
             parameters.start()
             under_way = deque[tuple[list[Any], list[Any]]]()
             for top in range(0, m, self.height):
@@ -204,13 +228,13 @@ class Gemm:
                         for row, end in enumerate(a_ends)
                     ]
                     fills += [
-                        end.fill(b, tap=self._b_tap(start, column, n, k), managed=False)
+                        end.fill(b, tap=self._b_tap(self._left(start, column, n), n, k), managed=False)
                         for column, end in enumerate(b_ends)
                     ]
                     drains = [
                         end.drain(c, tap=tap, wait=True, managed=False)
                         for column, end in enumerate(c_ends)
-                        for tap in self._c_taps(top, start, column, m, c_line)
+                        for tap in self._c_taps(top, self._left(start, column, n), m, c_line)
                     ]
                     under_way.append((fills, drains))
             for fills, drains in under_way:
@@ -282,7 +306,10 @@ class Gemm:
         kernels = [
             kernel("epilogue", "zero_f32", accumulator, I32),
             kernel("gemm", f"gemm_{self.weights}", a_kind, b_kind, accumulator, I32, I32, I32),
-            kernel("epilogue", _EPILOGUES[self.epilogue][0], *[accumulator] * self.gates, c_tile, I32),
+            *(
+                kernel("epilogue", _EPILOGUES[name][0], *[accumulator] * _EPILOGUES[name][1], c_tile, I32)
+                for name in self.stores
+            ),
         ]
 
         def tile(
@@ -294,35 +321,42 @@ class Gemm:
             barrier: Any,
             zero: Kernel,
             multiply: Kernel,
-            store: Kernel,
+            *stores: Kernel,
         ) -> None:
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             megatiles, steps = rtp[0], rtp[1]
-            turns = [(across, gate) for across in accumulators for gate in range(self.gates)]
+            # Of each tile of B the sums that it adds to; of each store what it stores, once or not at all.
+            by_turn = [[down[gate] for down in across] for across in accumulators for gate in range(self.gates)]
+            sums_of_stores = [
+                [[sums] for x in by_turn for sums in x],
+                [down for across in accumulators for down in across],
+            ]
+            times = [rtp[2 + number] for number in range(len(stores))]
             for _ in range_(megatiles):
-                for sums in (sums for across in accumulators for down in across for sums in down):
+                for sums in (sums for across in by_turn for sums in across):
                     zero(sums, m * n)
                 for _ in range_(steps):
-                    for turn, (across, gate) in enumerate(turns):
+                    for turn, across in enumerate(by_turn):
                         right = b.acquire(1)
                         for y in range(e_y):
                             # A's tiles are taken as they come, and given up one by one by the last of B's: the next
                             # step's come in while this one's are multiplied, with room for one more than are held.
-                            first, last = turn == 0, turn == len(turns) - 1
+                            first, last = turn == 0, turn == len(by_turn) - 1
                             count = y + 1 if first else e_y
                             if last:  # an index counts from the oldest that is held
                                 count = 1 if first else e_y - y
                             if first or (last and y):
                                 held: Any = a.acquire(count)
-                            multiply(_at(held, 0 if last else y, count), right, across[y][gate], m, k, n)
+                            multiply(_at(held, 0 if last else y, count), right, across[y], m, k, n)
                             if last:
                                 a.release(1)
                         b.release(1)
-                for across in accumulators:
-                    for down in across:
-                        store(*down, c.acquire(1), m * n)
-                        c.release(1)
+                for count, store, stored in zip(times, stores, sums_of_stores, strict=False):
+                    for _ in range_(count):
+                        for sums in stored:
+                            store(*sums, c.acquire(1), m * n)
+                            c.release(1)
 
         workers = []
         for column in range(self.columns):
@@ -349,17 +383,22 @@ class Gemm:
         sizes, strides = [k // self.k_mt, rows, self.k_mt], [self.k_mt, line, 1]
         return TensorAccessPattern([(m - 1) * line + k], (top + row * rows) * line, sizes, strides)
 
-    def _b_tap(self, start: int, column: int, n: int, k: int) -> TensorAccessPattern:
+    def _left(self, start: int, column: int, n: int) -> int:
+        """The first of C's columns that a column of tiles makes of the megatile at `start`."""
+        width = self.e_x * self.n
+        return min(start + column * width, n - width)
+
+    def _b_tap(self, left: int, n: int, k: int) -> TensorAccessPattern:
         """A column's columns of B: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
         run, line, width = self._b_size(self.k_mt * _PANEL), self._b_size(k * _PANEL), self.e_x * self.n
         cuts, piece = pieces(run, self._b_item)
         sizes, strides = [k // self.k_mt, self.gates * width // _PANEL, cuts, piece], [run, line, piece, 1]
-        first = self.gates * (start + column * width) // _PANEL
+        first = self.gates * left // _PANEL
         return TensorAccessPattern([self._b_size(self.gates * n * k)], first * line, sizes, strides)
 
-    def _c_taps(self, top: int, start: int, column: int, m: int, line: int) -> list[TensorAccessPattern]:
+    def _c_taps(self, top: int, left: int, m: int, line: int) -> list[TensorAccessPattern]:
         """For each tile across of a column's: tile down x compute tile x row x columns."""
-        rows, left = self.e_y * self.m, start + column * self.e_x * self.n
+        rows = self.e_y * self.m
         sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
         return [
             TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides).coalesce()

@@ -11,7 +11,6 @@ Run-time parameters of a core: word 0, its number of items; those of the operato
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from flownpu.aie.designs.common import (
     Window,
     device,
     limits_of,
+    named,
     pieces,
     run,
     tensor,
@@ -189,10 +189,6 @@ def stream(
         for window in windows.values():
             window.finish()
 
-    # Host buffers are called as the operands are.
-    names = [*(operand.name for operand in operands), "ends"]
-    parameters_of = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
-    setattr(sequence, "__signature__", inspect.Signature(parameters_of))  # noqa: B010 (functions have no such attribute)
     ends = [
         [
             fifo.prod(tile=Tile(core, 0)) if operand in inputs else fifo.cons(tile=Tile(core, 0))
@@ -201,7 +197,8 @@ def stream(
         for operand in streams
     ]
     types = [tensor(operand.host, operand.dtype) for operand in operands]
-    return Program(device(target), Runtime(sequence, [*types, ends]), workers)
+    names = [*(operand.name for operand in operands), "ends"]
+    return Program(device(target), Runtime(named(sequence, names), [*types, ends]), workers)
 
 
 def _fifos(operand: Operand, cores: int) -> list[ObjectFifo]:

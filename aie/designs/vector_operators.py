@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import F32, I32, bits, kernel, limits_of, tensor
+from flownpu.aie.designs.common import F32, I32, bits, bytes_of, kernel, limits_of, tensor
 from flownpu.aie.designs.stream import ahead, each, once, stream
 from flownpu.aie.iron_compat import Buffer, range_
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
 ]  # fmt: skip
+
+_SMALL_THINGS = 2048  # bytes of a tile for the stack, run-time parameters and the like
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,14 @@ class ResidualRMSNorm:
 
             _for_each(count, (x, residual, *outputs), call)
 
-        # Outputs in one buffer: with two, rows of 4096 would not fit.
-        results = [each("s", rows, n, depth=1), each("y", rows, n, depth=1)]
-        operands = [each("x", rows, n), each("residual", rows, n), ahead("weight", n, "residual")]
+        # Outputs in one buffer: with two, rows of 4096 would not fit. Longer ones have inputs in one, too.
+        results = [each("s", rows, n, depth=1), each("y", rows, n, depth=1)][: 1 if norm_first else 2]
+        room = limits_of(self.target).compute.memory_bytes - _SMALL_THINGS
+        depth = 2 if (2 * 2 + 1 + len(results)) * bytes_of(row) <= room else 1
+        operands = [each("x", rows, n, depth=depth), each("residual", rows, n, depth=depth)]
+        operands.append(ahead("weight", n, "residual"))
         return stream(
-            self.target, self.cores, rows, operands, results[: 1 if norm_first else 2], body, kernels, [bits(epsilon)],
+            self.target, self.cores, rows, operands, results, body, kernels, [bits(epsilon)],
             state=lambda core: [Buffer(row, name=f"weight_{core}")],
         )  # fmt: skip
 
@@ -176,8 +181,8 @@ class Softmax:
 
     @property
     def _double_buffered(self) -> int:
-        """Elements of a row of which L1 holds two of x and two of y; 2 KB are for the stack and small things."""
-        return (limits_of(self.target).compute.memory_bytes - 2048) // (2 * (4 + 2)) // 128 * 128
+        """Elements of a row of which L1 holds two of x and two of y."""
+        return (limits_of(self.target).compute.memory_bytes - _SMALL_THINGS) // (2 * (4 + 2)) // 128 * 128
 
     def program(self, rows: int, n: int) -> Program:
         """Host buffers x [rows, line] f32, y [rows, line] bf16: of each row, n count; the rest of y is 0.

@@ -17,7 +17,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr std::int64_t kVersion = 2;
+inline constexpr std::int64_t kVersion = 3;
 
 // What words may hold.
 enum class WordKind : std::int64_t { kArray = 1, kSequence = 2, kIndex = 3, kFamily = 4 };

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ARRAY", "FAMILY", "INDEX", "MAGIC", "SEQUENCE", "VERSION", "Words"]
 
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
-VERSION = 2
+VERSION = 3
 # Kinds: of the emulator, and of a folder of artifacts (artifact_index.py, call_family.py).
 ARRAY, SEQUENCE, INDEX, FAMILY = 1, 2, 3, 4
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call that the host makes of a design's array, at any position."""
+"""What a step of a program calls: a design's array, at any position, or an operator of the host's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from flownpu.aie.iron_compat import Program as DesignProgram
     from flownpu.aie.plan import HostBuffer, Plan, Sequence
 
-__all__ = ["ArtifactCall", "fixed_call", "moving_call"]
+__all__ = ["HOST", "ArtifactCall", "HostArgument", "HostCall", "fixed_call", "moving_call"]
+
+HOST = "host"  # in the place of an array's name
 
 
 @dataclass(frozen=True)
@@ -133,3 +135,52 @@ def moving_call(
     return ArtifactCall(
         operator, array, name, Positions(positions, keys, most, tuple(dict.fromkeys(sweeps))), make, moves=True
     )
+
+
+@dataclass(frozen=True)
+class HostArgument:
+    """A buffer of a host's step, and how many of its bytes it reads and writes."""
+
+    buffer: HostBuffer
+    reads: int = 0
+    writes: int = 0
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A step that the host computes (ops/npu/host_operators.h), at any position.
+
+    Attributes:
+        operator: stem of the operator.
+        parameters: of it: name, and a size or an f32.
+        arguments: in order.
+    """
+
+    operator: str
+    parameters: tuple[tuple[str, int | float], ...]
+    arguments: tuple[HostArgument, ...]
+
+    @property
+    def array(self) -> str:
+        """That it is no array's."""
+        return HOST
+
+    @property
+    def name(self) -> str:
+        """Its sizes."""
+        return "-".join(f"{key}{value:g}" for key, value in self.parameters)
+
+    @property
+    def buffers(self) -> tuple[HostBuffer, ...]:
+        """Its buffers, in the order of its arguments."""
+        return tuple(argument.buffer for argument in self.arguments)
+
+    @property
+    def reads(self) -> int:
+        """Bytes that it reads."""
+        return sum(argument.reads for argument in self.arguments)
+
+    @property
+    def writes(self) -> int:
+        """Bytes that it writes."""
+        return sum(argument.writes for argument in self.arguments)

@@ -3,72 +3,139 @@
 
     state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
                   to be added to it, a line each: the token's embedding, and zeros
-    logits  bf16  [vocabulary]
+    logits  bf16  [vocabulary], and rows that fill its last blocks
+
+Of the ways of attention that take the decoder the cost model's fastest is written; where there is none, the token goes
+operator by operator (decode_operators.py). An LM head that is in no call's reach beside a layer goes so by itself.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.call_family import CallSweep
-from flownpu.aie.designs.decode_layer import DecodeLayer, Layer
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.program import Prices
+from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer, Layer
 from flownpu.aie.programs.call import moving_call
+from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
 from flownpu.aie.programs.decoder import DecoderBuffers
-from flownpu.aie.programs.program import Program, ProgramWriter
+from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.iron_compat import Program as DesignProgram
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.decoder import Decoder
 
-__all__ = ["decode_program"]
+__all__ = ["DECODE_WAYS", "DecodeChoice", "decode_program"]
+
+# Ways of writing a token: those of attention in a decode layer, and without a layer's design.
+OPERATORS = "operators"
+DECODE_WAYS = (*WAYS, OPERATORS)
 
 
-def decode_program(decoder: Decoder, target: str, context: int) -> Program:
-    """The program of one token, with caches of `context` positions, a multiple of a chunk.
+class DecodeChoice(NamedTuple):
+    """The program of a token, its way (one of `DECODE_WAYS`), and why others do not take the decoder."""
+
+    program: Program
+    way: str
+    refused: list[str]
+
+
+def decode_program(decoder: Decoder, target: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> DecodeChoice:
+    """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
+
+    Args:
+        decoder: whose layers.
+        target: npu1 or npu2.
+        context: positions of a layer's cache.
+        ways: to choose from.
 
     Raises:
-        ValueError: the target is not npu2, or a layer and the LM head are more than a call takes.
+        ValueError: none of them takes the decoder; says why of each.
     """
+    found, refused = dict[str, Program](), list[str]()
+    for way in ways:
+        if way == OPERATORS and found:
+            break
+        try:
+            if way == OPERATORS:
+                found[way] = operators_program(decoder, target, context)
+            else:
+                found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context)
+        except ValueError as error:
+            refused.append(_said(way, error))
+    if not found:
+        raise ValueError("; ".join(refused))
+    way = min(found, key=lambda way: _seconds(found[way])) if len(found) > 1 else next(iter(found))
+    return DecodeChoice(found[way], way, refused)
+
+
+def _said(way: str, error: ValueError) -> str:
+    # What breaks the limits breaks them on each tile: the first says it.
+    what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
+    return f"{what}: {' '.join(str(error).splitlines()[:2])}"
+
+
+def _seconds(program: Program) -> float:
+    """What the cost model predicts of a token at the context's end."""
+    return Prices(DEVICES["kraken-350"]).of(program, program.context - 1).total
+
+
+def _layers_program(decoder: Decoder, design: DecodeLayer, target: str, context: int) -> Program:
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers = decoder.shape, DecoderBuffers(decoder, context)
-    writer, first = ProgramWriter(buffers.constants()), 0
-    for count in DecodeLayer(shape).calls(len(decoder.windows), decoder.vocabulary):
+    writer, first, layers = ProgramWriter(buffers.constants()), 0, len(decoder.windows)
+    try:
+        counts, with_head = design.calls(layers, decoder.head.rows), True
+    except ValueError:
+        counts, with_head = design.calls(layers), False
+    # With split keys the cache is an argument twice.
+    twice = design.attention.cache_bytes(1, context) is not None
+    for count in counts:
         end = first + count
-        last = end == len(decoder.windows)
-        layers = f"layer {first}" if count == 1 else f"layers {first}-{end - 1}"
+        head = with_head and end == layers
+        cache = buffers.cache(first)
         writer.step(
-            _call(decoder, context, first, end, decoder.vocabulary * last), layers,
-            buffers.weights(first), buffers.norm(first), "rotary", buffers.cache(first), "state", *["logits"] * last,
+            _call(decoder, design, context, first, end, decoder.head.rows * head),
+            f"layer {first}" if count == 1 else f"layers {first}-{end - 1}",
+            buffers.weights(first), buffers.norm(first), "rotary", cache, "state", *[cache] * twice, *["logits"] * head,
         )  # fmt: skip
         first = end
+    if not with_head:
+        update, hidden = (View("state", design.regions[name].offset * BF16_BYTES) for name in ("update", "hidden"))
+        TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
     # The second row is the update: nothing is to be added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
-    made = writer.rows("logits", 1, decoder.vocabulary)
+    made = writer.rows("logits", 1, decoder.vocabulary, decoder.head.rows)
     return Program(
         "decode", decoder.attributes, 1, 1, context, buffers.layout, writer.buffers, given, made, tuple(writer.steps)
     )
 
 
-def _call(decoder: Decoder, context: int, first: int, end: int, vocabulary: int) -> ArtifactCall:
+def _call(decoder: Decoder, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int) -> ArtifactCall:
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
     shape, norms = decoder.shape, "-post" * decoder.shape.post_norms + "-qk" * decoder.shape.qk_norm
     windows = decoder.windows[first:end]
     return moving_call(
         "decode_layer",
-        f"decode_layer-{shape.hidden}-{shape.feed_forward}-{decoder.name}-{shape.activation}{norms}",
+        f"decode_layer-{design.way}-{shape.hidden}-{shape.feed_forward}-{decoder.name}-{shape.activation}{norms}",
         f"layers{first}-{end - 1}" + "-head" * bool(vocabulary),
-        partial(_layers, decoder, context, first, end, vocabulary),
-        "npu2", context, shape.keys, [CallSweep(0, 1, 1, window) for window in windows],
+        partial(_layers, decoder, design, context, first, end, vocabulary),
+        "npu2", context, design.attention.keys, [CallSweep(0, 1, 1, window) for window in windows],
     )  # fmt: skip
 
 
-def _layers(decoder: Decoder, context: int, first: int, end: int, vocabulary: int, position: int) -> DesignProgram:
+def _layers(
+    decoder: Decoder, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int, position: int
+) -> DesignProgram:
     kinds = zip(decoder.windows[first:end], decoder.tables[first:end], strict=True)
     layers = [Layer(window or None, table) for window, table in kinds]
-    return DecodeLayer(decoder.shape).program(
+    return design.program(
         position, context, layers=layers, vocabulary=vocabulary, epsilon=decoder.epsilon, scale=decoder.scale,
         tables=decoder.table_count,
     )  # fmt: skip

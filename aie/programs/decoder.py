@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of a decoder, and the buffers that its programs share (aie/designs/decode_layer_shape.py has the layouts):
+"""The sizes of a decoder, and the buffers that its programs share (aie/designs/decode_layer_shape.py has the layouts).
 
-    weights   u8    [layer][QKV | output | gate and up | down], then the LM head
-    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
-    rotary    bf16  [tables][context][d]
-    cache     bf16  [layer][context][G][2][d]
+weights   u8    [layer][QKV | output | gate and up | down], then the LM head
+vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
+rotary    bf16  [tables][context][d]
+cache     bf16  [layer][context][G][2][d]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.common import BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
@@ -38,6 +38,7 @@ class Decoder:
         vocabulary: rows of the LM head.
         positions: the longest context that the model is made for.
         feed_forward: of the model; `shape` has it padded.
+        block: tokens of a block, which see one another in both directions, as an image's do; 0: there are none.
     """
 
     shape: LayerShape
@@ -48,10 +49,13 @@ class Decoder:
     vocabulary: int
     positions: int
     feed_forward: int
+    block: int = 0
 
     @classmethod
-    def of(cls, sizes: Mapping[str, Any], positions: int) -> Decoder:
+    def of(cls, sizes: Mapping[str, Any], positions: int, block: int = 0) -> Decoder:
         """The decoder of these sizes, which `flownpu._native` found in a graph, made for so many positions.
+
+        `block`: tokens of a block, if its attention has any.
 
         Raises:
             ValueError: the designs have no place for a layer of them.
@@ -69,7 +73,7 @@ class Decoder:
         windows, tables = tuple(sizes["windows"]), tuple(sizes["tables"])
         return cls(
             shape, sizes["epsilon"], sizes["scale"], windows, tables, sizes["vocabulary"], positions,
-            sizes["feed_forward"],
+            sizes["feed_forward"], block if sizes["bidirectional_blocks"] else 0,
         )  # fmt: skip
 
     @property
@@ -79,8 +83,8 @@ class Decoder:
 
     @property
     def head(self) -> Projection:
-        """The LM head."""
-        return Projection(self.vocabulary, self.shape.hidden)
+        """The LM head, with rows of zeros that fill its last blocks."""
+        return Projection(ceil_div(self.vocabulary, BLOCK_ROWS) * BLOCK_ROWS, self.shape.hidden)
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:

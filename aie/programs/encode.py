@@ -1,30 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of an image: its patches through an encoder's layers, operator by operator.
 
-    gemm (embedding) -> add_layer_norm (positions)
-    -> [ gemm (QKV) -> flow_qkv (NCA, packed) -> gemm (output) -> add_layer_norm
-         -> gemm (up, GELU) -> gemm (down) -> add_layer_norm ]
+    gemm (embedding) -> add_layer_norm (positions; host)
+    -> [ gemm (QKV) -> flow_qkv (NCA, packed) -> gemm (output) -> add_layer_norm (host)
+         -> gemm (up, GELU), gemm (down) -> add_layer_norm (host) ]
     -> patch_pooling (and norm) -> gemm (projector)
+
+Each design is an array of its own, and a change of array costs more than a norm of the host's: a layer has two, for
+attention and back. All products are one array's (designs/gemm.py).
 
 Weights are not quantised: there is no dequantisation engine, B is packed once by the host, a bias is a row of it.
 
-**Buffers**, bf16, `rows` = padded_tokens(patches); weights and vectors: ops/npu/encoder_shape.h
+**Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors: ops/npu/encoder_shape.h
 
     patches    [rows][line]          A of the embedding, from the host
     embedded   [rows][padded D]      its product
-    hidden     [patches][D]          the residual stream at a layer's beginning
-    x          [rows][line]          that or `residual`, normalised: A of QKV, and of up
+    residual   [patches][D] f32      the residual stream; host
+    x          [rows][line]          that, normalised: A of QKV, and of up
     qkv        [rows][padded 3 H d]  products
     context    [rows][line]          attention's output: A of the output product
     attended   [rows][padded D]      its product
-    residual   [patches][D]          the residual stream between attention and feed-forward
     activated  [rows][line]          GELU: A of down
     update     [rows][padded D]      its product
     normal     [patches][D]          after the last layer, normalised
     pooled     [padded tokens][D]    A of the projector; K is padded by what follows a row
     features   [padded tokens][padded features], for the host
 
-Lines have a 1 where a weight has its bias (designs/bias.py); no call writes there.
+Lines have a 1 where a weight has its bias (designs/bias.py); no step writes there.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from flownpu.aie.designs.common import limits_of
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import ResidualLayerNorm
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.encoder_shape import padded_tokens
+from flownpu.aie.programs.host import NormOfRows
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Program, ProgramWriter, Role, View
 
 if TYPE_CHECKING:
@@ -72,6 +74,9 @@ class _Image:
         encoder, parts = self.encoder, self.encoder.projections
         self.rows = padded_tokens(encoder.patches)
         products = [encoder.embedding, *parts * encoder.layers, encoder.projector]
+        self.gemm = Gemm(self.target, epilogue="gelu")
+        if min(part.padded_columns for part in products) < self.gemm.width:
+            self.gemm = Gemm(self.target, epilogue="gelu", n=self.gemm.n // 2)
         self.vectors = (encoder.patches + 2 * (2 * encoder.layers + 1) + 1) * encoder.hidden
         self.writer = ProgramWriter(
             [
@@ -79,22 +84,24 @@ class _Image:
                 Buffer("vectors", Role.CONSTANT, self.vectors * BF16_BYTES),
             ]
         )
-        for name, part in zip(("patches", "x", "context", "activated"), (encoder.embedding, *parts[:2], parts[3]), strict=True):
+        for name, part in zip(
+            ("patches", "x", "context", "activated"), (encoder.embedding, *parts[:2], parts[3]), strict=True
+        ):
             self.writer.fill(name, part.padded_rows, bias_column(part.inner))
 
     def program(self) -> Program:
         encoder, (qkv, output, up, down) = self.encoder, self.encoder.projections
         self._multiply(encoder.embedding, "patches", "embedded")
-        self._add_layer_norm(encoder.embedding, "embedded", "vectors", "hidden", "x")
+        self._add_layer_norm(encoder.embedding, "embedded", "vectors", "x")
         for layer in range(encoder.layers):
             self.where = f"layer {layer}"
             self._multiply(qkv, "x", "qkv")
             self._flow_qkv()
             self._multiply(output, "context", "attended")
-            self._add_layer_norm(output, "attended", "hidden", "residual", "x")
+            self._add_layer_norm(output, "attended", "residual", "x")
             self._multiply(up, "x", "activated", line=down.padded_rows)
             self._multiply(down, "activated", "update")
-            self._add_layer_norm(down, "update", "residual", "hidden", "x" if layer + 1 < encoder.layers else "normal")
+            self._add_layer_norm(down, "update", "residual", "x" if layer + 1 < encoder.layers else "normal")
         self.where = "projector"
         self._pool()
         self._multiply(encoder.projector, "pooled", "features", rows=padded_tokens(encoder.tokens))
@@ -102,8 +109,8 @@ class _Image:
         given = self.writer.rows("patches", encoder.patches, part.inner, part.padded_rows)
         made = self.writer.rows("features", encoder.tokens, encoder.features, encoder.projector.padded_columns)
         return Program(
-            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers, given,
-            made, tuple(self.writer.steps),
+            "encode", encoder.attributes, encoder.patches, encoder.patches, 0, CacheLayout(), self.writer.buffers,
+            given, made, tuple(self.writer.steps),
         )  # fmt: skip
 
     def _step(self, operator: str, array: str, name: str, make: partial[Any], *views: View | str) -> None:
@@ -113,15 +120,15 @@ class _Image:
     def _multiply(self, part: Dense, source: str, product: str, *, rows: int = 0, line: int = 0) -> None:
         """Product = act(W source + bias); weights follow one another in the order of their products."""
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
-        epilogue = "gelu" if part.gelu else "none"
-        design = Gemm(self.target, epilogue=epilogue)
-        if n < design.width:
-            design = Gemm(self.target, epilogue=epilogue, n=design.n // 2)
+        gemm, plain = self.gemm, not part.gelu
         # A's rows are a line each, but for the projector's, whose K ends where the next row begins.
-        make = partial(design.program, rows, part.rows, n, line=0 if part.bias else part.inner, c_line=line)
-        array = f"gemm-bf16-{epilogue}-{design.m}x{design.n}-{design.e_y}x{design.e_x}"
+        lines = {"line": 0 if part.bias else part.inner, "c_line": line}
+        make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
+        array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
         weights = View("weights", self.multiplied)
-        self._step("gemm", array, f"m{rows}-k{part.rows}-n{n}-{line}", make, source, weights, product)
+        self._step(
+            "gemm", array, f"m{rows}-k{part.rows}-n{n}-{line}{'-gelu' * part.gelu}", make, source, weights, product
+        )
         self.multiplied += part.bytes
 
     def _flow_qkv(self) -> None:
@@ -134,18 +141,15 @@ class _Image:
         array = f"flow_qkv-h{heads}-g{heads}-d{d}"
         self._step("flow_qkv", array, f"tokens{tokens}-nca", make, "qkv", "qkv", "context")
 
-    def _add_layer_norm(self, made_by: Dense, update: str, before: str, total: str, normal: str) -> None:
-        """Total = update + before; normal = norm(total), by the next of the norms."""
-        rows, n, x_line = self.encoder.patches, self.encoder.hidden, made_by.padded_columns
+    def _add_layer_norm(self, made_by: Dense, update: str, before: str, normal: str) -> None:
+        """The update is added to the stream; normal = norm(the sum), by the next of the norms."""
+        rows, n = self.encoder.patches, self.encoder.hidden
         y_line = self.encoder.projections[0].padded_rows if normal == "x" else n
-        design = ResidualLayerNorm(self.target, n, limits_of(self.target).columns)
-        make = partial(design.program, rows, self.encoder.epsilon, x_line=x_line, y_line=y_line)
+        norm = NormOfRows("add_layer_norm", rows, n, self.encoder.epsilon, x_line=made_by.padded_columns, y_line=y_line)
         weight = View("vectors", (rows + 2 * self.normalised) * n * BF16_BYTES)
         self.normalised += 1
-        self._step(
-            "add_layer_norm", f"add_layer_norm-n{n}", f"rows{rows}-{x_line}-{y_line}", make,
-            update, before, weight, total, normal,
-        )  # fmt: skip
+        call = norm.call("bf16" if before == "vectors" else "f32")
+        self.writer.step(call, self.where, update, before, weight, "residual", normal)
 
     def _pool(self) -> None:
         encoder = self.encoder

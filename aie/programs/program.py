@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/program.h).
 
-A program is a list of **steps**, calls over arrays with views of buffers as their arguments. **Buffers** have a role:
+A program is a list of **steps**, calls over arrays with views of buffers as their arguments, or operators that the host
+computes between them. **Buffers** have a role:
 
     constant  weights and the like, which the host packs for the model and keeps for as long as a session lives
     cache     the keys and values of one conversation
     scratch   all else; programs of one model share those of a name, which are as large as the largest use of them
+    host      the same of what no array has as an argument: it stays in the host's memory
 
-Steps over one array that follow one another are one **dispatch**. The host writes the rows of `given` before a run, and
-reads those of `made` after it.
+Steps over one array that follow one another are one **dispatch**, and so are steps of the host. The host writes the rows
+of `given` before a run, and reads those of `made` after it.
 
 In an index of artifacts (artifact_index.py), which ops/npu/program_record.h reads:
 
@@ -16,7 +18,8 @@ In an index of artifacts (artifact_index.py), which ops/npu/program_record.h rea
     cache: bytes from layer to layer, position to position, KV head to KV head, a key to its value
     buffers: text name, role, bytes, line, one
     given, made: buffer, offset, bytes, columns, line
-    dispatches: steps: number of the call, text label, views (buffer, offset)
+    dispatches: of the host (0, 1), steps: number of the call (of the host's), text label, offset, views
+        (buffer, offset)
 
 A view has as many bytes as the call's argument.
 """
@@ -30,16 +33,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flownpu.aie.designs.common import bits
+from flownpu.aie.programs.call import HOST, ArtifactCall, HostCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from flownpu.aie.emulator.words import Words
-    from flownpu.aie.programs.call import ArtifactCall
 
 __all__ = [
-    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View", "attribute_words",
-    "calls_of",
+    "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View",
+    "attribute_words", "calls_of", "host_calls_of",
 ]  # fmt: skip
 
 BF16_BYTES = 2
@@ -51,6 +54,7 @@ class Role(IntEnum):
     CONSTANT = 0
     CACHE = 1
     SCRATCH = 2
+    HOST = 3
 
 
 @dataclass(frozen=True)
@@ -116,11 +120,19 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class Step:
-    """A call and its arguments; `label` says in messages what it is for."""
+    """A call and its arguments.
 
-    call: ArtifactCall
+    Attributes:
+        call: of an array, or the host's.
+        label: what it is for, in messages.
+        views: its arguments.
+        offset: tokens from the run's first one to that of the call.
+    """
+
+    call: ArtifactCall | HostCall
     label: str
     views: tuple[View, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +140,7 @@ class Program:
     """What the host does for a chunk of a prompt, a token, or an image.
 
     Attributes:
-        kind: decode, prefill or encode.
+        kind: decode, prefill, block (prefill of tokens that see one another) or encode.
         attributes: of the model that it is for: a host that has another refuses the program.
         tokens: that it computes; of an encoder, patches.
         fewest: tokens for which it is worth its time; fewer go token by token.
@@ -169,6 +181,12 @@ class Program:
         return [list(steps) for _, steps in groupby(self.steps, lambda step: step.call.array)]
 
     @property
+    def arrays(self) -> list[str]:
+        """The arrays that are at work one after the other: from each to the next is a change of array."""
+        names = (step.call.array for step in self.steps if step.call.array != HOST)
+        return [name for name, _ in groupby(names)]
+
+    @property
     def bytes(self) -> int:
         """Of all buffers."""
         return sum(buffer.bytes for buffer in self.buffers)
@@ -186,8 +204,8 @@ class Program:
             ],
         }
 
-    def write(self, words: Words, numbers: Mapping[tuple[str, str], int]) -> None:
-        """Appends it to an index; `numbers`: of the calls there, by array and name."""
+    def write(self, words: Words, numbers: Mapping[ArtifactCall | HostCall, int]) -> None:
+        """Appends it to an index; `numbers`: of the calls there, and of the host's."""
         places = {buffer.name: number for number, buffer in enumerate(self.buffers)}
         words.text(self.kind)
         words.add(len(self.attributes))
@@ -204,29 +222,32 @@ class Program:
             words.add(places[rows.view.buffer], rows.view.offset, rows.bytes, rows.columns, rows.line)
         words.add(len(self.dispatches))
         for dispatch in self.dispatches:
-            words.add(len(dispatch))
+            words.add(int(dispatch[0].call.array == HOST), len(dispatch))
             for step in dispatch:
-                words.add(numbers[step.call.array, step.call.name])
+                words.add(numbers[step.call])
                 words.text(step.label)
-                words.add(len(step.views))
+                words.add(step.offset, len(step.views))
                 for name, offset in step.views:
                     words.add(places[name], offset)
 
 
 class ProgramWriter:
-    """Writes the steps of a program one after the other; its scratch buffers become as large as the steps take them."""
+    """Writes the steps of a program one after the other.
+
+    Its buffers, but for constants, become as large as the steps take them.
+    """
 
     def __init__(self, constants: Iterable[Buffer]) -> None:
         self._buffers = {buffer.name: buffer for buffer in constants}
         self._fills: dict[str, tuple[int, int]] = {}
         self.steps: list[Step] = []
 
-    def step(self, call: ArtifactCall, where: str, *views: View | str) -> None:
+    def step(self, call: ArtifactCall | HostCall, where: str, *views: View | str, offset: int = 0) -> None:
         """One more call, for the part of the model that is called `where`; a name is a view of a buffer's beginning."""
         placed = tuple(View(view) if isinstance(view, str) else view for view in views)
         for view, argument in zip(placed, call.buffers, strict=True):
             self._reach(view.buffer, view.offset + argument.type.bytes)
-        self.steps.append(Step(call, f"{call.operator}, {where}", placed))
+        self.steps.append(Step(call, f"{call.operator}, {where}", placed, offset))
 
     def fill(self, name: str, line: int, one: int) -> None:
         """A scratch buffer has ones at `one`, and each `line` elements further."""
@@ -240,25 +261,38 @@ class ProgramWriter:
 
     def _reach(self, name: str, end: int) -> None:
         known = self._buffers.setdefault(name, Buffer(name, Role.SCRATCH, 0))
-        if known.role is Role.SCRATCH and known.bytes < end:
-            self._buffers[name] = Buffer(name, Role.SCRATCH, end)
+        if known.role is not Role.CONSTANT and known.bytes < end:
+            self._buffers[name] = Buffer(name, known.role, end)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """All that steps and rows use."""
+        on_arrays = {view.buffer for step in self.steps if step.call.array != HOST for view in step.views}
+
+        def role(buffer: Buffer) -> Role:
+            stays = buffer.role is Role.SCRATCH and buffer.name not in on_arrays
+            return Role.HOST if stays else buffer.role
+
         return tuple(
-            Buffer(buffer.name, buffer.role, buffer.bytes, *self._fills.get(buffer.name, (0, 0)))
+            Buffer(buffer.name, role(buffer), buffer.bytes, *self._fills.get(buffer.name, (0, 0)))
             for buffer in self._buffers.values()
         )
 
 
 def calls_of(programs: Iterable[Program]) -> list[ArtifactCall]:
-    """The calls of some programs, each once, in the order in which they are made."""
+    """The calls of arrays of some programs, each once, in the order in which they are made."""
     found: dict[tuple[str, str], ArtifactCall] = {}
     for program in programs:
         for step in program.steps:
-            found.setdefault((step.call.array, step.call.name), step.call)
+            if isinstance(step.call, ArtifactCall):
+                found.setdefault((step.call.array, step.call.name), step.call)
     return list(found.values())
+
+
+def host_calls_of(programs: Iterable[Program]) -> list[HostCall]:
+    """The host's, likewise."""
+    steps = (step for program in programs for step in program.steps)
+    return list(dict.fromkeys(step.call for step in steps if isinstance(step.call, HostCall)))
 
 
 def attribute_words(value: int | float | str | Sequence[int]) -> tuple[int, ...]:

@@ -162,6 +162,17 @@ class FlowQKVAttention : public Step {
  protected:
   const AttentionAttributes& attributes() const { return attributes_; }
 
+  // flow_qkv_attention.cc: the outputs of a call whose keys and values are in their cache.
+  virtual void attend(const AttentionCall& call) const;
+  // Of a row of the batch in this call; where its keys and values are; its queries of a group,
+  // normed, rotated and scaled: out[H / G][d]; where a head's output goes.
+  AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
+  KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                       std::int64_t token, float* out) const;
+  float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                    std::int64_t head) const;
+
  private:
   struct Tile;
   struct TileMemory;
@@ -188,8 +199,6 @@ class FlowQKVAttention : public Step {
   std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
   // All that this call brings of a row of the batch, its earlier and later slices included.
   AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
-  AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
-  KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void keep_past(const AttentionCall& call) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
@@ -198,15 +207,11 @@ class FlowQKVAttention : public Step {
   std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
                     std::int64_t position) const;
-  // Normed, rotated and scaled queries of the heads of a group: out[H / G][d].
-  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
-                       std::int64_t token, float* out) const;
 
   // flow_qkv_attention.cc: tiles of queries.
   // Takes the memory that attend() needs for `call.plan`.
   void take_tiles(Scratch& scratch, AttentionCall& call) const;
   TileMemory tile_memory(Scratch& scratch, const AttentionCall& call) const;
-  void attend(const AttentionCall& call) const;
   Tile tile_of(const AttentionCall& call, std::int64_t task) const;
   KeyRange seen_by(const AttentionRow& row, std::int64_t token) const;
   void fill(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
@@ -214,8 +219,6 @@ class FlowQKVAttention : public Step {
   void merge_parts(const AttentionCall& call, const Tile& tile) const;
   float denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
                        float denominator) const;
-  float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
-                    std::int64_t head) const;
 
   // flow_kv_attention.cc: parts of the keys.
   void take_states(Scratch& scratch, AttentionCall& call) const;

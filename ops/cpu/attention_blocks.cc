@@ -2,10 +2,8 @@
 // Bidirectional blocks of attention on the CPU: the tokens of a picture see one another in both
 // directions. A block is a run of tokens, so that what a token sees is still one range of keys: to
 // the kernels it only ends later, and inside a block nothing is masked.
-#include <algorithm>
-
 #include "ops/cpu/attention.h"
-#include "ops/error.h"
+#include "ops/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 
@@ -15,15 +13,8 @@ void FlowQKVAttention::check_block_numbers(const AttentionCall& call) const {
   if (!blocks.present() || call.first_token > 0) return;
   for (std::int64_t b = 0; b < call.batch; ++b) {
     const auto* numbers = blocks.as<const std::int32_t>() + b * call.prompt_tokens;
-    std::int32_t largest = 0;
-    for (std::int64_t token = 0; token < call.prompt_tokens; ++token) {
-      const bool goes_on = token > 0 && numbers[token] == numbers[token - 1];
-      if (numbers[token] > 0 && numbers[token] <= largest && !goes_on) {
-        fail("[", attributes_.name, "] expected the numbers in bidirectional_blocks to grow from ",
-             "block to block, got ", numbers[token], " after ", largest, " in row ", b);
-      }
-      largest = std::max(largest, numbers[token]);
-    }
+    flownpu::check_block_numbers({numbers, static_cast<std::size_t>(call.prompt_tokens)},
+                                 "[" + attributes_.name + "] ", b);
   }
 }
 

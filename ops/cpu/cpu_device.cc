@@ -51,9 +51,7 @@ auto operators_by_file() {
 
 class CpuDevice final : public Device {
  public:
-  explicit CpuDevice(const DeviceOptions& options)
-      : context_{cpu::select_kernels(options.cpu_isa), cpu::ThreadPool::shared(options.threads),
-                 options.activations} {}
+  explicit CpuDevice(const DeviceOptions& options) : context_(cpu::make_context(options)) {}
 
   std::string_view name() const override { return "cpu"; }
 
@@ -73,12 +71,11 @@ class CpuDevice final : public Device {
   }
 
   std::string unsupported(const Node& node, const Producer& producer) const override {
-    try {
-      prepare(lowering::is_lowered(node) ? lowering::lowered_alone(node, producer) : node);
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
+    return reason_against(node, producer, violation);
+  }
+
+  std::string unsupported_in_file(const Node& node, const Producer& producer) const override {
+    return reason_against(node, producer, violation_in_file);
   }
 
   std::vector<Contract> contracts() const override {
@@ -94,17 +91,7 @@ class CpuDevice final : public Device {
   }
 
   std::unique_ptr<Step> prepare(const Node& node) const override {
-    for (const auto operators : operators_by_file()) {
-      for (const cpu::Operator& op : operators) {
-        if (op.contract.op_type != node.op_type || op.contract.domain != node.domain) continue;
-        if (std::string reason = violation(op.contract, node); !reason.empty()) throw Error(reason);
-        std::unique_ptr<Step> step = op.make(node, context_);
-        if (!op.contract.has_shapes()) return step;
-        return std::make_unique<cpu::CheckedStep>(op.contract, to_string(node), std::move(step));
-      }
-    }
-    fail("the cpu device has no ", node.domain.empty() ? "ai.onnx" : node.domain,
-         "::", node.op_type);
+    return prepare(node, violation);
   }
 
   std::int64_t tokens_at_once(std::int64_t batch) const override {
@@ -123,12 +110,42 @@ class CpuDevice final : public Device {
   void wait() const override {}
 
  private:
+  std::unique_ptr<Step> prepare(const Node& node, ContractCheck check) const {
+    for (const auto operators : operators_by_file()) {
+      for (const cpu::Operator& op : operators) {
+        if (op.contract.op_type != node.op_type || op.contract.domain != node.domain) continue;
+        if (std::string reason = check(op.contract, node); !reason.empty()) throw Error(reason);
+        std::unique_ptr<Step> step = op.make(node, context_);
+        if (!op.contract.has_shapes()) return step;
+        return std::make_unique<cpu::CheckedStep>(op.contract, to_string(node), std::move(step));
+      }
+    }
+    fail("the cpu device has no ", node.domain.empty() ? "ai.onnx" : node.domain,
+         "::", node.op_type);
+  }
+
+  std::string reason_against(const Node& node, const Producer& producer,
+                             ContractCheck check) const {
+    try {
+      prepare(lowering::is_lowered(node) ? lowering::lowered_alone(node, producer, check) : node,
+              check);
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
   static void release(std::byte* memory) { ::operator delete(memory, kAlignment); }
 
   cpu::Context context_;
 };
 
 }  // namespace
+
+cpu::Context cpu::make_context(const DeviceOptions& options) {
+  return {select_kernels(options.cpu_isa), ThreadPool::shared(options.threads),
+          options.activations};
+}
 
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options) {
   return std::make_unique<CpuDevice>(options);

@@ -21,6 +21,9 @@ struct Context {
   Activations activations;
 };
 
+// Throws Error for an instruction set that there is not.
+Context make_context(const DeviceOptions& options);
+
 // Makes the step of one node; throws Error with the reason if this device does not take it.
 using MakeStep = std::unique_ptr<Step> (*)(const Node& node, const Context& context);
 

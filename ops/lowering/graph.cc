@@ -16,14 +16,10 @@ Graph::Graph(std::vector<Node> nodes, const std::vector<std::string>& outputs,
 
 void Graph::leave_unknown(std::span<const Contract> contracts) {
   for (const Node& node : nodes_) {
-    for (const Contract& contract : contracts) {
-      if (contract.op_type != node.op_type || contract.domain != node.domain) continue;
-      std::string part = unknown_part(contract, node);
-      if (part.empty()) continue;
-      left_.insert(&node);
-      missed("signature", node, std::move(part));
-      break;
-    }
+    std::string part = unknown_part(contracts, node);
+    if (part.empty()) continue;
+    left_.insert(&node);
+    missed("signature", node, std::move(part));
   }
 }
 

@@ -15,9 +15,12 @@
 namespace flownpu::lowering {
 namespace {
 
+enum class For : std::uint8_t { kAll, kSession };
+
 struct Rule {
   std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
+  For whom = For::kAll;
   // Of a rule that takes one operator.
   const Contract* contract = nullptr;
   std::string (*more)(const Node& node) = nullptr;
@@ -32,18 +35,25 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
 
 // In the order in which they are applied: each reads what the ones before it wrote.
 constexpr Rule kRules[] = {
-    {"q4nx_matmul", q4nx_matmul, &kMatMulNBits, q4nx_matmul_obstacle},
-    {"q4nx_gather", q4nx_gather, &kGatherBlockQuantized, q4nx_gather_obstacle},
-    {"flow_qkv_attention", of_graph<flow_qkv_attention>, &kGroupQueryAttention,
+    {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
+    {"q4nx_gather", q4nx_gather, For::kAll, &kGatherBlockQuantized, q4nx_gather_obstacle},
+    {"flow_qkv_attention", of_graph<flow_qkv_attention>, For::kAll, &kGroupQueryAttention,
      flow_qkv_attention_obstacle},
     {"qk_norm", of_graph<qk_norm>},
     {"split_qkv", of_graph<split_qkv>},
     {"packed_qkv", packed_qkv},
     {"gated_projection", gated_projection},
-    {"fast_gelu", of_graph<fast_gelu>, &kFastGelu, nothing_more},
-    {"dense_matmul", of_graph<dense_matmul>},
-    {"unread_present", of_graph<unread_present>},
+    {"fast_gelu", of_graph<fast_gelu>, For::kSession, &kFastGelu, nothing_more},
+    {"dense_matmul", of_graph<dense_matmul>, For::kSession},
+    {"unread_present", of_graph<unread_present>, For::kSession},
 };
+
+// No more is asked of them than what they have: unknown_part.
+constexpr Port kOne[] = {{.name = "X"}};
+constexpr Contract kPlain[] = {{.domain = "", .op_type = "Cos", .inputs = kOne, .outputs = kOne},
+                               {.domain = "", .op_type = "Erf", .inputs = kOne, .outputs = kOne},
+                               {.domain = "", .op_type = "IsNaN", .inputs = kOne, .outputs = kOne},
+                               {.domain = "", .op_type = "Sin", .inputs = kOne, .outputs = kOne}};
 
 const Rule* rule_of(const Node& node) {
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& candidate) {
@@ -77,9 +87,9 @@ std::vector<const Contract*> contracts() {
   return all;
 }
 
-Node lowered_alone(const Node& node, const Producer& producer) {
+Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check) {
   const Rule& rule = *rule_of(node);
-  for (const std::string& reason : {violation(*rule.contract, node), rule.more(node)})
+  for (const std::string& reason : {check(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
   // With those that make constants of constants, which a rule may look through.
   std::vector<Node> nodes;
@@ -100,11 +110,6 @@ Node lowered_alone(const Node& node, const Producer& producer) {
   if (is_lowered(lowered))
     fail("[", to_string(node), "] expected its weight to be a constant, or one that is reshaped");
   return lowered;
-}
-
-std::string obstacle_of_rule(const Node& node) {
-  const Rule* rule = rule_of(node);
-  return rule == nullptr ? "" : rule->more(node);
 }
 
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
@@ -156,6 +161,15 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
       drawn.push_back(contract);
   }
   return drawn;
+}
+
+std::span<const Contract> plain_contracts() { return kPlain; }
+
+std::vector<std::string> conversion_rules() {
+  std::vector<std::string> names;
+  for (const Rule& rule : kRules)
+    if (rule.whom == For::kAll) names.emplace_back(rule.name);
+  return names;
 }
 
 void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules) {

@@ -37,14 +37,11 @@ namespace flownpu::lowering {
 // Whether a rule is for the node's operator.
 bool is_lowered(const Node& node);
 // What becomes of such a node by itself; its constants have no bytes yet. Throws Error with the
-// reason if the rule does not take it. `producer`: as Device::unsupported has it.
-Node lowered_alone(const Node& node, const Producer& producer);
+// reason if the rule does not take it. `producer`: as Device::unsupported has it; `check`: what is
+// asked of the node's contract.
+Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check);
 // What rules take of operators.
 std::vector<const Contract*> contracts();
-
-// Why the rule that is for the node's operator does not take it, whatever its contract says; empty
-// if it does, or if there is none.
-std::string obstacle_of_rule(const Node& node);
 
 // The nodes after all rules. Nodes that no rule takes stay as they are.
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
@@ -56,6 +53,11 @@ std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string
 
 // Of all contracts those of operators that rules draw together, which must know all of them.
 std::vector<Contract> of_rules(std::span<const Contract> all);
+// Of operators that plain graphs are written with, and that no device takes: for the rules of
+// graph_rewrites/, which fold such graphs.
+std::span<const Contract> plain_contracts();
+// The rules that a file is converted with, in their order.
+std::vector<std::string> conversion_rules();
 // Applies some of the rules, by name, in their order. Throws Error, which lists them, if there is
 // no such rule.
 void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string> rules);

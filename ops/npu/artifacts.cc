@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/artifacts.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -17,6 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 using emulator::WordReader;
 
+std::vector<BufferRecord> read_buffers(WordReader& reader) {
+  return reader.list([&] {
+    std::string name = reader.text();
+    return BufferRecord{std::move(name), reader.size()};
+  });
+}
+
 CallRecord read_call(WordReader& reader, std::size_t arrays) {
   CallRecord call;
   call.op_type = reader.text();
@@ -24,10 +32,19 @@ CallRecord read_call(WordReader& reader, std::size_t arrays) {
   call.array = reader.index(arrays, "arrays");
   call.file = reader.text();
   call.crc = reader.next();
-  call.buffers = reader.list([&] {
-    std::string name = reader.text();
-    return BufferRecord{std::move(name), reader.size()};
-  });
+  call.buffers = read_buffers(reader);
+  return call;
+}
+
+HostCallRecord read_host_call(WordReader& reader) {
+  HostCallRecord call;
+  call.op_type = reader.text();
+  const std::size_t parameters = reader.count();
+  for (std::size_t i = 0; i < parameters; ++i) {
+    std::string key = reader.text();
+    call.parameters[std::move(key)] = reader.integers();
+  }
+  call.buffers = read_buffers(reader);
   return call;
 }
 
@@ -84,7 +101,8 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
     return ArrayRecord{std::move(name), std::move(file), reader.next()};
   });
   calls_ = reader.list([&] { return read_call(reader, arrays_.size()); });
-  programs_ = reader.list([&] { return read_program(reader, calls_); });
+  host_calls_ = reader.list([&] { return read_host_call(reader); });
+  programs_ = reader.list([&] { return read_program(reader, calls_, host_calls_); });
 }
 
 std::string Artifacts::build_command() const {
@@ -103,6 +121,10 @@ std::string Artifacts::build_command() const {
 void Artifacts::refuse(const std::string& why, const std::string& what_to_do) const {
   throw DeviceError(Failure::kArtifact,
                     "[FlowNPU] " + why + "; " + what_to_do + ": `" + build_command() + "`");
+}
+
+bool Artifacts::has(std::string_view kind) const {
+  return std::ranges::find(programs_, kind, &ProgramRecord::kind) != programs_.end();
 }
 
 std::vector<const ProgramRecord*> Artifacts::programs(std::string_view kind,
@@ -140,6 +162,22 @@ CallFamily Artifacts::family(const CallRecord& call) const {
     return CallFamily::read(emulator::read_words(path));
   } catch (const std::exception& error) {
     refuse(path + ": " + error.what(), "build them again");
+  }
+}
+
+void Artifacts::check(std::span<const ProgramRecord* const> programs) const {
+  std::set<std::size_t> arrays;
+  std::set<std::size_t> calls;
+  for (const ProgramRecord* program : programs) {
+    for (const DispatchRecord& dispatch : program->dispatches) {
+      if (dispatch.host) continue;
+      for (const StepRecord& step : dispatch.steps) {
+        if (!calls.insert(step.call).second) continue;
+        const CallRecord& record = calls_[step.call];
+        if (arrays.insert(record.array).second) array_file(record);
+        family(record);
+      }
+    }
   }
 }
 

@@ -2,7 +2,8 @@
 // Artifacts: the folder of compiled designs that `flownpu build` makes, as the host reads it.
 //
 // `index.words` (aie/artifact_index.py writes it) lists the arrays, the calls with their host
-// buffers, and the programs (program_record.h). The words of a call are a family (call_family.h).
+// buffers, the host's calls, and the programs (program_record.h). The words of a call are a family
+// (call_family.h).
 #pragma once
 
 #include <cstddef>
@@ -39,6 +40,9 @@ class Artifacts {
 
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
   const CallRecord& call(std::size_t number) const { return calls_[number]; }
+  const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
+  // Whether there are programs of a kind, for whatever model.
+  bool has(std::string_view kind) const;
   // The programs of a kind that are for the model of this node.
   std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
   // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to
@@ -48,6 +52,8 @@ class Artifacts {
   // DeviceError (kArtifact).
   std::string array_file(const CallRecord& call) const;
   CallFamily family(const CallRecord& call) const;
+  // Reads all files of these programs' calls. Throws as those do.
+  void check(std::span<const ProgramRecord* const> programs) const;
   // `flownpu build` for these: what a message tells the user to type.
   std::string build_command() const;
   // Throws DeviceError (kArtifact): why, what to do, and the command for it.
@@ -64,6 +70,7 @@ class Artifacts {
   bool emulated_ = false;
   std::vector<ArrayRecord> arrays_;
   std::vector<CallRecord> calls_;
+  std::vector<HostCallRecord> host_calls_;
   std::vector<ProgramRecord> programs_;
 };
 

@@ -53,6 +53,17 @@ Array& CompiledDesigns::array(const CallRecord& call) {
   return *array;
 }
 
+std::shared_ptr<const CallFamily> CompiledDesigns::family(const CallRecord& call) {
+  const std::lock_guard lock(mutex_);
+  std::weak_ptr<const CallFamily>& known = families_[&call];
+  std::shared_ptr<const CallFamily> family = known.lock();
+  if (family == nullptr) {
+    family = std::make_shared<const CallFamily>(artifacts_.family(call));
+    known = family;
+  }
+  return family;
+}
+
 bool CompiledDesigns::failed() {
   const std::lock_guard lock(mutex_);
   return !failure_.empty();
@@ -110,19 +121,22 @@ void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::
 }
 
 PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
-    : call_(&call), array_(&designs.array(call)), family_(designs.artifacts().family(call)) {}
+    : call_(&call), array_(&designs.array(call)), family_(designs.family(call)) {}
 
-Sequence* PreparedCall::at(std::int64_t position) {
-  const std::size_t number = family_.class_of(position);
-  if (number >= words_.size()) words_.resize(number + 1);
-  Words& words = words_[number];
-  if (words.sequence == nullptr) words.sequence = array_->sequence(family_.at(number).words);
-  if (words.position != position) {
-    family_.patch(position, [&](std::size_t word, std::int64_t value) {
+Sequence* PreparedCall::at(std::int64_t position, std::size_t slot) {
+  const std::size_t number = family_->class_of(position);
+  Words& words = words_[{number, slot}];
+  if (words.sequence == nullptr) {
+    // Without a position's features the words may say nothing that can be run.
+    std::vector<std::int64_t> first = family_->at(number).words;
+    family_->patch(position, [&](std::size_t word, std::int64_t value) { first[word] = value; });
+    words.sequence = array_->sequence(first);
+  } else if (words.position != position) {
+    family_->patch(position, [&](std::size_t word, std::int64_t value) {
       words.sequence->write(word, value);
     });
-    words.position = position;
   }
+  words.position = position;
   return words.sequence.get();
 }
 

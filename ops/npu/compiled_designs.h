@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/npu/artifacts.h"
@@ -30,6 +31,8 @@ class CompiledDesigns {
   Runtime& runtime() { return *runtime_; }
   // The array of a call, loaded once. Throws DeviceError.
   Array& array(const CallRecord& call);
+  // Its family, which programs that make the call share. Throws DeviceError.
+  std::shared_ptr<const CallFamily> family(const CallRecord& call);
 
   // A run of a session begins. Throws DeviceFailed with what was said first, if a dispatch has
   // failed, of whichever session: the arrays are in an unknown state then.
@@ -47,6 +50,7 @@ class CompiledDesigns {
   std::unique_ptr<Runtime> runtime_;
   std::mutex mutex_;  // for what follows
   std::map<std::size_t, std::unique_ptr<Array>> arrays_;
+  std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
   Counts told_;  // as of the last dispatch that was told of
 };
@@ -60,10 +64,11 @@ class PreparedCall {
   std::size_t array() const { return call_->array; }
   const std::string& name() const { return call_->name; }
   const std::string& file() const { return call_->file; }
-  std::int64_t positions() const { return family_.positions(); }
+  std::int64_t positions() const { return family_->positions(); }
 
-  // Its words for a position, until it is asked for another. Throws Error if there are none.
-  Sequence* at(std::int64_t position);
+  // Its words for a position, until they are asked for at another in this slot, of which a dispatch
+  // needs one for each position. Throws Error if there are none.
+  Sequence* at(std::int64_t position, std::size_t slot = 0);
 
  private:
   struct Words {
@@ -73,9 +78,9 @@ class PreparedCall {
 
   const CallRecord* call_;
   Array* array_;
-  CallFamily family_;
-  // Of each class of positions, made when it is needed first.
-  std::vector<Words> words_;
+  std::shared_ptr<const CallFamily> family_;
+  // By class of positions and slot, made when they are needed first.
+  std::map<std::pair<std::size_t, std::size_t>, Words> words_;
 };
 
 }  // namespace flownpu::npu

@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/flow_qkv_attention.h"
 #include "ops/npu/decoder_layers_match.h"
 #include "ops/npu/lowered_node.h"
 
@@ -42,9 +44,18 @@ DecoderShape read_shape(const Node& node) {
     inputs.push_back(cache);
     outputs.push_back(cache);
   }
+  if (shape.blocks) inputs.push_back({DataType::kInt32});
   check_values(node, "input", node.inputs, inputs);
   check_values(node, "output", node.outputs, outputs);
   return shape;
+}
+
+// "64 or 256"
+std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
+  std::string list;
+  for (const ProgramRecord* program : programs)
+    list += (list.empty() ? "" : " or ") + std::to_string(program->tokens);
+  return list;
 }
 
 }  // namespace
@@ -53,21 +64,26 @@ DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& no
   DecoderPrograms found;
   const auto context = [](const ProgramRecord* program) { return program->context; };
   found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
-  for (const ProgramRecord* program : artifacts.programs("prefill", node)) {
-    if (program->context == found.decode->context && program->cache == found.decode->cache)
-      found.prefill.push_back(program);
+  for (const auto& [kind, programs] :
+       {std::pair("prefill", &found.prefill), std::pair("block", &found.blocks)}) {
+    for (const ProgramRecord* program : artifacts.programs(kind, node)) {
+      if (program->context == found.decode->context && program->cache == found.decode->cache)
+        programs->push_back(program);
+    }
+    std::ranges::sort(*programs, {}, &ProgramRecord::tokens);
   }
-  std::ranges::sort(found.prefill, {}, &ProgramRecord::tokens);
   return found;
 }
 
 std::vector<const ProgramRecord*> DecoderPrograms::all() const {
   std::vector<const ProgramRecord*> programs = prefill;
+  programs.insert(programs.end(), blocks.begin(), blocks.end());
   programs.push_back(decode);
   return programs;
 }
 
-DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
+DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                             const HostCompute& host)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
@@ -76,9 +92,11 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                  [&](std::size_t bytes) {
                    return upload_rotary(designs_->runtime(), node, shape_, bytes);
                  }}}),
-      decode_(designs_, *programs_.decode, buffers_) {
+      decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
-    prefill_.emplace_back(designs_, *program, buffers_);
+    prefill_.emplace_back(designs_, *program, buffers_, host);
+  for (const ProgramRecord* program : programs_.blocks)
+    blocks_.emplace_back(designs_, *program, buffers_, host);
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
   struct Kept {
     std::shared_ptr<CompiledDesigns> designs;
@@ -137,7 +155,44 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
                       ": build them for a longer context (`flownpu build MODEL --context N`), or "
                       "set the provider option on_unsupported to cpu");
   }
+  tokens.blocks = blocks_of(inputs, tokens);
+  check_blocks(tokens);
   return tokens;
+}
+
+std::int64_t DecoderLayers::Tokens::block(std::int64_t token) const {
+  return blocks.empty() ? 1 : tokens_of_block(blocks.subspan(static_cast<std::size_t>(token)));
+}
+
+// Of the new tokens, without padding.
+std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> inputs,
+                                                       const Tokens& tokens) const {
+  if (!shape_.blocks) return {};
+  const Tensor& blocks = inputs.back();
+  if (!(blocks.shape == Shape{1, tokens.given})) {
+    fail("expected bidirectional_blocks of shape [1, ", tokens.given, "], got ",
+         to_string(blocks.shape));
+  }
+  return {blocks.as<const std::int32_t>(), static_cast<std::size_t>(tokens.count)};
+}
+
+void DecoderLayers::check_blocks(const Tokens& tokens) const {
+  if (tokens.blocks.empty()) return;
+  check_block_numbers(tokens.blocks, "", 0);
+  for (std::int64_t token = 0; token < tokens.count;) {
+    const std::int64_t block = tokens.block(token);
+    const bool known = std::ranges::any_of(
+        programs_.blocks, [&](const ProgramRecord* program) { return program->tokens == block; });
+    if (block > 1 && !known) {
+      const std::string sizes = list_of_tokens(programs_.blocks);
+      unsupported("expected ", sizes.empty() ? "no images" : "images of " + sizes + " tokens",
+                  ", which the NPU's artifacts were built for, got ", block,
+                  " tokens that see one another from position ", tokens.past + token,
+                  " on: give each image whole and apart from others, build the artifacts with "
+                  "room for an image, or set the provider option on_unsupported to cpu");
+    }
+    token += block;
+  }
 }
 
 void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
@@ -162,17 +217,26 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   }
 }
 
-// As few chunks as may be, since dequantising the weights takes the time that multiplying some
-// hundred tokens' rows does: the smallest that takes all tokens, or else the largest.
+// The longest that is worth its time for what is left: `fewest` weighs each against the shorter
+// ones (aie/programs/chunks.py).
 Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
-  Program* best = nullptr;
-  for (Program& chunk : prefill_) {
+  for (Program& chunk : prefill_ | std::views::reverse) {
     const ProgramRecord& record = chunk.record();
-    if (left < record.fewest || position + record.tokens > record.context) break;
-    best = &chunk;
-    if (record.tokens >= left) break;
+    if (left >= record.fewest && position + record.tokens <= record.context) return &chunk;
   }
-  return best;
+  return nullptr;
+}
+
+DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t token) const {
+  if (const std::int64_t block = tokens.block(token); block > 1) {
+    const auto of_block = [&](const Program& program) { return program.record().tokens == block; };
+    return {&*std::ranges::find_if(blocks_, of_block), block};
+  }
+  std::int64_t end = token;
+  while (end < tokens.count - 1 && tokens.block(end) == 1) ++end;
+  Program* chunk = chunk_for(end - token, tokens.past + token);
+  if (chunk == nullptr) return {&decode_, 1};
+  return {chunk, std::min(end - token, chunk->record().tokens)};
 }
 
 void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
@@ -184,17 +248,16 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
   const std::int64_t last = tokens.count - 1;
   for (std::int64_t token = 0; token <= last;) {
     const std::int64_t position = tokens.past + token;
-    Program* chunk = chunk_for(last - token, position);
-    const std::int64_t count =
-        chunk == nullptr ? 1 : std::min(last - token, chunk->record().tokens);
-    Program& program = chunk == nullptr ? decode_ : *chunk;
-    program.write(rows(token, count));
+    const auto [program, count] = part_at(tokens, token);
+    program->write(rows(token, count));
     const std::string first = std::to_string(position);
-    program.run(position,
-                count == 1 ? ", position " + first
-                           : ", positions " + first + "-" + std::to_string(position + count - 1),
-                &cache);
+    program->run(position,
+                 count == 1 ? ", position " + first
+                            : ", positions " + first + "-" + std::to_string(position + count - 1),
+                 &cache);
     token += count;
+    // A block may end with the last token, which is the decode program's in any case.
+    if (program != &decode_) token = std::min(token, last);
   }
   decode_.read(logits);
 }
@@ -216,14 +279,17 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   const DecoderShape shape = DecoderShape::read(node);
   const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
-  const std::size_t dispatches = programs.decode->dispatches.size();
-  std::string chunks;
-  for (const ProgramRecord* program : programs.prefill)
-    chunks += (chunks.empty() ? "" : " or ") + std::to_string(program->tokens);
+  designs.artifacts().check(programs.all());
+  const std::size_t dispatches = programs.decode->array_dispatches();
+  const std::string chunks = list_of_tokens(programs.prefill);
+  const std::string blocks = list_of_tokens(programs.blocks);
   return std::to_string(shape.layer_count()) + (shape.layer_count() == 1 ? " layer" : " layers") +
          " and the LM head in " + std::to_string(dispatches) +
          (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
-         (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks);
+         (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks) +
+         (!shape.blocks    ? ""
+          : blocks.empty() ? ", no images"
+                           : ", images of " + blocks + " tokens");
 }
 
 }  // namespace flownpu::npu

@@ -141,6 +141,7 @@ void Matcher::read_attention_sizes(const Node& attention) {
     shape.head_size = head_size;
     shape.scale = scale;
     shape.qk_norm = qk_norm;
+    shape.blocks = attention.input(kBidirectionalBlocks) != nullptr;
   }
   if (heads != shape.heads || kv_heads != shape.kv_heads || head_size != shape.head_size ||
       scale != shape.scale || qk_norm != shape.qk_norm) {
@@ -160,8 +161,6 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
   expect(attention.input(kPositionIds) == nullptr, "no position_ids");
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
-  expect(attention.input(kBidirectionalBlocks) == nullptr,
-         "no bidirectional_blocks: the array masks by position alone");
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: the array has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
   expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
@@ -184,6 +183,11 @@ void Matcher::check_attention(const Node& attention) const {
     expect(attention.inputs[length].name == first.inputs[length].name,
            "seqlens_k and total_sequence_length of all layers to be the same values");
   }
+  const Value* blocks = attention.input(kBidirectionalBlocks);
+  const Value* first_blocks = first.input(kBidirectionalBlocks);
+  expect(blocks == nullptr ? first_blocks == nullptr
+                           : first_blocks != nullptr && blocks->name == first_blocks->name,
+         "bidirectional_blocks of all layers to be the same value, or none of any");
   const Value& past = attention.inputs[kPastKey];
   expect(!past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,
          "a batch of one: the array computes one sequence");
@@ -361,9 +365,9 @@ void Matcher::finish(const Entry& entry) {
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
+  // A vocabulary is padded with rows of zeros, whose logits nobody reads.
   for (const auto& [name, rows] :
-       {std::pair("hidden size", shape.hidden), std::pair("head size", shape.head_size),
-        std::pair("vocabulary", shape.vocabulary)}) {
+       {std::pair("hidden size", shape.hidden), std::pair("head size", shape.head_size)}) {
     if (rows % q4nx::kBlockRows != 0) {
       fail(to_string(*head), ": expected a ", name, " in multiples of ", q4nx::kBlockRows, ", got ",
            rows);
@@ -401,6 +405,7 @@ Node decoder_node(const Matcher& found) {
     for (const std::size_t present : {kPresentKey, kPresentValue})
       node.outputs.push_back(attention->outputs[present]);
   }
+  if (found.shape.blocks) node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
   node.packed = pack(found.shape, found.constants);
   return node;
 }

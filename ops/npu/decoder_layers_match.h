@@ -21,7 +21,7 @@ namespace flownpu::npu {
 
 // The node DecoderLayers:
 //   inputs   hidden f32 [1, S, D]; total_sequence_length int32; seqlens_k int32 [1]; past key, past
-//            value of each layer
+//            value of each layer; with blocks, bidirectional_blocks int32 [1, S] of all layers
 //   outputs  logits f32 [1, 1, V]; present key, present value of each layer
 //   packed   weights, vectors, rotary (pack_weights.h)
 inline constexpr std::size_t kHidden = 0;

@@ -53,6 +53,7 @@ DecoderShape DecoderShape::read(const Node& node) {
   shape.activation = node.text("activation", "");
   shape.post_norms = node.required_integer("post_norms") != 0;
   shape.qk_norm = node.required_integer("qk_norm") != 0;
+  shape.blocks = node.required_integer("bidirectional_blocks") != 0;
   shape.epsilon = node.number("epsilon", 0);
   shape.scale = node.number("scale", 0);
   const std::vector<std::int64_t> windows = node.integers("windows");
@@ -87,6 +88,7 @@ void DecoderShape::write(Node& node) const {
       {"activation", activation},
       {"post_norms", std::int64_t{post_norms}},
       {"qk_norm", std::int64_t{qk_norm}},
+      {"bidirectional_blocks", std::int64_t{blocks}},
       {"epsilon", epsilon},
       {"scale", scale},
       {"layers", layer_count()},

@@ -54,8 +54,9 @@ struct DecoderShape {
   std::string activation;      // "geglu", "swiglu"
   bool post_norms = false;     // outputs of attention and feed-forward are normalised, then added
   bool qk_norm = false;
-  float epsilon = 0;  // of all norms
-  float scale = 0;    // of the scores
+  bool blocks = false;  // attention has bidirectional_blocks
+  float epsilon = 0;    // of all norms
+  float scale = 0;      // of the scores
   std::vector<LayerKind> layers;
 
   // From and to the attributes of a node DecoderLayers. Throws Error if one is missing, or of a

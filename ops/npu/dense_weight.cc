@@ -2,10 +2,13 @@
 #include "ops/npu/dense_weight.h"
 
 #include <cstddef>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "ops/error.h"
 #include "ops/npu/decoder_operators.h"
+#include "ops/npu/lowered_node.h"
 #include "ops/npu/q4nx_weight.h"
 #include "ops/number_formats.h"
 
@@ -96,6 +99,30 @@ DenseWeight read_patch_weight(const Node& convolution) {
       row[n] = data[static_cast<std::int64_t>(n) * inner + k];
   };
   return found;
+}
+
+// panels(K, N): [N/32][K/8][4][8 of K][8 of N].
+void write_panel_row(std::span<const float> row, std::int64_t k, std::int64_t rows,
+                     std::span<std::byte> panels) {
+  constexpr std::int64_t kSide = 8;
+  constexpr std::int64_t kPanelColumns = 32;
+  for (std::int64_t n = 0; n < static_cast<std::int64_t>(row.size()); ++n) {
+    const std::int64_t slab = (n / kPanelColumns * rows + k / kSide * kSide) * kPanelColumns;
+    const std::int64_t sub_tile = n % kPanelColumns / kSide * kSide * kSide;
+    const std::int64_t place = slab + sub_tile + k % kSide * kSide + n % kSide;
+    const std::uint16_t bits = to_bfloat16(row[static_cast<std::size_t>(n)]);
+    std::memcpy(panels.data() + static_cast<std::size_t>(place) * kBFloat16Bytes, &bits,
+                kBFloat16Bytes);
+  }
+}
+
+void write_panels(const DenseWeight& weight, std::int64_t rows, std::span<std::byte> panels) {
+  std::memset(panels.data(), 0, panels.size());
+  std::vector<float> row(static_cast<std::size_t>(weight.columns));
+  for (std::int64_t k = 0; k < weight.inner; ++k) {
+    weight.read_row(k, row);
+    write_panel_row(row, k, rows, panels);
+  }
 }
 
 const float* float_constant(const Node& node, std::size_t input, const Shape& shape) {

@@ -30,6 +30,13 @@ DenseWeight read_dense_weight(const Node& product);
 // patches of C p p values.
 DenseWeight read_patch_weight(const Node& convolution);
 
+// A weight in bf16 as GEMM reads it, panels(K, N) (aie/kernels/README.md), K as padded to `rows`;
+// zeros where it has nothing.
+void write_panels(const DenseWeight& weight, std::int64_t rows, std::span<std::byte> panels);
+// Row k of such panels.
+void write_panel_row(std::span<const float> row, std::int64_t k, std::int64_t rows,
+                     std::span<std::byte> panels);
+
 // The initializer at an input, float of this shape. Throws Error that says what was expected.
 const float* float_constant(const Node& node, std::size_t input, const Shape& shape);
 

@@ -28,12 +28,13 @@ std::vector<float> cut_into_patches(const EncoderShape& shape, const float* pixe
 
 }  // namespace
 
-EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs)
+EncoderLayers::EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                             const HostCompute& host)
     : shape_(EncoderShape::read(node)),
       designs_(std::move(designs)),
       record_(designs_->artifacts().require("encode", node).front()),
       buffers_(designs_->runtime(), {&record_, 1}, node),
-      program_(designs_, *record_, buffers_) {
+      program_(designs_, *record_, buffers_, host) {
   check_values(node, "input", node.inputs, {{DataType::kFloat32}});
   check_values(node, "output", node.outputs, {{DataType::kFloat32}});
 }
@@ -73,8 +74,9 @@ void EncoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
 std::string describe_encoder(const Node& node, const CompiledDesigns& designs) {
   const std::int64_t layers = EncoderShape::read(node).layers;
   const ProgramRecord* program = designs.artifacts().require("encode", node).front();
+  designs.artifacts().check({&program, 1});
   return "an encoder's " + std::to_string(layers) + (layers == 1 ? " layer in " : " layers in ") +
-         std::to_string(program->dispatches.size()) + " dispatches an image";
+         std::to_string(program->array_dispatches()) + " dispatches an image";
 }
 
 }  // namespace flownpu::npu

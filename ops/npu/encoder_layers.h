@@ -23,7 +23,8 @@ class EncoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
   // folder has no program for this encoder, kMemory.
-  EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs);
+  EncoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                const HostCompute& host);
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one.
@@ -42,7 +43,7 @@ class EncoderLayers final : public Step {
 };
 
 // "an encoder's 27 layers in 194 dispatches an image", of a node EncoderLayers. Throws DeviceError
-// (kArtifact) if the designs have no program for this encoder.
+// (kArtifact) if the designs have no program for this encoder, or a file of it is damaged.
 std::string describe_encoder(const Node& node, const CompiledDesigns& designs);
 
 }  // namespace flownpu::npu

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x5456'4b55'504e'4c46;  // "FLNPUKVT"
 
-// bf16 of the array's buffer, from and to a row of a tensor.
+}  // namespace
+
 void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
   if (type == DataType::kBFloat16) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
@@ -35,6 +36,9 @@ void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t 
   }
 }
 
+namespace {
+
+// The other way round.
 void write_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
   if (type == DataType::kBFloat16) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);

@@ -35,6 +35,9 @@ namespace flownpu::npu {
 // documentation of com.microsoft.GroupQueryAttention.
 std::int64_t resident(std::int64_t total, std::int64_t capacity, std::int64_t window);
 
+// A row of a tensor of keys or values, of `count` elements, into the bf16 of the array's buffer.
+void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count);
+
 class KvCache {
  public:
   KvCache(std::uint64_t id, std::unique_ptr<Buffer> buffer) : id_(id), buffer_(std::move(buffer)) {}

@@ -2,12 +2,15 @@
 #include "ops/npu/layers.h"
 
 #include <algorithm>
-#include <span>
+#include <iterator>
+#include <memory>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/npu/array_operator.h"
 #include "ops/npu/decoder_layers_match.h"
 #include "ops/npu/encoder_layers_match.h"
 #include "ops/npu/lowered_node.h"
@@ -38,25 +41,16 @@ void check_order(const std::vector<Node>& nodes) {
   }
 }
 
-// Why no session gives the node to a device; empty if nothing that its file says is in the way.
-std::string reason_against(const Node& node, std::span<const Contract> contracts) {
-  const auto contract = std::ranges::find_if(contracts, [&](const Contract& candidate) {
-    return candidate.op_type == node.op_type && candidate.domain == node.domain;
-  });
-  if (contract == contracts.end()) return to_string(node) + " is not known";
-  std::string reason = violation_in_file(*contract, node);
-  return reason.empty() ? lowering::obstacle_of_rule(node) : reason;
-}
-
-// As a session's partition has them. Those that are not taken become what nobody looks for, so that
-// all that is looked at has the inputs and attributes of its operator.
-void leave_what_is_not_taken(std::vector<Node>& nodes) {
-  const std::vector<Contract> contracts = make_cpu_device({})->contracts();
+// The nodes as a session calls them.
+void give_names(std::vector<Node>& nodes, const lowering::Promised& promised) {
   for (Node& node : nodes) {
-    const std::string reason = reason_against(node, contracts);
-    if (reason.empty()) continue;
-    if (is_for_array(node) || lowering::is_lowered(node)) throw Error(reason);
-    node.op_type.insert(0, "unsupported ");
+    for (const Value& output : node.outputs) {
+      if (node.name.empty()) node.name = output.name;
+    }
+    for (Value& input : node.inputs) {
+      const auto found = promised.find(input.name);
+      if (found != promised.end()) input.constant = found->second;
+    }
   }
 }
 
@@ -66,6 +60,54 @@ void check(const Node& layers) {
     EncoderShape::read(layers);
   else
     DecoderShape::read(layers);
+}
+
+struct Taken {
+  std::vector<Node> nodes;
+  std::vector<std::string> reasons;  // why others are not, of those that were for the array
+};
+
+// Nodes that are not taken become what nobody looks for, so that all that is looked at has the
+// inputs and attributes of its operator.
+Taken taken_nodes(std::vector<Judged> graph) {
+  Taken taken;
+  taken.nodes.reserve(graph.size());
+  for (Judged& judged : graph) {
+    Node& node = taken.nodes.emplace_back(std::move(judged.node));
+    if (judged.reason.empty()) continue;
+    if (is_for_array(node) || lowering::is_lowered(node))
+      taken.reasons.push_back(std::move(judged.reason));
+    node.op_type.insert(0, "unsupported ");
+  }
+  return taken;
+}
+
+Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& outputs,
+               const lowering::Promised& promised) {
+  Taken taken = taken_nodes(std::move(graph));
+  if (!taken.reasons.empty()) throw Error(taken.reasons.front());
+  const std::vector<Node> found =
+      with_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
+  const Node& layers = *std::ranges::find_if(found, is_layers);
+  check(layers);
+  return layers;
+}
+
+// What a session that reads no more than the file would say of each node.
+std::vector<Judged> judge(std::vector<Node> nodes) {
+  const std::unique_ptr<Device> host = make_cpu_device({});
+  std::unordered_map<std::string_view, const Node*> makers;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) makers.emplace(output.name, &node);
+  }
+  const Producer producer = [&](std::string_view value) {
+    const auto found = makers.find(value);
+    return found == makers.end() ? nullptr : found->second;
+  };
+  std::vector<Judged> graph;
+  graph.reserve(nodes.size());
+  for (const Node& node : nodes) graph.push_back({node, host->unsupported_in_file(node, producer)});
+  return graph;
 }
 
 }  // namespace
@@ -110,23 +152,38 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
 
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised) {
-  for (Node& node : nodes) {
-    // As a session calls it.
-    for (const Value& output : node.outputs) {
-      if (node.name.empty()) node.name = output.name;
-    }
-    for (Value& input : node.inputs) {
-      const auto found = promised.find(input.name);
-      if (found != promised.end()) input.constant = found->second;
+  give_names(nodes, promised);
+  check_order(nodes);
+  return layers_of(judge(std::move(nodes)), outputs, promised);
+}
+
+std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs) {
+  try {
+    layers_of(std::move(graph), outputs, {});
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                                  const lowering::Promised& promised) {
+  give_names(nodes, promised);
+  check_order(nodes);
+  Taken taken = taken_nodes(judge(std::move(nodes)));
+  GraphOperators found;
+  found.left = std::move(taken.reasons);
+  const Lowered lowered =
+      lower_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
+  for (const Node& node : lowered.nodes) {
+    if (!is_operator(node)) continue;
+    try {
+      std::ranges::copy(describe_operator(node).sizes, std::back_inserter(found.sizes));
+    } catch (const Error& error) {
+      found.left.emplace_back(error.what());
     }
   }
-  check_order(nodes);
-  leave_what_is_not_taken(nodes);
-  const std::vector<Node> found =
-      with_layers(lowering::outline(std::move(nodes), outputs, promised), outputs);
-  const auto layers = std::ranges::find_if(found, is_layers);
-  check(*layers);
-  return *layers;
+  return found;
 }
 
 }  // namespace flownpu::npu

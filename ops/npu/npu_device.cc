@@ -5,11 +5,16 @@
 #include <filesystem>
 #include <utility>
 
+#include "ops/cpu/cpu_step.h"
 #include "ops/error.h"
+#include "ops/npu/attention_step.h"
 #include "ops/npu/decoder_layers.h"
+#include "ops/npu/decoder_operators.h"
 #include "ops/npu/encoder_layers.h"
 #include "ops/npu/layers.h"
+#include "ops/npu/operator_lowering.h"
 #include "ops/npu/own_folder.h"
+#include "ops/npu/product_step.h"
 #include "ops/npu/xrt_plugin.h"
 
 namespace flownpu {
@@ -18,12 +23,16 @@ namespace {
 
 // Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
 // version are made anew.
-constexpr std::string_view kLayout = "decoder layers 1, encoder layers 1";
+constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operators 1";
 
 }  // namespace
 
 NpuDevice::NpuDevice(const DeviceOptions& options, bool emulated)
-    : options_(options), emulated_(emulated), host_(make_cpu_device(options)) {}
+    : options_(options),
+      emulated_(emulated),
+      host_(make_cpu_device(options)),
+      host_compute_{&cpu::select_kernels(options.cpu_isa),
+                    cpu::ThreadPool::shared(options.threads)} {}
 
 std::string NpuDevice::description() const {
   const std::lock_guard lock(mutex_);
@@ -38,7 +47,12 @@ std::string NpuDevice::warning() const {
 }
 
 std::string NpuDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_layers(node) ? "" : host_->unsupported(node, producer);
+  return is_layers(node) || is_operator_on_array(node) ? "" : host_->unsupported(node, producer);
+}
+
+std::string NpuDevice::obstacle(std::vector<Judged> graph,
+                                const std::vector<std::string>& outputs) const {
+  return obstacle_of_layers(std::move(graph), outputs);
 }
 
 // Beside the model, unless the option says where.
@@ -60,11 +74,14 @@ std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder
 }
 
 std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
-  if (!is_layers(node)) return host_->prepare(node);
+  const bool is_alone = is_operator_on_array(node);
+  if (!is_layers(node) && !is_alone) return host_->prepare(node);
   const std::shared_ptr<CompiledDesigns> designs = open("");
   try {
-    if (is_encoder_layers(node)) return std::make_unique<EncoderLayers>(node, designs);
-    auto step = std::make_unique<DecoderLayers>(node, designs);
+    if (is_alone) return prepare_operator(node, designs);
+    if (is_encoder_layers(node))
+      return std::make_unique<EncoderLayers>(node, designs, host_compute_);
+    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
     const std::lock_guard lock(mutex_);
     caches_.push_back(step->caches());
     return step;
@@ -75,6 +92,22 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   }
 }
 
+std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
+                                                  std::shared_ptr<CompiledDesigns> designs) const {
+  const Node of_graph = operator_of_graph(node);
+  std::unique_ptr<Step> host = host_->prepare(of_graph);  // Throws Error for what it does not take.
+  auto programs =
+      std::make_unique<OperatorPrograms>(node, std::move(designs), shared_, host_compute_, threshold());
+  const cpu::Context context = cpu::make_context(options_);
+  if (is_attention(of_graph)) return make_attention_step(node, std::move(programs), context);
+  return make_product_step(node, std::move(programs), std::move(host), context);
+}
+
+std::int64_t NpuDevice::threshold() const {
+  return options_.npu_threshold.value_or(
+      default_threshold(options_.activations, cpu::make_context(options_).pool->threads()));
+}
+
 std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
   return is_encoder_layers(lowered) ? describe_encoder(lowered, *designs)
@@ -82,9 +115,26 @@ std::string NpuDevice::describe(const Node& lowered, const std::string& model_fo
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
+  Lowered lowered = lower_to_layers(std::move(nodes), lowering);
+  const bool before = std::ranges::any_of(lowered.nodes, is_operator_on_array);
+  if (!before && std::ranges::none_of(lowered.nodes, is_operator)) return lowered;
+  try {
+    lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
+  } catch (const DeviceError& error) {
+    if (before) throw;
+    leave_operators(lowered, error.what());
+  }
+  return lowered;
+}
+
+Lowered NpuDevice::lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const {
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
   const bool before = std::ranges::any_of(exported.nodes, is_layers);
+  if (!before && !lowering.obstacle.empty()) {
+    exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
+    return exported;
+  }
   Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
   const auto layers = std::ranges::find_if(lowered.nodes, is_layers);
   lowered.summary = exported.summary;

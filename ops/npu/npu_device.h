@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, run on the
-// array, or on the emulator by the same path; other nodes run on the host, an inner cpu device.
+// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, and
+// products and attention outside of these, run on the array, or on the emulator by the same path;
+// other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,9 @@
 
 #include "ops/device.h"
 #include "ops/npu/compiled_designs.h"
+#include "ops/npu/host_operators.h"
 #include "ops/npu/kv_cache.h"
+#include "ops/npu/shared_buffers.h"
 
 namespace flownpu {
 
@@ -31,6 +34,11 @@ class NpuDevice final : public Device {
   std::string description() const override;
   std::string warning() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
+  std::string unsupported_in_file(const Node& node, const Producer& producer) const override {
+    return host_->unsupported_in_file(node, producer);
+  }
+  std::string obstacle(std::vector<Judged> graph,
+                       const std::vector<std::string>& outputs) const override;
   std::vector<Contract> contracts() const override { return host_->contracts(); }
   std::unique_ptr<Step> prepare(const Node& node) const override;
   // Where the artifacts, the device, or a call for the layers are missing, all that is for the
@@ -54,10 +62,18 @@ class NpuDevice final : public Device {
   std::string folder(const std::string& model_folder) const;
   // For the placement line, of DecoderLayers or EncoderLayers. Throws DeviceError.
   std::string describe(const Node& lowered, const std::string& model_folder) const;
+  // The layers as one node, if there are any.
+  Lowered lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const;
+  std::unique_ptr<Step> prepare_operator(const Node& node,
+                                         std::shared_ptr<CompiledDesigns> designs) const;
+  std::int64_t threshold() const;
 
   DeviceOptions options_;
   bool emulated_;
   std::unique_ptr<Device> host_;
+  HostCompute host_compute_;  // of the same kernels and threads
+  // Of steps that are operators by themselves.
+  std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
   mutable std::mutex mutex_;  // for what follows
   mutable std::shared_ptr<CompiledDesigns> designs_;
   // Of the steps that were prepared: what tensors stand for goes with them.

@@ -1,44 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/pack_encoder.h"
 
-#include <cstring>
 #include <span>
 
 #include "ops/npu/lowered_node.h"
-#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {
 
-// panels(K, N): [N/32][K/8][4][8 of K][8 of N].
-constexpr std::int64_t kSide = 8;
-constexpr std::int64_t kPanelColumns = 32;
-
-// A row of a weight to its places in the panels of `rows` rows.
-void write_row(std::span<const float> row, std::int64_t k, std::int64_t rows,
-               std::span<std::byte> panels) {
-  for (std::int64_t n = 0; n < static_cast<std::int64_t>(row.size()); ++n) {
-    const std::int64_t slab = (n / kPanelColumns * rows + k / kSide * kSide) * kPanelColumns;
-    const std::int64_t sub_tile = n % kPanelColumns / kSide * kSide * kSide;
-    const std::int64_t place = slab + sub_tile + k % kSide * kSide + n % kSide;
-    const std::uint16_t bits = to_bfloat16(row[static_cast<std::size_t>(n)]);
-    std::memcpy(panels.data() + static_cast<std::size_t>(place) * kBFloat16Bytes, &bits,
-                kBFloat16Bytes);
-  }
-}
-
 void write_projection(const DenseProjection& projection, const DenseConstants& constants,
                       PackedWriter& writer) {
   const std::span<std::byte> panels = writer.take(projection.bytes());
-  std::memset(panels.data(), 0, panels.size());
-  std::vector<float> row(static_cast<std::size_t>(projection.columns));
-  for (std::int64_t k = 0; k < projection.inner; ++k) {
-    constants.weight.read_row(k, row);
-    write_row(row, k, projection.padded_rows(), panels);
+  write_panels(constants.weight, projection.padded_rows(), panels);
+  if (constants.bias != nullptr) {
+    write_panel_row({constants.bias, static_cast<std::size_t>(projection.columns)},
+                    projection.bias_row(), projection.padded_rows(), panels);
   }
-  if (constants.bias != nullptr)
-    write_row({constants.bias, row.size()}, projection.bias_row(), projection.padded_rows(),
-              panels);
 }
 
 void write_weights(const EncoderShape& shape, const EncoderConstants& constants,

@@ -18,13 +18,29 @@ std::uint16_t* elements(Buffer& buffer, std::size_t offset) {
   return reinterpret_cast<std::uint16_t*>(buffer.bytes().data() + offset);
 }
 
-// The largest use of each name.
+// Memory that no array reaches: there is one copy of it.
+class HostMemory final : public Buffer {
+ public:
+  explicit HostMemory(std::size_t bytes) : bytes_(bytes) {}
+  std::span<std::byte> bytes() override { return bytes_; }
+  void to_device(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
+  void to_host(std::size_t /*offset*/, std::size_t /*bytes*/) override {}
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// The largest use of each name; it is the host's own if all uses are.
 std::map<std::string, ProgramBuffer> largest(std::span<const ProgramRecord* const> programs) {
   std::map<std::string, ProgramBuffer> found;
   for (const ProgramRecord* program : programs) {
     for (const ProgramBuffer& buffer : program->buffers) {
-      ProgramBuffer& known = found[buffer.name];
-      if (known.bytes <= buffer.bytes) known = buffer;
+      const auto [entry, added] = found.try_emplace(buffer.name, buffer);
+      ProgramBuffer& known = entry->second;
+      const BufferRole role =
+          added || known.role == buffer.role ? buffer.role : BufferRole::kScratch;
+      if (known.bytes < buffer.bytes) known = buffer;
+      known.role = role;
     }
   }
   return found;
@@ -76,11 +92,13 @@ ProgramBuffers::ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* 
       cache_bytes_ = std::max(cache_bytes_, record.bytes);
       continue;
     }
-    std::unique_ptr<Buffer>& buffer = buffers_[name];
+    std::shared_ptr<Buffer>& buffer = buffers_[name];
     if (const auto maker = makers.find(name); maker != makers.end()) {
       buffer = maker->second(record.bytes);
     } else if (record.role == BufferRole::kConstant) {
       buffer = upload(runtime, packed(node, name, record.bytes));
+    } else if (record.role == BufferRole::kHost) {
+      buffer = std::make_unique<HostMemory>(record.bytes);
     } else {
       buffer = make_scratch(runtime, record);
     }
@@ -93,26 +111,50 @@ Buffer* ProgramBuffers::find(const std::string& name) const {
 }
 
 Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& record,
-                 const ProgramBuffers& buffers)
+                 const ProgramBuffers& buffers, const HostCompute& host)
     : designs_(std::move(designs)),
       record_(&record),
       given_(buffers.find(record.buffers[record.given.view.buffer].name)),
       made_(buffers.find(record.buffers[record.made.view.buffer].name)),
-      given_has_ones_(record.buffers[record.given.view.buffer].line > 0) {
-  for (const std::vector<StepRecord>& dispatch : record.dispatches) {
-    std::vector<Step>& steps = dispatches_.emplace_back();
-    for (const StepRecord& step : dispatch) {
-      std::unique_ptr<PreparedCall>& call = calls_[step.call];
-      if (call == nullptr) {
-        call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(step.call));
-      }
-      std::vector<View> arguments;
+      given_has_ones_(record.buffers[record.given.view.buffer].line > 0),
+      host_(host) {
+  for (const DispatchRecord& dispatch : record.dispatches) {
+    Dispatch& made = dispatches_.emplace_back();
+    for (const StepRecord& step : dispatch.steps) {
+      std::vector<View> views;
       for (const ViewRecord& view : step.views)
-        arguments.push_back(
-            {buffers.find(record.buffers[view.buffer].name), view.offset, view.bytes});
-      steps.push_back({call.get(), std::move(arguments), &step.label});
+        views.push_back({buffers.find(record.buffers[view.buffer].name), view.offset, view.bytes});
+      if (dispatch.host)
+        made.host_steps.push_back(prepare_host(step, views));
+      else
+        made.steps.push_back(prepare(step, views));
+    }
+    // A call at several positions of a dispatch has words for each.
+    std::map<const PreparedCall*, std::map<std::int64_t, std::size_t>> slots;
+    for (Step& step : made.steps) {
+      auto& offsets = slots[step.call];
+      step.slot = offsets.try_emplace(step.offset, offsets.size()).first->second;
     }
   }
+}
+
+Program::Step Program::prepare(const StepRecord& step, std::span<const View> views) {
+  std::unique_ptr<PreparedCall>& call = calls_[step.call];
+  if (call == nullptr)
+    call = std::make_unique<PreparedCall>(*designs_, designs_->artifacts().call(step.call));
+  return {call.get(), 0, step.offset, {views.begin(), views.end()}, &step.label};
+}
+
+Program::HostStep Program::prepare_host(const StepRecord& step, std::span<const View> views) {
+  std::unique_ptr<HostOperator>& call = host_calls_[step.call];
+  if (call == nullptr)
+    call = make_host_operator(designs_->artifacts().host_call(step.call), step.label);
+  HostStep made{call.get(), step.offset, {}};
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const BufferRole role = record_->buffers[step.views[i].buffer].role;
+    made.arguments.push_back({views[i], role == BufferRole::kConstant});
+  }
+  return made;
 }
 
 // What lies between the columns of two rows is zeros, or as the buffer began where it has ones.
@@ -137,25 +179,40 @@ void Program::run(std::int64_t position, const std::string& where, Buffer* cache
   };
   if (cache == nullptr && std::ranges::any_of(record_->buffers, is_cache))
     fail("[FlowNPU] expected a program to ", record_->kind, " without a cache, and it has one");
+  for (const Dispatch& dispatch : dispatches_) {
+    run_host_steps(dispatch.host_steps, position, cache);
+    if (!dispatch.steps.empty()) run_steps(dispatch.steps, position, where, cache);
+  }
+}
+
+void Program::run_steps(std::span<const Step> steps, std::int64_t position,
+                        const std::string& where, Buffer* cache) const {
   std::vector<Call> calls;
   // Calls hold spans of these.
   std::vector<std::vector<View>> arguments;
-  for (const std::vector<Step>& dispatch : dispatches_) {
-    calls.clear();
-    arguments.clear();
-    arguments.reserve(dispatch.size());
-    for (const Step& step : dispatch) {
-      std::vector<View>& views = arguments.emplace_back(step.arguments);
-      for (View& view : views) {
-        if (view.buffer == nullptr) view.buffer = cache;
-      }
-      calls.push_back({.name = *step.label + where,
-                       .sequence = step.call->at(position),
-                       .arguments = views,
-                       .family = step.call->file(),
-                       .position = position});
+  arguments.reserve(steps.size());
+  for (const Step& step : steps) {
+    std::vector<View>& views = arguments.emplace_back(step.arguments);
+    for (View& view : views) {
+      if (view.buffer == nullptr) view.buffer = cache;
     }
-    designs_->dispatch(dispatch.front().call->array(), calls);
+    calls.push_back({.name = *step.label + where,
+                     .sequence = step.call->at(position + step.offset, step.slot),
+                     .arguments = views,
+                     .family = step.call->file(),
+                     .position = position + step.offset});
+  }
+  designs_->dispatch(steps.front().call->array(), calls);
+}
+
+void Program::run_host_steps(std::span<const HostStep> steps, std::int64_t position,
+                             Buffer* cache) const {
+  for (const HostStep& step : steps) {
+    std::vector<HostView> arguments = step.arguments;
+    for (HostView& argument : arguments) {
+      if (argument.view.buffer == nullptr) argument.view.buffer = cache;
+    }
+    step.call->run(host_, arguments, position + step.offset);
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ops/npu/compiled_designs.h"
+#include "ops/npu/host_operators.h"
 #include "ops/npu/program_record.h"
 
 namespace flownpu::npu {
@@ -20,8 +21,8 @@ namespace flownpu::npu {
 // The buffers of a model's programs, which share those of a name.
 class ProgramBuffers {
  public:
-  // Makes a buffer of so many bytes.
-  using Maker = std::function<std::unique_ptr<Buffer>(std::size_t)>;
+  // Makes a buffer of so many bytes, or finds one that others use, too.
+  using Maker = std::function<std::shared_ptr<Buffer>(std::size_t)>;
   using Makers = std::map<std::string, Maker, std::less<>>;
 
   // Of all `programs`, as large as the largest use of each; caches are made by whoever keeps them
@@ -38,14 +39,15 @@ class ProgramBuffers {
 
  private:
   std::size_t cache_bytes_ = 0;
-  std::map<std::string, std::unique_ptr<Buffer>, std::less<>> buffers_;
+  std::map<std::string, std::shared_ptr<Buffer>, std::less<>> buffers_;
 };
 
 class Program {
  public:
-  // Loads what its calls need. `record` and `buffers` must outlive it. Throws DeviceError.
+  // Loads what its calls need. `host`: for its own steps. `record` and `buffers` must outlive it.
+  // Throws DeviceError; Error if the host has no such operator.
   Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& record,
-          const ProgramBuffers& buffers);
+          const ProgramBuffers& buffers, const HostCompute& host);
 
   const ProgramRecord& record() const { return *record_; }
 
@@ -59,19 +61,40 @@ class Program {
   void read(std::span<float> values) const;
 
  private:
+  // A view without a buffer is of the cache.
   struct Step {
     PreparedCall* call;
-    std::vector<View> arguments;  // a view without a buffer: of the cache
+    std::size_t slot;  // of the call's words: this step's, of those of its dispatch
+    std::int64_t offset;
+    std::vector<View> arguments;
     const std::string* label;
   };
+  struct HostStep {
+    HostOperator* call;
+    std::int64_t offset;
+    std::vector<HostView> arguments;
+  };
+  // Steps of an array, or of the host.
+  struct Dispatch {
+    std::vector<Step> steps;
+    std::vector<HostStep> host_steps;
+  };
+
+  Step prepare(const StepRecord& step, std::span<const View> views);
+  HostStep prepare_host(const StepRecord& step, std::span<const View> views);
+  void run_steps(std::span<const Step> steps, std::int64_t position, const std::string& where,
+                 Buffer* cache) const;
+  void run_host_steps(std::span<const HostStep> steps, std::int64_t position, Buffer* cache) const;
 
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;
   Buffer* given_;
   Buffer* made_;
   bool given_has_ones_;
+  HostCompute host_;
   std::map<std::size_t, std::unique_ptr<PreparedCall>> calls_;
-  std::vector<std::vector<Step>> dispatches_;
+  std::map<std::size_t, std::unique_ptr<HostOperator>> host_calls_;
+  std::vector<Dispatch> dispatches_;
 };
 
 }  // namespace flownpu::npu

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/program_record.h"
 
+#include <algorithm>
 #include <bit>
 #include <sstream>
 #include <utility>
@@ -57,7 +58,7 @@ ViewRecord checked(const ViewRecord& view, const ProgramRecord& program, const s
 ProgramBuffer read_buffer(WordReader& reader) {
   ProgramBuffer buffer;
   buffer.name = reader.text();
-  buffer.role = static_cast<BufferRole>(reader.index(3, "roles"));
+  buffer.role = static_cast<BufferRole>(reader.index(4, "roles"));
   buffer.bytes = reader.size();
   buffer.line = reader.index(kMostElements, "elements");
   buffer.one = reader.index(kMostElements, "elements");
@@ -86,11 +87,15 @@ RowsRecord read_rows(WordReader& reader, const ProgramRecord& program, const cha
   return rows;
 }
 
+// Of calls that are arrays' or the host's.
+template <typename Record>
 StepRecord read_step(WordReader& reader, const ProgramRecord& program,
-                     std::span<const CallRecord> calls) {
+                     std::span<const Record> calls) {
   StepRecord step;
   step.call = reader.index(calls.size(), "calls");
   step.label = reader.text();
+  step.offset = static_cast<std::int64_t>(
+      reader.index(static_cast<std::size_t>(program.tokens), "tokens of the program"));
   const std::vector<BufferRecord>& arguments = calls[step.call].buffers;
   const std::size_t count = reader.count();
   if (count != arguments.size()) {
@@ -105,9 +110,24 @@ StepRecord read_step(WordReader& reader, const ProgramRecord& program,
   return step;
 }
 
+// An array sees no memory of the host's.
+void require_reachable(const DispatchRecord& dispatch, const ProgramRecord& program) {
+  if (dispatch.host) return;
+  for (const StepRecord& step : dispatch.steps) {
+    for (const ViewRecord& view : step.views) {
+      const ProgramBuffer& buffer = program.buffers[view.buffer];
+      if (buffer.role != BufferRole::kHost) continue;
+      throw emulator::Error("program " + program.kind + ", " + step.label +
+                            ": expected buffers that an array reaches, got the host's " +
+                            buffer.name);
+    }
+  }
+}
+
 }  // namespace
 
-ProgramRecord read_program(WordReader& reader, std::span<const CallRecord> calls) {
+ProgramRecord read_program(WordReader& reader, std::span<const CallRecord> calls,
+                           std::span<const HostCallRecord> host_calls) {
   ProgramRecord program;
   program.kind = reader.text();
   const std::size_t attributes = reader.count();
@@ -127,11 +147,23 @@ ProgramRecord read_program(WordReader& reader, std::span<const CallRecord> calls
   program.given = read_rows(reader, program, "given");
   program.made = read_rows(reader, program, "made");
   program.dispatches = reader.list([&] {
-    std::vector<StepRecord> steps = reader.list([&] { return read_step(reader, program, calls); });
-    if (steps.empty()) throw emulator::Error("program " + program.kind + " has an empty dispatch");
-    return steps;
+    DispatchRecord dispatch;
+    dispatch.host = reader.flag();
+    dispatch.steps = reader.list([&] {
+      return dispatch.host ? read_step(reader, program, host_calls)
+                           : read_step(reader, program, calls);
+    });
+    if (dispatch.steps.empty())
+      throw emulator::Error("program " + program.kind + " has an empty dispatch");
+    require_reachable(dispatch, program);
+    return dispatch;
   });
   return program;
+}
+
+std::size_t ProgramRecord::array_dispatches() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(dispatches, [](const DispatchRecord& each) { return !each.host; }));
 }
 
 std::string ProgramRecord::difference(const Node& node) const {

@@ -30,6 +30,14 @@ struct CallRecord {
   std::vector<BufferRecord> buffers;  // in the order of the call's arguments
 };
 
+// An operator that the host computes (host_operators.h).
+struct HostCallRecord {
+  std::string op_type;
+  // Sizes, and floats as their bits.
+  std::map<std::string, std::vector<std::int64_t>, std::less<>> parameters;
+  std::vector<BufferRecord> buffers;  // in the order of its arguments
+};
+
 // A part of one of the program's buffers.
 struct ViewRecord {
   std::size_t buffer = 0;
@@ -47,9 +55,17 @@ struct RowsRecord {
 };
 
 struct StepRecord {
-  std::size_t call = 0;  // its number in the index
+  std::size_t call = 0;  // its number in the index, among arrays' or the host's
   std::string label;     // for messages
+  // Tokens from the run's first one to that of the call.
+  std::int64_t offset = 0;
   std::vector<ViewRecord> views;
+};
+
+// Steps over one array, or of the host.
+struct DispatchRecord {
+  bool host = false;
+  std::vector<StepRecord> steps;
 };
 
 // Where a KV cache has the key and the value of a layer, position and KV head: bytes from each to
@@ -63,7 +79,7 @@ struct CacheLayout {
   bool operator==(const CacheLayout&) const = default;
 };
 
-enum class BufferRole : std::uint8_t { kConstant, kCache, kScratch };
+enum class BufferRole : std::uint8_t { kConstant, kCache, kScratch, kHost };
 
 struct ProgramBuffer {
   std::string name;
@@ -85,13 +101,17 @@ struct ProgramRecord {
   std::vector<ProgramBuffer> buffers;
   RowsRecord given;  // written before a run
   RowsRecord made;   // read after it; none without bytes
-  std::vector<std::vector<StepRecord>> dispatches;
+  std::vector<DispatchRecord> dispatches;
+
+  // That go to an array.
+  std::size_t array_dispatches() const;
 
   // The first program's attribute that the node has not, or has otherwise; "" if there is none.
   std::string difference(const Node& node) const;
 };
 
 // Throws emulator::Error if a number is out of its range: a view ends with its buffer.
-ProgramRecord read_program(emulator::WordReader& reader, std::span<const CallRecord> calls);
+ProgramRecord read_program(emulator::WordReader& reader, std::span<const CallRecord> calls,
+                           std::span<const HostCallRecord> host_calls);
 
 }  // namespace flownpu::npu

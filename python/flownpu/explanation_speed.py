@@ -11,26 +11,20 @@ NPU: predicted by the cost model (docs/model.md), not measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
+from flownpu.explanation_program import ProgramPrice, price_of
 from flownpu.npu_artifacts import DEFAULT_CONTEXT, programs_of_decoder
 from flownpu.npu_decoder import decoder_of_model
-from flownpu.npu_models import Model
-from flownpu.prediction import Decoder as PredictedDecoder
-from flownpu.prediction import decode
-from flownpu.prediction_designs import DESIGNS
-from flownpu.prediction_prefill import prefill
+from flownpu.prediction import Prediction
+from flownpu.prediction_target import Target
 from flownpu.roofline import graph_traffic, read_bandwidth
-
-if TYPE_CHECKING:
-    from flownpu.aie.programs.decoder import Decoder
 
 __all__ = ["NPU", "Point", "Speed", "speed_of"]
 
-_CHIP, _DESIGN = "kraken-350", "flownpu"
-_TARGET, _WEIGHTS = "npu2", "bf16"
+_CHIP, _TARGET = "kraken-350", "npu2"
 _CONTEXTS = (1024, 4096, 32768)
 
 
@@ -43,12 +37,14 @@ class NPU:
         chip: for which the prediction is.
         text: in words, how; or why not.
         left_out: what it has no calls for, and why.
+        programs: what the host would do, and what that would take: a token, and a chunk of each size.
     """
 
     takes: bool
     chip: str
     text: str
     left_out: tuple[str, ...] = ()
+    programs: tuple[ProgramPrice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,51 +92,47 @@ def speed_of(model: Any, context_length: int | None, head_size: int, bandwidth: 
     """
     traffic = graph_traffic(model.graph, head_size)
     positions = context_length or DEFAULT_CONTEXT
-    decoder, npu = _npu(model, positions)
+    contexts = [context for context in _CONTEXTS if context <= positions] or [positions]
+    prediction, npu = _npu(model, positions, contexts)
     if not traffic.kv_layers:
         return Speed(npu, None, traffic.weights, ())
     rate = bandwidth or read_bandwidth()
-    contexts = [context for context in _CONTEXTS if context <= positions] or [positions]
-    points = tuple(_point(context, rate / traffic.bytes_at(context), decoder) for context in contexts)
+    points = tuple(_point(context, rate / traffic.bytes_at(context), prediction) for context in contexts)
     return Speed(npu, rate, traffic.weights, points)
 
 
-def _npu(model: Any, positions: int) -> tuple[Decoder | None, NPU]:
+def _npu(model: Any, positions: int, contexts: list[int]) -> tuple[Prediction | None, NPU]:
     try:
         decoder = decoder_of_model(model, positions)
-        programs, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT), _WEIGHTS)
+        _, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT))
+        prediction = Prediction(Target("model", decoder), max(contexts), DEVICES[_CHIP], VALUES)
+        token, *others = prediction.programs
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
-    token, *chunks = sorted(programs, key=lambda program: program.tokens)
+    chunks = sorted((program for program in others if program.kind == "prefill"), key=lambda program: program.tokens)
     layers, calls = len(decoder.windows), _counted(len(token.steps), "call")
-    words = [f"a token: {layers} layers and the LM head in {calls} of decode_layer"]
+    operators = " and ".join(dict.fromkeys(step.call.operator for step in token.steps))
+    words = [f"a token: {layers} layers and the LM head in {calls} of {operators}"]
     if chunks:
         sizes = " and ".join(str(chunk.tokens) for chunk in reversed(chunks))
         arrays = _counted(len({step.call.array for chunk in chunks for step in chunk.steps}), "array")
         words.append(f"a prompt: in chunks of {sizes} tokens, operator by operator ({arrays})")
     else:
         words.append("a prompt: token by token")
+    words += [f"an image: its {each.tokens} tokens in a chunk of their own" for each in others if each.kind == "block"]
     words.append("embeddings, token selection and sampling: on the host")
-    return decoder, NPU(True, _CHIP, "; ".join(words), tuple(left_out))
+    prices = tuple(
+        price_of(program, 0 if program.kind == "prefill" else contexts[0] - 1, prediction.prices)
+        for program in prediction.programs
+    )
+    return prediction, NPU(True, _CHIP, "; ".join(words), tuple(left_out), prices)
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def _point(context: int, cpu: float, decoder: Decoder | None) -> Point:
-    if decoder is None:
+def _point(context: int, cpu: float, prediction: Prediction | None) -> Point:
+    if prediction is None:
         return Point(context, cpu, None, None)
-    of, design, device = _predicted(decoder), DESIGNS[_DESIGN], DEVICES[_CHIP]
-    token = decode(of, context, design.decode(of), device)
-    return Point(context, cpu, 1 / token.total, prefill(of, context, design, device, VALUES).total)
-
-
-def _predicted(decoder: Decoder) -> PredictedDecoder:
-    """The decoder as the cost model sees it."""
-    shape = decoder.shape
-    model = Model(
-        shape.hidden, shape.feed_forward, shape.heads, shape.kv_heads, shape.d, shape.activation,
-        vocabulary=decoder.vocabulary, head_norms=shape.qk_norm, post_norms=shape.post_norms,
-    )  # fmt: skip
-    return PredictedDecoder("model", model, tuple(window or None for window in decoder.windows))
+    return Point(context, cpu, 1 / prediction.token(context).total, prediction.prompt(context).total)

@@ -11,29 +11,43 @@ from flownpu import __version__
 from flownpu.aie.artifacts import ArtifactFolder
 from flownpu.aie.compiled_artifacts import write_compiled
 from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.emulated_artifacts import write_emulated
-from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.chunks import seconds, with_fewest
+from flownpu.aie.programs.decode import DECODE_WAYS, decode_program
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.aie.toolchain import find_toolchain
 from flownpu.errors import FlowNPUError
+from flownpu.model_folder import locate_graph, other_graphs, read_genai_config
 from flownpu.npu_decoder import read_decoder
 from flownpu.npu_encoder import read_encoder
+from flownpu.npu_operators import programs_of_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.decoder import Decoder
     from flownpu.aie.programs.program import Program
 
-__all__ = ["CHUNKS", "DEFAULT_CONTEXT", "Built", "build_artifacts", "programs_of_decoder", "programs_of_model"]
+__all__ = [
+    "CHUNKS",
+    "DEFAULT_CONTEXT",
+    "Built",
+    "build_artifacts",
+    "default_weights",
+    "programs_of_decoder",
+    "programs_of_model",
+]
 
-# Tokens of a chunk. GEMM's tiles have a fourth of them as rows, 64 at most (designs/gemm.py: what fills L1).
-CHUNKS = (64, 256)
+# Tokens of a chunk: GEMM's megatiles have 256 rows, and each size more than the last halves what a prompt's rest leaves
+# empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
+# chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
+CHUNKS = (256, 512, 1024, 2048, 4096)
 DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
 
 
@@ -64,19 +78,21 @@ def build_artifacts(
     kind: Literal["emulate", "xclbin"] = "emulate",
     target: str = "npu2",
     context: int | None = None,
-    weights: str = "bf16",
+    weights: str | None = None,
     output: Path | None = None,
+    ways: Sequence[str] = DECODE_WAYS,
     report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
 ) -> Built:
-    """Makes the artifacts of a converted model, or brings them up to date.
+    """Makes the artifacts of a model, or brings them up to date.
 
     Args:
-        model: folder that `flownpu convert` wrote.
+        model: folder that `flownpu convert` wrote, or an .onnx file.
         kind: for the emulator, or for an NPU, which needs AMD's toolchain; without it plans and MLIR are written.
         target: npu1 or npu2.
         context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
-        weights: what a prompt's matrix products multiply by, bf16 or bfp16.
+        weights: what a prompt's matrix products multiply by, bf16 or bfp16. None: what the target multiplies fastest.
         output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
+        ways: of decoding, to choose from.
         report: hears which call is done next, how many are done, and of how many.
 
     Raises:
@@ -85,8 +101,11 @@ def build_artifacts(
         ToolchainError: a compiler failed.
         ValueError: the output is something else.
     """
-    programs, left_out = programs_of_model(model, target, context, weights)
-    output = output or model / "artifacts" / ("emulate" if kind == "emulate" else target)
+    weights = weights or default_weights(target)
+    programs, left_out = programs_of_model(model, target, context, weights, ways)
+    output = output or (model if model.is_dir() else model.parent) / "artifacts" / (
+        "emulate" if kind == "emulate" else target
+    )
     calls, done = calls_of(programs), 0
 
     def advance(call: ArtifactCall) -> None:
@@ -106,64 +125,125 @@ def build_artifacts(
     return Built(output, positions, len(calls), made, left_out, missing)
 
 
+def default_weights(target: str) -> str:
+    """What GEMM multiplies by: XDNA2's matrix unit reads bf16 in block floating point anyway, stored so it is half."""
+    return "bf16" if target == "npu1" else "bfp16"
+
+
 def programs_of_model(
-    model: Path, target: str, context: int | None = None, weights: str = "bf16"
+    model: Path, target: str, context: int | None = None, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[str]]:
     """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out, and why.
 
-    Of a model that takes images the decoder may be left out, or the encoder, but not both.
+    Where a decoder or an encoder is none that the NPU computes whole, and for a model that is for ONNX Runtime alone,
+    they are those of its operators.
 
     Raises:
-        FlowNPUError: the model is none, or the NPU's designs have no place for it.
+        FlowNPUError: the model is none, or the NPU's designs have no place for anything of it.
     """
+    path, settings = locate_graph(model)
+    if settings and model.is_dir():
+        return _programs_of_parts(model, path, target, context, weights, ways)
+    programs, left_out = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+    if not programs:
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {_why_none(left_out)}")
+    return programs, left_out
 
-    def of_decoder() -> tuple[list[Program], list[str]]:
-        decoder = read_decoder(model)
+
+def _programs_of_parts(
+    model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
+) -> tuple[list[Program], list[str]]:
+    """Those of a model for ORT GenAI, whose decoder is `path`."""
+
+    def of_decoder(decoder: Decoder) -> tuple[list[Program], list[str]]:
         try:
-            return programs_of_decoder(decoder, target, context or min(decoder.positions, DEFAULT_CONTEXT), weights)
+            positions = context or min(decoder.positions, DEFAULT_CONTEXT)
+            return programs_of_decoder(decoder, target, positions, weights, ways)
         except ValueError as error:
-            raise FlowNPUError(f"{model}: the NPU's designs have no place for it: {error}") from error
+            raise _NoPlaceError(f"{model}: the NPU's designs have no place for it: {error}") from error
 
+    images: list[Program] = []
+    left_out: list[str] = []
     try:
-        encoder, reason = read_encoder(model), None
+        encoder = read_encoder(model)
+        images = [] if encoder is None else [encode_program(encoder, target)]
     except FlowNPUError as error:
-        encoder, reason = None, error
-    if encoder is None and reason is None:
-        return of_decoder()
-    images = [] if encoder is None else [encode_program(encoder, target)]
-    left_out = [] if reason is None else [f"the encoder of images, which stays on the host: {reason}"]
+        vision = next(iter(other_graphs(model, read_genai_config(model))))
+        images, left = programs_of_graph(vision, target, DEFAULT_CONTEXT)
+        left_out += [f"the encoder of images as a whole: {error}", *left]
     try:
-        programs, chunks = of_decoder()
-    except FlowNPUError as error:
+        programs, left = of_decoder(read_decoder(model))
+    except _NoPlaceError as error:
         if not images:
             raise
-        return images, [f"the decoder, which stays on the host: {error}"]
-    return programs + images, left_out + chunks
+        programs, left = [], [f"the decoder, which stays on the host: {error}"]
+    except FlowNPUError as error:
+        programs, left = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+        if not programs and not images:
+            raise
+        left = [f"the decoder as a whole: {error}", *left]
+    return _different(programs + images), left_out + left
+
+
+class _NoPlaceError(FlowNPUError):
+    """A decoder that an NPU computes whole, but not in this context, or not on this target."""
+
+
+def _different(programs: list[Program]) -> list[Program]:
+    """Each once: two graphs may have operators of one size."""
+    found = {(program.kind, tuple(program.attributes.items()), program.tokens): program for program in programs}
+    return list(found.values())
+
+
+def _why_none(left_out: list[str]) -> str:
+    return "; ".join(left_out) or "it has neither products with weights nor attention of FlowNPU's operators"
 
 
 def programs_of_decoder(
-    decoder: Decoder, target: str, context: int, weights: str = "bf16"
+    decoder: Decoder, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
 ) -> tuple[list[Program], list[str]]:
-    """A decoder's programs, that of a token first, and what was left out: the sizes of chunks, and why.
+    """A decoder's programs, that of a token first, and what was left out, and why.
+
+    Left out may be ways of decoding, and sizes of chunks and of blocks.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
     """
     shape = decoder.shape
-    chunk = math.lcm(shape.keys, FlowQKV(target, shape.heads, shape.kv_heads, shape.d).keys)
+    designs = [design(target, shape.heads, shape.kv_heads, shape.d) for design in (FlowKV, FlowQKV)]
+    chunk = math.lcm(*(design.keys for design in designs))
     context = ceil_div(context, chunk) * chunk
     if context > ceil_div(decoder.positions, chunk) * chunk:
         raise ValueError(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
-    programs, left_out = [decode_program(decoder, target, context)], []
+    choice = decode_program(decoder, target, context, ways)
+    programs, left_out = [choice.program], [f"a way of decoding (tokens go another): {said}" for said in choice.refused]
+    weights, reasons = weights or default_weights(target), dict[str, list[str]]()
     for tokens in CHUNKS:
         if tokens > context:
             continue
         try:
             programs.append(prefill_program(decoder, target, context, tokens, weights))
         except ValueError as error:
-            # What breaks the limits breaks them on each tile: the first says it.
-            reason = " ".join(str(error).splitlines()[:2])
-            left_out.append(f"chunks of {tokens} tokens (prompts go token by token): {reason}")
+            reasons.setdefault(_first_of(error), []).append(str(tokens))
+    instead = "" if len(programs) > 1 else " (prompts go token by token)"
+    left_out += [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
+    programs = with_fewest(programs, seconds)
+    if decoder.block:
+        try:
+            programs.append(_block_program(decoder, target, context, weights))
+        except ValueError as error:
+            left_out.append(f"images of {decoder.block} tokens (prompts with images are refused): {_first_of(error)}")
     return programs, left_out
+
+
+def _block_program(decoder: Decoder, target: str, context: int, weights: str) -> Program:
+    if decoder.block > context:
+        raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
+    return prefill_program(decoder, target, context, decoder.block, weights, block=True)
+
+
+def _first_of(error: ValueError) -> str:
+    """What breaks the limits breaks them on each tile: the first says it."""
+    return " ".join(str(error).splitlines()[:2])

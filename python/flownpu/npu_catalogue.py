@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import ceil_div, limits_of
-from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -163,16 +163,16 @@ def _decode_layer(target: str, model: Model) -> _Calls:
         post_norms=model.post_norms, qk_norm=model.head_norms,
     )  # fmt: skip
     norms = "-post" * model.post_norms + "-qk" * model.head_norms
-    array = (
-        f"decode_layer-{model.hidden}-{model.feed_forward}-h{heads}-g{model.kv_heads}-d{d}-{model.activation}{norms}"
-    )
+    sizes = f"{model.hidden}-{model.feed_forward}-h{heads}-g{model.kv_heads}-d{d}-{model.activation}{norms}"
 
-    def call(**options: Any) -> Program:
-        return DecodeLayer(shape()).program(CONTEXT - 1, CONTEXT, **options)
+    def call(way: str, **options: Any) -> Program:
+        return DecodeLayer(shape(), way).program(CONTEXT - 1, CONTEXT, **options)
 
-    for window, kind in _windows(model):
-        yield array, f"position{CONTEXT - 1}{kind}", partial(call, layers=(Layer(window),))
-    yield array, f"position{CONTEXT - 1}-head", partial(call, vocabulary=model.vocabulary)
+    for way in WAYS:
+        array = f"decode_layer-{way}-{sizes}"
+        for window, kind in _windows(model):
+            yield array, f"position{CONTEXT - 1}{kind}", partial(call, way, layers=(Layer(window),))
+        yield array, f"position{CONTEXT - 1}-head", partial(call, way, vocabulary=model.vocabulary)
 
 
 def _rms_norm(target: str, model: Model) -> _Calls:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.programs.decoder import Decoder
 from flownpu.errors import FlowNPUError
+from flownpu.image_prompts import TOKENS_PER_IMAGE
 from flownpu.model_folder import onnx_path, read_genai_config
 from flownpu.onnx_file import load_model, reading
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["decoder_of_model", "read_decoder"]
+
 
 def read_decoder(folder: Path) -> Decoder:
     """The decoder of a model's folder.
@@ -43,4 +45,4 @@ def decoder_of_model(model: Any, positions: int) -> Decoder:
     """
     from flownpu.graph_rewrites.native_graph import describe_decoder  # noqa: PLC0415 needs the extra "convert"
 
-    return Decoder.of(describe_decoder(model), positions)
+    return Decoder.of(describe_decoder(model), positions, TOKENS_PER_IMAGE)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["encoder_of_model", "read_encoder"]
 
+
 def read_encoder(folder: Path) -> Encoder | None:
     """The encoder of a model's folder; None: the model takes no images.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flownpu.convert.shapes import SHAPES
 from flownpu.aie.programs.encoder_shape import Encoder
+from flownpu.convert.shapes import SHAPES
 
 __all__ = ["MODELS", "Model"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder is predicted to take for a token.
+"""What a model is predicted to take on the array: the programs that `flownpu build` would write, priced.
 
 Everything here is **predicted** by the cost model of `flownpu.aie.cost`; docs/model.md says from what, and how far off
 it is where it can be compared.
@@ -8,70 +8,83 @@ it is where it can be compared.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.decode import Cost, DecodeDesign, head_cost, layer_cost
-from flownpu.aie.cost.parameters import VALUES, Values
-from flownpu.aie.designs.decode_layer_shape import LayerShape
-from flownpu.convert.shapes import SHAPES
-from flownpu.npu_models import MODELS, Model
+from flownpu.aie.cost.program import Prices, prompt_runs
+from flownpu.aie.programs.encode import encode_program
+from flownpu.npu_artifacts import programs_of_decoder
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.cost.phases import Cost
+    from flownpu.aie.programs.program import Program
+    from flownpu.prediction_target import Target
 
-__all__ = ["Decoder", "decode", "decoder"]
+__all__ = ["Prediction"]
+
+_TARGET = "npu2"
+_QUESTION_TOKENS = 16  # a short one, about an image
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A decoder as the cost model sees it: its sizes, and the window of each layer (None: all keys)."""
+class Prediction:
+    """A model's programs and their prices.
 
-    name: str
-    model: Model
-    windows: tuple[int | None, ...]
-
-    @property
-    def shape(self) -> LayerShape:
-        """Of one layer."""
-        m = self.model
-        return LayerShape(
-            m.hidden, m.heads, m.kv_heads, m.head_size, m.feed_forward, m.activation,
-            post_norms=m.post_norms, qk_norm=m.head_norms,
-        )  # fmt: skip
-
-    def layers(self, context: int) -> dict[int, int]:
-        """How many layers see how many keys."""
-        counts: dict[int, int] = {}
-        for window in self.windows:
-            keys = context if window is None else min(window, context)
-            counts[keys] = counts.get(keys, 0) + 1
-        return counts
-
-    @property
-    def context(self) -> int:
-        """The longest context of the model."""
-        return int(SHAPES[self.name]["max_position_embeddings"])
-
-
-def decoder(name: str) -> Decoder:
-    """The decoder of that name.
-
-    Raises:
-        ValueError: there is none; the message lists those there are.
+    Attributes:
+        target: the model.
+        context: positions of its caches: what the longest prompt needs.
+        device: the chip.
+        values: of the cost model's parameters.
     """
-    if name not in SHAPES:
-        raise ValueError(f"expected a model of {', '.join(SHAPES)}, got {name!r}")
-    shape, model = SHAPES[name], MODELS[name]
-    pattern = int(shape.get("sliding_window_pattern", 1))
-    windows = [
-        model.window if model.window and (layer + 1) % pattern else None for layer in range(shape["num_hidden_layers"])
-    ]
-    return Decoder(name, model, tuple(windows))
 
+    target: Target
+    context: int
+    device: Device
+    values: Values
 
-def decode(of: Decoder, context: int, design: DecodeDesign, device: Device, values: Values = VALUES) -> Cost:
-    """One token with `context` tokens before it."""
-    cost = head_cost(of.model.hidden, of.model.vocabulary, design, device, values)
-    for keys, count in of.layers(context).items():
-        cost = cost + layer_cost(of.shape, keys, design, device, values) * count
-    return cost
+    @cached_property
+    def programs(self) -> list[Program]:
+        """A token's first, then those of chunks.
+
+        Raises:
+            ValueError: the NPU's designs have no place for the decoder.
+        """
+        return programs_of_decoder(self.target.decoder, _TARGET, self.context)[0]
+
+    @cached_property
+    def prices(self) -> Prices:
+        """Of these."""
+        return Prices(self.device, self.values)
+
+    def token(self, context: int) -> Cost:
+        """A token that sees so many keys, its own included; the one before left the array as it is needed."""
+        return self.prices.of_runs([(self.programs[0], context - 1)], before=self.programs[0])
+
+    def prompt(self, tokens: int) -> Cost:
+        """A prompt from an empty cache to the first token, after a token of another conversation."""
+        return self.prices.of_runs(list(prompt_runs(self.programs, tokens)), before=self.programs[0])
+
+    def image(self) -> Cost | None:
+        """An image and a short question, to the first token; None: the model takes none, or its decoder could not."""
+        if self.target.encoder is None:
+            return None
+        encoder = encode_program(self.target.encoder, _TARGET)
+        block = next((program for program in self.programs if program.kind == "block"), None)
+        if block is None:
+            return None
+        runs = [(encoder, 0), (block, 0), *prompt_runs(self.programs, _QUESTION_TOKENS, block.tokens)]
+        return self.prices.of_runs(runs, before=self.programs[0])
+
+    @property
+    def roof_bytes(self) -> float:
+        """What a token cannot but read without a context: all weights."""
+        decoder = self.target.decoder
+        return len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
+
+    def roof(self, context: int) -> float:
+        """Tokens a second if nothing but reading weights, keys and values at memory's rate took time."""
+        shape = self.target.decoder.shape
+        keys = sum(min(window or context, context) for window in self.target.decoder.windows)
+        return self.values["memory_read"] / (self.roof_bytes + keys * shape.position_size * 2)

@@ -7,23 +7,25 @@ Everything here is **predicted**. What others published of the same model and ch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.benchmark_plot import draw
-from flownpu.prediction import decode, decoder
-from flownpu.prediction_prefill import prefill, vision
+from flownpu.errors import FlowNPUError
+from flownpu.prediction import Prediction
+from flownpu.prediction_validation import ERRORS
 from flownpu.published import CONTEXTS, TABLES, power
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flownpu.aie.cost.device import Device
-    from flownpu.prediction_designs import Design
+    from flownpu.aie.cost.phases import Cost
+    from flownpu.prediction_target import Target
+    from flownpu.published import Table
 
-__all__ = ["Point", "Report", "predict"]
-
-_WITH_VISION = "gemma3-4b"
+__all__ = ["Point", "Report", "predict", "published_of"]
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,22 @@ class Point:
 
     Attributes:
         context: tokens.
-        ttft_seconds: of a prompt of so many, and what takes them.
-        ttft_parts: see there.
+        ttft_seconds: of a prompt of so many.
+        ttft_parts: seconds, by what takes them.
+        ttft_changes: of array, in them.
         decode_tokens_per_second: after so many.
         decode_parts: seconds of a token, by what takes them.
         read_bytes_per_second: of main memory, while decoding.
         roof: tokens a second if nothing but reading main memory took time.
         decode_joules: of a token, NPU and CPU, at the published watts; None: none were published.
         prefill_joules: of the prompt.
-        published: tokens a second (decode) and seconds (TTFT) of others, by table.
+        published: tokens a second (decode) and seconds (ttft) of others, by table.
     """
 
     context: int
     ttft_seconds: float
     ttft_parts: dict[str, float]
+    ttft_changes: int
     decode_tokens_per_second: float
     decode_parts: dict[str, float]
     read_bytes_per_second: float
@@ -67,13 +71,27 @@ class Point:
 
 @dataclass(frozen=True)
 class Report:
-    """Predictions of a model."""
+    """Predictions of a model.
+
+    Attributes:
+        model: its name.
+        device: the chip.
+        points: one for each length.
+        vision_ttft_seconds: of an image and a short question; None: the model takes no images.
+        errors: the cost model's mean error, of "decode" and "ttft", where there are published tables of the model.
+    """
 
     model: str
     device: str
-    design: str
     points: tuple[Point, ...]
     vision_ttft_seconds: float | None
+    errors: dict[str, float]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The published tables that the points are beside."""
+        names = (name for point in self.points for of in point.published.values() for name in of)
+        return [TABLES[name] for name in dict.fromkeys(names)]
 
     def plots(self) -> dict[str, str]:
         """SVG drawings by name: predicted beside published."""
@@ -103,48 +121,56 @@ class Report:
         }
 
 
-def predict(
-    model: str, device: Device, design: Design, contexts: Sequence[int] = (), values: Values = VALUES
-) -> Report:
+def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> Report:
     """Predicts a model at these lengths; without any, at 1k, 2k and so on, as far as the model goes.
 
     Raises:
-        ValueError: there is no such model, or a length is not in 1 .. the model's longest context.
+        FlowNPUError: a length is not in 1 .. the model's longest context, or the NPU's designs have no place for it.
     """
-    of = decoder(model)
-    contexts = list(contexts) or [context for context in CONTEXTS if context <= of.context]
+    longest = target.decoder.positions
+    contexts = list(contexts) or [context for context in CONTEXTS if context <= longest] or [longest]
     for context in contexts:
-        if not 0 < context <= of.context:
-            raise ValueError(f"expected contexts of 1 to {of.context} tokens, which {model} has, got {context}")
-    points = []
-    for context in contexts:
-        token = decode(of, context, design.decode(of), device, values)
-        prompt = prefill(of, context, design, device, values)
-        watts = {phase: power(model, phase) for phase in ("decode", "prefill")}
-        joules = {
-            phase: found.total * cost.total if (found := watts[phase]) else None
-            for phase, cost in (("decode", token), ("prefill", prompt))
-        }
-        points.append(
-            Point(
-                context=context,
-                ttft_seconds=prompt.total,
-                ttft_parts=prompt.seconds,
-                decode_tokens_per_second=1 / token.total,
-                decode_parts=token.seconds,
-                read_bytes_per_second=token.read_bytes / token.total,
-                roof=values["memory_read"] / token.read_bytes,
-                decode_joules=joules["decode"],
-                prefill_joules=joules["prefill"],
-                published={quantity: _published(model, context, quantity) for quantity in ("decode", "ttft")},
-            )
-        )
-    image = vision(of, design, device, values).total if model == _WITH_VISION else None
-    return Report(model, device.name, design.name, tuple(points), image)
+        if not 0 < context <= longest:
+            raise FlowNPUError(f"expected contexts of 1 to {longest} tokens, which {target.name} has, got {context}")
+    prediction = Prediction(target, max(contexts), device, values)
+    try:
+        points = tuple(_point(prediction, context) for context in contexts)
+        image = prediction.image()
+    except ValueError as error:
+        raise FlowNPUError(f"{target.name}: the NPU's designs have no place for it: {error}") from error
+    return Report(target.name, device.name, points, image.total if image else None, _errors(target.name))
 
 
-def _published(model: str, context: int, quantity: str) -> dict[str, float]:
-    """What tables have of it; tokens a second of a prompt are its time, too."""
+def _point(prediction: Prediction, context: int) -> Point:
+    name, costs = prediction.target.name, {"decode": prediction.token(context), "prefill": prediction.prompt(context)}
+    token, prompt = costs["decode"], costs["prefill"]
+    return Point(
+        context=context,
+        ttft_seconds=prompt.total,
+        ttft_parts=_parts(prompt),
+        ttft_changes=round(prompt.changes),
+        decode_tokens_per_second=1 / token.total,
+        decode_parts=_parts(token),
+        read_bytes_per_second=token.read_bytes / token.total,
+        roof=prediction.roof(context),
+        decode_joules=_joules(name, "decode", token),
+        prefill_joules=_joules(name, "prefill", prompt),
+        published={quantity: published_of(name, context, quantity) for quantity in ("decode", "ttft")},
+    )
+
+
+def _parts(cost: Cost) -> dict[str, float]:
+    """What takes time at all, the longest first."""
+    return {name: value for name, value in sorted(cost.seconds.items(), key=lambda part: -part[1]) if value}
+
+
+def _joules(model: str, phase: str, cost: Cost) -> float | None:
+    watts = power(model, phase)
+    return None if watts is None else watts.total * cost.total
+
+
+def published_of(model: str, context: int, quantity: str) -> dict[str, float]:
+    """What tables have of it ("decode", "ttft"); tokens a second of a prompt are its time, too."""
     found = {}
     for table in TABLES.values():
         for row in table.rows():
@@ -154,4 +180,15 @@ def _published(model: str, context: int, quantity: str) -> dict[str, float]:
                 found[table.name] = row.value
             elif (table.quantity, quantity) == ("prefill", "ttft"):
                 found[table.name] = context / row.value
+    return found
+
+
+def _errors(model: str) -> dict[str, float]:
+    """By quantity: the mean error of the tables that have the model, and no less than the mean of all tables'."""
+    found: dict[str, float] = {}
+    for quantity, of in (("decode", {"decode"}), ("ttft", {"ttft", "prefill"})):
+        tables = {name: error for name, error in ERRORS.items() if TABLES[name].quantity in of}
+        own = [error for name, error in tables.items() if model in TABLES[name].values]
+        if own:
+            found[quantity] = max(*own, mean(tables.values()))
     return found

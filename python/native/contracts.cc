@@ -11,6 +11,7 @@
 
 #include "ops/contract.h"
 #include "ops/device.h"
+#include "ops/lowering/lowering.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;
@@ -33,6 +34,27 @@ std::vector<std::string> names_of_types(flownpu::Types types) {
       names.emplace_back(name_of(static_cast<flownpu::DataType>(type)));
   }
   return names;
+}
+
+std::vector<Contract> known_to_rules() {
+  std::vector<Contract> all = flownpu::make_cpu_device({})->contracts();
+  const auto plain = flownpu::lowering::plain_contracts();
+  all.insert(all.end(), plain.begin(), plain.end());
+  return all;
+}
+
+std::string unknown_part_of(const std::string& domain, const std::string& op_type,
+                            const std::vector<std::string>& inputs,
+                            const std::vector<std::string>& outputs,
+                            const std::vector<std::string>& attributes) {
+  static const std::vector<Contract> contracts = known_to_rules();
+  flownpu::Node node;
+  node.op_type = op_type;
+  node.domain = domain;
+  for (const std::string& name : inputs) node.inputs.emplace_back().name = name;
+  for (const std::string& name : outputs) node.outputs.emplace_back().name = name;
+  for (const std::string& name : attributes) node.attributes.emplace(name, 0);
+  return flownpu::unknown_part(contracts, node);
 }
 
 }  // namespace
@@ -81,6 +103,10 @@ void bind_contracts(nb::module_& module) {
       .def_prop_ro("attributes",
                    [](const Contract& contract) { return listed(contract.attributes); });
   module.def("contracts", [] { return flownpu::make_cpu_device({})->contracts(); });
+  module.def("unknown_part", unknown_part_of, nb::arg("domain"), nb::arg("op_type"),
+             nb::arg("inputs"), nb::arg("outputs"), nb::arg("attributes"),
+             "What a node has that no rule knows of, in words; empty if there is nothing. Names of "
+             "its values, empty for absent ones, and of its attributes.");
 }
 
 }  // namespace flownpu::native

@@ -2,12 +2,14 @@
 // What the array would compute of a graph that Python has read.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/error.h"
@@ -51,6 +53,23 @@ void bind_describe(nb::module_& module) {
   bind("describe_encoder", false,
        "The same of an encoder of images, by the names of EncoderShape "
        "(ops/npu/encoder_shape.h).");
+  module.def(
+      "describe_operators",
+      [](const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
+         const lowering::Promised& weights) {
+        npu::GraphOperators found;
+        {
+          const nb::gil_scoped_release released;
+          found = npu::describe_operators(nodes, outputs, weights);
+        }
+        std::vector<std::pair<std::string, Sizes>> sizes;
+        for (const Node& node : found.sizes)
+          sizes.emplace_back(node.op_type, Sizes{node.attributes.begin(), node.attributes.end()});
+        return std::make_pair(sizes, found.left);
+      },
+      nb::arg("nodes"), nb::arg("outputs"), nb::arg("weights") = lowering::Promised(),
+      "What an NPU's array would compute by itself of a graph: (stem, sizes) of each operator, by "
+      "the names of ops/npu/array_operator.h; and why it leaves others to the host.");
 }
 
 }  // namespace flownpu::native

@@ -255,6 +255,7 @@ void bind_graph(nb::module_& module) {
            nb::sig("def weight(self, value: Value) -> Q4NXConstant | None"), nb::arg("value"),
            nb::rv_policy::reference_internal,
            "What packs the value's blocks; None if it is no weight that a rule made.");
+  module.attr("CONVERSION_RULES") = nb::cast(lowering::conversion_rules());
   module.attr("SMALL_BLOCK") = lowering::kSmallBlock;
 }
 

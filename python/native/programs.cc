@@ -19,8 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/thread_pool.h"
 #include "ops/error.h"
 #include "ops/npu/compiled_designs.h"
+#include "ops/npu/host_operators.h"
 #include "ops/npu/program.h"
 #include "python/native/bindings.h"
 
@@ -60,7 +63,8 @@ class ProgramRunner {
       : designs_(npu::CompiledDesigns::open(folder, emulated)),
         record_(designs_->artifacts().require(kind, Node{}).front()),
         buffers_(designs_->runtime(), std::vector{record_}, Node{}, makers(given)),
-        program_(designs_, *record_, buffers_) {
+        program_(designs_, *record_, buffers_,
+                 {&cpu::select_kernels("auto"), cpu::ThreadPool::shared(0)}) {
     for (const npu::ProgramBuffer& buffer : record_->buffers) {
       if (buffer.role == npu::BufferRole::kCache) make_cache(buffer, given);
     }

@@ -42,6 +42,24 @@ patch_pooling_case = emulated(rows.patch_pooling_case)
 pooled_norm_case = emulated(rows.pooled_norm_case)
 
 
+def product_error(x: np.ndarray, weight: np.ndarray, inner: int, *, in_blocks: bool) -> np.ndarray:
+    """How far GEMM's sums are from x [m, k] times weight [n, k] of float64, before they are rounded.
+
+    Weights are rounded to bf16; in blocks a mantissa's rounding is half of 2^-6 of its block's power of two, all of it
+    where it saturates, of both operands; sums over `inner` are f32.
+    """
+    error = (BF16_ROUNDING + (inner + 1) * F32_ROUNDING) * (np.abs(x) @ np.abs(weight).T)
+    if in_blocks:
+        k = x.shape[1]
+        largest_x, largest_w = (
+            np.repeat(np.abs(np.pad(part, ((0, 0), (0, -k % 8)))).reshape(len(part), -1, 8).max(-1), 8, 1)[:, :k]
+            for part in (x, weight)
+        )
+        error += 2.0**-6 * (largest_x @ np.abs(weight).T + np.abs(x) @ largest_w.T)
+        error += 2.0**-12 * largest_x @ largest_w.T
+    return np.asarray(1.02 * error)  # rounded operands are larger by up to 2^-6 of a term of 2^-8
+
+
 def projection_case(
     design: Gemm, m: int, k: int, n: int, rng: Rng, *, gating: str = "none", with_bias_of: float = 0.0,
     unpadded: bool = False,
@@ -71,20 +89,12 @@ def projection_case(
     sums, errors = [], []
     for part in parts:
         weight = q4nx.dequantize(part, n, k).astype(np.float64)
-        # Weights and bias are rounded to bf16; on XDNA2 a mantissa's rounding is half of 2^-6 of its block's power of
-        # two, all of it where it saturates, of both operands; sums are f32.
-        magnitude = np.abs(wide(x)) @ np.abs(weight).T + (0 if bias is None else np.abs(bias))
-        error = (BF16_ROUNDING + (inner + 1) * F32_ROUNDING) * magnitude
-        if design.target == "npu2":
-            pad = ((0, 0), (0, -k % 8))
-            largest_x, largest_w = (
-                np.repeat(np.abs(np.pad(part, pad)).reshape(len(part), -1, 8).max(-1), 8, 1)[:, :k]
-                for part in (wide(x), weight)
-            )
-            error += 2.0**-6 * (largest_x @ np.abs(weight).T + np.abs(wide(x)) @ largest_w.T)
-            error += 2.0**-12 * largest_x @ largest_w.T + (0 if bias is None else 2.0**-6 * np.abs(bias))
+        error = product_error(wide(x), weight, inner, in_blocks=design.target == "npu2")
+        if bias is not None:  # rounded as the weight is
+            of_bias = BF16_ROUNDING + (inner + 1) * F32_ROUNDING + (2.0**-6 if design.target == "npu2" else 0)
+            error += 1.02 * of_bias * np.abs(bias)
         sums.append(wide(x) @ weight.T)
-        errors.append(1.02 * error)  # rounded operands are larger by up to 2^-6 of a term of 2^-8
+        errors.append(error)
     if gating != "none":
         _, tolerance = gated(sums, errors, gating)
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,10 @@ def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:
     return require_valid(plan) if checked else plan
 
 
-def call(array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, **buffers: np.ndarray) -> dict[str, Any]:
+def call(
+    array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True,
+    shared: Mapping[str, np.ndarray] = MappingProxyType({}), **buffers: np.ndarray,
+) -> dict[str, Any]:  # fmt: skip
     """Run a plan's sequence on an emulator of its array, which may have run others.
 
     Args:
@@ -50,18 +54,21 @@ def call(array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, **b
         plan: the call.
         seed: the schedule.
         settle: as in `Emulator.run`.
+        shared: buffers that are given as they are, and changed; they may be views of one memory.
         buffers: host buffers by their names in the plan (those of the sequence function's arguments), in any shape.
             Those that are not given are outputs.
 
     Returns:
         Every host buffer afterwards, [elements] of its type; outputs hold NaN where nothing was written.
     """
-    unknown = set(buffers) - {record.name for record in plan.sequence.buffers}
+    unknown = {*buffers, *shared} - {record.name for record in plan.sequence.buffers}
     assert not unknown, f"the plan has no host buffers {unknown}"
-    held = {}
+    held = dict[str, Any]()
     for record in plan.sequence.buffers:
         dtype = DTYPES[record.type.dtype]
-        if record.name in buffers:
+        if record.name in shared:
+            held[record.name] = shared[record.name]
+        elif record.name in buffers:
             held[record.name] = np.array(buffers[record.name], dtype).reshape(-1)
             given = buffers[record.name].dtype
             assert given == dtype, f"host buffer {record.name} is of {dtype}, got {given}"

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.plan import DTYPES
-from flownpu.aie.programs.program import Role
+from flownpu.aie.programs.call import HostCall
+from flownpu.aie.programs.program import Role, attribute_words
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16
+from tests.ops.device import testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -48,11 +50,14 @@ class Machine:
         given = program.given
         lines = np.zeros((given.rows, given.line), BFLOAT16)
         lines[: len(rows), : given.columns] = rows
-        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = (
-            lines.view(np.uint8).reshape(-1)
-        )
+        self.buffers[given.view.buffer][given.view.offset : given.view.offset + given.bytes] = lines.view(
+            np.uint8
+        ).reshape(-1)
         for step in program.steps:
-            plan = _plan(step.call, position)
+            if isinstance(step.call, HostCall):
+                yield step, self._compute(step, position + step.offset)
+                continue
+            plan = _plan(step.call, position + step.offset)
             array = self._arrays.setdefault(step.call.array, emulator(plan.array))
             arguments = {}
             for (name, offset), record in zip(step.views, plan.sequence.buffers, strict=True):
@@ -61,6 +66,22 @@ class Machine:
             array.run(plan.sequence, arguments.values())
             assert array.leftovers() == []
             yield step, arguments
+
+    def _compute(self, step: Step, position: int) -> dict[str, np.ndarray]:
+        """A step of the host's, by the operators of ops/npu/host_operators.h."""
+        call = step.call
+        buffers = [(buffer.name, buffer.type.bytes) for buffer in call.buffers]
+        arguments = {
+            record.name: self.buffers[name][offset : offset + record.type.bytes]
+            for (name, offset), record in zip(step.views, call.buffers, strict=True)
+        }
+        parameters = {key: list(attribute_words(value)) for key, value in call.parameters}
+        operator = testing.npu.HostOperator(call.operator, step.label, parameters, buffers)
+        operator.run([(content, False) for content in arguments.values()], position)
+        return {
+            record.name: content.view(DTYPES[record.type.dtype])
+            for record, content in zip(call.buffers, arguments.values(), strict=True)
+        }
 
 
 @cache

@@ -42,14 +42,14 @@ def contents(folder):
 def test_the_index_names_what_is_there(tmp_path):
     folder = tmp_path / "some" / "folder"
     assert write(folder) == 3
-    target, emulated, identity, arrays, calls, (program,) = read_index(folder)
+    target, emulated, identity, arrays, calls, _, (program,) = read_index(folder)
     assert (target, emulated, len(identity)) == ("npu2", 1, 64)
     assert [name for name, _, _ in arrays] == ["rms_norm-n64", "norm_rope-h2"]
     assert [(call["operator"], call["name"], call["array"]) for call in calls] == [
         ("rms_norm", "rows4", 0), ("rms_norm", "rows8", 0), ("norm_rope", "tokens4", 1),
     ]  # fmt: skip
     assert program["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
-    assert [[(call, label) for call, label, _ in steps] for steps in program["dispatches"]] == [
+    assert [[(call, label) for call, label, *_ in steps] for _, steps in program["dispatches"]] == [
         [(0, "rms_norm, alone"), (1, "rms_norm, alone")], [(2, "norm_rope, alone")],
     ]  # fmt: skip
     assert program["buffers"][:3] == [(f"rows4 {name}", 2, size, 0, 0) for name, size in calls[0]["buffers"]]
@@ -62,7 +62,7 @@ def test_the_index_names_what_is_there(tmp_path):
 
 def test_arrays_and_families_are_those_of_the_programs(tmp_path):
     write(tmp_path / "folder")
-    _, _, _, arrays, calls, _ = read_index(tmp_path / "folder")
+    _, _, _, arrays, calls, *_ = read_index(tmp_path / "folder")
     for call, record in zip(CALLS, calls, strict=True):
         plan = call.plan(call.last)
         flat = flatten_array(plan.array)

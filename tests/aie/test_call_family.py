@@ -27,8 +27,8 @@ def decode_layer(position):
     return DecodeLayer(SHAPE).program(position, DECODE_CAPACITY, layers=layers, vocabulary=256, tables=2)
 
 
-def flow_qkv(window):
-    return lambda position: FLOW.program(TOKENS, position, FLOW_CAPACITY, window=window or None)
+def flow_qkv(window, **options):
+    return lambda position: FLOW.program(TOKENS, position, FLOW_CAPACITY, window=window or None, **options)
 
 
 def blocks(window):
@@ -43,6 +43,15 @@ CALLS = {
     ),
     "flow_qkv": (flow_qkv(0), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(0))),
     "flow_qkv, window": (flow_qkv(50), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(50))),
+    "flow_qkv of a block": (  # all its queries see keys up to the last one's
+        flow_qkv(50, causal=False),
+        Positions(
+            FLOW_CAPACITY - TOKENS + 1,
+            FLOW.keys,
+            MOST,
+            tuple(CallSweep(top, TOKENS - top, TOKENS, 50) for top in range(0, TOKENS, 64)),
+        ),
+    ),
     "norm_rope": (
         lambda position: ROPE.program(TOKENS, position, 1024, tables=2, table=1),
         Positions(1024 - TOKENS + 1),

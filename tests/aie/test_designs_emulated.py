@@ -32,7 +32,7 @@ from tests.aie.cases import (
     rotary_embedding_case,
     softmax_case,
 )
-from tests.aie.emulation import emulator
+from tests.aie.emulation import emulator, plan_of
 
 TARGETS = ["npu1", "npu2"]
 KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
@@ -54,6 +54,12 @@ def test_fused_dqp(rng, target, tiles, m, k, epilogue):
 )
 def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
     fused_dqp_case(FusedDQP("npu2", 6912, 32, epilogue), m, k, rng).check()
+
+
+@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 32)])
+@pytest.mark.parametrize(("m", "k"), [(160, 1), (1056, 300), (4128, 512)])
+def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
+    fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
 
 
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
@@ -101,11 +107,33 @@ def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
+@pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
+def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
+    """On the array of those with it; where that makes one of two tiles, both are stored."""
+    design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
+    case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
+    case.check()
+    assert case.plan.array == plan_of(design.program(1, 64, design.width)).array
+    assert design.plain().width == design.gates * design.width
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
 def test_gemm_that_fills_the_array(rng, target, weights):
     design = Gemm(target, weights)
     gemm_case(design, 17, 300, design.width + 32, rng).check()
     gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
     gated_gemm_case(Gemm(target, weights, "geglu"), 17, 300, 576, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("e_x", [1, 2])
+def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
+    """N of a column of tiles, of some, and one column of B less than the array has."""
+    design = small(target, weights, e_x=e_x)
+    for n in (e_x * 32, 96, design.width - 32):
+        gemm_case(design, 17, 130, n, rng).check()
+    gated_gemm_case(small(target, weights, "geglu"), 17, 130, 96, rng).check()
 
 
 @pytest.mark.parametrize(("m", "k", "n", "e_y"), [(1023, 256, 1024, 2), (257, 1152, 1536, 1)])
@@ -151,6 +179,14 @@ def test_flow_kv(rng, target, d, tokens):
     flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
 
 
+@pytest.mark.parametrize(
+    ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
+)
+def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
+    """They take turns; of 18 KV heads six pairs take three, and the queries of the last two come on a second stream."""
+    flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17])
@@ -160,6 +196,13 @@ def test_flow_qkv(rng, target, d, tokens):
     flow_qkv_case(design, tokens, 100, 128, rng).check()
     flow_qkv_case(design, tokens, 100, 128, rng, window=40).check()
     flow_qkv_case(design, tokens, 0, 64, rng, causal=False).check()
+
+
+@pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
+@pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
+def test_flow_qkv_of_a_block(rng, window, tokens, past):
+    """Tokens that see one another, and what came before them as far back as a window goes."""
+    flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 
 @pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])
@@ -241,6 +284,10 @@ SERIES = {
         for m, k, gated, interleaved in ((100, 300, False, False), (192, 600, True, True), (128, 256, False, False))
     ],
     "gemm": lambda rng: [gemm_case(small("npu2", "bfp16", e_y=2), m, k, 288, rng) for m, k in ((130, 200), (1, 64))],
+    "gemm with and without swiglu": lambda rng: [
+        make(small("npu2", "bfp16", "swiglu", e_y=2), 130, 200, 544, rng, **plain)
+        for make, plain in ((gated_gemm_case, {}), (gemm_case, {"plain": True}), (gated_gemm_case, {}))
+    ],
     "flow_kv": lambda rng: [
         flow_kv_case(FlowKV("npu2", 4, 2, 64), total, 128, rng, window=window)
         for total, window in ((100, None), (101, 40), (1, None))

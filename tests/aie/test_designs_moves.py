@@ -141,7 +141,8 @@ def test_patch_pooling_takes_squares(cores):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "past", "window", "causal"), [(40, 100, None, True), (40, 100, 48, True), (40, 0, None, False)]
+    ("tokens", "past", "window", "causal"),
+    [(40, 100, None, True), (40, 100, 48, True), (40, 0, None, False), (40, 100, 48, False)],
 )
 def test_flow_qkv_sees_every_key_it_must(tokens, past, window, causal):
     heads, kv_heads, size, capacity = 8, 4, 256, 256

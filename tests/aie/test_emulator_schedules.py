@@ -44,11 +44,17 @@ CASES = {
     "gemm of npu1": lambda rng: gemm_case(Gemm("npu1", **SMALL), 70, 64, 160, rng),
     "gemm in megatiles": lambda rng: gemm_case(Gemm("npu2", e_y=2, e_x=2, **SMALL), 130, 64, 512, rng),
     "gemm with swiglu": lambda rng: gated_gemm_case(Gemm("npu2", "bf16", "swiglu", **SMALL), 17, 64, 256, rng),
+    "gemm without its swiglu": lambda rng: gemm_case(
+        Gemm("npu2", "bfp16", "swiglu", e_y=2, **SMALL), 130, 64, 544, rng, plain=True
+    ),
     "flow_kv": lambda rng: flow_kv_case(FlowKV("npu2", 8, 4, 64), 100, 128, rng),
     "flow_kv-swa": lambda rng: flow_kv_case(FlowKV("npu1", 8, 2, 64), 100, 128, rng, window=40),
     "flow_qkv": lambda rng: flow_qkv_case(FlowQKV("npu2", 4, 2, 64), 70, 30, 128, rng),
     "flow_qkv-swa": lambda rng: flow_qkv_case(FlowQKV("npu1", 4, 2, 64), 40, 64, 128, rng, window=20),
     "flow_qkv-nca": lambda rng: flow_qkv_case(FlowQKV("npu2", 2, 2, 72), 70, 0, 128, rng, causal=False),
+    "flow_qkv of a block": lambda rng: flow_qkv_case(
+        FlowQKV("npu2", 4, 2, 64), 96, 40, 160, rng, window=50, block=True
+    ),
     "rms_norm": lambda rng: rms_norm_case(RMSNorm("npu2", 96, 4), 17, rng),
     "residual rms_norm": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, False, 3), 17, rng),
     "residual rms_norm, norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu2", 96, True, 3), 17, rng),

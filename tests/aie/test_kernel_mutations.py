@@ -15,8 +15,8 @@ import pytest
 
 from tests.aie import test_attention_kernels as attention
 from tests.aie import test_decode_layer_kernels as layers
+from tests.aie import test_flow_kv_split_kernels as shares
 from tests.aie import test_kernels as vectors
-from tests.aie import test_split_layer_kernels as shares
 from tests.aie.host_kernels import ROOT, Kernels
 
 # What changes (file, from, to), and the check that must fail.

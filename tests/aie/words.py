@@ -31,7 +31,7 @@ class Reader:
 
     def head(self):
         """Checks magic and version; the kind."""
-        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 2)
+        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 3)
         kind, self.identity = self.integer(), self.integer()
         return kind
 
@@ -62,7 +62,7 @@ def _word_class(reader):
 
 
 def read_index(folder):
-    """The index, by the description of its format: target, emulated, identity, arrays, calls, programs."""
+    """The index, by its format's description: target, emulated, identity, arrays, calls, the host's calls, programs."""
     everything = words_of(folder / "index.words")
     reader = Reader(everything)
     assert reader.head() == 3
@@ -79,9 +79,16 @@ def read_index(folder):
             "buffers": reader.items(lambda: (reader.text(), reader.integer())),
         }
     )
+    host_calls = reader.items(
+        lambda: {
+            "operator": reader.text(),
+            "parameters": dict(reader.items(lambda: (reader.text(), reader.list()))),
+            "buffers": reader.items(lambda: (reader.text(), reader.integer())),
+        }
+    )
     programs = reader.items(lambda: _program(reader))
     assert reader.rest() == []
-    return *head, arrays, calls, programs
+    return *head, arrays, calls, host_calls, programs
 
 
 def _program(reader):
@@ -97,6 +104,11 @@ def _program(reader):
         "given": numbers(5),
         "made": numbers(5),
         "dispatches": reader.items(
-            lambda: reader.items(lambda: (reader.integer(), reader.text(), reader.items(lambda: numbers(2))))
+            lambda: (
+                reader.integer(),
+                reader.items(
+                    lambda: (reader.integer(), reader.text(), reader.integer(), reader.items(lambda: numbers(2)))
+                ),
+            )
         ),
     }

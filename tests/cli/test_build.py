@@ -11,6 +11,7 @@ import pytest
 from flownpu import __version__
 from flownpu.aie import artifacts, toolchain
 from flownpu.aie.checker import check
+from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.mlir import to_mlir
 from flownpu.aie.plan_json import from_json
 
@@ -74,10 +75,14 @@ def test_emit_writes_one_file_a_design(flownpu, tmp_path, kind, suffix):
     assert {Path(name).suffix for name in written} == {suffix}
 
 
-def test_on_npu1_what_does_not_fit_is_named(flownpu, tmp_path):
+def test_what_does_not_fit_is_named(flownpu, tmp_path, monkeypatch):
+    def refuse(self):
+        raise ValueError(f"[flow_kv] expected no {self.target}")
+
+    monkeypatch.setattr(FlowKV, "__post_init__", refuse)
     done = flownpu("build", "flow_kv", "--target", "npu1", "--emit", "plan", tmp_path, "--model", "llama3.2-1b")
     assert done.code == 0
-    assert "left out: flow_kv-h32-g8-d64 total4096: [flow_kv] expected KV heads 1 or even" in done.err
+    assert "left out: flow_kv-h32-g8-d64 total4096: [flow_kv] expected no npu1" in done.err
     assert files(tmp_path) == {}
 
 

@@ -2,6 +2,7 @@
 """`flownpu build MODEL`: the artifacts of a converted model, for the emulator and, with stand-ins, for an NPU."""
 
 import json
+import re
 import struct
 
 import numpy as np
@@ -10,27 +11,24 @@ import pytest
 
 from flownpu.aie.call_family import Positions
 from flownpu.aie.designs.decode_layer import LayerShape
-from flownpu.npu_calls import CHUNKS, DecoderCalls
-from flownpu.npu_decoder import Decoder, read_decoder
+from flownpu.aie.programs import prefill
+from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decoder import Decoder
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.aie.programs.program import calls_of
+from flownpu.npu_artifacts import CHUNKS
+from flownpu.npu_decoder import read_decoder
 from flownpu.npu_models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 192  # positions, three chunks of the cache; prompts come in chunks of 64 tokens, not of 256
-# A token; two norms; four products, each with its weight; RoPE by two tables; attention with and without a window.
-CALLS = 1 + 2 + 2 * 4 + 2 + 2
+# A token; two norms; four products, each with its weight; RoPE by two tables; attention with a window, for the one layer
+# without is the last, of which a prompt needs no attention.
+CALLS = 1 + 2 + 2 * 4 + 2 + 1
 
 
-def attributes(folder):
-    """The attributes of all calls, by operator."""
-    *_, calls = read_index(folder)
-    found = {}
-    for call in calls:
-        found.setdefault(call["operator"], []).append(call["attributes"])
-    return found
-
-
-def float_of(bits):
-    return struct.unpack("<f", struct.pack("<i", bits))[0]
+def bits_of(value):
+    return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 # --- For the emulator -------------------------------------------------------------------------------------------------
@@ -44,36 +42,37 @@ def built(model, tmp_path_factory):
     return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
 
 
-def test_the_calls_are_those_of_the_model(built, checkpoint):
+def test_the_programs_are_those_of_the_model(built, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
-    calls = attributes(built)
-    (decode,) = calls["decode_layer"]
-    sizes = {key: values[0] for key, values in decode.items() if len(values) == 1}
-    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    *_, calls, programs = read_index(built)
+    assert [program["kind"] for program in programs] == ["decode", "prefill"]
+    hidden, d, feed_forward = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
-    # 480, of which the dequantisation engine weaves 64 columns at a time.
-    feed_forward = -(-config["intermediate_size"] // 64) * 64
-    assert sizes | {"epsilon": float_of(sizes["epsilon"]), "scale": float_of(sizes["scale"])} == {
-        "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": config["head_dim"],
-        "feed_forward": feed_forward, "geglu": 1, "post_norms": 1, "qk_norm": 1,
-        "epsilon": np.float32(config["rms_norm_eps"]), "scale": np.float32(config["query_pre_attn_scalar"] ** -0.5),
-        "context": CONTEXT, "first": 0, "layers": len(sliding), "n_tables": 2, "vocabulary": config["vocab_size"],
-    }  # fmt: skip
-    assert decode["windows"] == tuple(config["sliding_window"] if kind else 0 for kind in sliding)
-    assert decode["tables"] == tuple(0 if kind else 1 for kind in sliding)
-    products = {(call["rows"], call["k"], call["n"], call["epilogue"]) for call in calls["gemm"]}
-    packed, attention = (heads + 2 * kv_heads) * config["head_dim"], heads * config["head_dim"]
-    assert products == {
-        ((64,), (hidden,), (packed,), (0,)), ((64,), (attention,), (hidden,), (0,)),
-        ((64,), (hidden,), (feed_forward,), (1,)), ((64,), (feed_forward,), (hidden,), (0,)),
-    }  # fmt: skip
-    engines = {(call["m"][0], call["k"][0], call["gated"][0]) for call in calls["dequant_engine"]}
-    assert engines == {(n, k, int(epilogue == 1)) for _, (k,), (n,), (epilogue,) in products}
-    assert {call["table"] for call in calls["norm_rope"]} == {(0,), (1,)}
-    assert {call["window"] for call in calls["flow_qkv"]} == {(config["sliding_window"],), (0,)}
-    assert calls.keys() - {"decode_layer", "gemm", "dequant_engine", "norm_rope", "flow_qkv"} == {
-        "rms_norm", "rms_norm_add",
-    }  # fmt: skip
+    for program in programs:
+        found = program["attributes"]
+        assert {key: values[0] for key, values in found.items() if len(values) == 1} == {
+            "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": d, "feed_forward": feed_forward,
+            "post_norms": 1, "qk_norm": 1, "epsilon": bits_of(config["rms_norm_eps"]),
+            "scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "vocabulary": config["vocab_size"],
+        }  # fmt: skip
+        assert bytes(found["activation"]) == b"geglu"
+        assert found["windows"] == tuple(config["sliding_window"] if kind else 0 for kind in sliding)
+        assert found["tables"] == tuple(0 if kind else 1 for kind in sliding)
+    decode, prefill = programs
+    assert decode["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
+    assert [[calls[step[0]]["operator"] for step in steps] for steps in decode["dispatches"]] == [["decode_layer"]]
+    assert (prefill["sizes"]["tokens"], prefill["sizes"]["context"]) == (64, CONTEXT)
+    # Of each layer but the last, which only makes keys and values, four products: QKV, output, gate and up, down.
+    packed, attention = (heads + 2 * kv_heads) * d, heads * d
+    padded = -(-feed_forward // 64) * 64  # the dequantisation engine weaves 64 columns at a time
+    rows = {packed: hidden, attention: hidden, hidden: attention, padded: hidden}
+    steps = [calls[step[0]] for dispatch in prefill["dispatches"] for step in dispatch]
+    products = [call["buffers"][2][1] // (2 * 64) for call in steps if call["operator"] == "gemm"]
+    assert products == [*[packed, hidden, padded, hidden] * (len(sliding) - 1), packed]
+    assert rows.keys() >= set(products)
+    attends = [call["name"].rpartition("window")[2] for call in steps if call["operator"] == "flow_qkv"]
+    assert attends == [str(config["sliding_window"] if kind else 0) for kind in sliding[:-1]]
 
 
 def test_a_second_build_derives_nothing(flownpu, model_copy):
@@ -129,11 +128,11 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
 
     Without the products, which are as other calls that do not move.
     """
-    monkeypatch.setattr(DecoderCalls, "prefill", lambda self, tokens: [*self._norms(tokens), *self._attention(tokens)])
+    monkeypatch.setattr(prefill._Chunk, "_project", lambda *_: None)
     folder = tmp_path / "out"
     done = flownpu("build", model, "--for", "xclbin", "--context", CONTEXT, "--output", folder)
     assert done.code == 0, done.err
-    target, emulated, _, arrays, calls = read_index(folder)
+    target, emulated, _, arrays, calls, _ = read_index(folder)
     assert (target, emulated) == ("npu2", 0)
     compared = left_out = 0
     for call in calls:
@@ -199,13 +198,13 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
         model.hidden, model.heads, model.kv_heads, model.head_size, model.feed_forward, model.activation,
         model.post_norms, model.head_norms,
     )  # fmt: skip
-    decoder = Decoder(shape, 1e-6, 0.1, (model.window or 0, 0), (0, 1), model.vocabulary, context)
-    calls = DecoderCalls(decoder, "npu2", context)
-    for call in calls.prefill(CHUNKS[0]):
-        plan = call.plan(call.last)  # which the checker takes
+    windows = (model.window or 0, 0, 0)  # the last layer has no attention
+    decoder = Decoder(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
+    for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
+        plan = call.last_plan  # which the checker takes
         assert call.positions == Positions(context) or call.moves
         if call.operator == "gemm":  # rows of A are not padded, but what is read behind the last one
-            ((rows,), (k,)) = call.attributes["rows"], call.attributes["k"]
+            rows, k = (int(re.search(rf"\b{size}(\d+)", call.name)[1]) for size in "mk")
             assert plan.sequence.buffers[0].type.bytes == 2 * ((rows - 1) * k + -(-k // 256) * 256)
         if call.operator == "flow_qkv":
             block = 4 * tokens_of_a_tile
@@ -213,9 +212,8 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
 
 
 def test_a_decoder_too_small_for_prefill_decodes():
-    shape = LayerShape(128, 2, 1, 64, 128, "swiglu")
-    calls = DecoderCalls(Decoder(shape, 1e-6, 0.125, (0,), (0,), 256, 128), "npu2", 128)
-    (decode,) = calls.decode()
-    assert decode.plan(decode.last).sequence.buffers[-1].name == "logits"
+    decoder = Decoder(LayerShape(128, 2, 1, 64, 128, "swiglu"), 1e-6, 0.125, (0, 0), (0, 0), 256, 128, 128)
+    (step,) = decode_program(decoder, "npu2", 128).steps
+    assert step.call.last_plan.sequence.buffers[-1].name == "logits"
     with pytest.raises(ValueError, match=r"\[gemm\] expected N in multiples of 32, 256 or more"):
-        _ = [call.plan(call.last) for call in calls.prefill(CHUNKS[0])]
+        prefill_program(decoder, "npu2", 128, CHUNKS[0])

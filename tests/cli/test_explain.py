@@ -15,9 +15,9 @@ from flownpu import partition_drawing
 from flownpu.explanation import Explanation
 from flownpu.explanation_placement import Place, Placement, by_layer, layer_of
 from flownpu.explanation_speed import NPU, Speed
+from flownpu.npu_artifacts import programs_of_model
 from flownpu.npu_decoder import read_decoder
 from flownpu.ops.definitions import add_functions
-from flownpu.prediction import decoder as predicted_decoder
 
 SVG = "{http://www.w3.org/2000/svg}"
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>'
@@ -252,14 +252,27 @@ def test_what_the_npu_would_take(explained, model):
     assert point["npu_ttft_seconds"] > 0
 
 
-def test_the_prediction_is_of_the_decoder_that_the_graph_has(model):
-    from flownpu.explanation_speed import _predicted
-
+def test_the_programs_are_those_of_build(explained, flownpu, model):
+    """What the session's decoder makes of the graph, counted from the programs themselves."""
+    document = explained(model)["speed"]["npu"]["programs"]
+    written = programs_of_model(model, "npu2")[0]
+    assert [(found["kind"], found["tokens"], found["steps"]) for found in document] == [
+        (program.kind, program.tokens, len(program.steps)) for program in written
+    ]
+    for found, program in zip(document, written, strict=True):
+        assert found["dispatches"] == sum(steps[0].call.array != "host" for steps in program.dispatches)
+        assert sum(call["steps"] for call in found["calls"]) == found["steps"]
+        assert sum(call["steps"] * call["seconds"] for call in found["calls"]) + found["seconds"]["host"] + (
+            found["seconds"].get("changes of array", 0.0)
+        ) == pytest.approx(sum(found["seconds"].values()))
+        assert found["instruction_words"] > 0
+        assert found["read_bytes"] > found["written_bytes"]
+    # A token reads all weights once, whatever else.
     decoder = read_decoder(model)
-    predicted = _predicted(decoder)
-    assert predicted.shape == decoder.shape
-    assert [window or 0 for window in predicted.windows] == list(decoder.windows)
-    assert predicted_decoder("gemma3-1b").model.post_norms == predicted.model.post_norms  # a family has them, or not
+    assert document[0]["read_bytes"] > len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
+    text = flownpu("explain", model, "--bandwidth", 10).out
+    assert "The program of a token at position 1023" in text
+    assert f"{document[-1]['changes']} changes of array" in text
 
 
 def test_why_the_npu_would_not_take_it(explained, flownpu, graph_file):

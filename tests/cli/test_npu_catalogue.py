@@ -37,14 +37,9 @@ def test_every_call_on_xdna2_is_valid_and_calls_of_an_array_share_it(operator):
     assert len({(call.array, call.name) for call in calls}) == len(calls)
 
 
-def test_on_xdna_calls_are_valid_or_refused():
-    left_out = set()
+def test_on_xdna_calls_are_valid():
     for call in catalogue("npu1", models=["gemma3-4b", "llama3.2-1b"]):
-        try:
-            assert check(plan_of(call)) == [], call
-        except ValueError:
-            left_out.add(call.array)
-    assert left_out == {"flow_kv-h32-g8-d64"}
+        assert check(plan_of(call)) == [], call
 
 
 @pytest.mark.skipif(mlir_opt.find() is None, reason=mlir_opt.reason())

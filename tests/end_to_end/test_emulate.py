@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.end_to_end.conftest import Tokens
 
-CONTEXT = 256
+CONTEXT = 512
 NEW_TOKENS = 32
 CPU = {"device": "cpu", "activations": "bf16"}
 
@@ -44,7 +44,7 @@ def emulated(
 
 @pytest.fixture(scope="module")
 def long_prompt(held_out: Tokens) -> Tokens:
-    """Beyond the window of 64, and beyond a chunk of 64 tokens, so that one of 256 is taken."""
+    """Beyond the window of 64; a chunk of 256 tokens is taken for it."""
     return held_out[:110]
 
 
@@ -159,7 +159,7 @@ def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], 
     tests/npu/test_decoder_layers.py.
     """
     shutil.copytree(models.converted(name), folder := tmp_path / "model")
-    build_artifacts(folder, context=128)
+    build_artifacts(folder, context=256)
     decoder = Decoder(folder, ep_devices[:1], {"device": "emulate"})
     ids = np.random.default_rng(0).integers(3, 320, 52)
     steps = ((0, 50), (50, 51), (51, 52))

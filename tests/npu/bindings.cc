@@ -120,9 +120,9 @@ void bind_artifacts(nb::module_& module) {
       // of each dispatch, of each step: number of its call, label
       .def_prop_ro("dispatches", [](const ProgramRecord& program) {
         std::vector<std::vector<std::pair<std::size_t, std::string>>> dispatches;
-        for (const std::vector<StepRecord>& steps : program.dispatches) {
+        for (const DispatchRecord& dispatch : program.dispatches) {
           dispatches.emplace_back();
-          for (const StepRecord& step : steps)
+          for (const StepRecord& step : dispatch.steps)
             dispatches.back().emplace_back(step.call, step.label);
         }
         return dispatches;

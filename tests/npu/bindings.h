@@ -8,3 +8,5 @@
 void bind_npu_runtime(nanobind::module_& module);
 // Lowering, the device, and its KV caches.
 void bind_npu_decoder(nanobind::module_& module);
+// Steps that the host computes.
+void bind_host_operators(nanobind::module_& module);

@@ -16,6 +16,7 @@ from flownpu.ops import q4nx
 from tests.ops.device import _argument, testing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 npu = testing.npu
@@ -137,7 +138,14 @@ class Session:
         return [np.zeros(sizes, dtype) for _ in range(2 * self.attributes["layers"])]
 
     def run(
-        self, hidden: np.ndarray, total: int, past: list[np.ndarray], *, share: bool = True, length: int | None = None
+        self,
+        hidden: np.ndarray,
+        total: int,
+        past: list[np.ndarray],
+        *,
+        share: bool = True,
+        length: int | None = None,
+        blocks: Sequence[int] | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Logits [V] of the last of the tokens `hidden` [S, D], and the presents.
 
@@ -147,10 +155,12 @@ class Session:
             past: of each layer; with `share` its memory is the present's, as GenAI has it.
             share: see there.
             length: seqlens_k + 1, if it is not the total.
+            blocks: the number of each token's block; None: the model has no such input.
         """
         rows = np.ascontiguousarray(hidden[None], np.float32)
         lengths = np.array(total, np.int32), np.array([(length or total) - 1], np.int32)
-        given = [_argument(array) for array in (rows, *lengths, *past)]
+        numbers = [] if blocks is None else [np.array([blocks], np.int32)]
+        given = [_argument(array) for array in (rows, *lengths, *past, *numbers)]
         logits_shape, *shapes = self.step.infer(given, 1 + len(past))
         logits = np.full(logits_shape, np.nan, np.float32)
         presents = past if share else [np.zeros(shape, past[0].dtype) for shape in shapes]

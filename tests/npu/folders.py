@@ -73,6 +73,15 @@ class FolderCall:
 
 
 @dataclass
+class FolderHostCall:
+    """A call of the host's."""
+
+    op_type: str
+    parameters: dict[str, list[int]]
+    buffers: list[tuple[str, int]]
+
+
+@dataclass
 class FolderRows:
     """Rows of the host: number of the buffer, offset, bytes, columns, line."""
 
@@ -85,7 +94,10 @@ class FolderRows:
 
 @dataclass
 class FolderProgram:
-    """A program of an index; buffers: (name, role, bytes, line, one); steps of dispatches: (call, label, views)."""
+    """A program of an index; buffers: (name, role, bytes, line, one); steps of dispatches: (call, label, views).
+
+    `host`: the numbers of those dispatches that are the host's.
+    """
 
     kind: str
     buffers: list[tuple[str, int, int, int, int]]
@@ -94,6 +106,7 @@ class FolderProgram:
     tokens: int = 1
     context: int = 0
     cache: tuple[int, int, int, int] = (0, 0, 0, 0)
+    host: tuple[int, ...] = ()
     given: FolderRows = field(default_factory=FolderRows)
     made: FolderRows = field(default_factory=FolderRows)
 
@@ -110,19 +123,19 @@ class FolderProgram:
         for rows in (self.given, self.made):
             words.add(rows.buffer, rows.offset, rows.bytes, rows.columns, rows.line)
         words.add(len(self.dispatches))
-        for steps in self.dispatches:
-            words.add(len(steps))
+        for number, steps in enumerate(self.dispatches):
+            words.add(int(number in self.host), len(steps))
             for call, label, views in steps:
                 words.add(call)
                 words.text(label)
-                words.add(len(views))
+                words.add(0, len(views))
                 for view in views:
                     words.add(*view)
 
 
 def write_folder(
     folder: Path, arrays: list[np.ndarray], calls: list[FolderCall], programs: list[FolderProgram] | None = None, *,
-    target: str = "npu2", emulated: bool = True,
+    target: str = "npu2", emulated: bool = True, host_calls: tuple[FolderHostCall, ...] = (),
 ) -> Path:  # fmt: skip
     """Write index.words, arrays/ and calls/; array number n is called array_n."""
     words = Words()
@@ -141,15 +154,28 @@ def write_folder(
         words.add(call.array)
         file = f"calls/array_{call.array}/{call.name}.words"
         words.text(file)
-        words.add(_write(folder / file, call.family), len(call.buffers))
-        for buffer, size in call.buffers:
-            words.text(buffer)
-            words.add(size)
+        words.add(_write(folder / file, call.family))
+        _write_buffers(words, call.buffers)
+    words.add(len(host_calls))
+    for host_call in host_calls:
+        words.text(host_call.op_type)
+        words.add(len(host_call.parameters))
+        for key, values in host_call.parameters.items():
+            words.text(key)
+            words.list(values)
+        _write_buffers(words, host_call.buffers)
     words.add(len(programs or []))
     for program in programs or []:
         program.write(words)
     _write(folder / "index.words", words.finish(INDEX, words.identity))
     return folder
+
+
+def _write_buffers(words: Words, buffers: list[tuple[str, int]]) -> None:
+    words.add(len(buffers))
+    for buffer, size in buffers:
+        words.text(buffer)
+        words.add(size)
 
 
 def _write(path: Path, words: np.ndarray) -> int:

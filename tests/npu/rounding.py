@@ -45,9 +45,14 @@ def array_error(
     tokens = torch.from_numpy(ids)[None]
 
     def logits() -> torch.Tensor:
-        return model(tokens).logits[0, list(positions)]
+        return model(tokens).logits[0, list(positions)]  # type: ignore[no-any-return]
 
-    return _error(logits, lambda noise: _decoder_hooks(model, noise, prompt), seed)
+    return decoder_error(model, logits, prompt=prompt, seed=seed)
+
+
+def decoder_error(model: Any, run: Callable[[], torch.Tensor], *, prompt: bool, seed: int = 0) -> float:
+    """The same of whatever `run` makes with the model, which may take images."""
+    return _error(run, lambda noise: _decoder_hooks(model, noise, prompt), seed)
 
 
 def encoder_error(model: transformers.Gemma3ForConditionalGeneration, pixels: np.ndarray, *, seed: int = 0) -> float:
@@ -122,6 +127,8 @@ def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
     block = BLOCK_ROUNDING if prompt else 0.0
     hooks = []
     for name, module in model.named_modules():
+        if "vision_tower" in name or "projector" in name:
+            continue  # an encoder's
         if name.endswith("_proj"):
             hooks.append(module.register_forward_hook(noise.product(name, block)))
             if name.endswith("o_proj"):
@@ -129,7 +136,8 @@ def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
         elif name.endswith(("norm", "lm_head")):
             hooks.append(module.register_forward_hook(noise.after))
     # The additions after attention and after the feed-forward network.
-    hooks += [layer.register_forward_hook(noise.after) for layer in model.model.layers for _ in range(2)]
+    layers = getattr(model.model, "language_model", model.model).layers
+    hooks += [layer.register_forward_hook(noise.after) for layer in layers for _ in range(2)]
     return hooks
 
 

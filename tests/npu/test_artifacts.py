@@ -92,7 +92,7 @@ def test_programs_are_found_by_the_attributes_of_the_model(folder):
         ("decode", {"hidden": 64, "windows": [0, 256]}, "windows 0,512, where this model has 0,256"),
         ("decode", {"hidden": 64}, "one for a model with hidden 128, .*, and windows, which the model has not"),
         ("encode", {"scale": 0.5, "activation": "geglu"}, "a model with scale 0.25, where this model has 0.5"),
-        ("encode", {"scale": 0.25, "activation": "swiglu"}, "a model with activation geglu, where this model has swiglu"),
+        ("encode", {"scale": 0.25, "activation": "swiglu"}, "with activation geglu, where this model has swiglu"),
         ("prefill", {}, "none"),
     ],
 )  # fmt: skip
@@ -117,9 +117,18 @@ def test_a_program_that_is_not_there_is_refused_with_what_tells_it_from_others(f
             "gemm: expected a part of the 128 bytes of a, got 128 from 2 on",
         ),
         (program(dispatches=[[(1, "gemm", [(3, 0), (1, 0)])]]), "expected a number of one of 3 buffers, got 3"),
-        (program(given=FolderRows(0, 64, 128, 32, 32)), "given: expected a part of the 128 bytes of a, got 128 from 64"),
-        (program(made=FolderRows(1, 0, 100, 32, 32)), "made: expected whole lines, got 100 bytes in lines of 32 with 32"),
-        (program(given=FolderRows(0, 0, 128, 33, 32)), "given: expected whole lines, .* in lines of 32 with 33 elements"),
+        (
+            program(given=FolderRows(0, 64, 128, 32, 32)),
+            "given: expected a part of the 128 bytes of a, got 128 from 64",
+        ),
+        (
+            program(made=FolderRows(1, 0, 100, 32, 32)),
+            "made: expected whole lines, got 100 bytes in lines of 32 with 32",
+        ),
+        (
+            program(given=FolderRows(0, 0, 128, 33, 32)),
+            "given: expected whole lines, .* in lines of 32 with 33 elements",
+        ),
         (program(given=FolderRows(2, 0, 64, 32, 32)), "given: expected a buffer that is no cache"),
         (program(tokens=0), "program decode is for no tokens"),
     ],
@@ -186,7 +195,7 @@ def test_a_damaged_index(folder):
         (whole[:-8], "index.words is damaged"),
         (b"", "index.words ends in the middle"),
         (b"FlowNPU." + whole[8:], "these are no words that FlowNPU wrote"),
-        (whole[:8] + b"\x01" + whole[9:], "expected version 2, got version 1: write it again"),
+        (whole[:8] + b"\x01" + whole[9:], "expected version 3, got version 1: write it again"),
         (whole[:16] + b"\x04" + whole[17:], "expected an index of artifacts"),
     ]:
         index.write_bytes(content)

@@ -51,7 +51,7 @@ HEADS, LAYERS = 4, 3
         ("qwen3", {}, ""),
         ("uneven", {}, ""),
         ("narrow", {}, ""),
-        ("odd", {}, "expected a vocabulary in multiples of 32, got 300"),
+        ("odd", {}, ""),
         ("gemma2", {}, "expected no softcap: the array has none"),
     ],
 )
@@ -137,6 +137,15 @@ def apart_from_its_reader(model: ir.Model) -> None:
     sine.replace_input_with(0, attention.outputs[0])
 
 
+def a_head_without_its_last_rows(model: ir.Model) -> None:
+    """Fewer than its weight has: of two constants that do not fit one another, no contract speaks."""
+    head = nodes_of(model, PRODUCT)[-1]
+    rows = head.attributes["M"].as_int() - 64
+    head.attributes["M"] = ir.AttrInt64("M", rows)
+    logits = head.outputs[0]
+    logits.shape = ir.Shape([*logits.shape[:2], rows])
+
+
 CHANGES: dict[str, tuple[Change, str]] = {
     "nothing": (lambda _: None, ""),
     "another window": (attribute(ATTENTION, 1, local_window_size=24), ""),
@@ -146,7 +155,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "position_ids": (fed(POSITION_IDS, ir.DataType.INT64, ["batch", "tokens"]), "expected no position_ids"),
     "bidirectional_blocks": (
-        fed(BLOCKS, ir.DataType.INT32, ["batch", "tokens"]), "expected no bidirectional_blocks",
+        fed(BLOCKS, ir.DataType.INT32, ["batch", "tokens"]), "expected bidirectional_blocks of all layers to be",
     ),
     "softcap": (attribute(ATTENTION, 2, softcap=30.0), "expected no softcap"),
     "causal": (attribute(ATTENTION, 1, causal=0), "expected causal = 1"),
@@ -157,6 +166,8 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "another activation": (attribute(PRODUCT, 6, gating="swiglu"), "got 608, 288 and swiglu"),
     "no output projection": (without_a_product, "expected a Q4NXMatMul, the output projection"),
     "a sum for others": (a_sum_that_is_an_output, "and an output of the graph"),
+    "a node that no device takes": (apart_from_its_reader, "Sin 'between': expected a Q4NXMatMul, "),
+    "one that only its kernel refuses": (a_head_without_its_last_rows, "expected weight"),
     "too large a window": (
         attribute(ATTENTION, 1, local_window_size=2**40), "attribute 'local_window_size': expected -1 to ",
     ),
@@ -182,14 +193,6 @@ def test_changed_decoders(name: str, models: Models, ep_devices: list[Any], tmp_
     told = assert_same_decoder(tmp_path / "model", ep_devices[:1])
     assert reason in told
     assert bool(reason) == bool(told)
-
-
-def test_a_node_that_no_device_takes(models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
-    """Of the session's partitions each tells what it lacks; the build, which sees the whole graph, what is there."""
-    folder = tmp_path / "model"
-    changed(models.converted("gemma3_text"), folder, "model.onnx", apart_from_its_reader)
-    assert "Sin 'between': expected a Q4NXMatMul, the output projection" in told_by_build(folder, read_decoder)
-    assert len(told_by_session(folder / "model.onnx", ep_devices[:1])) > 1
 
 
 # --- Reading a file ---------------------------------------------------------------------------------------------------
@@ -249,4 +252,4 @@ def test_encoders(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Pa
 
 
 def test_a_decoder_that_sees_images(pictures: Path, ep_devices: list[Any]) -> None:
-    assert "expected no bidirectional_blocks" in assert_same_decoder(pictures, ep_devices[:1])
+    assert not assert_same_decoder(pictures, ep_devices[:1])

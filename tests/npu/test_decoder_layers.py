@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from flownpu.aie.designs import decode_layer
+from flownpu.aie.programs.decode import DECODE_WAYS
+from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu_decoder import read_decoder
 from tests.aie.words import read_family, words_of
 from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error
 from tests.ops.device import _argument
 
-CONTEXT = 128
-CHUNK = 64  # the one that fits the context
+CONTEXT = 512
+CHUNK, CHUNKS = 256, "256 or 512"  # that fit the context
+MEGATILE = 1024  # columns of a product are padded to those of GEMM's
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +30,10 @@ def session_of(models):
     """A session of a model, with artifacts for CONTEXT tokens; options of its conversion."""
     opened = {}
 
-    def session(name, *, new=False, **options):
-        key = name, *options.items()
+    def session(name, *, new=False, ways=DECODE_WAYS, **options):
+        key = name, ways, *options.items()
         if new or key not in opened:
-            device = npu.NpuDevice(str(models.artifacts(name, CONTEXT)))
+            device = npu.NpuDevice(str(models.artifacts(name, CONTEXT, ways)))
             opened[key] = Session(device, *read_nodes(models.converted(name, **options)))
         return opened[key]
 
@@ -60,24 +65,31 @@ def run_all(session, hidden, steps, past=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt", "stops"),
+    ("name", "prompt", "stops", "ways"),
     [
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
-        *((name, True, (50, 51, 70, 71, 72, 73)) for name in ("trained", "gemma3_text", "llama", "qwen3")),
-        # Two chunks, and a rest that goes token by token, since a chunk would pass the context's end.
-        ("trained", True, (60, 127, 128)),
-        # Without prefill calls.
-        ("narrow", False, (20, 21, 30)),
+        *((name, True, (50, 51, 70, 71, 72, 73), DECODE_WAYS) for name in ("trained", "gemma3_text", "llama", "qwen3")),
+        # The other ways of decoding.
+        *(("trained", True, (50, 51, 70, 71, 72, 73), (way,)) for way in ("pairs", "operators")),
+        *((name, True, (50, 51, 70, 71, 72, 73), ("operators",)) for name in ("llama", "qwen3")),
+        # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
+        ("trained", True, (200, 505, 506), DECODE_WAYS),
+        # A chunk of the longer kind, whose attention is several calls of a dispatch.
+        ("llama", True, (400,), DECODE_WAYS),
+        # Too narrow for a megatile of GEMM; a vocabulary that fills no blocks; a prompt that goes token by token.
+        ("narrow", True, (50, 51), DECODE_WAYS),
+        ("odd", True, (50, 51, 70, 71, 72, 73), DECODE_WAYS),
+        ("narrow", False, (7, 8), DECODE_WAYS),
     ],
 )
-def test_logits(rng, name, prompt, stops, session_of, embed, models):
+def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
     """Against transformers, which computes in float32.
 
     The rms of the errors is an estimate (tests/npu/rounding.py), of roundings that are taken for independent and evenly
     spread: twice of it leaves room for what they are not. A wrong angle, scale or norm changes logits by about their
     own spread, several times that.
     """
-    session, model = session_of(name), models.checkpoint(name)
+    session, model = session_of(name, ways=ways), models.checkpoint(name)
     ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)
     found = run_all(session, embed(name, ids), steps)
     lasts = [stop - 1 for stop in stops]
@@ -205,11 +217,40 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     }  # fmt: skip
     assert 0 < token["word_bytes"] < 100 * layers * 8
     prompt = counted(session, lambda: session.run(hidden[2:60], 60, past))
-    # Of a layer: two norms (the first: one), four engines and GEMMs, heads, attention, two norms. The last layer ends
-    # with the heads. Then the last token.
-    assert prompt["dispatches"] == (layers - 1) * (2 + 8 + 2 + 2) - 1 + (2 + 2 + 1) + 1
-    assert prompt["bytes_to_device"] == CHUNK * session.attributes["hidden"] * 2 + lines
-    assert (prompt["bytes_to_host"], prompt["buffer_bytes"]) == (logits, 0)
+    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV. Then
+    # the last token.
+    assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
+    # The host sends what it normalised, queries, keys and values, and reads products, all of whole chunks, and no more:
+    # the embeddings and the residual stream never leave it.
+    of = session.attributes
+    queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
+    x = CHUNK * of["hidden"] * 2
+    assert prompt["bytes_to_device"] == x * (1 + 2 * (layers - 1)) + layers * CHUNK * (queries + both) * 2 + lines
+    product = CHUNK * MEGATILE * 2
+    assert prompt["bytes_to_host"] == product * (layers + 2 * (layers - 1)) + logits
+    assert prompt["buffer_bytes"] == 0
+
+
+def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
+    """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
+    hidden = embed("trained", rng.integers(3, 300, 3))
+    expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
+    build_artifacts(models.converted("trained"), context=CONTEXT, output=tmp_path / "artifacts")
+    session = Session(npu.NpuDevice(str(tmp_path / "artifacts")), *read_nodes(models.converted("trained")))
+    found = run_all(session, hidden, steps_of(1, 2, 3))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * expected.std())
+    assert "in 4 dispatches a token" in session.lowered.summary
+
+
+@pytest.mark.parametrize(("way", "dispatches"), [("pairs", 1), ("split", 1), ("operators", None)])
+def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
+    """Operator by operator: of a layer two norms twice (the first: one), four projections, heads, attention; a head."""
+    session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
+    past, layers = session.past(CONTEXT), session.attributes["layers"]
+    run_all(session, hidden, steps_of(1), past)
+    token = counted(session, lambda: session.run(hidden[1:2], 2, past))
+    assert token["dispatches"] == (dispatches or layers * (2 + 4 + 2 + 2) - 1 + 2 + 1)
 
 
 def test_sessions_give_back_their_buffers(session_of, embed, models, rng):
@@ -238,8 +279,8 @@ def test_a_batch_and_a_context_that_is_too_long_are_another_device_s(session_of)
     one = np.array(1, np.int32), np.array([0, 0], np.int32)
     with pytest.raises(npu.Unsupported, match="expected one sequence, got a batch of 2"):
         session.step.infer([_argument(array) for array in (rows, *one, *past)], 1 + len(past))
-    with pytest.raises(RuntimeError, match=r"expected positions below 256, .* got 256: shorten the context"):
-        session.run(hidden[:1], 257, past)
+    with pytest.raises(RuntimeError, match=r"expected positions below 1024, .* got 1024: shorten the context"):
+        session.run(hidden[:1], 1025, past)
 
 
 def test_inputs_that_do_not_fit(session_of):
@@ -251,7 +292,7 @@ def test_inputs_that_do_not_fit(session_of):
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),
-        r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,128,16\]": lambda: session.run(
+        r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,512,16\]": lambda: session.run(
             hidden, 4, [tensor[..., ::2].copy() for tensor in past]
         ),
         "window-sized KV cache of at least 8 positions for layer 0, got 5": lambda: session.run(
@@ -277,7 +318,9 @@ def test_artifacts_that_are_not_there(models, tmp_path):
     assert f"`flownpu build {tmp_path} --for emulate`" in reason
     other = str(models.artifacts("qwen3", CONTEXT))
     reason = lowered_reason(npu.NpuDevice(other), nodes)
-    assert re.search("expected a program of this model to decode in .*; there is one for a model with epsilon", reason), reason
+    assert re.search(
+        "expected a program of this model to decode in .*; there is one for a model with epsilon", reason
+    ), reason
     shutil.copytree(models.artifacts("llama", CONTEXT), tmp_path / "artifacts" / "emulate")
     for path in (tmp_path / "artifacts" / "emulate" / "calls").rglob("layers*"):
         path.write_bytes(path.read_bytes()[:-8])
@@ -287,7 +330,7 @@ def test_artifacts_that_are_not_there(models, tmp_path):
 def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
     device = session_of("llama").device
     lowered = session_of("llama").lowered
-    assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of 64"
+    assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of " + CHUNKS
     again = device.lower_again(lowered)
     assert [node.op_type for node in again.nodes] == [node.op_type for node in lowered.nodes]
     assert again.summary == lowered.summary
@@ -296,7 +339,8 @@ def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
     # Multiply-adds of a token, by hand: QKV, output, gate, up and down of each layer, and the LM head.
     assert session_of("llama").step.multiply_adds() == 288 * (3 * (256 + 128 + 3 * 608) + 320)
     identity = npu.Artifacts(str(models.artifacts("llama", CONTEXT))).identity
-    assert device.compatibility("") == f"emulate, decoder layers 1, encoder layers 1, artifacts {identity}"
+    layout = "decoder layers 2, encoder layers 1, operators 1"
+    assert device.compatibility("") == f"emulate, {layout}, artifacts {identity}"
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------------

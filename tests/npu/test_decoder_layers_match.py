@@ -45,7 +45,8 @@ def expected_attributes(name, config):
         "kv_heads": config["num_key_value_heads"], "feed_forward": config["intermediate_size"],
         "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "activation": "geglu" if gemma else "swiglu", "post_norms": int(gemma),
-        "qk_norm": int(gemma or name == "qwen3"), "epsilon": np.float32(config["rms_norm_eps"]),
+        "qk_norm": int(gemma or name == "qwen3"), "bidirectional_blocks": 0,
+        "epsilon": np.float32(config["rms_norm_eps"]),
         "scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
         "windows": [config["sliding_window"] if slides else 0 for slides in sliding],
         "tables": [int(slides != first) for slides in sliding],
@@ -249,7 +250,9 @@ CASES = {
     "scale": (attribute(ATTENTION, scale=0.5), "expected 4 heads, 2 KV heads of 32, scale 0.2.*, got 4, 2, 32, 0.5"),
     "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),
     "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected no attention_bias"),
-    "blocks": (input_of(ATTENTION, 13, VALUE), "expected no bidirectional_blocks: the array masks by position alone"),
+    "blocks of one layer": (
+        input_of(ATTENTION, 13, VALUE), "expected bidirectional_blocks of all layers to be the same value, or none",
+    ),
     "sink": (input_of(ATTENTION, 14, VALUE), "expected no head_sink: the array has none"),
     "separate keys": (input_of(ATTENTION, 1, VALUE), "expected a packed QKV projection"),
     "another length": (input_of(ATTENTION, 5, VALUE), "total_sequence_length of all layers to be the same values"),
@@ -313,9 +316,21 @@ def test_an_output_from_inside_the_layers(models):
 
 
 def test_a_vocabulary_that_fills_no_blocks(models):
+    """Its last block has rows of zeros."""
     nodes, outputs = read_nodes(models.converted("odd"))
-    (reason,) = {reason for _, _, reason in lower(nodes, outputs).on_host}
-    assert reason == "Q4NXMatMul '/lm_head': expected a vocabulary in multiples of 32, got 300"
+    node = decoder_of(lower(nodes, outputs))
+    assert node.attributes["vocabulary"] == 300
+
+
+def test_blocks_that_all_layers_have(models):
+    """They are the node's last input."""
+    nodes, outputs = read_nodes(models.converted("gemma3_text"))
+    for node in nodes:
+        if node.op_type == "FlowQKVAttention":
+            input_of(node.name, 13, ["blocks", "int32", None, None])(nodes)
+    node = decoder_of(lower(nodes, outputs))
+    assert node.attributes["bidirectional_blocks"] == 1
+    assert node.inputs[-1] == "blocks"
 
 
 def test_no_decoder():

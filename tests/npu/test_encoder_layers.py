@@ -9,7 +9,7 @@ import torch
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.convert import convert
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu_artifacts import build_artifacts, programs_of_model
 from flownpu.npu_encoder import encoder_of_model, read_encoder
 from flownpu.onnx_file import load_model
 from flownpu.ops import q4nx
@@ -68,7 +68,7 @@ def test_features(rng, built, converted, checkpoint):
     found = lowered(device, converted())
     assert found.on_host == []
     assert [node.op_type for node in found.nodes] == ["EncoderLayers"]
-    assert found.summary == "an encoder's 2 layers in 18 dispatches an image"
+    assert found.summary == "an encoder's 2 layers in 11 dispatches an image"
     step = device.prepare(found.nodes[0])
     pixels = rng.uniform(-1, 1, (2, 3, SIDE, SIDE)).astype(np.float32)
     given = [_argument(pixels)]
@@ -76,7 +76,7 @@ def test_features(rng, built, converted, checkpoint):
     features = np.full((2, TOKENS, FEATURES), np.nan, np.float32)
     before = device.counts()
     step.run(given, [_argument(features)])
-    assert device.counts()["dispatches"] - before["dispatches"] == 2 * 18
+    assert device.counts()["dispatches"] - before["dispatches"] == 2 * 11
 
     model = reference(checkpoint, converted())
     with torch.no_grad():
@@ -271,13 +271,19 @@ def test_without_artifacts_the_host_computes_it_and_why_is_told(tmp_path, conver
 # --- Building ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_decoder_of_such_a_model_stays_on_the_host(built):
-    """Tokens of an image see one another, which the array's attention does not do."""
-    assert built.calls == 10
-    assert built.context == 0
-    (reason,) = built.left_out
-    assert "the decoder, which stays on the host" in reason
-    assert "bidirectional_blocks" in reason
+def test_the_decoder_of_such_a_model_is_built_too(built, converted):
+    """With a program for a block of as many tokens as an image has."""
+    assert (built.context, built.left_out) == (1024, [])
+    programs, left_out = programs_of_model(converted(), "npu2")
+    assert left_out == []
+    assert {(each.kind, each.tokens) for each in programs} >= {("decode", 1), ("block", TOKENS), ("encode", 4 * TOKENS)}
+
+
+def test_a_context_without_room_for_an_image_is_told(converted):
+    _, left_out = programs_of_model(converted(), "npu2", context=128)
+    assert left_out == [
+        "images of 256 tokens (prompts with images are refused): expected a context of 256 or more, got 128"
+    ]
 
 
 def test_what_is_read_of_the_graph(converted):

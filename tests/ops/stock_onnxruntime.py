@@ -45,12 +45,17 @@ def model_of(
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray], *, optimised: bool = True) -> list[np.ndarray]:
-    """In stock ONNX Runtime, whose Python interface takes bfloat16 as OrtValue only."""
+    """In stock ONNX Runtime."""
     options = ort.SessionOptions()
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    proto = ir.to_proto(model).SerializeToString()
+    return run_session(ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"]), feeds)
+
+
+def run_session(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """ONNX Runtime's Python interface takes bfloat16 as OrtValue only."""
     binding = session.io_binding()
     for name, array in feeds.items():
         if array.dtype == BFLOAT16:

@@ -161,7 +161,7 @@ def test_the_build_takes_an_export_that_a_session_takes(
     folder = tmp_path / "model"
     shutil.copytree(exports["topics"], folder)
     model = ir.load(exports["topics"] / "model.onnx")
-    apply_rules(model, ("flow_qkv_attention",), Report(before=Counter()))
+    apply_rules(model, Report(before=Counter()), ("flow_qkv_attention",))
     assert set_logits(model, "last")[0] == 1
     add_functions(model)
     assert "MatMulNBits" in {node.op_type for node in model.graph}

@@ -44,7 +44,7 @@ def bench(
         str, typer.Option("--against", metavar="PEER,PEER...", help=f"Other engines: {', '.join(PEERS)}.")
     ] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each engine, in turn, each in a new process.")] = 5,
-    provider: options.ProviderOption = options.Provider.FLOWNPU,
+    provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,
@@ -71,7 +71,7 @@ def bench(
     require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
     if plot_file:
         check_plotting()
-    own = own_engine(model, provider=provider.value, options=options.provider_options(device, activations, option))
+    own = own_engine(model, provider=provider, options=options.provider_options(device, activations, option))
     engines = [own, *_prepare(names, model)]
     count = threads or len(os.sched_getaffinity(0))
     found = _measure(engines, cases, repeats, count, int(settings["vocab_size"]))
@@ -81,7 +81,7 @@ def bench(
         settings={
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(["flownpu", *sys.argv[1:]]),
-            "provider": provider.value,
+            "provider": provider,
             "repeats": repeats,
             "threads": count,
         },

@@ -59,7 +59,8 @@ Operators = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL|OPS",
-        help="Folder that `flownpu convert` wrote; or operators, such as gemm and flow_kv. (default: all operators)",
+        help="Folder that `flownpu convert` wrote, or an .onnx file; or operators, such as gemm and flow_kv. (default: "
+        "all operators)",
     ),
 ]
 KindOption = Annotated[
@@ -72,7 +73,7 @@ ContextOption = Annotated[
 ]
 WeightsOption = Annotated[
     Weights | None,
-    typer.Option("--weights", help="What MODEL's prompts are multiplied by; bfp16 is less exact. (default: bf16)"),
+    typer.Option("--weights", help="What MODEL's prompts are multiplied by. (default: bfp16 on npu2, bf16 on npu1)"),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -116,10 +117,10 @@ def build(
     What is up to date, by the contents of all that it is made of, is not built again.
     """
     names = operators or []
-    if kind is not None or any(Path(name).is_dir() for name in names):
+    if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):
         if len(names) != 1 or model or emit is not None:
             raise typer.BadParameter("expected one MODEL folder, without --model and --emit")
-        _build_model(Path(names[0]), kind or Kind.XCLBIN, target, context, weights or Weights.BF16, output, as_json)
+        _build_model(Path(names[0]), kind or Kind.XCLBIN, target, context, weights, output, as_json)
         return
     if context is not None or weights is not None or as_json:
         raise typer.BadParameter("--context, --weights and --json go with a MODEL folder")
@@ -136,7 +137,13 @@ def build(
 
 
 def _build_model(
-    model: Path, kind: Kind, target: Target, context: int | None, weights: Weights, output: Path | None, as_json: bool
+    model: Path,
+    kind: Kind,
+    target: Target,
+    context: int | None,
+    weights: Weights | None,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Builds the artifacts of a converted model."""
     from flownpu.npu_artifacts import build_artifacts  # noqa: PLC0415 other commands need not read the designs
@@ -148,7 +155,7 @@ def _build_model(
             kind=kind.value,
             target=target.value,
             context=context,
-            weights=weights.value,
+            weights=weights and weights.value,
             output=output,
             report=lambda call, done, total: bar.update(task, description=call, completed=done, total=total),
         )

@@ -37,7 +37,7 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
-    provider: options.ProviderOption = options.Provider.FLOWNPU,
+    provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,

@@ -3,9 +3,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -18,33 +17,10 @@ from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
 from flownpu.model_folder import MANIFEST, read_json
 
-
-class KvDtype(StrEnum):
-    """Types of the KV cache."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-
-
-class Logits(StrEnum):
-    """Whose logits a run of the model yields."""
-
-    LAST = "last"
-    ALL = "all"
-
-
-class VisionWeights(StrEnum):
-    """How a vision tower's matrices are stored."""
-
-    BF16 = "bf16"
-    INT8 = "int8"
-    Q4NX = "q4nx"
-    NONE = "none"
-
-
-KvDtypeOption = Annotated[KvDtype, typer.Option("--kv-dtype", help="Type of the KV cache.")]
-LogitsOption = Annotated[Logits, typer.Option("--logits", help="Logits of the last token only, or of all tokens.")]
+KvDtypeOption = Annotated[Literal["bf16", "fp16", "fp32"], typer.Option("--kv-dtype", help="Type of the KV cache.")]
+LogitsOption = Annotated[
+    Literal["last", "all"], typer.Option("--logits", help="Logits of the last token only, or of all tokens.")
+]
 WindowCache = Annotated[
     bool,
     typer.Option("--sliding-window-cache", help="Keep only a window of the KV cache in layers that see no more."),
@@ -65,12 +41,12 @@ def convert(
         ),
     ],
     output: Output,
-    kv_dtype: KvDtypeOption = KvDtype.BF16,
-    logits: LogitsOption = Logits.LAST,
+    kv_dtype: KvDtypeOption = "bf16",
+    logits: LogitsOption = "last",
     sliding_window_cache: WindowCache = False,
     context_length: ContextLength = None,
     vision_weights: Annotated[
-        VisionWeights | None,
+        Literal["bf16", "int8", "q4nx", "none"] | None,
         typer.Option(
             "--vision-weights",
             help="Type of the vision tower's matrices; none: the text decoder alone. (default: bf16, if there is one)",
@@ -89,11 +65,11 @@ def convert(
         flownpu.convert.convert(
             source,
             output,
-            kv_dtype=kv_dtype.value,
-            logits="last" if logits is Logits.LAST else "all",
+            kv_dtype=kv_dtype,
+            logits=logits,
             sliding_window_cache=sliding_window_cache,
             context_length=context_length,
-            vision_weights=vision_weights.value if vision_weights is not None else None,
+            vision_weights=vision_weights,
             force=force,
             progress=report,
         )

@@ -15,6 +15,7 @@ from flownpu.errors import require
 
 if TYPE_CHECKING:
     from flownpu.explanation import Attention, Explanation
+    from flownpu.explanation_program import ProgramPrice
 
 _SHOWN = 3  # names of nodes that share a reason
 
@@ -41,8 +42,9 @@ def explain(
     """Show what FlowNPU makes of a model: what runs where and why, without running it and without an NPU.
 
     Which nodes run where; which attention blocks fold into one call on the NPU, how far and why; why the others did
-    not match; the bytes of weights and KV cache; what the NPU would take; tokens/s that memory allows on this CPU, and
-    that are predicted for an NPU. Of a model that is not converted, `flownpu convert`'s rules are tried in memory.
+    not match; the bytes of weights and KV cache; what the NPU would take, and its programs: steps, dispatches,
+    changes of array, bytes, milliseconds as predicted; tokens/s that memory allows on this CPU, and that are predicted
+    for an NPU. Of a model that is not converted, the rules of `flownpu convert` are tried in memory.
     """
     require("onnx_ir", extra="convert", purpose="flownpu explain")
     from flownpu.explanation import explain as explain_model  # noqa: PLC0415 other commands need none of it
@@ -171,6 +173,8 @@ def _print_speed(explanation: "Explanation") -> None:
         _line(f"  for {speed.npu.text}")
     for left in speed.npu.left_out:
         _line(f"  but not {left}")
+    for program in speed.npu.programs:
+        _print_program(program)
     if not speed.points or speed.read_bandwidth is None:
         _line("No tokens/s: the graph has no KV cache, so it decodes nothing.")
         return
@@ -186,6 +190,26 @@ def _print_speed(explanation: "Explanation") -> None:
         f"CPU: a step reads {bytes_text(speed.step_bytes)} of weights and its KV cache, at "
         f"{speed.read_bandwidth / 1e9:.1f} GB/s. NPU: the cost model's (docs/model.md), for {speed.npu.chip}."
     )
+
+
+def _print_program(program: "ProgramPrice") -> None:
+    what = f"a chunk of {program.tokens} tokens" if program.kind == "prefill" else "a token"
+    _line(
+        f"The program of {what} at position {program.position}: {program.steps} steps in {program.dispatches} "
+        f"dispatches, {program.changes} changes of array, {program.instruction_words} instruction words, "
+        f"{bytes_text(program.read_bytes)} read and {bytes_text(program.written_bytes)} written; predicted "
+        f"{1e3 * program.total_seconds:.2f} ms:"
+    )
+    _line("  " + ", ".join(f"{name} {1e3 * value:.2f}" for name, value in program.seconds.items()))
+    table = _table("its calls, and what one of each is predicted to take",
+                   "steps", "operator", "call", "words", "read", "written", "ms")  # fmt: skip
+    for call in program.calls:
+        table.add_row(
+            str(call.steps), call.operator if call.array != "host" else f"{call.operator} (host)", call.name,
+            str(call.instruction_words), bytes_text(call.read_bytes), bytes_text(call.written_bytes),
+            f"{1e3 * call.seconds:.3f}",
+        )  # fmt: skip
+    console.print(table)
 
 
 def _table(title: str, *headings: str) -> Table:

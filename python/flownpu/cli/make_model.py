@@ -15,7 +15,7 @@ def make_model(
     shape: Annotated[str, typer.Argument(metavar="SHAPE", help=f"One of {', '.join(SHAPES)}.")],
     output: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Folder to make. (default: SHAPE)")] = None,
     random: Annotated[bool, typer.Option("--random", help="Random weights: the only ones that can be made.")] = False,
-    kv_dtype: convert.KvDtypeOption = convert.KvDtype.BF16,
+    kv_dtype: convert.KvDtypeOption = "bf16",
     sliding_window_cache: convert.WindowCache = False,
     context_length: Annotated[
         int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
@@ -40,7 +40,7 @@ def make_model(
         make(
             shape,
             folder,
-            kv_dtype=kv_dtype.value,
+            kv_dtype=kv_dtype,
             sliding_window_cache=sliding_window_cache,
             context_length=context_length,
             symmetric=symmetric,

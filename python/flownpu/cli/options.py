@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments and options that several commands share."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,28 +12,10 @@ __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Op
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
 
 
-class Provider(StrEnum):
-    """Who runs the model."""
-
-    FLOWNPU = "flownpu"
-    CPU = "cpu"
-
-
-class Device(StrEnum):
-    """Where FlowNPU's provider runs it."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    NPU = "npu"
-    EMULATE = "emulate"
-
-
-class Activations(StrEnum):
-    """What matrix products round their activations to."""
-
-    BF16 = "bf16"
-    INT8 = "int8"
-
+# Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
+Provider = Literal["flownpu", "cpu"]
+Device = Literal["auto", "cpu", "npu", "emulate"]
+Activations = Literal["bf16", "int8"]
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `flownpu convert` wrote.")]
 ProviderOption = Annotated[
@@ -77,7 +58,7 @@ def open_model(
         typer.BadParameter: an `--option` is not of the form KEY=VALUE.
     """
     options = provider_options(device, activations, option)
-    return LanguageModel(folder, provider=provider.value, options=options, threads=threads)
+    return LanguageModel(folder, provider=provider, options=options, threads=threads)
 
 
 def provider_options(
@@ -95,7 +76,7 @@ def provider_options(
             raise typer.BadParameter(f"expected KEY=VALUE, such as cpu_isa=avx2, got {text!r}", param_hint="--option")
         options[key] = value
     if device is not None:
-        options["device"] = device.value
+        options["device"] = device
     if activations is not None:
-        options["activations"] = activations.value
+        options["activations"] = activations
     return options

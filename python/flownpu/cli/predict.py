@@ -7,19 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, status
+from flownpu.cli.output import console, print_json, status, waiting
 
 if TYPE_CHECKING:
-    from flownpu.prediction_report import Point, Report
+    from flownpu.prediction_report import Report
 
 _LENGTH = re.compile(r"(\d+)(k?)", re.IGNORECASE)
 
 
 def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, such as gemma3-4b.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A model's folder (converted, of GenAI, or a checkpoint), its config.json, or a name such as "
+            "gemma3-4b.",
+        ),
+    ],
     device: Annotated[
         str, typer.Option("--device", metavar="CHIP", help="The chip: kraken-350 or kraken-340.")
     ] = "kraken-350",
@@ -32,10 +40,14 @@ def predict(
             "(default: 1k,... as far as the model goes)",
         ),
     ] = None,
-    design: Annotated[
-        str,
-        typer.Option("--design", metavar="NAME", help="How it is laid on the array: flownpu, split or published."),
-    ] = "flownpu",
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            "--measured",
+            metavar="FILE",
+            help="Parameters measured on silicon, as JSON, in the place of published ones.",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
     plot: Annotated[
         Path | None,
@@ -44,27 +56,53 @@ def predict(
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published.
 
-    Nothing is run: the numbers come from the cost model, whose errors docs/model.md lists row by row.
+    Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
+    docs/model.md lists row by row.
     """
     from flownpu.aie.cost.device import DEVICES  # noqa: PLC0415 other commands need none of it
-    from flownpu.prediction_designs import DESIGNS  # noqa: PLC0415
+    from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
+    from flownpu.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.prediction_report import predict as predict_model  # noqa: PLC0415
+    from flownpu.prediction_target import nearest, target  # noqa: PLC0415
 
-    for name, value, known in (("--device", device, DEVICES), ("--design", design, DESIGNS)):
-        if value not in known:
-            raise typer.BadParameter(f"expected one of {', '.join(known)}, got {value!r}", param_hint=name)
-    report = predict_model(model, DEVICES[device], DESIGNS[design], parse_contexts(context) if context else ())
+    if device not in DEVICES:
+        raise typer.BadParameter(f"no such chip: {device}{nearest(device, DEVICES)}", param_hint="--device")
+    contexts = parse_contexts(context) if context else ()
+    values = measured_values(measured) if measured else VALUES
+    with waiting("pricing the programs ..."):
+        report = predict_model(target(model), DEVICES[device], contexts, values)
     if plot is not None:
         plot.mkdir(parents=True, exist_ok=True)
         for name, drawing in report.plots().items():
             (plot / f"{name}.svg").write_text(drawing, encoding="utf-8")
             status(f"wrote {plot / name}.svg")
     if as_json:
-        print_json(_document(report, DESIGNS[design].description))
+        print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
         return
-    console.print(f"{model} on {DEVICES[device].description}", markup=False)
-    console.print(f"Predicted, not measured, for {design}: {DESIGNS[design].description}.", markup=False)
-    console.print(_table(report))
+    _print(report, DEVICES[device].description, "published" if measured is None else f"those of {measured}")
+
+
+def _print(report: "Report", chip: str, source: str) -> None:
+    from flownpu.published import TABLES  # noqa: PLC0415 other commands need none of it
+
+    console.print(f"{report.model} on {chip}", markup=False)
+    console.print(
+        f"Predicted, not measured: the programs of `flownpu build`, priced step by step; parameters: {source}.",
+        markup=False,
+    )
+    letters = {table.name: chr(ord("a") + place) for place, table in enumerate(report.tables)}
+    console.print(_prompts(report, letters))
+    console.print(_decoding(report, letters))
+    for name, letter in letters.items():
+        table = TABLES[name]
+        console.print(f"{letter}: {table.label}; {table.source}; read {table.read}", markup=False)
+    if report.errors:
+        errors = " and ".join(f"{error:.0%} ({quantity})" for quantity, error in report.errors.items())
+        console.print(
+            f"Ranges: the cost model's mean error on published tables that its parameters were not fitted to, "
+            f"{errors}. Of the array's own kernels none was ever timed.",
+            markup=False,
+        )
     if report.vision_ttft_seconds is not None:
         console.print(f"An image and a short question: first token after {report.vision_ttft_seconds:.2f} s")
 
@@ -94,36 +132,65 @@ def parse_contexts(text: str) -> list[int]:
     return lengths
 
 
-def _table(report: "Report") -> Table:
-    table = Table(title="predicted", title_justify="left")
-    headings = ["context", "TTFT s", "published s", "decode tok/s", "published tok/s", "GB/s", "of the roof", "J/token"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
+def _prompts(report: "Report", letters: dict[str, str]) -> Table:
+    table = _table("a prompt", "tokens", "first token, s", "range", "tok/s", "changes", "published, s")
     for point in report.points:
         table.add_row(
             _length(point.context),
             f"{point.ttft_seconds:.2f}",
-            _others(point, "ttft", ".2f"),
+            _range(point.ttft_seconds, report.errors.get("ttft"), ".2f"),
+            f"{point.prefill_tokens_per_second:.0f}",
+            str(point.ttft_changes),
+            _others(point.published["ttft"], letters, ".2f"),
+        )
+    return table
+
+
+def _decoding(report: "Report", letters: dict[str, str]) -> Table:
+    headings = "decoding", "context", "tok/s", "range", "GB/s", "of the roof", "J/token", "published, tok/s"
+    table = _table(*headings)
+    for point in report.points:
+        table.add_row(
+            _length(point.context),
             f"{point.decode_tokens_per_second:.1f}",
-            _others(point, "decode", ".1f"),
+            _range(point.decode_tokens_per_second, report.errors.get("decode"), ".1f"),
             f"{point.read_bytes_per_second / 1e9:.1f}",
             f"{point.roof_share:.0%}",
             "" if point.decode_joules is None else f"{point.decode_joules:.3f}",
+            _others(point.published["decode"], letters, ".1f"),
         )
     return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    """A table that fits 80 columns: headings wrap, cells do not."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _range(value: float, error: float | None, style: str) -> str:
+    """What the value may be if the model errs as it does on average."""
+    return "" if error is None else f"{value * (1 - error):{style}}-{value * (1 + error):{style}}"
 
 
 def _length(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
 
 
-def _others(point: "Point", quantity: str, style: str) -> str:
-    return ", ".join(f"{value:{style}}" for value in point.published[quantity].values())
+def _others(published: dict[str, float], letters: dict[str, str], style: str) -> str:
+    """Each with the letter of its table."""
+    return ", ".join(f"{value:{style}} {letters[name]}" for name, value in published.items())
 
 
-def _document(report: "Report", description: str) -> dict[str, Any]:
+def _document(report: "Report", measured: dict[str, float]) -> dict[str, Any]:
     document = asdict(report)
     for point, of_point in zip(report.points, document["points"], strict=True):
         of_point["prefill_tokens_per_second"] = point.prefill_tokens_per_second
         of_point["roof_share"] = point.roof_share
-    return {"predicted": True, "description": description, **document}
+    tables = {
+        table.name: {"label": table.label, "source": table.source, "read": table.read, "role": table.role.value}
+        for table in report.tables
+    }
+    return {"predicted": True, **document, "tables": tables, "measured": measured}

@@ -36,7 +36,7 @@ def run(
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is, not as a turn of a conversation.")
     ] = False,
-    provider: options.ProviderOption = options.Provider.FLOWNPU,
+    provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
     threads: options.Threads = None,

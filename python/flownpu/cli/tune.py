@@ -2,8 +2,7 @@
 """`flownpu tune`: which tiles of an operator are predicted to be the fastest for a shape."""
 
 from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -16,60 +15,32 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_model import GemmPrediction, Tiling
 
 
-class Operator(StrEnum):
-    """What can be tuned."""
-
-    GEMM = "gemm"
-
-
-class PrecisionName(StrEnum):
-    """Of our own design, and of the paper's kernels."""
-
-    BF16 = "bf16"
-    BFP16 = "bfp16"
-    INT8_INT8 = "int8-int8"
-    INT8_INT16 = "int8-int16"
-    INT8_INT32 = "int8-int32"
-    BF16_BF16 = "bf16-bf16"
-    BFP16_BF16 = "bfp16-bf16"
-
-
-class Epilogue(StrEnum):
-    """What our own design makes of the sums."""
-
-    NONE = "none"
-    GELU = "gelu"
-    GEGLU = "geglu"
-    SWIGLU = "swiglu"
-
-
-class BOrder(StrEnum):
-    """How B lies in main memory."""
-
-    COLUMN = "column"
-    ROW = "row"
+# Of our own design, and of the paper's kernels.
+Precision = Literal["bf16", "bfp16", "int8-int8", "int8-int16", "int8-int32", "bf16-bf16", "bfp16-bf16"]
+Epilogue = Literal["none", "gelu", "geglu", "swiglu"]
+BOrder = Literal["column", "row"]
 
 
 def tune(
-    operator: Annotated[Operator, typer.Argument(metavar="gemm", help="The operator.")],
+    operator: Annotated[Literal["gemm"], typer.Argument(metavar="gemm", help="The operator.")],
     target: Annotated[Target, typer.Option("--target", help="XDNA is npu1, XDNA2 is npu2.")] = Target.NPU2,
     precision: Annotated[
-        PrecisionName,
+        Precision,
         typer.Option(
             "--precision",
             help="bf16 and bfp16 are the weights of FlowNPU's own GEMM; the others, input-output, the kernels of "
             "arXiv 2512.13282.",
         ),
-    ] = PrecisionName.BF16,
+    ] = "bf16",
     m: Annotated[int, typer.Option("-m", metavar="NUMBER", min=1, help="Rows of A: tokens.")] = 512,
     k: Annotated[int, typer.Option("-k", metavar="NUMBER", min=1, help="Columns of A: input features.")] = 2048,
     n: Annotated[int, typer.Option("-n", metavar="NUMBER", min=1, help="Columns of C: output features.")] = 2048,
     epilogue: Annotated[
         Epilogue, typer.Option("--epilogue", help="Of FlowNPU's own GEMM; a gated one has 2 N columns of B.")
-    ] = Epilogue.NONE,
+    ] = "none",
     b_order: Annotated[
         BOrder, typer.Option("--b-order", help="How B lies in main memory, for the paper's kernels.")
-    ] = BOrder.COLUMN,
+    ] = "column",
     output_buffers: Annotated[
         int, typer.Option("--output-buffers", metavar="1|2", min=1, max=2, help="Of C in L1, for the paper's kernels.")
     ] = 1,
@@ -84,7 +55,7 @@ def tune(
     Nothing is measured: docs/model-gemm.md says how times are predicted, and how far they are from what was published.
     """
     del operator
-    if precision in {PrecisionName.BF16, PrecisionName.BFP16}:
+    if precision in {"bf16", "bfp16"}:
         found = _designs(target, precision, epilogue, (m, k, n))
     else:
         found = _kernels(target, precision, (m, k, n), b_order, output_buffers, overlapped=not no_overlap)
@@ -102,13 +73,13 @@ def tune(
 _Found = list[tuple["Tiling", "GemmPrediction"]]
 
 
-def _designs(target: Target, precision: PrecisionName, epilogue: Epilogue, size: tuple[int, int, int]) -> _Found:
+def _designs(target: Target, precision: Precision, epilogue: Epilogue, size: tuple[int, int, int]) -> _Found:
     """Tiles of our own design, the fastest first."""
     from flownpu.aie.cost.gemm_model import tiling_of  # noqa: PLC0415 other commands need not read the model
     from flownpu.aie.cost.gemm_tuner import rank  # noqa: PLC0415
 
     try:
-        ranked = rank(target.value, precision.value, epilogue.value, *size)
+        ranked = rank(target.value, precision, epilogue, *size)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return [(tiling_of(choice.design), choice.prediction) for choice in ranked]
@@ -116,7 +87,7 @@ def _designs(target: Target, precision: PrecisionName, epilogue: Epilogue, size:
 
 def _kernels(
     target: Target,
-    precision: PrecisionName,
+    precision: Precision,
     size: tuple[int, int, int],
     b_order: BOrder,
     output_buffers: int,
@@ -127,7 +98,7 @@ def _kernels(
     from flownpu.aie.cost.gemm_model import Order  # noqa: PLC0415
     from flownpu.aie.cost.gemm_system import GemmSearch  # noqa: PLC0415
 
-    search = GemmSearch(target.value, precision.value, size, Order(b_order.value), output_buffers, overlapped)
+    search = GemmSearch(target.value, precision, size, Order(b_order), output_buffers, overlapped)
     try:
         return [(one.tiling, one.prediction) for one in search.candidates()]
     except ValueError as error:

@@ -28,9 +28,9 @@ def verify(
     text: Annotated[str | None, typer.Option("--text", help="What to run both on. (default: a paragraph)")] = None,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same, out of a file.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=2, help="Tokens of the text that are used, at most.")] = 256,
-    provider: options.ProviderOption = options.Provider.FLOWNPU,
+    provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
-    activations: options.ActivationsOption = options.Activations.BF16,
+    activations: options.ActivationsOption = "bf16",
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -47,7 +47,7 @@ def verify(
     from flownpu.verification import verify as verify_model  # noqa: PLC0415
 
     chosen = options.provider_options(device, activations, option)
-    if provider is options.Provider.CPU and (device is not None or option):
+    if provider == "cpu" and (device is not None or option):
         raise FlowNPUError("--device and --option are for FlowNPU's provider, given with --provider cpu; leave one out")
     words = file.read_text(encoding="utf-8") if file is not None else text if text is not None else PARAGRAPH
     with progress_bar(TextColumn("{task.description}"), TimeElapsedColumn()) as bar:
@@ -56,7 +56,7 @@ def verify(
             model,
             against,
             words,
-            chosen if provider is options.Provider.FLOWNPU else None,
+            chosen if provider == "flownpu" else None,
             most_tokens=tokens,
             report=lambda doing: bar.update(task, description=doing),
         )

@@ -5,12 +5,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flownpu.generation import LanguageModel, Sampling
+from flownpu.peers import onnxruntime_genai
 
 
-class Engine:
+class Engine(onnxruntime_genai.Engine):
     """A model opened in ORT GenAI on FlowNPU's provider, or ONNX Runtime's.
 
     `options` are those of the provider, with "provider" besides.
@@ -29,16 +28,3 @@ class Engine:
         """Begins a sequence of up to `length` tokens."""
         self._generator = None  # its KV cache goes before the next one's comes
         self._generator = self._model.generator(length, Sampling(temperature=0), min_length=length)
-
-    def read(self, tokens: Any) -> None:
-        """Reads tokens, up to the logits of the last."""
-        self._generator.append_tokens(tokens)
-
-    def generate_next(self) -> int:
-        """Generates a token."""
-        self._generator.generate_next_token()
-        return int(self._generator.get_next_tokens()[0])
-
-    def logits(self) -> Any:
-        """Of the last token: float32 [V]."""
-        return np.asarray(self._generator.get_logits()).reshape(-1)

@@ -6,16 +6,14 @@ The programs of the token and of the prompt are those that `flownpu build` write
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer import Layer, LayerShape
 from flownpu.aie.designs.decode_layer_shape import Projection
-from flownpu.aie.designs.split_layer import SplitLayer
-from flownpu.aie.designs.split_layer_shape import SplitShape
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.decode import decode_program
@@ -41,15 +39,14 @@ if TYPE_CHECKING:
 
     Rng = np.random.Generator
 
-__all__ = ["SHAPE", "WAITS", "decoder_rungs"]
+__all__ = ["SHAPE", "decoder_rungs"]
 
 SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
-WAITS = 6  # of a layer of `decode_layer`, for main memory and the sequence
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256
-_SPLIT_CONTEXT = 320  # a multiple of what 24 tiles share
+_SPLIT_CONTEXT = 480  # positions that the 24 tiles share: the cache ends where they do
 _VOCABULARY = 512
-_POSITION = 100
+_POSITION, _SPLIT_POSITION = 100, 470  # with split keys every tile has some
 _TOKENS, _CHUNK = 50, 64  # of the prompt; the rest of the chunk is empty
 
 
@@ -58,21 +55,19 @@ def decoder_rungs(target: str) -> Iterator[Rung]:
     if target != "npu2":
         return
     for name, layers in (("decode_layer", 1), ("decode_layer, two layers", 2)):
-        yield Rung(name, "decode_layer", partial(_layers, name, SHAPE, layers, _CONTEXT), layers)
-    split = SplitShape(**{field.name: getattr(SHAPE, field.name) for field in fields(SHAPE)})
-    yield Rung("split_layer", "split_layer", partial(_layers, "split_layer", split, 1, _SPLIT_CONTEXT), 1)
+        yield Rung(name, "decode_layer", partial(_layers, name, "pairs", layers, _CONTEXT, _POSITION), layers)
+    name = "decode_layer, split keys"
+    yield Rung(name, name, partial(_layers, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
     yield Rung("token", "token", _token, 1)
     yield Rung("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
 
 
-def _layers(name: str, shape: LayerShape, count: int, context: int, rng: Rng) -> Trial:
-    """Layers of a token, in one call of a design that is told from the shape."""
-    is_split = isinstance(shape, SplitShape)
-    call = random_call(shape, rng, _POSITION, [Layer()] * count, context)
-    call = replace(call, design=SplitLayer(shape) if isinstance(shape, SplitShape) else DecodeLayer(shape))
-    made = fixed_call(name, "split_layer" if is_split else "decode_layer", f"layers{count}", call.program)
+def _layers(name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
+    """Layers of a token, in one call; `way`: of attention."""
+    call = random_call(SHAPE, rng, position, [Layer()] * count, context, way=way)
+    made = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
     given = {f"{made.name} {buffer}": content for buffer, content in call.buffers().items()}
-    program = program_of([made], kind=name, constants=given, same={"cache_bytes": "cache"} if is_split else {})
+    program = program_of([made], kind=name, constants=given, same={"cache_bytes": "cache"})
     wanted = tuple(f"{made.name} {buffer}" for buffer in ("state", "cache"))
 
     def outcome(what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -93,7 +88,8 @@ def _token(rng: Rng) -> Trial:
     )  # fmt: skip
     given = call.buffers()
     del given["state"]  # is written as a session writes it
-    program = replace(decode_program(_decoder(), "npu2", _CONTEXT), kind="token", attributes={})
+    choice = decode_program(_decoder(), "npu2", _CONTEXT, ways=[call.design.way])
+    program = replace(choice.program, kind="token", attributes={})
     expected = expectation(call, rng)
     checks = (
         Check("logits", lambda found: found[MADE], *expected["logits"]),

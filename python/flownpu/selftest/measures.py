@@ -12,10 +12,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.cost.parameters import TABLE
+from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.designs.common import TILES
+from flownpu.aie.designs.decode_layer import DecodeLayer
+from flownpu.aie.designs.decode_layer_weights import STREAMS
+from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.npu_limits import LIMITS
-from flownpu.selftest.decoder import SHAPE, WAITS
+from flownpu.selftest.decoder import SHAPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
 
 _VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
-_DECODE_STREAMS = 8  # of weights, in `decode_layer`
-_PRODUCT = 8 * 8 * 8  # multiply-adds
+_ATTENTION = DecodeLayer(SHAPE).attention  # of the rungs that tell a wait
+_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # of weights
+_SIDE = 8  # of what the matrix unit multiplies at once, and of a tile of scores
+_STORE = 2 * _SIDE * _SIDE * 4 / 64  # cycles around a loop of values' products: sums loaded and stored, 64 bytes each
 
 
 class Times:
@@ -34,6 +39,7 @@ class Times:
 
     def __init__(self, results: Iterable[Result], target: str) -> None:
         self._results = {result.rung: result for result in results if result.passed}
+        self.target = target
         self.clock = LIMITS[target].clock_megahertz * 1e6
         self.cores = LIMITS[target].columns * TILES
 
@@ -132,15 +138,33 @@ def _array_change(times: Times) -> float:
 def _wait(times: Times) -> float:
     """A layer less its weights on the streams; its few keys are nothing beside them."""
     layer = times.seconds("decode_layer, two layers") - times.seconds("decode_layer")
-    return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / WAITS
+    return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
+
+
+def _tile_cycles(times: Times) -> tuple[float, float]:
+    """Cycles of one core for 8 x 8 scores and their values' products, of head sizes 64 and 128."""
+    multiply_adds = 2 * _SIDE * _SIDE  # for each element of a head
+    small, large = times.cycles("flow_qkv nca"), times.cycles("flow_qkv nca, d 128")
+    return times.cores * 64 * multiply_adds * small, times.cores * 128 * multiply_adds * large
+
+
+def _chunk_tiles(times: Times) -> float:
+    """Tiles of scores in a chunk of keys."""
+    columns = LIMITS[times.target].columns
+    return FlowQKV(times.target, columns, columns, 64).keys / _SIDE
 
 
 def _product(times: Times) -> float:
-    """Head sizes of 64 and 128 differ in products only: as many scores, as many keys."""
-    small, large = "flow_qkv nca", "flow_qkv nca, d 128"
-    works = [times.work(f"{rung}, more") - times.work(rung) for rung in (small, large)]
-    seconds = [times.seconds(f"{rung}, more") - times.seconds(rung) for rung in (small, large)]
-    return times.clock * times.cores * _PRODUCT * (seconds[1] - seconds[0]) / (works[1] - works[0])
+    """Twice the head size is twice the products, of scores and of values, and twice the loops of values."""
+    small, large = _tile_cycles(times)
+    loop = VALUES["product_loop"] + _STORE
+    return ((large - small) / _SIDE - loop / _chunk_tiles(times)) / 2
+
+
+def _softmax_tile(times: Times) -> float:
+    """What does not depend on the head size, less the loop of the scores' products and a chunk's share of rows."""
+    small, large = _tile_cycles(times)
+    return 2 * small - large - VALUES["product_loop"] - VALUES["softmax_rows"] / _chunk_tiles(times)
 
 
 MEASURES = (
@@ -153,7 +177,7 @@ MEASURES = (
     ),
     Measure(
         "wait", "s",
-        f"(T(decode_layer, two layers) - T(decode_layer) - weights' bytes / {_DECODE_STREAMS} channel_read) / {WAITS}",
+        f"(T(decode_layer, two layers) - T(decode_layer) - weights' bytes / {_DECODE_STREAMS} channel_read) / {_ATTENTION.waits}",
         _wait,
     ),
     Measure(
@@ -173,12 +197,13 @@ MEASURES = (
         lambda times: sum(times.cycles(f"kernel {kernel}") for kernel in _VECTORS) / len(_VECTORS),
     ),
     Measure(
-        "attention_macs", "multiply-adds a cycle and core", "d multiply-adds / (clock x cores x d T(flow_qkv nca))",
-        lambda times: 1 / (times.cores * times.cycles("flow_qkv nca")),
+        "product", "cycles",
+        "((C128 - C64) / 8 - 8 (product_loop + 8) / keys of a chunk) / 2; C64: cycles of 8 x 8 scores, clock x cores x "
+        "d T(flow_qkv nca) / d scores x 64; C128: of flow_qkv nca, d 128",
+        _product,
     ),
     Measure(
-        "product", "cycles", "clock x cores x 512 x (d T(flow_qkv nca, d 128) - d T(flow_qkv nca)) / d multiply-adds",
-        _product,
+        "softmax_tile", "cycles", "2 C64 - C128 - product_loop - 8 softmax_rows / keys of a chunk", _softmax_tile
     ),
     Measure(
         "gemm_operations", "operations/s", "d operations / d T(gemm bf16)", lambda times: 1 / times.cost("gemm bf16")

@@ -45,6 +45,7 @@ class Sweep:
     window: int = ALL
     causal: int = 1
     scale: float = 0.0
+    block: int = 0  # the queries see one another (bidirectional_blocks), which to the array is causal = 0
 
     @property
     def d(self) -> int:
@@ -112,6 +113,8 @@ def expectation(
     else:  # all queries of the prompt, of which these are some
         query = np.zeros((1, end, heads, d))
         query[0, positions] = q.swapaxes(0, 1)
+        if sweep.block:
+            shape |= {"causal": 1, "bidirectional_blocks": (np.arange(end) >= sweep.first_query)[None].astype(np.int32)}
         expected = operator.reference(query.reshape(1, end, -1), k[None], v[None], **shape)[0][:, positions]
     expected = expected.reshape(real, heads, d).swapaxes(0, 1)
     # The probabilities, for the tolerance.
@@ -164,12 +167,23 @@ def flow_kv_case(design: FlowKV, total: int, capacity: int, rng: Rng, *, window:
 
 
 def flow_qkv_case(
-    design: FlowQKV, tokens: int, past: int, capacity: int, rng: Rng, *, window: int | None = None, causal: bool = True
-) -> Case:
-    """Tokens at `past` and on; what is padded to whole blocks of tokens holds numbers and is not compared."""
+    design: FlowQKV, tokens: int, past: int, capacity: int, rng: Rng, *, window: int | None = None, causal: bool = True,
+    block: bool = False,
+) -> Case:  # fmt: skip
+    """Tokens at `past` and on; what is padded to whole blocks of tokens holds numbers and is not compared.
+
+    `block`: not causal, and compared with the operator whose bidirectional_blocks has these tokens as one block.
+    """
+    causal = causal and not block
     size = design.padded(tokens), design.heads, design.d
     q, kv = bf16(rng.normal(size=size)), _cache(rng, capacity, design.kv_heads, design.d)
-    sweep = {"key_end": past + tokens, "first_query": past, "window": window or ALL, "causal": int(causal)}
+    sweep = {
+        "key_end": past + tokens,
+        "first_query": past,
+        "window": window or ALL,
+        "causal": int(causal),
+        "block": int(block),
+    }
     in_blocks = design.target == "npu2"
     chunks = {"chunk": design.keys, "in_blocks": in_blocks}
     expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)

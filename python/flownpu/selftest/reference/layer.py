@@ -125,10 +125,10 @@ class Call:
 
     def buffers(self) -> dict[str, np.ndarray]:
         """The host buffers that go in."""
-        shape = self.design.shape
-        state = np.zeros(shape.state_size, BFLOAT16)
+        shape, regions = self.design.shape, self.design.regions
+        state = np.zeros(self.design.state_size, BFLOAT16)
         for name, values in (("hidden", self.hidden), ("update", self.update)):
-            state[shape.regions[name].offset :][: shape.hidden] = values
+            state[regions[name].offset :][: shape.hidden] = values
         weights, vectors = [w.blocks() for w in self.weights], [w.vectors(shape) for w in self.weights]
         if self.head is not None and self.final_norms is not None:
             weights.append(self.head.reshape(-1))
@@ -144,7 +144,8 @@ class Call:
         hidden = dict.fromkeys(("hidden", "update", "attended"), shape.hidden)
         heads = {"qkv": shape.projections[0].rows, "context": shape.heads * shape.d}
         sizes = hidden | heads | {"activated": shape.feed_forward}
-        result = {name: found["state"][shape.regions[name].offset :][:size] for name, size in sizes.items()}
+        regions = self.design.regions
+        result = {name: found["state"][regions[name].offset :][:size] for name, size in sizes.items()}
         cache = found["cache"].reshape(self.cache.shape)
         result["position"] = cache[:, self.position].reshape(-1)
         result["other positions"] = np.delete(cache, self.position, axis=1).reshape(-1)
@@ -154,14 +155,14 @@ class Call:
 
 
 def random_call(
-    shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1
+    shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1, way: str = "pairs"
 ) -> Call:
     """A call with random weights, a full cache, and an update to be added."""
     hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
     cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
     rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
     weights = [random_layer(shape, rng) for _ in layers]
-    return Call(DecodeLayer(shape), weights, list(layers), position, hidden, update, cache, rotary)
+    return Call(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
 
 
 # --- The expectation --------------------------------------------------------------------------------------------------

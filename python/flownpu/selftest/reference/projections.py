@@ -106,7 +106,7 @@ def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tupl
     return expected, tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
 
 
-def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
+def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False) -> Case:
     """One row times a random weight [m, k], or two of them under the design's gating."""
     gated = design.epilogue in {"geglu", "swiglu"}
     weights = [random_weight(rng, m, k) for _ in range(2 if gated else 1)]
@@ -123,7 +123,9 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
         tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
         tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    return Case(partial(design.program, m, k), {"w": blocks, "x": x}, "y", expected, tolerance)
+    given = interleave(blocks) if interleaved else blocks
+    make = partial(design.program, m, k, interleaved=interleaved)
+    return Case(make, {"w": given, "x": x}, "y", expected, tolerance)
 
 
 def biased_fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
@@ -150,8 +152,11 @@ def dequant_engine_case(
     return Case(make, {"w": interleave(blocks) if interleaved else blocks}, "b", b.astype(np.float64), 0.0)
 
 
-def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
-    """A [m, k] times B [k, n], with epilogue none or gelu; padding holds numbers that must not matter."""
+def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:
+    """A [m, k] times B [k, n], with gelu if the design has that; padding holds numbers that must not matter.
+
+    `plain`: without the design's epilogue.
+    """
     rows, inner = design.padded(m, k)
     a, b = bf16(rng.normal(size=(rows, inner))), bf16(rng.normal(size=(inner, n)))
     a[:, k:] = 0
@@ -166,11 +171,12 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
     sums = left @ right
     tolerance = (inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
     expected = sums
-    if design.epilogue == "gelu":
+    if design.epilogue == "gelu" and not plain:
         expected = q4nx_matmul.gelu(sums)
         tolerance = STEEPEST * tolerance + activation_tolerance(sums, expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    return Case(partial(design.program, m, k, n), {"a": a, "b": operand}, "c", expected, tolerance)
+    make = partial(design.program, m, k, n, plain=plain)
+    return Case(make, {"a": a, "b": operand}, "c", expected, tolerance)
 
 
 def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:

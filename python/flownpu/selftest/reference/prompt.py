@@ -9,9 +9,11 @@ compare 10^7 numbers. What is new here:
 - On XDNA2 the matrix unit reads 8 neighbours with one exponent (kernels/README.md, "Arithmetic"): A and B of a GEMM
   along K, queries and keys along d, attention's weights and values along 8 neighbouring keys. The unit of a mantissa is
   2^-6 of the largest's power of two, and rounding to it is off by half of that at most.
-- The dequantised weights are rounded to bf16 before that. A product sums so many of these errors that it is off by a
-  normal number of their variance. A weight is off by the same for all tokens; as if that made a product's errors the
-  same share of their deviations for all tokens, one such number serves a copy's tokens.
+- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A product
+  sums so many of these errors that it is off by a normal number of their variance. A weight is off by the same for all
+  tokens; as if that made a product's errors the same share of their deviations for all tokens, one such number serves a
+  copy's tokens.
+- The residual stream is the host's, in f32: what it rounds is 2^-16 of what bf16 does.
 - The cache of a copy is that copy's, so what one chunk was off by the next one sees.
 """
 
@@ -28,13 +30,12 @@ from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_nor
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from flownpu.aie.designs.decode_layer import Layer, LayerShape
     from flownpu.selftest.reference.layer import LayerWeights
 
     _Step = tuple[int, str, np.ndarray, np.ndarray]
-    _Steps = Generator[_Step, None, tuple[np.ndarray, np.ndarray]]
 
 DEVIATIONS = 9
 ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
@@ -69,45 +70,46 @@ class PrefillModel:
         self._rounded = Rounding(self.rng)
         self._off: dict[tuple[int, int], np.ndarray] = {}
 
-    def prefill(self, hidden: np.ndarray, position: int) -> Iterator[_Step]:
+    def prefill(self, hidden: np.ndarray, position: int, *, bf16_stream: bool = False) -> Iterator[_Step]:
         """Tokens at `position` and on, whose embeddings are bf16 [tokens, D], through all layers.
 
-        Yields:
-            layer, buffer (aie/programs/prefill.py), the expected numbers [tokens, ..], their tolerance. The cache is
-            in `cache`.
-        """
-        residual = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)
-        update = np.zeros_like(residual)
-        for index in range(len(self.layers)):
-            residual, update = yield from self._layer(index, residual, update, position)
+        Args:
+            hidden: the embeddings.
+            position: of the first.
+            bf16_stream: whether the residual stream is rounded, as the array does with a token, or f32, as the host
+                has it in prefill.
 
-    def _layer(self, index: int, residual: np.ndarray, update: np.ndarray, position: int) -> _Steps:
-        def made(name: str, copies: np.ndarray) -> _Step:
+        Yields:
+            layer, buffer (aie/programs/prefill.py), the expected numbers [tokens, ..], their tolerance. The last layer
+            ends with its update. The cache is in `cache`.
+        """
+
+        def made(index: int, name: str, copies: np.ndarray) -> _Step:
             return index, name, copies[0], deviation(copies)
 
-        norms = np.split(self.weights[index].norms, 2)
-        hidden = residual
-        if index > 0:
-            hidden = self._add(norms[0], residual, update)
-            yield made("hidden", hidden)
-        x = self._norm(norms[0], hidden)
-        yield made("x", x)
-        qkv = self._product(index, 0, x)
-        yield made("qkv", qkv)
-        q, context = self._attend(index, qkv, position)
-        yield made("q", q)
-        yield made("context", context)
-        attended = self._product(index, 1, context)
-        yield made("attended", attended)
-        residual = self._add(norms[1], hidden, attended)
-        yield made("residual", residual)
-        x = self._norm(norms[1], residual)
-        yield made("x", x)
-        activated = self._product(index, 2, x)
-        yield made("activated", activated)
-        update = self._product(index, 3, activated)
-        yield made("update", update)
-        return residual, update
+        self._stream = self._rounded if bf16_stream else (lambda values: values)
+        stream = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)
+        x = self._norm(np.split(self.weights[0].norms, 2)[0], stream)
+        yield made(0, "x", x)
+        for index in range(len(self.layers)):
+            qkv = self._product(index, 0, x)
+            yield made(index, "qkv", qkv)
+            q, context = self._attend(index, qkv, position)
+            yield made(index, "q", q)
+            yield made(index, "context", context)
+            attended = self._product(index, 1, context)
+            yield made(index, "attended", attended)
+            stream, x = self._add(np.split(self.weights[index].norms, 2)[1], stream, attended)
+            yield made(index, "residual", stream)
+            yield made(index, "x", x)
+            activated = self._product(index, 2, x)
+            yield made(index, "activated", activated)
+            update = self._product(index, 3, activated)
+            yield made(index, "update", update)
+            if index + 1 < len(self.layers):
+                stream, x = self._add(np.split(self.weights[index + 1].norms, 2)[0], stream, update)
+                yield made(index, "residual", stream)
+                yield made(index, "x", x)
 
     def outcome(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """The cache's positions first .. last - 1 [layers, positions, G, 2, d], and their tolerance."""
@@ -116,9 +118,11 @@ class PrefillModel:
 
     # --- The steps ----------------------------------------------------------------------------------------------------
 
-    def _add(self, norms: np.ndarray, residual: np.ndarray, update: np.ndarray) -> np.ndarray:
-        """The residual stream with the update, normalised first where there are post-norms."""
-        return self._rounded(residual + (rms_norm(update, norms[0]) if self.shape.post_norms else update))
+    def _add(self, norms: np.ndarray, stream: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The residual stream with the update, normalised first where there are post-norms; and what is read of it."""
+        added = rms_norm(update, norms[0]) if self.shape.post_norms else update
+        stream = self._stream(stream + added)
+        return stream, self._norm(norms, stream)
 
     def _norm(self, norms: np.ndarray, residual: np.ndarray) -> np.ndarray:
         """What the next projection reads of it."""

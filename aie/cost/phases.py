@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of an array takes, from its plan: no loop is run more than once, and no event is followed.
+
+A *phase* of a sequence ends where the sequence waits for the last of a fifo's results: what comes then needs what was
+made until then. Within a phase everything goes on side by side, so
+
+    call  = sum over its phases of (the busiest of cores, streams and main memory + a wait)
+
+Cores that call the same kernels are one *kind*, and so are streams into such cores, and out of them. A kind is as busy
+as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
+sent ahead of its phase so does not look like a stream that has more than the others.
+
+`simulation.py` follows a plan event by event instead; tests compare the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
+from flownpu.aie.plan import Await, Call, Free, Loop, SetBarrier, Transfer, WriteParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping
+
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.plan import Array, Plan, Statement, Tile
+
+__all__ = ["ARRAY", "KERNELS", "WAITS", "Cost", "call_cost"]
+
+KERNELS, WAITS, ARRAY = "kernels", "waits", "streams of the array"
+# 32-bit words of the controller's instructions (mlir-aie, lib/Dialect/AIEX, AIETargetNPU.cpp): a write of a descriptor
+# (4 + 8), its address (12), its place in a queue (6); a wait (4); a write of one word (6), a parameter's or a lock's.
+_WORDS: dict[type, int] = {Transfer: 30, Await: 4, Free: 0, WriteParameter: 6, SetBarrier: 6}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call, a program or several take.
+
+    Attributes:
+        seconds: by what takes them: of a call "kernels", "waits", "streams of the array", or the host buffer that is
+            moved; of a program see program.py.
+        read_bytes: of main memory, by the array.
+        written_bytes: to it.
+        words: of instructions, as mlir-aie writes them.
+        changes: of array.
+        dispatches: to the device.
+        host_bytes: read and written by steps of the host.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
+    words: float = 0.0
+    changes: float = 0.0
+    dispatches: float = 0.0
+    host_bytes: float = 0.0
+
+    @cached_property
+    def total(self) -> float:
+        """All seconds."""
+        return sum(self.seconds.values())
+
+    def __add__(self, other: Cost) -> Cost:
+        names = dict.fromkeys([*self.seconds, *other.seconds])
+        seconds = {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in names}
+        return Cost(seconds, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
+
+    def __mul__(self, times: float) -> Cost:
+        seconds = {name: times * value for name, value in self.seconds.items()}
+        return Cost(seconds, *(times * getattr(self, name) for name in _SUMS))
+
+
+_SUMS = [each.name for each in fields(Cost)][1:]
+
+
+@dataclass
+class _Phase:
+    """Bytes of each fifo from or to main memory, as many as they cost in runs as short as they are; by buffer, too."""
+
+    moved: Counter[str] = field(default_factory=Counter)
+    cost: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    buffers: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    waits: bool = False
+
+    def add(self, transfer: Transfer, size: int, cost: float) -> None:
+        """One more transfer."""
+        self.moved[transfer.fifo] += size
+        self.cost[transfer.fifo] += cost
+        self.buffers[transfer.buffer] += cost
+
+
+class _Kinds:
+    """Parts that work alike: each kind's busiest, and the bytes of all of it."""
+
+    def __init__(self, kinds: Mapping[str, Hashable], seconds: Mapping[str, float], size: Mapping[str, float]) -> None:
+        self._kinds = kinds
+        self._bytes = self._by_kind(size)
+        self._busiest = defaultdict[object, float](float)
+        for name, kind in kinds.items():
+            self._busiest[kind] = max(self._busiest[kind], seconds[name])
+
+    def seconds(self, size: Mapping[str, float]) -> float:
+        """Of the busiest kind, in a phase with these bytes."""
+        here = self._by_kind(size)
+        return max((self._busiest[kind] * of / self._bytes[kind] for kind, of in here.items() if of), default=0.0)
+
+    def _by_kind(self, size: Mapping[str, float]) -> dict[Hashable, float]:
+        total = defaultdict[object, float](float)
+        for name, kind in self._kinds.items():
+            total[kind] += size[name]
+        return total
+
+
+def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
+    """The cost of a valid plan (`checker.require_valid`)."""
+    phases = list(_phases(plan, device, values))
+    moved = sum((phase.moved for phase in phases), Counter[str]())
+    cost = defaultdict[str, float](float)
+    for phase in phases:
+        for name, size in phase.cost.items():
+            cost[name] += size
+    flow = array_flow(plan.array, moved)
+    of_streams = stream_seconds(plan.array, flow, cost, device, values)
+    of_cores = {_name(tile): cycles / device.clock for tile, cycles in core_cycles(plan, flow, device, values).items()}
+    ends = _stream_kinds(plan.array, device)
+    streams = _Kinds({name: ends[name] for name in moved}, of_streams, cost)
+    cores = _Kinds(
+        {_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _given(plan.array, flow)
+    )
+
+    seconds = defaultdict[str, float](float)
+    given: dict[tuple[object, ...], Mapping[str, float]] = {}
+    for phase in phases:
+        key = tuple(sorted(phase.moved.items()))
+        if key not in given:
+            given[key] = _given(plan.array, array_flow(plan.array, phase.moved))
+        busy = cores.seconds(given[key])
+        moving = max(streams.seconds(phase.cost), sum(phase.cost.values()) / values["memory_read"])
+        name = KERNELS if busy > moving else max(phase.buffers, key=phase.buffers.__getitem__, default=KERNELS)
+        seconds[name] += max(busy, moving)
+        seconds[WAITS] += phase.waits * values["wait"]
+    inside = max(of_streams.values(), default=0.0) - sum(seconds.values())
+    if inside > 0:
+        seconds[ARRAY] = inside
+    read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, device))
+    return Cost(
+        dict(seconds), read, sum(moved.values()) - read, sum(_WORDS[type(step)] for step in plan.sequence.steps)
+    )
+
+
+def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
+    fifos = {fifo.name: fifo for fifo in plan.array.fifos}
+    efficiency: dict[tuple[object, ...], float] = {}  # a call's taps differ but for their offsets in few ways
+    started: dict[str, Transfer] = {}
+    pending = Counter[str]()
+    phase = _Phase()
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            item = fifos[step.fifo].type.item_bytes
+            walk = (step.tap.walk, item)
+            if walk not in efficiency:
+                efficiency[walk] = relative_efficiency(contiguous_bytes(step.tap, item), values)
+            size = step.tap.elements * item
+            phase.add(step, size, size / efficiency[walk])
+            started[step.name] = step
+            pending[step.fifo] += 1
+        elif isinstance(step, Await):
+            fifo = fifos[started[step.transfer].fifo]
+            pending[fifo.name] -= 1
+            if not (from_shim(fifo, device) or pending[fifo.name]) and phase.moved:
+                phase.waits = True
+                yield phase
+                phase = _Phase()
+    if phase.moved:
+        yield phase
+
+
+def _name(tile: Tile) -> str:
+    """A tile's name."""
+    return f"({tile.column}, {tile.row})"
+
+
+def _kernels(body: tuple[Statement, ...]) -> frozenset[str]:
+    """Those that a program calls."""
+    inner = (_kernels(statement.body) for statement in body if isinstance(statement, Loop))
+    return frozenset().union({s.kernel for s in body if isinstance(s, Call)}, *inner)
+
+
+def _stream_kinds(array: Array, device: Device) -> dict[str, Hashable]:
+    """Of each fifo from or to main memory: which way it goes, and the kernels of the cores at its other end."""
+    kernels = {core.tile: _kernels(core.body) for core in array.cores}
+    further: dict[str, tuple[str, ...]] = {}
+    before: dict[str, tuple[str, ...]] = {}
+    for link in array.links:
+        further |= dict.fromkeys(link.inputs, link.outputs)
+        before |= dict.fromkeys(link.outputs, link.inputs)
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+
+    def into(name: str) -> frozenset[str]:
+        here = (kernels.get(end.tile, frozenset()) for end in fifos[name].consumers)
+        return frozenset().union(*here, *(into(other) for other in further.get(name, ())))
+
+    def out_of(name: str) -> frozenset[str]:
+        here = kernels.get(fifos[name].producer.tile, frozenset())
+        return here.union(*(out_of(other) for other in before.get(name, ())))
+
+    shim = {name: from_shim(fifo, device) for name, fifo in fifos.items()}
+    return {name: (reads, into(name) if reads else out_of(name)) for name, reads in shim.items()}
+
+
+def _given(array: Array, through: Mapping[str, float]) -> dict[str, float]:
+    """Bytes that each core is given from main memory; of one that other cores feed, what it gives."""
+    given, made = defaultdict[object, float](float), defaultdict[object, float](float)
+    for fifo in array.fifos:
+        for end in fifo.consumers:
+            given[end.tile] += through[fifo.name]
+        made[fifo.producer.tile] += through[fifo.name]
+    return {_name(core.tile): given[core.tile] or made[core.tile] for core in array.cores}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From how many tokens on a chunk of a prompt is worth its time.
+
+A chunk takes as long whatever share of it is tokens: every array is changed to, every weight dequantised, every row
+multiplied. So a rest of a prompt takes a chunk only if shorter ones and single tokens would take longer:
+
+    fewest(chunk) = the least t with seconds(chunk) <= best(t)
+    best(t)       = the least seconds of t tokens by shorter programs, each taken where it is worth it
+
+The host then takes the longest chunk that the tokens which are left are worth (ops/npu/decoder_layers.cc).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.program import Prices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from flownpu.aie.programs.program import Program
+
+__all__ = ["seconds", "with_fewest"]
+
+
+def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) -> list[Program]:
+    """The programs of a decoder, a token's and those of chunks, with `fewest` set; chunks that never are worth it go.
+
+    Args:
+        programs: in any order.
+        price: seconds of a run.
+    """
+    (token,) = (program for program in programs if program.tokens == 1)
+    chunks = sorted((program for program in programs if program.tokens > 1), key=lambda program: program.tokens)
+    spans = [(1, 1, price(token))]  # of each: the fewest tokens, the most, seconds
+    kept, best = [token], [0.0]
+
+    def extend(end: int) -> None:
+        for tokens in range(len(best), end + 1):
+            _, most, took = next(span for span in reversed(spans) if span[0] <= tokens)
+            best.append(took + best[max(0, tokens - most)])
+
+    for chunk in chunks:
+        took = price(chunk)
+        extend(chunk.tokens)
+        fewest = next((tokens for tokens in range(1, chunk.tokens + 1) if took <= best[tokens]), None)
+        if fewest is None:
+            continue
+        kept.append(replace(chunk, fewest=fewest))
+        spans.append((fewest, chunk.tokens, took))
+        del best[fewest:]
+    return kept
+
+
+def seconds(program: Program) -> float:
+    """What a run at the beginning of a context is predicted to take on the NPU of docs/model.md."""
+    prices = Prices(next(iter(DEVICES.values())))
+    # A chunk begins with a change of array: what was computed before it ended with another.
+    return prices.of(program, 0).total if program.tokens == 1 else prices.of_runs([(program, 0)]).total

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host computes between dispatches, where a change of array would take longer than the work.
+
+Numbers are f32 inside. What an array reads or wrote is bf16. The residual stream, which no array sees, is f32; a stream
+that begins (embeddings, an encoder's positions) is bf16. Rows of x, y and q are `line` elements apart.
+
+    rms_norm       y = norm(x)
+    add_rms_norm   s = x + residual, y = norm(s)
+    rms_norm_add   s = residual + norm(x), y = norm(s); the weights are neighbours, each with its line
+    add_layer_norm s = x + residual, y = layer norm(s)
+    norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
+                   -> the cache at the position of the first row and on
+
+The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their order;
+what they are is checked by ops/npu/host_operators.h, which computes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flownpu.aie.plan import HostBuffer, Type
+from flownpu.aie.programs.call import HostArgument, HostCall
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer_shape import LayerShape
+
+__all__ = ["NormOfRows", "norm_rope"]
+
+
+@dataclass(frozen=True)
+class NormOfRows:
+    """Norms of rows, with what is added before or after.
+
+    Attributes:
+        operator: rms_norm, add_rms_norm, rms_norm_add or add_layer_norm.
+        rows: of x.
+        columns: of a row.
+        epsilon: of the norms.
+        x_line: elements from one row of x to the next.
+        y_line: of y.
+        weight_line: elements from one of two norms' weights to the next.
+    """
+
+    operator: str
+    rows: int
+    columns: int
+    epsilon: float
+    x_line: int = 0
+    y_line: int = 0
+    weight_line: int = 0
+
+    def call(self, residual: str = "f32") -> HostCall:
+        """The step; `residual`: of what type the stream is before it."""
+        rows, columns = self.rows, self.columns
+        x_line, y_line = self.x_line or columns, self.y_line or columns
+        weights = {"rms_norm_add": (self.weight_line or columns) + columns, "add_layer_norm": 2 * columns}
+        moved, weight = rows * columns, weights.get(self.operator, columns)
+        arguments = [_argument("x", "bf16", rows * x_line, reads=moved)]
+        stream = [_argument("s", "f32", moved, writes=moved)] if self.operator != "rms_norm" else []
+        if stream:
+            arguments.append(_argument("residual", residual, moved, reads=moved))
+        arguments.append(_argument("weight", "bf16", weight, reads=weight))
+        arguments += [*stream, _argument("y", "bf16", rows * y_line, writes=moved)]
+        parameters = (
+            ("rows", rows), ("columns", columns), ("epsilon", float(self.epsilon)), ("x_line", x_line),
+            ("y_line", y_line), ("weight_line", self.weight_line or columns),
+        )  # fmt: skip
+        return HostCall(self.operator, parameters, tuple(arguments))
+
+
+def norm_rope(
+    shape: LayerShape, tokens: int, context: int, *, line: int, table: int, tables: int, epsilon: float
+) -> HostCall:
+    """Queries and keys of a chunk.
+
+    Args:
+        shape: of the layer.
+        tokens: rows of the chunk.
+        context: positions of a layer's cache, and of a rotary table.
+        line: elements from one row of QKV to the next.
+        table: that turns.
+        tables: that there are.
+        epsilon: of the QK-norm.
+    """
+    d, heads, kv_heads = shape.d, shape.heads, shape.kv_heads
+    queries, kept = tokens * heads * d, tokens * 2 * kv_heads * d
+    norms = [_argument("norms", "bf16", 2 * d, reads=2 * d)] * shape.qk_norm
+    parameters = (
+        ("tokens", tokens), ("heads", heads), ("kv_heads", kv_heads), ("head_size", d), ("context", context),
+        ("line", line), ("table", table), ("tables", tables), ("qk_norm", int(shape.qk_norm)),
+        ("epsilon", float(epsilon)),
+    )  # fmt: skip
+    arguments = (
+        _argument("qkv", "bf16", tokens * line, reads=queries + kept),
+        _argument("rotary", "bf16", tables * context * d, reads=tokens * d),
+        *norms,
+        _argument("q", "bf16", queries, writes=queries),
+        _argument("cache", "bf16", context * 2 * kv_heads * d, writes=kept),
+    )
+    return HostCall("norm_rope", parameters, arguments)
+
+
+def _argument(name: str, dtype: str, elements: int, *, reads: int = 0, writes: int = 0) -> HostArgument:
+    """Elements of a buffer, of which so many are read and written."""
+    kind = Type((elements,), dtype)
+    return HostArgument(HostBuffer(name, kind), reads * kind.item_bytes, writes * kind.item_bytes)

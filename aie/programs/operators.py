@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of operators by themselves: what the array does for one node of a graph, of one kind and size.
+
+The host gives rows of activations and reads rows of results. What is element by element around a product (bias, gate,
+activation, residual) it does as it reads them: they come back to it anyway, and so all products share one array, which
+a change of costs more than the work. Likewise norms and rotations of heads come before attention.
+
+    q4nx_matmul, fused_dqp   one row: fused_dqp; several: dequant_engine -> gemm
+    dense_matmul             gemm
+    flow_qkv_attention, flow_kv_attention
+                             one token: flow_kv; several: flow_qkv
+
+**Buffers**, bf16 unless it is said otherwise; rows and tokens as padded by the design
+
+    weights    u8   Q4NX, wide blocks of [columns, inner], rows of blocks of zeros up to 256 columns
+               bf16 of dense_matmul: panels of [inner, columns] (kernels/README.md), both padded with zeros
+    given-I    [rows][inner, padded to 256]
+    panels-B   B bytes: dequantised weights
+    made-N     [rows][columns, padded]
+    queries-N, attended-N
+               [tokens][heads][d], N = heads d; queries are scaled already
+    cache      [context][KV heads][2][d]: keys and values of the sequence, from the first that is seen on
+
+Programs of one size serve all nodes of that size: their constants are the node's own, all else is shared by name.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.call_family import CallSweep
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
+from flownpu.aie.designs.dequant_engine import DequantEngine
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.programs.call import fixed_call, moving_call
+from flownpu.aie.programs.encoder_shape import Dense
+from flownpu.aie.programs.program import (
+    BF16_BYTES,
+    Buffer,
+    CacheLayout,
+    Program,
+    ProgramWriter,
+    Role,
+    attribute_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flownpu.aie.programs.program import Rows
+
+__all__ = ["buckets", "operator_program"]
+
+# Rows (tokens) of a program; those of a call that are fewer are padded. As GEMM's tiles take them: 64 are 16 a tile,
+# 256 are 64; of more, the weights are dequantised less often.
+_SEVERAL = (64, 256, 1024)
+_PRODUCTS = (*_SEVERAL, 4096)
+_ROWS_OF_A_TILE = 64  # the most
+# Bytes of dequantised weights, which a session holds for all products of a size: a gate and up projection of 14336 x
+# 4096 fit; LM heads, of which one row is wanted, do not.
+_MOST_PANELS = 256 << 20
+
+
+def buckets(kind: str) -> tuple[int, ...]:
+    """Rows (tokens) of the programs that an operator, by its stem, has.
+
+    Raises:
+        ValueError: there is no such operator.
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"[operators] expected one of {', '.join(_KINDS)}, got {kind}")
+    if kind in ("fused_dqp", "flow_kv_attention"):
+        return (1,)
+    if kind == "dense_matmul":
+        return _PRODUCTS
+    return (1, *_PRODUCTS) if kind == "q4nx_matmul" else (1, *_SEVERAL)
+
+
+def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0) -> Program:
+    """The program of an operator for so many rows (tokens).
+
+    Args:
+        kind: the operator's stem.
+        sizes: by the names that ops/npu/array_operator.h has for them; the host finds the program by them.
+        target: npu1 or npu2.
+        rows: one of its `buckets`.
+        context: of attention, keys that there is room for, rounded up to a chunk.
+
+    Raises:
+        ValueError: a design has no place for the sizes, or the kind has no program for so many rows.
+    """
+    if rows not in buckets(kind):
+        raise ValueError(f"[operators] expected {kind} of {buckets(kind)} rows, got {rows}")
+    return _KINDS[kind](kind, dict(sizes), target, rows, context)
+
+
+def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context: int) -> Program:
+    """Y [rows, columns] = X [rows, inner] W."""
+    part = Dense(sizes["inner"], sizes["columns"], bias=False)
+    k, n, line = part.inner, part.padded_columns, part.padded_rows
+    quantised = kind != "dense_matmul"
+    blocks = n // BLOCK_ROWS * (line // BLOCK_COLUMNS)
+    writer = ProgramWriter([Buffer("weights", Role.CONSTANT, blocks * BLOCK_BYTES if quantised else part.bytes)])
+    where = f"{k} x {n}"
+    x, y, panels = f"given-{line}", f"made-{n}", "weights"
+    if rows == 1 and quantised:
+        dqp = FusedDQP(target, line)
+        array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}"
+        writer.step(fixed_call("fused_dqp", array, name, partial(dqp.program, n, k)), where, "weights", x, y)
+    else:
+        if quantised:
+            if part.bytes > _MOST_PANELS:
+                most, got = _MOST_PANELS >> 20, part.bytes >> 20
+                raise ValueError(f"[operators] expected dequantised weights of {most} MB or less, got {got} MB")
+            panels, name = f"panels-{part.bytes}", f"m{n}-k{k}"
+            dequantise = partial(DequantEngine(target).program, n, k)
+            engine = fixed_call("dequant_engine", "dequant_engine-bf16", name, dequantise)
+            writer.step(engine, where, "weights", panels)
+        gemm, padded = _gemm(target, n, rows)
+        array, name = f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}", f"m{padded}-k{k}-n{n}"
+        writer.step(fixed_call("gemm", array, name, partial(gemm.program, padded, k, n)), where, x, panels, y)
+    given = writer.rows(x, rows, k, line)
+    made = writer.rows(y, rows, part.columns, n)
+    return _program(kind, sizes, rows, writer, given, made)
+
+
+def _gemm(target: str, n: int, rows: int) -> tuple[Gemm, int]:
+    """The array for so many rows, and the rows as it takes them."""
+    m = min(_ROWS_OF_A_TILE, ceil_div(rows, TILES * 16) * 16)
+    gemm = Gemm(target, m=m)
+    if n < gemm.width:
+        gemm = Gemm(target, m=m, n=gemm.n // 2)
+    return gemm, gemm.padded(rows, 1)[0]
+
+
+def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, context: int) -> Program:
+    """Attention of so many tokens, the first of them at the program's position.
+
+    Without a causal mask the position is that of the last key: all keys up to it are seen.
+    """
+    heads, kv_heads, d = (sizes[name] for name in ("num_heads", "kv_num_heads", "head_size"))
+    window, causal = sizes["local_window_size"], bool(sizes["causal"])
+    flow = FlowQKV(target, heads, kv_heads, d)
+    name = f"h{heads}-g{kv_heads}-d{d}"
+    size = context * kv_heads * 2 * d * BF16_BYTES
+    writer = ProgramWriter([Buffer("cache", Role.CACHE, size)])
+    line = heads * d
+    if tokens == 1:
+        single = FlowKV(target, heads, kv_heads, d)
+
+        def attend_one(position: int) -> Any:
+            return single.program(position + 1, context, window=window or None, scale=1.0)
+
+        call = moving_call(
+            "flow_kv", f"flow_kv-{name}", f"window{window}", attend_one, target, context, single.keys,
+            [CallSweep(0, 1, 1, window)],
+        )  # fmt: skip
+    elif causal:
+        attend = partial(flow.program, tokens, capacity=context, window=window or None, scale=1.0)
+        block = TILES * flow.queries
+        sweeps = [CallSweep(top, block, tokens, window) for top in range(0, tokens, block)]
+        call = moving_call(
+            "flow_qkv", f"flow_qkv-{name}", f"tokens{tokens}-window{window}", attend, target, context - tokens + 1,
+            flow.keys, sweeps,
+        )  # fmt: skip
+    else:
+
+        def attend_all(position: int) -> Any:
+            return flow.program(tokens, 0, context, causal=False, scale=1.0, total=position + 1)
+
+        call = moving_call(
+            "flow_qkv", f"flow_qkv-{name}", f"tokens{tokens}-nca", attend_all, target, context, flow.keys,
+            [CallSweep(0, 1, 1, 0)],
+        )  # fmt: skip
+    writer.step(call, f"{tokens} tokens", f"queries-{line}", "cache", f"attended-{line}")
+    given, made = (writer.rows(f"{what}-{line}", tokens, line) for what in ("queries", "attended"))
+    vector = d * BF16_BYTES
+    layout = CacheLayout(size, kv_heads * 2 * vector, 2 * vector, vector)
+    return _program(kind, sizes, tokens, writer, given, made, context, layout)
+
+
+def _program(
+    kind: str, sizes: dict[str, int], rows: int, writer: ProgramWriter, given: Rows, made: Rows, context: int = 0,
+    cache: CacheLayout | None = None,
+) -> Program:  # fmt: skip
+    attributes = {name: attribute_words(size) for name, size in sizes.items()}
+    return Program(
+        kind, attributes, rows, 1, context, cache or CacheLayout(), writer.buffers, given, made, tuple(writer.steps)
+    )
+
+
+_KINDS: dict[str, Callable[[str, dict[str, int], str, int, int], Program]] = {
+    "q4nx_matmul": _product,
+    "fused_dqp": _product,
+    "dense_matmul": _product,
+    "flow_qkv_attention": _attention,
+    "flow_kv_attention": _attention,
+}

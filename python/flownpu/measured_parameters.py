@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of the cost model that were measured on silicon, in the place of published ones.
+
+A file is JSON, an object of a parameter's name (parameters.py) and its value in the unit there, or the report of
+`flownpu selftest`, whose "measured" is such an object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.errors import FlowNPUError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.aie.cost.parameters import Values
+
+__all__ = ["measured_values"]
+
+_REPORT = "measured"  # no parameter is called so
+
+
+def measured_values(path: Path) -> Values:
+    """All parameters, those of a file as they are there.
+
+    Raises:
+        FlowNPUError: the file is none, or has a name that is no parameter's, or a value that is no positive number.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FlowNPUError(f"{path}: expected a JSON file of measured parameters: {error}") from error
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise FlowNPUError(f"{path}: expected an object of parameters and their values, got {kind}")
+    measured = document.get(_REPORT, document)
+    if not isinstance(measured, dict):
+        kind = type(measured).__name__
+        raise FlowNPUError(f"{path}: expected {_REPORT!r} to be an object of parameters and their values, got {kind}")
+    for name, value in measured.items():
+        if name not in TABLE:
+            close = difflib.get_close_matches(name, TABLE, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"parameters are {', '.join(TABLE)}"
+            raise FlowNPUError(f"{path}: {name!r} is no parameter of the cost model; {hint}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            raise FlowNPUError(f"{path}: expected {name} to be a positive number of {TABLE[name].unit}, got {value!r}")
+    return {**VALUES, **{name: float(value) for name, value in measured.items()}}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu build` of what is no decoder: programs of its operators, and what is said of those that have none."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx
+from tests.end_to_end.emulated_operators import write_node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    """A product of 128 x 64, in a file."""
+    blocks = q4nx.pack(*q4nx.quantize(np.ones((128, 64), np.float32)))
+    x = np.ones((2, 64), np.float32)
+    return write_node(tmp_path / "model.onnx", "Q4NXMatMul", {"X": x}, {"W": blocks}, M=128, K=64)
+
+
+@pytest.mark.parametrize("of", ["file", "folder"])
+def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> None:
+    """Beside its file, where a session looks for them; a second build makes nothing."""
+    given = product if of == "file" else product.parent
+    done = flownpu("build", given, "--for", "emulate", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told["folder"] == str(product.parent / "artifacts" / "emulate")
+    assert (told["context"], told["left_out"]) == (0, [])
+    programs = json.loads((product.parent / "artifacts" / "emulate" / "manifest.json").read_text())["programs"]
+    assert [(program["kind"], program["tokens"], len(program["dispatches"])) for program in programs] == [
+        ("q4nx_matmul", 1, 1), *(("q4nx_matmul", rows, 2) for rows in (64, 256, 1024, 4096)),
+    ]  # fmt: skip
+    assert json.loads(flownpu("build", given, "--for", "emulate", "--json").out)["made"] == 0
+
+
+def test_what_has_no_program_is_said(flownpu: Any, tmp_path: Path) -> None:
+    query = np.ones((1, 4, 3 * 3 * 32), np.float32)
+    sizes: dict[str, Any] = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
+    file = write_node(tmp_path / "model.onnx", "FlowQKVAttention", {"query": query}, outputs=3, causal=0, **sizes)
+    done = flownpu("build", file, "--for", "emulate", "--context", "64")
+    assert done.code == 0
+    assert "left out: flow_qkv_attention of causal 0, head_size 32," in done.err.replace("\n", " ")
+
+
+def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
+    file = write_node(
+        tmp_path / "model.onnx", "FlowQKVAttention", {"query": np.ones((1, 4, 288), np.float32)}, outputs=3,
+        num_heads=3, kv_num_heads=3, head_size=32, causal=0, softcap=1.0,
+    )  # fmt: skip
+    done = flownpu("build", file, "--for", "emulate")
+    assert done.code == 1
+    assert "expected no softcap, which the array's attention has not" in done.err.replace("\n", " ")
+    assert not (tmp_path / "artifacts").exists()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single nodes in sessions with device=emulate: a file, its artifacts, and what of it was dispatched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from flownpu.npu_artifacts import build_artifacts
+from flownpu.ops import q4nx
+from tests.aie.host_kernels import bf16, wide
+from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Arrays = Mapping[str, np.ndarray | None]
+
+__all__ = ["Alone", "Emulated", "numbers", "session_of", "weights", "write_node"]
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    """float32 that bf16 has."""
+    return wide(bf16(np.random.default_rng(seed).normal(size=shape))).astype(np.float32)
+
+
+def weights(seed: int, rows: int, columns: int) -> q4nx.Quantized:
+    return q4nx.quantize(np.random.default_rng(seed).standard_normal((rows, columns), np.float32) / 8)
+
+
+def write_node(
+    file: Path, op_type: str, inputs: Arrays, constants: Arrays | None = None, outputs: int = 1, **attributes: Any
+) -> Path:
+    """A model of one node; inputs and constants by name, in the operator's order; None: absent."""
+    given = {**inputs, **(constants or {})}
+    known = {name: value(name, array) for name, array in given.items() if array is not None}
+    kept = {known[name]: array for name, array in (constants or {}).items() if array is not None}
+    feeds = [known[name] for name, array in inputs.items() if array is not None]
+    order = [known.get(name) for name in given]
+    model = with_functions(model_of([node(op_type, order, outputs, **attributes)], feeds, kept))
+    ir.save(model, file)
+    return file
+
+
+@dataclass
+class Emulated:
+    """A session of a file.
+
+    Attributes:
+        session: ONNX Runtime's.
+        placement: what it said of where nodes run.
+    """
+
+    session: onnxruntime.InferenceSession
+    placement: dict[str, Any]
+
+    def run(self, feeds: Arrays) -> tuple[list[np.ndarray], list[str]]:
+        """The outputs of a run, which is the last, and the names of its dispatches."""
+        outputs = run_session(self.session, {name: array for name, array in feeds.items() if array is not None})
+        events = json.loads(Path(self.session.end_profiling()).read_text())
+        return outputs, [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
+
+
+def session_of(file: Path, devices: list[Any], **options: str) -> Emulated:
+    """A session with device=emulate that gives all to the array that it takes; an option that is "" is not given."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.enable_profiling = True
+    settings.profile_file_prefix = str(file.with_suffix(".profile"))
+    report = file.with_suffix(".placement.json")
+    given = {"device": "emulate", "npu_threshold": "0", "activations": "bf16", "placement": str(report), **options}
+    given = {key: text for key, text in given.items() if text}
+    settings.add_provider_for_devices(devices, given)
+    session = onnxruntime.InferenceSession(str(file), settings)
+    return Emulated(session, json.loads(report.read_text()))
+
+
+@dataclass
+class Alone:
+    """Makes single nodes in a folder, builds their artifacts, and runs them."""
+
+    folder: Path
+    devices: list[Any]
+    context: int = 128
+    left_out: list[str] = field(default_factory=list)
+
+    def __call__(
+        self,
+        op_type: str,
+        inputs: Arrays,
+        constants: Arrays | None = None,
+        outputs: int = 1,
+        options: dict[str, str] | None = None,
+        **attributes: Any,
+    ) -> tuple[list[np.ndarray], list[str]]:
+        """Outputs, and names of dispatches."""
+        file = write_node(self.folder / "model.onnx", op_type, inputs, constants, outputs, **attributes)
+        self.left_out = build_artifacts(file, context=self.context).left_out
+        return session_of(file, self.devices, **(options or {})).run(inputs)

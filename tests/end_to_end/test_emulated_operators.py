@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators by themselves on the emulated array, each in a session of one node, against its float64 reference."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from flownpu.errors import FlowNPUError
+from flownpu.npu_artifacts import build_artifacts
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import dense_matmul, flow_kv_attention, flow_qkv_attention, q4nx_matmul
+from flownpu.selftest.reference.attention import ALL, attention_expectation
+from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, projection_tolerance
+from tests.aie.cases import product_error
+from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, PRODUCT, bf16, wide
+from tests.end_to_end.emulated_operators import Alone, numbers, session_of, weights, write_node
+from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BFLOAT16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture
+def alone(tmp_path: Path, ep_devices: list[Any]) -> Alone:
+    return Alone(tmp_path, ep_devices[:1])
+
+
+def rounded(expected: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """An error and the rounding of a sum to bf16, in which it comes back."""
+    return np.asarray(error + BF16_ROUNDING * (np.abs(expected) + error))
+
+
+def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.ndarray:
+    """What the host adds in float32 is rounded once more with each addend."""
+    return np.asarray(error + len(addends) * F32_ROUNDING * (np.abs(expected) + sum(map(np.abs, addends)) + error))
+
+
+# --- Products ---------------------------------------------------------------------------------------------------------
+
+ENGINE_AND_GEMM = ["dequant_engine", "gemm"]
+
+
+def stems(dispatches: list[str]) -> list[str]:
+    """The designs of dispatches."""
+    return [name.partition(",")[0].split()[0] for name in dispatches]
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(1, 1), (7, 1), (65, 1), (300, 1), (1030, 1), (4100, 2)])
+def test_rows_of_a_product(rows: int, runs: int, alone: Alone) -> None:
+    """A program of 1, 64, 256, 1024 or 4096 rows; of more, several. The weight has no whole blocks."""
+    m, k = 70, 72
+    weight, x = weights(1, m, k), numbers(2, rows, k)
+    blocks = q4nx.pack(*weight, q4nx.NARROW)
+    (found,), dispatches = alone("Q4NXMatMul", {"X": x}, {"W": blocks}, M=m, K=k)
+    assert stems(dispatches) == (["fused_dqp"] if rows == 1 else runs * ENGINE_AND_GEMM)
+    expected = q4nx_matmul.reference(x, q4nx.pack(*weight), rows=m, columns=k)
+    if rows == 1:
+        error = projection_tolerance(weight, x[0].astype(BFLOAT16))
+    else:
+        error = product_error(
+            x.astype(np.float64), q4nx.dequantize_codes(weight).astype(np.float64), 256, in_blocks=True
+        )
+    assert np.all(np.abs(found - expected) <= rounded(expected, error))
+    assert not np.array_equal(found, expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("addends", [("bias",), ("residual",), ("bias", "residual")])
+def test_what_is_added_to_a_product(addends: tuple[str, ...], alone: Alone) -> None:
+    """Of a batch; the host adds it, in float32."""
+    m, k = 96, 256
+    weight, x = weights(1, m, k), numbers(2, 2, 5, k)
+    given = {"bias": np.random.default_rng(3).standard_normal(m, np.float32), "residual": 3 * numbers(4, 2, 5, m)}
+    bias, residual = (given[name] if name in addends else None for name in given)
+    inputs = {"X": x, "W": None, "bias": None, "residual": residual}
+    (found,), dispatches = alone("Q4NXMatMul", inputs, {"W": q4nx.pack(*weight), "bias": bias}, M=m, K=k)
+    assert stems(dispatches) == ENGINE_AND_GEMM
+    rows = x.reshape(-1, k).astype(np.float64)
+    matrix = q4nx.dequantize_codes(weight).astype(np.float64)
+    error = rounded(rows @ matrix.T, product_error(rows, matrix, 256, in_blocks=True)).reshape(2, 5, m)
+    expected = q4nx_matmul.reference(x, q4nx.pack(*weight), bias, residual, rows=m, columns=k)
+    parts = [np.broadcast_to(given[name], expected.shape) for name in addends]
+    assert np.all(np.abs(found - expected) <= added(expected, error, *parts))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("gating", ["geglu", "swiglu"])
+def test_gates(gating: str, rows: int, alone: Alone) -> None:
+    """The gate's and the up projection's last blocks are not full."""
+    m, k = 70, 96
+    parts, x = [weights(seed, m, k) for seed in (1, 2)], numbers(3, rows, k)
+    blocks = q4nx.pack_gated(parts[0], parts[1], q4nx.NARROW)
+    (found,), dispatches = alone("Q4NXMatMul", {"X": x}, {"W": blocks}, M=m, K=k, gating=gating)
+    assert stems(dispatches) == (["fused_dqp"] if rows == 1 else ENGINE_AND_GEMM)
+    wide_x, sums, errors = x.astype(np.float64), [], []
+    for part in parts:
+        matrix = q4nx.dequantize_codes(part).astype(np.float64)
+        sums.append(wide_x @ matrix.T)
+        error = (
+            projection_tolerance(part, x[0].astype(BFLOAT16))
+            if rows == 1
+            else product_error(wide_x, matrix, 256, in_blocks=True)
+        )
+        errors.append(rounded(sums[-1], error))
+    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating](sums[0])
+    # The host's functions are more exact than the array's, whose error this is.
+    act_error = STEEPEST * errors[0] + activation_tolerance(sums[0], act)
+    tolerance = act_error * (np.abs(sums[1]) + errors[1]) + np.abs(act) * errors[1] + PRODUCT * np.abs(act * sums[1])
+    assert np.all(np.abs(found - act * sums[1]) <= tolerance)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh"])
+def test_dense_products(kind: str, activation: str, alone: Alone) -> None:
+    """Transposed, where the activation is none; with a bias, and a residual. The bias is of scores' own size."""
+    rows, m, k, rng = 9, 300, 80, np.random.default_rng(5)
+    transposed = int(activation == "none")
+    stored = rng.standard_normal((m, k) if transposed else (k, m), np.float32)
+    scale = None
+    if kind == "int8":
+        stored, scale = np.rint(40 * stored).clip(-127, 127).astype(np.int8), np.full(m, 0.02, np.float32)
+    elif kind != "float32":
+        stored = stored.astype(np.dtype(kind) if kind == "float16" else BFLOAT16)
+    bias, x, residual = rng.standard_normal(m, np.float32), numbers(6, rows, k), numbers(7, rows, m)
+    inputs = {"X": x, "W": None, "scale": None, "bias": None, "residual": residual}
+    constants = {"W": stored, "scale": scale, "bias": bias}
+    (found,), dispatches = alone("DenseMatMul", inputs, constants, activation=activation, transposed=transposed)
+    assert stems(dispatches) == ["gemm"]
+    wide_x = x.astype(np.float64)
+    matrix = dense_matmul.reference(np.eye(k), stored, scale, transposed=transposed).T
+    error = rounded(wide_x @ matrix.T, product_error(wide_x, matrix, 256, in_blocks=True))
+    before = wide_x @ matrix.T + bias
+    error = added(before, error, np.broadcast_to(bias, before.shape))
+    if activation != "none":
+        error = STEEPEST * error + activation_tolerance(before, dense_matmul.gelu(before))
+    expected = dense_matmul.reference(x, stored, scale, bias, residual, activation=activation, transposed=transposed)
+    assert np.all(np.abs(found - expected) <= added(expected, error, residual))
+
+
+def test_a_residual_that_is_broadcast_is_the_hosts(alone: Alone) -> None:
+    stored, x, residual = numbers(1, 64, 96), numbers(2, 2, 3, 64), numbers(3, 1, 3, 96)
+    inputs = {"X": x, "W": None, "scale": None, "bias": None, "residual": residual}
+    (found,), dispatches = alone("DenseMatMul", inputs, {"W": stored})
+    assert dispatches == []
+    np.testing.assert_allclose(found, x @ stored + residual, rtol=1e-2, atol=0.2)
+
+
+def test_one_row(alone: Alone) -> None:
+    m, k = 160, 288
+    weight, x = weights(1, m, k), numbers(2, 1, 1, k)
+    (found,), dispatches = alone("FusedDQP", {"X": x}, {"W": q4nx.pack(*weight)}, M=m, K=k)
+    assert stems(dispatches) == ["fused_dqp"]
+    expected = q4nx_matmul.reference(x, q4nx.pack(*weight), rows=m, columns=k)
+    error = projection_tolerance(weight, x[0, 0].astype(BFLOAT16))
+    assert np.all(np.abs(found - expected) <= rounded(expected, error))
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+HEADS, KV_HEADS, D = 4, 2, 64  # scores are scaled by 2^-3, which rounds nothing
+SIZES: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "head_size": D}
+CHUNK = 32  # keys of FlowQKV's
+
+
+def heads_of(seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries [tokens, H, d], keys and values [tokens, G, 2, d], bf16; and the three packed, float32 [tokens, ..]."""
+    rng = np.random.default_rng(seed)
+    query, kv = bf16(rng.normal(size=(tokens, HEADS, D))), bf16(rng.normal(size=(tokens, KV_HEADS, 2, D)))
+    packed = np.concatenate([query, kv[:, :, 0], kv[:, :, 1]], axis=1)
+    return query, kv, wide(packed).astype(np.float32).reshape(tokens, -1)
+
+
+def expectation(
+    query: np.ndarray, kv: np.ndarray, first: int = 0, *, causal: bool = False, window: int = ALL
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of queries from position `first` on over all of the keys; [tokens, H d]."""
+    if not causal and len(query) > len(kv):  # the reference has a key for each query; those are independent
+        parts = [expectation(query[at : at + len(kv)], kv) for at in range(0, len(query), len(kv))]
+        expected, tolerance = zip(*parts, strict=True)
+        return np.concatenate(expected), np.concatenate(tolerance)
+    one = len(query) == 1
+    held = np.zeros((-(-len(kv) // 64) * 64, *kv.shape[1:]), BFLOAT16)  # whole chunks
+    held[: len(kv)] = kv
+    module = flow_kv_attention if one else flow_qkv_attention
+    of_sweep = {
+        "key_end": len(kv), "first_query": len(kv) - 1 if one else first, "window": window,
+        "causal": int(causal or one), "chunk": 64 if one else CHUNK,
+    }  # fmt: skip
+    expected, tolerance = attention_expectation(query, held, module, in_blocks=not one, **of_sweep)
+    return expected.reshape(len(query), -1), tolerance.reshape(len(query), -1)
+
+
+def assert_attended(found: np.ndarray, expectation: tuple[np.ndarray, np.ndarray]) -> None:
+    expected, tolerance = expectation
+    assert found.shape == expected.shape
+    assert np.all(np.abs(found - expected) <= tolerance)
+
+
+@pytest.mark.parametrize("tokens", [1, 26, 70, 300])
+def test_all_keys(tokens: int, alone: Alone) -> None:
+    """An encoder's: no cache, packed; of a batch each sequence by itself."""
+    given = [heads_of(seed, tokens) for seed in (1, 2)]
+    alone.context = 320
+    query = np.stack([packed for *_, packed in given])
+    (found, *_), dispatches = alone("FlowQKVAttention", {"query": query}, outputs=3, causal=0, **SIZES)
+    assert stems(dispatches) == 2 * (["flow_kv"] if tokens == 1 else (1 + (tokens > 256)) * ["flow_qkv"])
+    for row, (queries, kv, _) in zip(found, given, strict=True):
+        assert_attended(row, expectation(queries, kv))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("window", [-1, 20])
+def test_a_cache(window: int, tokens: int, alone: Alone) -> None:
+    """The host appends to the cache, in bf16; the array reads it."""
+    past, alone.context = 37, 320
+    query, kv, packed = heads_of(3, past + tokens)
+    cache = kv[:past].transpose(2, 1, 0, 3)[:, None]
+    inputs = {
+        "query": packed[None, past:], "key": None, "value": None, "past_key": cache[0], "past_value": cache[1],
+        "seqlens_k": np.array([past + tokens - 1], np.int32),
+        "total_sequence_length": np.array([past + tokens], np.int32),
+    }  # fmt: skip
+    op_type = "FlowKVAttention" if tokens == 1 else "FlowQKVAttention"
+    (found, key, value), dispatches = alone(op_type, inputs, outputs=3, local_window_size=window, **SIZES)
+    assert stems(dispatches) == ["flow_kv" if tokens == 1 else "flow_qkv"]
+    kept = window if window > 0 else ALL
+    assert_attended(found[0], expectation(query[past:], kv, past, causal=True, window=kept))
+    np.testing.assert_array_equal(key[0].swapaxes(0, 1), kv[:, :, 0])
+    np.testing.assert_array_equal(value[0].swapaxes(0, 1), kv[:, :, 1])
+
+
+def test_what_the_host_does_before_attention(alone: Alone) -> None:
+    """QK-norm and rotation, in float32; then one more rounding to bf16 of queries and keys."""
+    tokens, rng = 20, np.random.default_rng(4)
+    packed = heads_of(5, tokens)[2][None]
+    angles = rng.uniform(0, 6, (64, D // 2))
+    constants = {
+        "cos_cache": np.cos(angles).astype(np.float32), "sin_cache": np.sin(angles).astype(np.float32),
+        "position_ids": None, "attention_bias": None,
+        "q_norm_weight": rng.uniform(0.5, 1.5, D).astype(np.float32),
+        "k_norm_weight": rng.uniform(0.5, 1.5, D).astype(np.float32),
+    }  # fmt: skip
+    names = ("key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length")
+    inputs = {"query": packed, **dict.fromkeys(names)}
+    (found, *_), dispatches = alone("FlowQKVAttention", inputs, constants, outputs=3, causal=0, do_rotary=1, **SIZES)
+    assert stems(dispatches) == ["flow_qkv"]
+    given: dict[str, Any] = {name: array for name, array in constants.items() if array is not None}
+    expected = flow_qkv_attention.reference(packed, **given, causal=0, do_rotary=1, **SIZES)[0]
+    plain = flow_qkv_attention.reference(packed, causal=0, **SIZES)[0]
+    # Norms are about 8 (the square root of d): scores reach 8 and are off by 8 (2 2^-8 + 2 2^-6) in blocks, outputs by
+    # that share; without rotation or norm they are others altogether.
+    bound = 8 * (2 * 2.0**-8 + 2 * 2.0**-6) / 2
+    assert np.linalg.norm(found - expected) < bound * np.linalg.norm(expected)
+    assert np.linalg.norm(plain - expected) > 2 * bound * np.linalg.norm(expected)
+
+
+def mask_of(hidden: np.ndarray, low: float = float(np.finfo(np.float32).min)) -> np.ndarray:
+    """A bias [B, 1, S, T] of what is hidden."""
+    return np.where(hidden, np.float32(low), np.float32(0))[:, None]
+
+
+BIASED = dict.fromkeys(
+    ("key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache",
+     "position_ids"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), float("-inf"), -10000.0])
+def test_a_mask_of_keys(low: float, alone: Alone) -> None:
+    """Padding, at whichever end, of a batch: keys that no query sees are not given to the array."""
+    tokens = 26
+    given = [heads_of(seed, tokens) for seed in (1, 2, 3)]
+    hidden = np.zeros((3, tokens, tokens), bool)
+    hidden[0, :, 19:] = hidden[1, :, :4] = hidden[2, :, [3, 11, 12]] = True
+    query = np.stack([packed for *_, packed in given])
+    inputs = {"query": query, **BIASED, "attention_bias": mask_of(hidden, low)}
+    (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
+    assert stems(dispatches) == 3 * ["flow_qkv"]
+    for row, (queries, kv, _), away in zip(found, given, hidden, strict=True):
+        assert_attended(row, expectation(queries, kv[~away[0]]))
+
+
+def test_a_causal_mask(alone: Alone) -> None:
+    """CLIP's texts: a triangle, and padding on the right."""
+    tokens, valid = 26, 19
+    given = [heads_of(seed, tokens) for seed in (1, 2)]
+    hidden = np.repeat(np.triu(np.ones((tokens, tokens), bool), 1)[None], 2, axis=0)
+    hidden[1, :, valid:] = True
+    query = np.stack([packed for *_, packed in given])
+    inputs = {"query": query, **BIASED, "attention_bias": mask_of(hidden)}
+    (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
+    assert stems(dispatches) == 3 * ["flow_qkv"]  # of the second the padding's queries see all that there is
+    assert_attended(found[0], expectation(*given[0][:2], causal=True))
+    query, kv, _ = given[1]
+    assert_attended(found[1, :valid], expectation(query[:valid], kv[:valid], causal=True))
+    assert_attended(found[1, valid:], expectation(query[valid:], kv[:valid]))
+
+
+@pytest.mark.parametrize("kind", ["numbers", "heads", "holes", "nothing seen"])
+def test_other_masks_are_the_hosts(kind: str, alone: Alone) -> None:
+    tokens, rng = 6, np.random.default_rng(1)
+    bias = mask_of(np.zeros((1, tokens, tokens), bool))
+    if kind == "numbers":
+        bias = rng.standard_normal(bias.shape, np.float32)
+    elif kind == "heads":
+        bias = np.repeat(bias, HEADS, axis=1)
+    elif kind == "holes":
+        bias = mask_of(np.eye(tokens, dtype=bool)[None])
+    else:
+        bias = mask_of(np.ones((1, tokens, tokens), bool))
+    packed = heads_of(1, tokens)[2][None]
+    inputs = {"query": packed, **BIASED, "attention_bias": bias}
+    (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
+    assert dispatches == []
+    expected = flow_qkv_attention.reference(packed, attention_bias=bias, causal=0, **SIZES)[0]
+    np.testing.assert_allclose(found, expected, atol=0.05)  # in bf16, of an average of numbers of 1
+
+
+def test_more_keys_than_the_programs_have_room_for_are_the_hosts(alone: Alone) -> None:
+    alone.context = 64
+    packed = heads_of(1, 65)[2][None]
+    assert alone("FlowQKVAttention", {"query": packed}, outputs=3, causal=0, **SIZES)[1] == []
+
+
+# --- Which nodes the array gets ---------------------------------------------------------------------------------------
+
+
+def test_two_nodes_of_one_size(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """They share programs and buffers, and have weights of their own; what they share is not mixed up."""
+    sizes, x = 128, numbers(1, 5, 128)
+    matrices = [weights(seed, sizes, sizes) for seed in (2, 3)]
+    constants = {f"W{i}": q4nx.pack(*matrix) for i, matrix in enumerate(matrices)}
+    known = {name: value(name, array) for name, array in {"X": x, **constants}.items()}
+    first = node("Q4NXMatMul", [known["X"], known["W0"]], M=sizes, K=sizes)
+    second = node("Q4NXMatMul", [first.outputs[0], known["W1"]], M=sizes, K=sizes)
+    kept = {known[name]: array for name, array in constants.items()}
+    file = tmp_path / "model.onnx"
+    ir.save(with_functions(model_of([first, second], [known["X"]], kept)), file)
+    build_artifacts(file)
+    emulated = session_of(file, ep_devices[:1])
+    (between, found), dispatches = emulated.run({"X": x})
+    assert stems(dispatches) == 2 * ENGINE_AND_GEMM
+    assert emulated.placement["lowered"] == [
+        "by themselves on the array: Q4NXMatMul (2) (runs below 0 multiply-adds a dispatch: the host is faster)"
+    ]
+    for given, matrix, made in ((x, matrices[0], between), (between, matrices[1], found)):
+        rows, dense = given.astype(np.float64), q4nx.dequantize_codes(matrix).astype(np.float64)
+        expected = rows @ dense.T
+        assert np.all(np.abs(made - expected) <= rounded(expected, product_error(rows, dense, 256, in_blocks=True)))
+
+
+def product(folder: Path, rows: int = 64) -> tuple[Path, dict[str, np.ndarray]]:
+    """A product of 256 x 256, as a file, and what it is fed."""
+    x = numbers(1, rows, 256)
+    blocks = q4nx.pack(*weights(2, 256, 256))
+    return write_node(folder / "model.onnx", "Q4NXMatMul", {"X": x}, {"W": blocks}, M=256, K=256), {"X": x}
+
+
+def test_the_threshold(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """64 rows are 64 x 2^16 multiply-adds in two dispatches; 1024 are as many more, in as many dispatches."""
+    file, feeds = product(tmp_path)
+    build_artifacts(file)
+    each = 64 * 2**16 // 2
+
+    def dispatches(threshold: int, rows: int) -> list[str]:
+        given = session_of(file, ep_devices[:1], npu_threshold=str(threshold))
+        return stems(given.run({"X": np.resize(feeds["X"], (rows, 256))})[1])
+
+    assert dispatches(each, 64) == ENGINE_AND_GEMM
+    assert dispatches(each + 1, 64) == []
+    assert dispatches(16 * each, 1024) == ENGINE_AND_GEMM
+    # No run of 4096 rows is worth it: the node is the host's.
+    placement = session_of(file, ep_devices[:1], npu_threshold=str(64 * each + 1)).placement
+    assert placement["lowered"] == [f"Q4NXMatMul below {64 * each + 1} multiply-adds a dispatch: the host is faster"]
+    assert placement["on_host"] == []
+
+
+@pytest.mark.parametrize(("activations", "of_a_core"), [("int8", 225e9), ("bf16", 116e9)])
+def test_the_threshold_is_what_the_host_computes_meanwhile(
+    activations: str, of_a_core: float, tmp_path: Path, ep_devices: list[Any]
+) -> None:
+    file, _ = product(tmp_path)
+    build_artifacts(file)
+    options = {"npu_threshold": "", "activations": activations, "threads": "2"}
+    (told,) = session_of(file, ep_devices[:1], **options).placement["lowered"]
+    assert told == f"Q4NXMatMul below {round(2 * of_a_core * 2.75e-3)} multiply-adds a dispatch: the host is faster"
+
+
+@pytest.mark.parametrize("given", ["-1", "many", "1.5", "99999999999999999999"])
+def test_a_threshold_that_is_none(given: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+    file, _ = product(tmp_path)
+    with pytest.raises(Exception, match=r"option npu_threshold = '.*' is not valid; expected a number"):
+        session_of(file, ep_devices[:1], npu_threshold=given)
+
+
+def test_without_artifacts(tmp_path: Path, ep_devices: list[Any]) -> None:
+    file, feeds = product(tmp_path)
+    with pytest.raises(Exception, match="leaves 1 of the model's operators to its host"):
+        session_of(file, ep_devices[:1])
+    emulated = session_of(file, ep_devices[:1], on_unsupported="cpu")
+    assert [left["op_type"] for left in emulated.placement["on_host"]] == ["Q4NXMatMul"]
+    assert emulated.run(feeds)[1] == []
+
+
+def test_artifacts_of_another_model(tmp_path: Path, ep_devices: list[Any]) -> None:
+    file, _ = product(tmp_path)
+    build_artifacts(file)
+    blocks = q4nx.pack(*weights(2, 256, 512))
+    write_node(file, "Q4NXMatMul", {"X": numbers(1, 3, 512)}, {"W": blocks}, M=256, K=512)
+    reason = "expected a program of this model to q4nx_matmul in .*; there is one for a model with inner 256, where"
+    with pytest.raises(Exception, match=reason):
+        session_of(file, ep_devices[:1])
+
+
+def test_damaged_artifacts(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """A byte of a call's words: a session does not begin, and says what builds them."""
+    file, _ = product(tmp_path)
+    built = build_artifacts(file).folder
+    (words,) = built.glob("calls/dequant_engine*/*.words")
+    content = bytearray(words.read_bytes())
+    content[-3] ^= 1
+    words.write_bytes(content)
+    with pytest.raises(Exception, match=r"is not the file that was built: its sum is another; .*flownpu build"):
+        session_of(file, ep_devices[:1])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "inputs", "reason"),
+    [
+        ({"softcap": 2.0}, {}, "expected no softcap, which the array's attention has not"),
+        ({}, {"head_sink": np.zeros(HEADS, np.float32)}, "expected no head_sink, which"),
+        (
+            {"causal": 1},
+            {"attention_bias": np.zeros((1, 1, 3, 3), np.float32)},
+            "expected no attention_bias beside a causal",
+        ),
+    ],
+)
+def test_what_attention_has_not(
+    attributes: dict[str, Any], inputs: dict[str, np.ndarray], reason: str, alone: Alone
+) -> None:
+    """The build says it, and so does the session; both name it."""
+    names = (*BIASED, "attention_bias", "q_norm_weight", "k_norm_weight", "bidirectional_blocks", "head_sink")
+    given = {"query": heads_of(1, 3)[2][None], **dict.fromkeys(names), **inputs}
+    file = write_node(
+        alone.folder / "model.onnx", "FlowQKVAttention", given, outputs=3, **{"causal": 0, **SIZES, **attributes}
+    )
+    with pytest.raises(FlowNPUError, match=reason):
+        build_artifacts(file)
+    # Of a folder that has programs for others.
+    other = write_node(
+        alone.folder / "other.onnx", "FlowQKVAttention", {"query": given["query"]}, outputs=3, causal=0, **SIZES
+    )
+    build_artifacts(other, context=64)
+    placement = session_of(file, alone.devices, on_unsupported="cpu").placement
+    assert [reason in left["reason"] for left in placement["on_host"]] == [True]
+
+
+def test_a_head_that_a_design_has_no_place_for(alone: Alone) -> None:
+    """FlowKV takes 1 or an even number of KV heads: a token goes with the program of several."""
+    packed = numbers(1, 1, 1, 9 * 32)
+    sizes: dict[str, Any] = {"num_heads": 3, "kv_num_heads": 3, "head_size": 32}
+    (found, *_), dispatches = alone("FlowQKVAttention", {"query": packed}, outputs=3, causal=0, **sizes)
+    assert stems(dispatches) == ["flow_qkv"]
+    assert "1 rows: [flow_kv] expected KV heads 1 or even" in alone.left_out[0]
+    # Of one key it is the value, in blocks along the keys.
+    np.testing.assert_allclose(found[0, 0], packed[0, 0, -96:], rtol=2.0**-6, atol=2.0**-6)
+
+
+def test_a_compiled_model(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """It keeps what the array reads, gives the same bits, and is for nothing else."""
+    file, feeds = product(tmp_path)
+    artifacts = build_artifacts(file).folder
+    expected, _ = session_of(file, ep_devices[:1]).run(feeds)
+    compiled = tmp_path / "compiled.onnx"
+    settings = onnxruntime.SessionOptions()
+    settings.add_session_config_entry("ep.context_enable", "1")
+    settings.add_session_config_entry("ep.context_file_path", str(compiled))
+    settings.add_provider_for_devices(
+        ep_devices[:1], {"device": "emulate", "npu_threshold": "0", "activations": "bf16"}
+    )
+    onnxruntime.InferenceSession(str(file), settings)
+    found, dispatches = session_of(compiled, ep_devices[:1]).run(feeds)
+    assert stems(dispatches) == ENGINE_AND_GEMM
+    np.testing.assert_array_equal(found[0], expected[0])
+    shutil.rmtree(artifacts)
+    with pytest.raises(Exception, match=r"found no index\.words; build them"):
+        session_of(compiled, ep_devices[:1], on_unsupported="cpu")

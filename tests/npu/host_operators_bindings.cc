@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ops/npu/host_operators.h"
+#include "tests/npu/bindings.h"
+
+namespace nb = nanobind;
+using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the module is its face
+
+namespace {
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
+// argument, "to_host" or "to_device", offset, bytes
+using Transfer = std::tuple<std::size_t, std::string, std::size_t, std::size_t>;
+
+// An array of the caller's, which tells what is moved.
+class Watched final : public Buffer {
+ public:
+  Watched(const Bytes& array, std::size_t number, std::vector<Transfer>& transfers)
+      : array_(array), number_(number), transfers_(&transfers) {}
+  std::span<std::byte> bytes() override {
+    return {reinterpret_cast<std::byte*>(array_.data()), array_.size()};
+  }
+  void to_device(std::size_t offset, std::size_t bytes) override {
+    transfers_->emplace_back(number_, "to_device", offset, bytes);
+  }
+  void to_host(std::size_t offset, std::size_t bytes) override {
+    transfers_->emplace_back(number_, "to_host", offset, bytes);
+  }
+
+ private:
+  Bytes array_;
+  std::size_t number_;
+  std::vector<Transfer>* transfers_;
+};
+
+// An operator of the host, over arrays in the place of a device's buffers.
+class Operator {
+ public:
+  Operator(std::string op_type, const std::string& label,
+           const std::map<std::string, std::vector<std::int64_t>>& parameters,
+           const std::vector<std::pair<std::string, std::size_t>>& buffers, const std::string& isa,
+           int threads)
+      : compute_{&flownpu::cpu::select_kernels(isa), flownpu::cpu::ThreadPool::shared(threads)} {
+    HostCallRecord record{std::move(op_type), {parameters.begin(), parameters.end()}, {}};
+    for (const auto& [name, bytes] : buffers) record.buffers.push_back({name, bytes});
+    operator_ = make_host_operator(record, label);
+  }
+
+  // Arguments: an array, and whether no array of the device's writes it.
+  std::vector<Transfer> run(const std::vector<std::pair<Bytes, bool>>& given,
+                            std::int64_t position) {
+    std::vector<Transfer> transfers;
+    std::vector<std::unique_ptr<Watched>> buffers;
+    std::vector<HostView> arguments;
+    for (const auto& [array, constant] : given) {
+      buffers.push_back(std::make_unique<Watched>(array, buffers.size(), transfers));
+      arguments.push_back({{buffers.back().get(), 0, array.size()}, constant});
+    }
+    operator_->run(compute_, arguments, position);
+    return transfers;
+  }
+
+ private:
+  HostCompute compute_;
+  std::unique_ptr<HostOperator> operator_;
+};
+
+}  // namespace
+
+void bind_host_operators(nb::module_& module) {
+  nb::class_<Operator>(module, "HostOperator")
+      .def(nb::init<std::string, const std::string&,
+                    const std::map<std::string, std::vector<std::int64_t>>&,
+                    const std::vector<std::pair<std::string, std::size_t>>&, const std::string&,
+                    int>(),
+           nb::arg("op_type"), nb::arg("label"), nb::arg("parameters"), nb::arg("buffers"),
+           nb::arg("isa") = "auto", nb::arg("threads") = 2)
+      .def("run", &Operator::run, nb::arg("arguments"), nb::arg("position") = 0);
+}

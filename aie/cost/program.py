@@ -142,8 +142,8 @@ class Prices:
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
     """The runs of a prompt of so many tokens, as the host chooses them (`chunk_for` of ops/npu/decoder_layers.cc).
 
-    Each time the longest chunk that all tokens but the last are worth (programs/chunks.py); the last token, and those of a
-    rest that is too short, by the program of a token. Yields program and position.
+    The longest chunk that all tokens but the last are worth (programs/chunks.py); the last token, and those of
+    a rest that is too short, by the program of a token. Yields program and position.
     """
     ordered = sorted(programs, key=lambda program: program.tokens)
     token = next(program for program in ordered if program.kind == "decode")

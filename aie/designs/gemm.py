@@ -24,17 +24,17 @@ padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows of A ne
 padding where B is 0 beyond K, as dequantised weights are if K is a multiple of 32: what is read there, of the next row,
 counts nothing (`line`).
 
-**What becomes of the sums** a run-time parameter says, so that all products of a model share an array: they are stored as
-they are, or by the array's other epilogue. A gated one makes one of a pair of C's tiles, a gate's and an up projection's:
-B holds n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so). The array is
-built for pairs then, and a plain product of it has both tiles of a pair side by side.
+**What becomes of the sums** a run-time parameter says, so that all products of a model share an array: they are stored
+as they are, or by the array's other epilogue. A gated one makes one of a pair of C's tiles, a gate's and an up
+projection's: B holds n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them
+so). The array is built for pairs then, and a plain product of it has both tiles of a pair side by side.
 
 A bias is a column of the weight (`with_bias`). A residual is not taken: both inputs of a compute tile are in use, and A
 and B are broadcast, so it would reach a tile eight or four times; the norm that follows adds it
 (`vector_operators.ResidualRMSNorm`).
 
-Run-time parameters of a tile: word 0, megatiles; word 1, K / k; word 2, 1: the sums are stored as they are; word 3, 1: by
-the epilogue. A plan has no branches: each of the two is a loop of no turn or one.
+Run-time parameters of a tile: word 0, megatiles; word 1, K / k; word 2, 1: the sums are stored as they are; word 3, 1:
+by the epilogue. A plan has no branches: each of the two is a loop of no turn or one.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ attention and back. All products are one array's (designs/gemm.py).
 
 Weights are not quantised: there is no dequantisation engine, B is packed once by the host, a bias is a row of it.
 
-**Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors: ops/npu/encoder_shape.h
+**Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors:
+ops/npu/encoder_shape.h
 
     patches    [rows][line]          A of the embedding, from the host
     embedded   [rows][padded D]      its product

@@ -11,8 +11,8 @@ that begins (embeddings, an encoder's positions) is bf16. Rows of x, y and q are
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache at the position of the first row and on
 
-The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their order;
-what they are is checked by ops/npu/host_operators.h, which computes them.
+The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their
+order; what they are is checked by ops/npu/host_operators.h, which computes them.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
             -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
 
 Each design is an array of its own, and a change of array costs more than any of the host's steps: a layer has two, for
-attention and back, and two for each group of layers that are dequantised together, at most four in all. All products are
-one array's (designs/gemm.py).
+attention and back, and two for each group of layers that are dequantised together, at most four in all. All products
+are one array's (designs/gemm.py).
 
 **Buffers of a chunk**, bf16 but for the residual stream; for all layers the same:
 
@@ -23,8 +23,8 @@ one array's (designs/gemm.py).
     update     [tokens][line]         its product
     panels     dequantised weights (B) of the layers of a group
 
-A product of fewer columns than a megatile has (a line is as long as that) has others to fill it: by whatever lies behind
-its weights. Nobody reads them. A GEMM reads K padded to 256 elements of each row of A, whatever A's rows have
+A product of fewer columns than a megatile has (a line is as long as that) has others to fill it: by whatever lies
+behind its weights. Nobody reads them. A GEMM reads K padded to 256 elements of each row of A, whatever A's rows have
 (`Gemm.program`'s `line`): behind their last row x, context and activated have the elements that it lacks, which only
 have to be finite. Rows of a chunk that no token is in are zeros in `hidden`; they make finite numbers, and their keys
 and values are written over by the tokens that come.
@@ -165,7 +165,8 @@ class _Chunk:
     def _dequantise(self, last: int) -> None:
         """The weights of this layer's group; of the last layer those of keys and values."""
         here = self.layer
-        for self.layer in range(here, min(here + self.group, last + 1)):
+        for layer in range(here, min(here + self.group, last + 1)):
+            self.layer = layer
             for number, engine in enumerate(self.engines if self.layer < last else self.engines[:1]):
                 self._step(engine, self.buffers.weights(self.layer, number), self._panels(number))
         self.layer = here

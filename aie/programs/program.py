@@ -9,8 +9,8 @@ computes between them. **Buffers** have a role:
     scratch   all else; programs of one model share those of a name, which are as large as the largest use of them
     host      the same of what no array has as an argument: it stays in the host's memory
 
-Steps over one array that follow one another are one **dispatch**, and so are steps of the host. The host writes the rows
-of `given` before a run, and reads those of `made` after it.
+Steps over one array that follow one another are one **dispatch**, and so are steps of the host. The host writes the
+rows of `given` before a run, and reads those of `made` after it.
 
 In an index of artifacts (artifact_index.py), which ops/npu/program_record.h reads:
 

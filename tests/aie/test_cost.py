@@ -293,7 +293,7 @@ def test_a_program_by_hand():
 
 
 def test_prompts_go_in_the_chunks_that_the_host_takes():
-    """`chunk_for` of ops/npu/decoder_layers.cc, by hand: the last token alone, the rest in the longest that are worth it."""
+    """`chunk_for` of ops/npu/decoder_layers.cc, by hand: the last token alone, the rest in the longest worth it."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
 

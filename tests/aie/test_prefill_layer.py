@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill on the array: chunks of a prompt through a model's layers, and the decode layer over the cache they leave.
 
-The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out: flownpu/selftest/reference/prompt.py.
+The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out:
+flownpu/selftest/reference/prompt.py.
 """
 
 from __future__ import annotations

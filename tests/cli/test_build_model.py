@@ -22,8 +22,8 @@ from flownpu.npu_models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 192  # positions, three chunks of the cache; prompts come in chunks of 64 tokens, not of 256
-# A token; two norms; four products, each with its weight; RoPE by two tables; attention with a window, for the one layer
-# without is the last, of which a prompt needs no attention.
+# A token; two norms; four products, each with its weight; RoPE by two tables; attention with a window, for the one
+# layer without is the last, of which a prompt needs no attention.
 CALLS = 1 + 2 + 2 * 4 + 2 + 1
 
 

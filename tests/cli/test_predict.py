@@ -9,6 +9,7 @@ import typer
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer
 from flownpu.cli.predict import parse_contexts
 from flownpu.convert.shapes import SHAPES
 from flownpu.npu_decoder import read_decoder
@@ -202,7 +203,8 @@ def test_a_token_reads_weights_and_keys_that_it_sees():
     weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
     # A chunk more where a window begins within one; x, norms and the state besides.
-    chunks = len(of.decoder.windows) * shape.keys * shape.kv_heads * 2 * shape.d * 2
+    keys_of_chunk = max(DecodeLayer(shape, way).attention.keys for way in WAYS)
+    chunks = len(of.decoder.windows) * keys_of_chunk * shape.kv_heads * 2 * shape.d * 2
     assert least <= prediction.token(context).read_bytes <= least + chunks + 0.01 * weights
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
 

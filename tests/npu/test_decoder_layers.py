@@ -217,8 +217,8 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     }  # fmt: skip
     assert 0 < token["word_bytes"] < 100 * layers * 8
     prompt = counted(session, lambda: session.run(hidden[2:60], 60, past))
-    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV. Then
-    # the last token.
+    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV.
+    # Then the last token.
     assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
     # The host sends what it normalised, queries, keys and values, and reads products, all of whole chunks, and no more:
     # the embeddings and the residual stream never leave it.

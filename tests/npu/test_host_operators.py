@@ -194,7 +194,7 @@ ROPE = rope_call(SHAPE, 256)
         (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
         (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),
         (changed(NORM, "rows", 20), f"expected x of {20 * COLUMNS * 2} bytes, got x of {ROWS * COLUMNS * 2}"),
-        (dataclasses.replace(NORM, parameters=NORM.parameters[:2]), "expected a number as its parameter x_line, got none"),
+        (dataclasses.replace(NORM, parameters=NORM.parameters[:2]), "a number as its parameter x_line, got none"),
         (dataclasses.replace(NORM, arguments=NORM.arguments[:1]), "expected more than 1 arguments, got 1"),
         (changed(ROPE, "table", 2), "expected a table below 2, got 2"),
         (changed(ROPE, "qk_norm", 0), "expected 4 arguments, got 5"),

@@ -177,7 +177,8 @@ MEASURES = (
     ),
     Measure(
         "wait", "s",
-        f"(T(decode_layer, two layers) - T(decode_layer) - weights' bytes / {_DECODE_STREAMS} channel_read) / {_ATTENTION.waits}",
+        f"(T(decode_layer, two layers) - T(decode_layer) - weights' bytes / {_DECODE_STREAMS} channel_read) / "
+        f"{_ATTENTION.waits}",
         _wait,
     ),
     Measure(

@@ -96,8 +96,8 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
                                                   std::shared_ptr<CompiledDesigns> designs) const {
   const Node of_graph = operator_of_graph(node);
   std::unique_ptr<Step> host = host_->prepare(of_graph);  // Throws Error for what it does not take.
-  auto programs =
-      std::make_unique<OperatorPrograms>(node, std::move(designs), shared_, host_compute_, threshold());
+  auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
+                                                     host_compute_, threshold());
   const cpu::Context context = cpu::make_context(options_);
   if (is_attention(of_graph)) return make_attention_step(node, std::move(programs), context);
   return make_product_step(node, std::move(programs), std::move(host), context);

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters of the cost model that were measured on silicon, in the place of published ones.
 
-A file is JSON, an object of a parameter's name (parameters.py) and its value in the unit there.
+A file is JSON, an object of a parameter's name (parameters.py) and its value in the unit there, or the report of
+`flownpu selftest`, whose "measured" is such an object.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["measured_values"]
 
+_REPORT = "measured"  # no parameter is called so
+
 
 def measured_values(path: Path) -> Values:
     """All parameters, those of a file as they are there.
@@ -35,7 +38,11 @@ def measured_values(path: Path) -> Values:
     if not isinstance(document, dict):
         kind = type(document).__name__
         raise FlowNPUError(f"{path}: expected an object of parameters and their values, got {kind}")
-    for name, value in document.items():
+    measured = document.get(_REPORT, document)
+    if not isinstance(measured, dict):
+        kind = type(measured).__name__
+        raise FlowNPUError(f"{path}: expected {_REPORT!r} to be an object of parameters and their values, got {kind}")
+    for name, value in measured.items():
         if name not in TABLE:
             close = difflib.get_close_matches(name, TABLE, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else f"parameters are {', '.join(TABLE)}"
@@ -43,4 +50,4 @@ def measured_values(path: Path) -> Values:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value <= 0:
             raise FlowNPUError(f"{path}: expected {name} to be a positive number of {TABLE[name].unit}, got {value!r}")
-    return {**VALUES, **{name: float(value) for name, value in document.items()}}
+    return {**VALUES, **{name: float(value) for name, value in measured.items()}}

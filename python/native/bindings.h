@@ -18,5 +18,7 @@ void bind_describe(nanobind::module_& module);
 void bind_operators(nanobind::module_& module);
 // Emulator, of arrays that are given as words (aie/emulator/words.py).
 void bind_emulator(nanobind::module_& module);
+// ProgramRunner, of programs of a folder of artifacts (aie/programs/).
+void bind_programs(nanobind::module_& module);
 
 }  // namespace flownpu::native

@@ -22,4 +22,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_describe(module);
   flownpu::native::bind_operators(module);
   flownpu::native::bind_emulator(module);
+  flownpu::native::bind_programs(module);
 }

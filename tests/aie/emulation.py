@@ -9,6 +9,7 @@ A `Case` is a plan with its inputs and what must come out; `tests/aie/cases.py` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron_compat import Program
     from flownpu.aie.plan import Array
+    from flownpu.selftest.reference import case as known
 
 ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
 # What no output may keep: not a number in bf16 and f32.
@@ -142,3 +144,14 @@ class Case:
             differing = [name for name in first if found[name].tobytes() != first[name].tobytes()]
             assert not differing, f"schedule {seed} gives other {', '.join(differing)} than schedule 0"
         assert_nothing_left(array)
+
+
+def emulated(make: Callable[..., known.Case]) -> Callable[..., Case]:
+    """The same cases, with their plans, checked, for the emulator."""
+
+    @wraps(make)
+    def case(*arguments: Any, **options: Any) -> Case:
+        found = make(*arguments, **options)
+        return Case(plan_of(found.program()), found.inputs, found.output, found.expected, found.tolerance, found.select)
+
+    return case

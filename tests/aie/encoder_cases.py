@@ -13,44 +13,20 @@ import numpy as np
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
-from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation
-from tests.aie.design_cases import as_multiplied
+from flownpu.selftest.reference.attention import attention_expectation
+from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, as_multiplied
 from tests.aie.emulation import Case, plan_of
-from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, bf16, panels, wide
+from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, bf16, panels, wide
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.flow_qkv import FlowQKV
     from flownpu.aie.designs.gemm import Gemm
-    from flownpu.aie.designs.patch_pooling import PatchPooling
-    from flownpu.aie.designs.vector_operators import ResidualLayerNorm
 
     Rng = np.random.Generator
 
-__all__ = ["biased_gemm_case", "packed_flow_qkv_case", "pooled_norm_case", "residual_layer_norm_case"]
+__all__ = ["biased_gemm_case", "packed_flow_qkv_case"]
 
 _PAD = 32  # of lines, beyond what they hold
-
-
-def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, output: str = "y") -> Case:
-    """s = x + residual, y = layer norm(s), of lines of x and y that are longer than a row."""
-    n, line = design.n, design.n + _PAD
-    x, affine = bf16(rng.normal(size=(rows, line)) * 3), bf16(rng.normal(size=(2, n)))
-    residual, before = bf16(rng.normal(size=(rows, n)) * 3 + 2), bf16(rng.normal(size=(rows, line)))
-    weight, bias = wide(affine)
-    summed = wide(bf16(x[:, :n].astype(np.float32) + residual.astype(np.float32)))
-    if output == "s":
-        expected, tolerance = summed, np.zeros(summed.shape)  # two bf16 numbers' f32 sum, rounded to the nearest
-    else:
-        mean, deviation = summed.mean(-1, keepdims=True), summed.std(-1, keepdims=True)
-        normal = (summed - mean) / np.sqrt(deviation**2 + 1e-6) * weight
-        # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMSNorm, with 3 products.
-        shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
-        relative = 3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING
-        expected, tolerance = wide(before), np.zeros(before.shape)
-        expected[:, :n] = normal + bias
-        tolerance[:, :n] = BF16_ROUNDING * np.abs(normal + bias) + relative * np.abs(normal) + shift + 2.0**-20
-    inputs = {"x": x, "residual": residual, "weight_and_bias": affine, "y": before}
-    return Case(plan_of(design.program(rows, 1e-6, x_line=line, y_line=line)), inputs, output, expected, tolerance)
 
 
 def biased_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
@@ -93,18 +69,3 @@ def packed_flow_qkv_case(design: FlowQKV, tokens: int, rng: Rng) -> Case:
     plan = plan_of(design.packed_program(tokens, rows, line=qkv.shape[1], o_line=before.shape[1]))
     inputs = {"q": qkv, "kv": qkv, "o": before}
     return Case(plan, inputs, "o", expected, off, lambda o: o.reshape(before.shape)[:tokens])
-
-
-def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
-    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, to show."""
-    side, n, epsilon = design.side, design.n, 0.1
-    x, weight = bf16(rng.normal(size=(grid, grid, n))), bf16(rng.normal(size=n))
-    squares = wide(x).reshape(grid // side, side, grid // side, side, n)
-    mean, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
-    inverse = 1 / np.sqrt((mean**2).mean(-1, keepdims=True) + epsilon)
-    expected = mean * inverse * wide(weight)
-    # The sums' f32 additions; of the root's argument, whose error counts half, a split square, its f32 sum and 1/n; the
-    # root's inverse and two products.
-    relative = PRODUCT / 2 + (INVERSE + n * F32_ROUNDING) / 2 + INVERSE + 2 * PRODUCT + BF16_ROUNDING
-    tolerance = relative * np.abs(expected) + side**2 * F32_ROUNDING * magnitude * inverse * np.abs(wide(weight))
-    return Case(plan_of(design.program(grid, epsilon=epsilon)), {"x": x, "weight": weight}, "y", expected, tolerance)

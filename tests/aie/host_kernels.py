@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls kernels of aie/kernels/ that were compiled for the host, on numpy arrays; and the layouts they read."""
+"""Calls kernels of aie/kernels/ that were compiled for the host, on numpy arrays."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
+
+from flownpu.aie.designs.common import bits
+from flownpu.selftest.reference.case import compare
+from flownpu.selftest.reference.numbers import (
+    BF16_ROUNDING,
+    BFLOAT16,
+    EXP2,
+    F32_ROUNDING,
+    INVERSE,
+    PRODUCT,
+    bf16,
+    blocks_of,
+    panels,
+    tiled,
+    untiled,
+    wide,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+__all__ = [
+    "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "PRODUCT", "ROOT",
+    "Kernels", "assert_within", "bf16", "bits", "blocks_of", "load", "panels", "tiled", "untiled", "wide",
+]  # fmt: skip
+
 ROOT = Path(__file__).parents[2]
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", ROOT / "build" / "testing"))
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ARCHITECTURES = ("xdna", "xdna2")
-
-# Half the distance of neighbouring bf16 is at most this share of a number: 8 bits of mantissa.
-BF16_ROUNDING = 2.0**-8
-# What aie/kernels/float_math.h says of a product of f32 numbers that are split in two bf16.
-PRODUCT = 3 * 2.0**-16
-# ... of power_of_two, and of aie::inv and invsqrt on the host (elementary.hpp).
-EXP2 = 2.0**-14
-INVERSE = 2.0**-15
-F32_ROUNDING = 2.0**-24
 
 _DTYPES = {"uint8": np.uint8, "int32": np.int32, "float32": np.float32, "bfloat16": BFLOAT16, "bfp16ebs8": np.uint8}
 # Bytes before and after a buffer that no kernel may change, and their value.
@@ -106,61 +117,7 @@ def load(architecture: str, library: str = "flownpu_aie") -> Kernels:
     return Kernels(BUILT / f"lib{library}_{architecture}.so")
 
 
-def bf16(values: Any) -> np.ndarray:
-    """Rounded to the nearest bfloat16."""
-    return np.asarray(values, np.float32).astype(BFLOAT16)
-
-
-def wide(values: np.ndarray) -> np.ndarray:
-    """The same numbers in float64."""
-    return values.astype(np.float64)
-
-
-def bits(value: float) -> int:
-    """A float32 as the int32 that a run-time parameter holds."""
-    return int(np.float32(value).view(np.int32))
-
-
-def tiled(matrix: np.ndarray, rows: int = 8) -> np.ndarray:
-    """[R][C] to [R/rows][C/8][rows][8]."""
-    height, width = matrix.shape
-    return np.ascontiguousarray(matrix.reshape(height // rows, rows, width // 8, 8).swapaxes(1, 2)).reshape(-1)
-
-
-def untiled(flat: np.ndarray, height: int, width: int, rows: int = 8) -> np.ndarray:
-    """The inverse of `tiled`."""
-    return flat.reshape(height // rows, width // 8, rows, 8).swapaxes(1, 2).reshape(height, width)
-
-
-def panels(matrix: np.ndarray) -> np.ndarray:
-    """B [K][N] to [N/32][K/8][4][8 k][8 n]."""
-    k, n = matrix.shape
-    return np.ascontiguousarray(matrix.reshape(k // 8, 8, n // 32, 4, 8).transpose(2, 0, 3, 1, 4)).reshape(-1)
-
-
-def blocks_of(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """bfp16ebs8 along the last axis, written from the format's description (mlir-aie, python/utils/bfp.py).
-
-    Returns:
-        bytes [.., n/8, 9], and the numbers they hold, float64 [.., n]. Mantissas round to the nearest even.
-    """
-    values = wide(matrix).reshape(*matrix.shape[:-1], -1, 8)
-    largest = np.abs(values).max(-1, keepdims=True)
-    exponent = np.where(largest > 0, np.floor(np.log2(np.where(largest > 0, largest, 1))), -127).astype(int)
-    unit = np.exp2(exponent - 6.0)
-    mantissa = np.clip(np.rint(values / unit), -128, 127)
-    coded = np.concatenate([exponent + 127, mantissa.astype(int) & 255], axis=-1).astype(np.uint8)
-    return coded, (mantissa * unit).reshape(matrix.shape)
-
-
 def assert_within(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> None:
     """Every element within its tolerance."""
-    error = np.abs(wide(np.asarray(actual)) - expected)
-    with np.errstate(over="ignore"):  # infinite is what it is
-        excess = np.where(error <= tolerance, 0, error / np.maximum(tolerance, 1e-300))
-    excess = np.where(np.isfinite(error), excess, np.inf)
-    worst = np.unravel_index(np.argmax(excess), excess.shape)
-    assert excess[worst] == 0, (
-        f"{np.count_nonzero(excess)} of {error.size} elements are beyond their tolerance; at {worst}: expected "
-        f"{expected[worst]}, got {actual[worst]}, {excess[worst]:.2f} x the tolerance"
-    )
+    found = compare(np.asarray(actual), np.asarray(expected), tolerance)
+    assert found.beyond == 0, found.text

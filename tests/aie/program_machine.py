@@ -10,7 +10,7 @@ import numpy as np
 
 from flownpu.aie.plan import DTYPES
 from flownpu.aie.programs.call import HostCall
-from flownpu.aie.programs.program import CacheLayout, Program, ProgramWriter, Role, attribute_words
+from flownpu.aie.programs.program import Role, attribute_words
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16
 from tests.ops.device import testing
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flownpu.aie.emulator import Emulator
     from flownpu.aie.plan import Plan
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.program import Step
+    from flownpu.aie.programs.program import Program, Step
 
 
 class Machine:
@@ -88,12 +88,3 @@ class Machine:
 def _plan(call: ArtifactCall, position: int) -> Plan:
     """The plan of a call, which another test checks."""
     return call.program(position).resolve_program(call.name)
-
-
-def program_of(calls: Iterable[ArtifactCall], context: int = 0) -> Program:
-    """A program that makes these calls one after the other, each with buffers of its own."""
-    writer = ProgramWriter([])
-    for call in calls:
-        writer.step(call, "alone", *(f"{call.name} {buffer.name}" for buffer in call.buffers))
-    rows = writer.rows(writer.steps[0].views[0], 1, 1)
-    return Program("decode", {}, 1, 1, context, CacheLayout(), writer.buffers, rows, None, tuple(writer.steps))

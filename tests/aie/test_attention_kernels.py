@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
-from tests.aie.attention_reference import expectation, make_sweep
+from flownpu.selftest.reference.attention import expectation, make_sweep
 from tests.aie.host_kernels import BFLOAT16, assert_within, tiled, untiled, wide
 
 

@@ -13,9 +13,11 @@ from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer, Layer, LayerShap
 from flownpu.aie.designs.decode_layer_shape import interleave
 from flownpu.aie.mlir import to_mlir
 from flownpu.aie.plan import Await, Transfer, WriteParameter
-from tests.aie.decode_layer_model import Call, case_of, random_layer, random_projection, rotary_table, run
+from flownpu.selftest.reference import layer as reference
+from flownpu.selftest.reference.layer import random_projection
 from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import bf16
+from tests.aie.layer_cases import case_of, run
 from tests.aie.mutations import MUTATIONS, caught, ends_that_do_not_wait
 from tests.aie.programs import with_steps
 from tests.aie.test_designs import prototypes
@@ -53,12 +55,7 @@ WINDOW = 64
 
 
 def random_call(shape, rng, position, layers, capacity=CAPACITY, tables=1, way="pairs"):
-    """A call with random weights, a full cache, and an update to be added."""
-    hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
-    cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
-    rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
-    weights = [random_layer(shape, rng) for _ in layers]
-    return Call(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
+    return reference.random_call(shape, rng, position, layers, capacity, tables, way)
 
 
 # --- Plans ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from tests.aie.decode_layer_model import rotary_table
+from flownpu.selftest.reference.layer import rotary_table
 from tests.aie.host_kernels import (
     BF16_ROUNDING,
     BFLOAT16,

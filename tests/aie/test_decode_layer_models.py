@@ -11,9 +11,10 @@ from safetensors import safe_open
 
 from flownpu.aie.designs.decode_layer import DecodeLayer, Layer, LayerShape
 from flownpu.ops import q4nx
-from tests.aie.decode_layer_model import Call, case_of, checkpoint_layer, expectation, norm_weights, rotary_table
+from flownpu.selftest.reference.layer import Call, expectation, rotary_table
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16
+from tests.aie.layer_cases import case_of, checkpoint_layer, norm_weights
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 CAPACITY = 256

@@ -12,12 +12,15 @@ import pytest
 
 from flownpu.aie.checker import check
 from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.copy import Copy
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.one_tile import KERNELS as KERNELS_ALONE
+from flownpu.aie.designs.one_tile import OneTile
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import (
     ResidualLayerNorm,
@@ -268,6 +271,11 @@ def test_shapes_do_not_change_the_array(programs):
             lambda: gated_activation("npu2", "relu", 256),
             "expected geglu or swiglu of a multiple of 256, got relu of 256",
         ),
+        (lambda: Copy("npu2", 64, 24), "expected one or two streams and parts in multiples of 16 of rows of 64 elem"),
+        (lambda: Copy("npu2", 64, 64, streams=3), "expected one or two streams .*, got 3 and 64"),
+        (lambda: OneTile("npu2", "conv"), "expected a kernel of q4nx_dequant_bf16, .*, got 'conv'"),
+        (lambda: OneTile("npu1", "gemm_bfp16"), "expected a kernel of .*, got 'gemm_bfp16'"),
+        (lambda: OneTile("npu2", "rope").program(0), "expected one call or more, got 0"),
         (lambda: RMSNorm("npu3", 64).program(1, 1e-6), "expected a target of npu1, npu2, got 'npu3'"),
     ],
 )
@@ -295,6 +303,9 @@ def prototypes():
 
 
 ALL = {
+    "copy": lambda: Copy("npu2", 1024, 1024).program(17),
+    "copy of parts": lambda: Copy("npu2", 2048, 16, 8, 2).program(100),
+    **{f"{kernel} alone": lambda kernel=kernel: OneTile("npu2", kernel).program(3) for kernel in KERNELS_ALONE},
     "fused_dqp": lambda: FusedDQP("npu2", 1280).program(1024, 1152),
     "fused_dqp 16": lambda: FusedDQP("npu2", 1280, 16).program(1024, 1152),
     "fused_dqp geglu": lambda: FusedDQP("npu2", 1280, 32, "geglu").program(1024, 1152),

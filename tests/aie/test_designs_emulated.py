@@ -2,7 +2,7 @@
 """Every design on the emulator, against its operator's float64 reference.
 
 Reduced sizes for every kind of shape, and each operator once at the size of a model. Tolerances are derived where the
-cases are made (tests/aie/cases.py and design_cases.py).
+cases are made (flownpu/selftest/reference/).
 """
 
 import pytest
@@ -16,22 +16,20 @@ from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from tests.aie.cases import (
+    biased_fused_dqp_case,
+    dequant_engine_case,
     flow_kv_case,
     flow_qkv_case,
     fused_dqp_case,
     gated_activation_case,
-    gemm_case,
-    rms_norm_case,
-    rotary_embedding_case,
-)
-from tests.aie.design_cases import (
-    biased_fused_dqp_case,
-    dequant_engine_case,
     gated_gemm_case,
+    gemm_case,
     norm_rope_case,
     patch_pooling_case,
     projection_case,
     residual_rms_norm_case,
+    rms_norm_case,
+    rotary_embedding_case,
     softmax_case,
 )
 from tests.aie.emulation import emulator, plan_of

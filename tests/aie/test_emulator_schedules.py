@@ -16,20 +16,18 @@ from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
 from flownpu.aie.plan import Await, Free, Release, SetBarrier, Transfer, WriteParameter
 from tests.aie.cases import (
+    dequant_engine_case,
     flow_kv_case,
     flow_qkv_case,
     fused_dqp_case,
     gated_activation_case,
-    gemm_case,
-    rms_norm_case,
-    rotary_embedding_case,
-)
-from tests.aie.design_cases import (
-    dequant_engine_case,
     gated_gemm_case,
+    gemm_case,
     norm_rope_case,
     patch_pooling_case,
     residual_rms_norm_case,
+    rms_norm_case,
+    rotary_embedding_case,
     softmax_case,
 )
 from tests.aie.emulation import emulate, emulator

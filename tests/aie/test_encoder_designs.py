@@ -7,13 +7,9 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualLayerNorm
+from tests.aie.cases import pooled_norm_case, residual_layer_norm_case
 from tests.aie.emulation import emulator
-from tests.aie.encoder_cases import (
-    biased_gemm_case,
-    packed_flow_qkv_case,
-    pooled_norm_case,
-    residual_layer_norm_case,
-)
+from tests.aie.encoder_cases import biased_gemm_case, packed_flow_qkv_case
 from tests.aie.mutations import MUTATIONS, caught
 
 TARGETS = ["npu1", "npu2"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops.definitions import flow_kv_attention
-from tests.aie.attention_reference import expectation, make_sweep
+from flownpu.selftest.reference.attention import expectation, make_sweep
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, PRODUCT, assert_within, bf16, wide
 
 STATE, ROWS, LINE = 16 + 2 * 8 * 16, 8, 32

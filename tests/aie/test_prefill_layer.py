@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill on the array: chunks of a prompt through a model's layers, and the decode layer over the cache they leave.
 
-The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out: prefill_model.py.
+The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out:
+flownpu/selftest/reference/prompt.py.
 """
 
 from __future__ import annotations
@@ -20,16 +21,10 @@ from flownpu.aie.designs.decode_layer_shape import Projection
 from flownpu.aie.programs.decoder import Decoder
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
-from tests.aie.decode_layer_model import (
-    EPSILON,
-    Call,
-    case_of,
-    checkpoint_layer,
-    random_layer,
-    rotary_table,
-)
+from flownpu.selftest.reference.layer import EPSILON, Call, random_layer, rotary_table
+from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
-from tests.aie.prefill_model import PrefillModel
+from tests.aie.layer_cases import case_of, checkpoint_layer
 from tests.aie.program_machine import Machine
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"

@@ -18,6 +18,8 @@ from flownpu.prediction_target import known, target
 from flownpu.prediction_validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
 from flownpu.published import CONTEXTS, TABLES, Role, Row, power
 from flownpu.published.implementation import image_seconds, prompt_seconds, token_seconds
+from flownpu.selftest.climb import Outcome, Result
+from flownpu.selftest.report import Report
 
 DEVICE = DEVICES["kraken-350"]
 
@@ -123,10 +125,24 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
     assert after == pytest.approx(2 * before, rel=0.01)
 
 
+def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
+    """Its "measured"; of the emulator's nothing, and so the published ones stay."""
+    measured = {"channel_read": VALUES["channel_read"] / 2}
+    for device, found in (("npu", measured), ("emulate", {})):
+        results = [Result("copy", Outcome.PASSED)]
+        document = Report(device, "npu2", {}, results).document() | {"measured": found}
+        (tmp_path / "report.json").write_text(json.dumps(document))
+        done = flownpu("predict", "gemma3-1b", "--context", "1k", "--json", "--measured", tmp_path / "report.json")
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["measured"] == found
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1]", "expected an object of parameters"),
+        ('{"measured": [1]}', "expected 'measured' to be an object of parameters"),
+        ('{"measured": {"chanel_read": 1}}', "'chanel_read' is no parameter of the cost model"),
         ("{", "expected a JSON file"),
         ('{"chanel_read": 1}', "'chanel_read' is no parameter of the cost model; did you mean channel_read"),
         ('{"wait": "3 us"}', "expected wait to be a positive number of s, got '3 us'"),

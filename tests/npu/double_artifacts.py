@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts of a model as an NPU's, for the double of XRT: the emulator's words in place of what aiecc would make."""
+"""Artifacts of programs as an NPU's, for the double of XRT: the emulator's words in place of what aiecc would make."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from flownpu.npu_artifacts import programs_of_model
 from tests.npu.xrt import halves, write_xclbin
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from flownpu.aie.programs.program import Program
 
 
 def build_for_double(model: Path, folder: Path, context: int) -> Path:
     """A folder that `device=npu` takes, with the programs of a model."""
-    programs = programs_of_model(model, "npu2", context)[0]
+    return write_for_double(folder, programs_of_model(model, "npu2", context)[0])
+
+
+def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
+    """The same of any programs."""
     files = {}
     for call in calls_of(programs):
         flat = flatten_array(call.last_plan.array)

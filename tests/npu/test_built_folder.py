@@ -8,10 +8,10 @@ from flownpu.aie.call_family import CallSweep
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import moving_call
 from tests.aie.emulation import call, emulator
 from tests.aie.host_kernels import BFLOAT16, bf16
-from tests.aie.program_machine import program_of
 from tests.npu.arrays import npu, whole
 
 HEADS, KV_HEADS, D, KEYS = 4, 2, 16, 8

@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 from flownpu.aie.designs.decode_layer_shape import LayerShape, interleave
 from flownpu.ops import q4nx
-from tests.aie.decode_layer_model import checkpoint_layer, norm_weights, padded
+from flownpu.selftest.reference.layer import padded
+from tests.aie.layer_cases import checkpoint_layer, norm_weights
 from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")

@@ -10,7 +10,7 @@ import pytest
 from flownpu.aie.designs.decode_layer_shape import LayerShape
 from flownpu.aie.programs.host import NormOfRows, norm_rope
 from flownpu.aie.programs.program import attribute_words
-from tests.aie.decode_layer_model import rotary_table
+from flownpu.selftest.reference.layer import rotary_table
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
 from tests.npu.arrays import npu
 from tests.ops.device import ISAS

@@ -12,8 +12,8 @@ import pytest
 from flownpu import ops
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention, fused_dqp
-from tests.aie.attention_reference import ALL
-from tests.aie.cases import STEEPEST, activation_tolerance, attention_expectation, projection_tolerance
+from flownpu.selftest.reference.attention import ALL, attention_expectation
+from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, projection_tolerance
 
 # Half the distance of two numbers of bf16, relative to the larger.
 BF16_ROUNDING = 2.0**-8

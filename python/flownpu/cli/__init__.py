@@ -25,6 +25,7 @@ from flownpu.cli import (
     make_model,
     predict,
     run,
+    selftest,
     trace,
     tune,
     verify,
@@ -55,6 +56,7 @@ app.command("compile")(compile_model.compile_model_folder)
 app.command("predict")(predict.predict)
 app.command("tune")(tune.tune)
 app.command("trace")(trace.trace)
+app.command("selftest")(selftest.selftest)
 app.command("doctor")(doctor.doctor)
 app.command("make-model")(make_model.make_model)
 

@@ -173,10 +173,10 @@ def _build_model(
     elif not built.missing:
         status(f"{what}, {built.made} files compiled, the others are up to date. Next: {command}")
     else:
-        _say_missing(f"{what}, as plans and MLIR", built.missing)
+        say_missing(f"{what}, as plans and MLIR", built.missing)
 
 
-def _say_missing(what: str, missing: Iterable[object]) -> None:
+def say_missing(what: str, missing: Iterable[object]) -> None:
     """Says what could be written, and which tools would do the rest."""
     status(f"{what}. Nothing was compiled:")
     for tool in missing:
@@ -205,7 +205,7 @@ def _build(calls: list["Call"], target: Target, path: Path) -> None:
     if toolchain is not None:
         status(f"{path}: {what}, {len(folder.compiled)} files compiled, the others are up to date")
         return
-    _say_missing(f"{path}: plans and MLIR of {what}", missing)
+    say_missing(f"{path}: plans and MLIR of {what}", missing)
 
 
 def _plans(calls: list["Call"], target: Target) -> Iterator[tuple["Call", Plan]]:

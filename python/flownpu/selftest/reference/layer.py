@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoder layers for tests: their weights, the host buffers of a call, and what must come out, in float64.
+"""Layers of a decoder: random weights, the host buffers of a token's call, and what must come out, in float64.
 
 The expectation is made of the operators' references (flownpu.ops), without any rounding: `expectation`.
 """
@@ -7,26 +7,31 @@ The expectation is made of the operators' references (flownpu.ops), without any 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.aie.designs.decode_layer import DecodeLayer
 from flownpu.aie.designs.decode_layer_shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
-from tests.aie.emulation import call as run_plan
-from tests.aie.emulation import emulator, plan_of
-from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, assert_within, bf16, wide
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer import DecodeLayer, Layer
-    from flownpu.aie.designs.decode_layer_shape import LayerShape
-    from flownpu.aie.emulator import Emulator
-    from flownpu.aie.plan import Plan
+    from flownpu.aie.designs.decode_layer import Layer
+    from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
+    from flownpu.aie.iron_compat import Program
+
+    Rng = np.random.Generator
+
+__all__ = [
+    "EPSILON", "SAMPLES", "Call", "LayerWeights", "Rounding", "expectation", "padded", "random_call", "random_layer",
+    "random_projection", "rms_norm", "rotary_table",
+]  # fmt: skip
 
 EPSILON = 1e-6
 # Perturbed copies of a layer, from which the deviation of each number is estimated, and how many deviations a number
-# may be off: see `Outcome`.
+# may be off: see `expectation`.
 SAMPLES = 32
 DEVIATIONS = 7
 
@@ -45,19 +50,19 @@ class LayerWeights:
     norms: np.ndarray
     qk_norm: np.ndarray | None
 
-    def blocks(self):
+    def blocks(self) -> np.ndarray:
         """All blocks as the array reads them."""
         parts = self.qkv, self.output, interleave(self.gate_up), self.down
         return np.concatenate([part.reshape(-1) for part in parts])
 
-    def vectors(self, shape: LayerShape):
+    def vectors(self, shape: LayerShape) -> np.ndarray:
         """The layer's part of `vectors`."""
         lines = np.zeros((len(self.norms), shape.line), BFLOAT16)
         lines[:, : shape.hidden] = self.norms
         return np.concatenate([lines.reshape(-1), *([] if self.qk_norm is None else [self.qk_norm.reshape(-1)])])
 
 
-def random_projection(rng, rows, columns):
+def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
     """Blocks of a weight of mean 0 whose products of normal numbers are about normal: variance 1 / columns."""
     groups = -(-columns // q4nx.GROUP)
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
@@ -67,7 +72,7 @@ def random_projection(rng, rows, columns):
     return q4nx.pack(codes, scale, minimum)
 
 
-def random_layer(shape: LayerShape, rng) -> LayerWeights:
+def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
     """Weights that keep numbers at about their size."""
     (m_qkv, k), (m_output, k_output), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
     gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
@@ -77,35 +82,6 @@ def random_layer(shape: LayerShape, rng) -> LayerWeights:
         random_projection(rng, m_qkv, k), random_projection(rng, m_output, k_output), gate_up,
         random_projection(rng, m_down, k_down), norms, qk_norm,
     )  # fmt: skip
-
-
-def quantized(*parts: np.ndarray) -> q4nx.Quantized:
-    """Weights below one another."""
-    return q4nx.stack(*(q4nx.quantize(part) for part in parts))
-
-
-def checkpoint_layer(shape: LayerShape, tensors: dict[str, np.ndarray], index: int) -> LayerWeights:
-    """Layer `index` of a Gemma3 (with post-norms), Llama or Qwen3 checkpoint; Gemma3's norms multiply by 1 + weight."""
-    layer = {name.removeprefix(f"model.layers.{index}."): values for name, values in tensors.items()}
-    q, k, v, output = (layer[f"self_attn.{name}_proj.weight"] for name in "qkvo")
-    gate, up, down = (quantized(layer[f"mlp.{name}_proj.weight"]) for name in ("gate", "up", "down"))
-    names = ["input", "post_attention"]
-    if shape.post_norms:
-        names += ["pre_feedforward"]
-    rows = [layer[f"{name}_layernorm.weight"] for name in names]
-    if shape.post_norms:
-        before = tensors.get(f"model.layers.{index - 1}.post_feedforward_layernorm.weight")
-        rows.insert(0, np.zeros_like(rows[0]) if before is None else before)
-    qk_norm = np.stack([layer[f"self_attn.{name}_norm.weight"] for name in "qk"]) if shape.qk_norm else None
-    return LayerWeights(
-        q4nx.pack(*quantized(q, k, v)), q4nx.pack(*quantized(output)), q4nx.pack_gated(gate, up), q4nx.pack(*down),
-        norm_weights(shape, np.stack(rows)), None if qk_norm is None else norm_weights(shape, qk_norm),
-    )  # fmt: skip
-
-
-def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
-    """What a norm multiplies by, in bf16."""
-    return bf16(weights.astype(np.float32) + (1 if shape.post_norms else 0))
 
 
 def rotary_table(positions: int, d: int, base: float = 10000.0) -> np.ndarray:
@@ -140,21 +116,21 @@ class Call:
     head: np.ndarray | None = None  # blocks of the LM head
     vocabulary: int = 0
 
-    def program(self):
+    def program(self) -> Program:
         """The design's program."""
         return self.design.program(
             self.position, self.cache.shape[1], layers=self.layers, vocabulary=self.vocabulary, epsilon=EPSILON,
             scale=self.scale or None, positions=self.rotary.shape[1], tables=len(self.rotary),
         )  # fmt: skip
 
-    def buffers(self):
+    def buffers(self) -> dict[str, np.ndarray]:
         """The host buffers that go in."""
         shape, regions = self.design.shape, self.design.regions
         state = np.zeros(self.design.state_size, BFLOAT16)
         for name, values in (("hidden", self.hidden), ("update", self.update)):
             state[regions[name].offset :][: shape.hidden] = values
         weights, vectors = [w.blocks() for w in self.weights], [w.vectors(shape) for w in self.weights]
-        if self.head is not None:
+        if self.head is not None and self.final_norms is not None:
             weights.append(self.head.reshape(-1))
             vectors += [padded(norm, shape.line) for norm in self.final_norms]
         return {
@@ -172,73 +148,45 @@ class Call:
         result = {name: found["state"][regions[name].offset :][:size] for name, size in sizes.items()}
         cache = found["cache"].reshape(self.cache.shape)
         result["position"] = cache[:, self.position].reshape(-1)
-        others = np.delete(cache, self.position, axis=1).tobytes()
-        assert others == np.delete(self.cache, self.position, axis=1).tobytes(), "another position was written"
+        result["other positions"] = np.delete(cache, self.position, axis=1).reshape(-1)
         if self.head is not None:
             result["logits"] = found["logits"]
         return result
 
 
-def run(array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, **buffers: np.ndarray) -> dict:
-    """As `emulation.call`. With split keys the cache is an argument twice, and what is behind it must not matter."""
-    kinds = {record.name: record.type for record in plan.sequence.buffers}
-    if "cache_bytes" not in kinds:
-        return run_plan(array, plan, seed=seed, settle=settle, **buffers)
-    memory = np.full(kinds["cache_bytes"].bytes // 2, bf16(1000.0))
-    memory[: buffers["cache"].size] = buffers["cache"].reshape(-1)
-    given = {"cache": memory[: buffers["cache"].size], "cache_bytes": memory.view(np.uint8)}
-    return run_plan(
-        array, plan, seed=seed, settle=settle, shared=given, **{n: b for n, b in buffers.items() if n != "cache"}
-    )
-
-
-@dataclass
-class LayerCase:
-    """A call and what must come out, as `tests.aie.mutations.caught` takes it."""
-
-    plan: Plan
-    call: Call
-    expected: dict[str, tuple[np.ndarray, np.ndarray]]
-
-    def check(self, array: Emulator | None = None, *, seed: int = 0, settle: bool = True) -> dict[str, np.ndarray]:
-        """Run, compare, and return the host buffers; `array`: an emulator that ran other calls before."""
-        own = array is None
-        array = emulator(self.plan.array) if array is None else array
-        found = run(array, self.plan, seed=seed, settle=settle, **self.call.buffers())
-        outcome = self.call.outcome(found)
-        for name, (expected, tolerance) in self.expected.items():
-            assert_within(outcome[name], expected, tolerance)
-        if own:
-            left = array.leftovers()
-            assert left == [], left
-        return found
-
-
-def case_of(call: Call, rng) -> LayerCase:
-    """The case of a call, its plan checked."""
-    return LayerCase(plan_of(call.program()), call, expectation(call, rng))
+def random_call(
+    shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1, way: str = "pairs"
+) -> Call:
+    """A call with random weights, a full cache, and an update to be added."""
+    hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
+    cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
+    rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
+    weights = [random_layer(shape, rng) for _ in layers]
+    return Call(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
 
 
 # --- The expectation --------------------------------------------------------------------------------------------------
 
 
-def rms_norm(x, weight):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * wide(weight)
+def rms_norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Rows over their root mean square, times a weight."""
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * wide(weight))
 
 
 class Rounding:
     """What the array rounds to bf16 is off by up to 2^-8: rows 1 and on are made so, at random; row 0 stays exact."""
 
-    def __init__(self, rng) -> None:
+    def __init__(self, rng: Rng) -> None:
         self._rng = rng
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
+        """The copies of some values [copies, ...], each with errors of its own."""
         error = self._rng.uniform(-BF16_ROUNDING, BF16_ROUNDING, values.shape)
         error[0] = 0
-        return values * (1 + error)
+        return np.asarray(values * (1 + error))
 
 
-def expectation(call: Call, rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def expectation(call: Call, rng: Rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """What must come out, and how far each number may be off.
 
     The array rounds where this rounds (kernels/README.md): entries, projections, heads, attention's weights (which are
@@ -269,32 +217,36 @@ def expectation(call: Call, rng, samples: int = SAMPLES) -> dict[str, tuple[np.n
         update = rounded(product(found["activated"], weights.down, shape.projections[3]))
         found["hidden"], found["update"] = hidden, update
     found["position"] = np.concatenate(positions, axis=1)
-    if call.head is not None:
+    if call.head is not None and call.final_norms is not None:
         _, x = enter(shape, call.final_norms, hidden, update, rounded)
         found["logits"] = rounded(q4nx_matmul.reference(x, call.head, rows=call.vocabulary, columns=shape.hidden))
-    return {name: (copies[0], DEVIATIONS * copies[1:].std(0)) for name, copies in found.items()}
+    kept = wide(np.delete(call.cache, call.position, axis=1)).reshape(-1)
+    expected = {name: (copies[0], DEVIATIONS * copies[1:].std(0)) for name, copies in found.items()}
+    return expected | {"other positions": (kept, np.zeros(kept.shape))}
 
 
-def enter(shape, norms, residual, update, rounded):
+def enter(
+    shape: LayerShape, norms: np.ndarray, residual: np.ndarray, update: np.ndarray, rounded: Rounding
+) -> tuple[np.ndarray, np.ndarray]:
     """The residual stream with the update, and what the next projection reads of it."""
     after = rounded(residual + (rms_norm(update, norms[0]) if shape.post_norms else update))
     return after, rounded(rms_norm(after, norms[-1]))
 
 
-def product(x, blocks, projection, gating="none"):
+def product(x: np.ndarray, blocks: np.ndarray, projection: Projection, gating: str = "none") -> np.ndarray:
     """A projection of rows x, of the same float32 weights as the operator's."""
     return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=projection.columns, gating=gating)
 
 
-def attend(call, index, layer, qkv, rounded):
+def attend(call: Call, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding) -> tuple[np.ndarray, np.ndarray]:
     """FlowKVAttention with its norms and RoPE; and the position's keys and values, as they lie in the cache."""
     shape, rows = call.design.shape, len(qkv)
     past = np.repeat(wide(call.cache[index])[None], rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, capacity, d]
     half = shape.d // 2
     angles = wide(call.rotary[layer.table])
-    norms = {}
-    if shape.qk_norm:
-        norms = dict(zip(("q_norm_weight", "k_norm_weight"), wide(call.weights[index].qk_norm), strict=True))
+    norms: dict[str, Any] = {}
+    if (weights := call.weights[index].qk_norm) is not None:
+        norms = dict(zip(("q_norm_weight", "k_norm_weight"), wide(weights), strict=True))
     qkv = qkv.copy()
     context, keys, values = flow_kv_attention.reference(
         qkv[:, None], past_key=past[0], past_value=rounded(past[1]), seqlens_k=np.full(rows, call.position),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What prefill must leave, in float64, and how far each number may be off.
 
-As in decode_layer_model.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
+As in layer.py (`expectation`): beside the exact numbers go copies of the model, each with errors of its
 own wherever the array rounds; a number may be off by so many of their standard deviations. A sum of many errors over
 the deviation of 32 such sums is Student's t with 31 degrees of freedom: beyond 9 in 4 of 10^10 cases, where the tests
 compare 10^7 numbers. What is new here:
@@ -9,10 +9,10 @@ compare 10^7 numbers. What is new here:
 - On XDNA2 the matrix unit reads 8 neighbours with one exponent (kernels/README.md, "Arithmetic"): A and B of a GEMM
   along K, queries and keys along d, attention's weights and values along 8 neighbouring keys. The unit of a mantissa is
   2^-6 of the largest's power of two, and rounding to it is off by half of that at most.
-- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A
-  product sums so many of these errors that it is off by a normal number of their variance. A weight is off by the same
-  for all tokens; as if that made a product's errors the same share of their deviations for all tokens, one such number
-  serves a copy's tokens.
+- The dequantised weights are rounded to bf16 before that (stored in bfp16 at once: that is one error less). A product
+  sums so many of these errors that it is off by a normal number of their variance. A weight is off by the same for all
+  tokens; as if that made a product's errors the same share of their deviations for all tokens, one such number serves a
+  copy's tokens.
 - The residual stream is the host's, in f32: what it rounds is 2^-16 of what bf16 does.
 - The cache of a copy is that copy's, so what one chunk was off by the next one sees.
 """
@@ -26,14 +26,14 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
-from tests.aie.decode_layer_model import EPSILON, SAMPLES, Rounding, rms_norm
-from tests.aie.host_kernels import BF16_ROUNDING, wide
+from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flownpu.aie.designs.decode_layer import Layer, LayerShape
-    from tests.aie.decode_layer_model import LayerWeights
+    from flownpu.selftest.reference.layer import LayerWeights
 
     _Step = tuple[int, str, np.ndarray, np.ndarray]
 
@@ -150,7 +150,8 @@ class PrefillModel:
         """Queries and attention's output, [copies, tokens, H d]; row 0 is the operator's. Keys and values are kept."""
         shape, layer, rows, tokens = self.shape, self.layers[index], *qkv.shape[:2]
         heads, kv_heads, end = shape.heads, shape.kv_heads, position + tokens
-        norms = wide(self.weights[index].qk_norm) if shape.qk_norm else [None, None]
+        weights = self.weights[index].qk_norm
+        norms = [None, None] if weights is None else wide(weights)
         cosine, sine = np.split(wide(self.rotary[layer.table]), 2, axis=1)
         past = self.cache[:1, index].transpose(3, 0, 2, 1, 4)
         expected, *_ = flow_qkv_attention.reference(
@@ -180,7 +181,7 @@ class PrefillModel:
         weights = self._in_blocks(np.pad(weights, padded))
         values = self._in_blocks(np.pad(values.swapaxes(-1, -2), padded[1:])).swapaxes(-1, -2)
         context = (weights @ values[:, :, None] / total).transpose(0, 3, 1, 2, 4).reshape(rows, tokens, -1)
-        np.testing.assert_allclose(context[:1], expected, rtol=1e-9, atol=1e-12)  # the copies are copies of this
+        _require_equal(context[:1], expected)
         return q.reshape(rows, tokens, -1), self._rounded(context)
 
     def _in_blocks(self, values: np.ndarray) -> np.ndarray:
@@ -202,6 +203,16 @@ def turned(x: np.ndarray, norm: np.ndarray | None, cosine: np.ndarray, sine: np.
     x = x if norm is None else x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * norm
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+
+
+def _require_equal(copy: np.ndarray, expected: np.ndarray) -> None:
+    """What the copies are made by is the operator.
+
+    Raises:
+        ArithmeticError: it is not.
+    """
+    if not np.allclose(copy, expected, rtol=1e-9, atol=1e-12):
+        raise ArithmeticError("expected the model of attention to be the operator, and it is not: a bug of flownpu")
 
 
 def deviation(copies: np.ndarray) -> np.ndarray:

@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention over a sweep of keys must give: the operators' float64 reference, and how far a kernel may be off."""
+"""Attention over a sweep of keys: the operators' float64 reference, and how far a kernel may be off."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.aie.designs.common import bits
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
-from tests.aie.host_kernels import BF16_ROUNDING, EXP2, F32_ROUNDING, PRODUCT, bf16, bits, blocks_of, wide
+from flownpu.selftest.reference.case import Case
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, EXP2, F32_ROUNDING, PRODUCT, bf16, blocks_of, wide
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from flownpu.aie.designs.flow_kv import FlowKV
+    from flownpu.aie.designs.flow_qkv import FlowQKV
+
+    Rng = np.random.Generator
+
+__all__ = ["ALL", "Sweep", "attention_expectation", "expectation", "flow_kv_case", "flow_qkv_case", "make_sweep"]
 
 LOG2_E = 1.4426950408889634
 ALL = 2**31 - 1
@@ -34,30 +48,36 @@ class Sweep:
     block: int = 0  # the queries see one another (bidirectional_blocks), which to the array is causal = 0
 
     @property
-    def d(self):
-        return self.q.shape[-1]
+    def d(self) -> int:
+        """Head size."""
+        return int(self.q.shape[-1])
 
     @property
-    def factor(self):
-        return self.scale or self.d**-0.5
+    def factor(self) -> float:
+        """What scores are multiplied by."""
+        return float(self.scale or self.d**-0.5)
 
     @property
-    def starts(self):
+    def starts(self) -> range:
+        """First key of each chunk."""
         return range(self.first_key, self.key_end, self.chunk)
 
-    def rtp(self):
+    def rtp(self) -> np.ndarray:
+        """The run-time parameters of a tile."""
         words = [len(self.starts), self.first_query, self.first_key, self.key_end, self.window, self.causal]
         return np.array([*words, bits(self.factor * LOG2_E), self.q.shape[1], *[0] * 8], np.int32)
 
 
-def make_sweep(rng, heads, queries, d, keys, chunk, *, strength=1.0, **settings):
+def make_sweep(
+    rng: Rng, heads: int, queries: int, d: int, keys: int, chunk: int, *, strength: float = 1.0, **settings: Any
+) -> Sweep:
     """Random numbers; the padding after the last key is finite, and no smaller than keys are."""
     capacity = settings.get("first_key", 0) % chunk + -(-keys // chunk) * chunk + chunk
     q, k, v = (bf16(rng.normal(size=s) * strength) for s in ((heads, queries, d), (capacity, d), (capacity, d)))
     return Sweep(q, k, v, chunk, keys, **settings)
 
 
-def as_multiplied(sweep, *, in_blocks):
+def as_multiplied(sweep: Sweep, *, in_blocks: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Q, K and V as the matrix unit reads them, in float64.
 
     in_blocks: In block floating point: along d for Q and K, along 8 neighbouring keys of a chunk for V.
@@ -70,7 +90,9 @@ def as_multiplied(sweep, *, in_blocks):
     return blocks_of(sweep.q)[1], blocks_of(sweep.k)[1], v
 
 
-def expectation(sweep, *, in_blocks=False, operator=flow_qkv_attention):
+def expectation(
+    sweep: Sweep, *, in_blocks: bool = False, operator: ModuleType = flow_qkv_attention
+) -> tuple[np.ndarray, np.ndarray]:
     """The operator's reference on the numbers that the matrix unit reads, [heads, real queries, d], and its tolerance.
 
     in_blocks: as in `as_multiplied`.
@@ -114,3 +136,56 @@ def expectation(sweep, *, in_blocks=False, operator=flow_qkv_attention):
         tolerance += 2.0**-6 * largest @ values
     tolerance += (3 * PRODUCT + BF16_ROUNDING) * np.abs(expected) + len(key) * F32_ROUNDING * (p @ np.abs(v))
     return expected, 1.02 * tolerance  # second-order terms: shares are below 2 %
+
+
+def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:
+    """The KV cache [capacity, KV heads, 2, d]; behind the last key are numbers, too."""
+    return bf16(rng.normal(size=(capacity, kv_heads, 2, d)))
+
+
+def attention_expectation(
+    q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The expectation and the tolerance of queries [tokens, heads, d], in the same shape, by a `Sweep` a KV head."""
+    heads = q.shape[1]
+    kv_heads, in_blocks = kv.shape[1], bool(of_sweep.pop("in_blocks"))
+    parts = []
+    for head in range(kv_heads):
+        group = q[:, head * heads // kv_heads : (head + 1) * heads // kv_heads].swapaxes(0, 1)
+        sweep = Sweep(group, kv[:, head, 0], kv[:, head, 1], **of_sweep)
+        parts.append(expectation(sweep, in_blocks=in_blocks, operator=operator))
+    expected, tolerance = (np.concatenate(part).swapaxes(0, 1) for part in zip(*parts, strict=True))
+    return expected, tolerance
+
+
+def flow_kv_case(design: FlowKV, total: int, capacity: int, rng: Rng, *, window: int | None = None) -> Case:
+    """The token at total - 1 over the keys before it."""
+    q, kv = bf16(rng.normal(size=(1, design.heads, design.d))), _cache(rng, capacity, design.kv_heads, design.d)
+    sweep = {"chunk": design.keys, "key_end": total, "first_query": total - 1, "window": window or ALL}
+    expected, tolerance = attention_expectation(q, kv, flow_kv_attention, in_blocks=False, **sweep)
+    return Case(partial(design.program, total, capacity, window=window), {"q": q, "kv": kv}, "o", expected, tolerance)
+
+
+def flow_qkv_case(
+    design: FlowQKV, tokens: int, past: int, capacity: int, rng: Rng, *, window: int | None = None, causal: bool = True,
+    block: bool = False,
+) -> Case:  # fmt: skip
+    """Tokens at `past` and on; what is padded to whole blocks of tokens holds numbers and is not compared.
+
+    `block`: not causal, and compared with the operator whose bidirectional_blocks has these tokens as one block.
+    """
+    causal = causal and not block
+    size = design.padded(tokens), design.heads, design.d
+    q, kv = bf16(rng.normal(size=size)), _cache(rng, capacity, design.kv_heads, design.d)
+    sweep = {
+        "key_end": past + tokens,
+        "first_query": past,
+        "window": window or ALL,
+        "causal": int(causal),
+        "block": int(block),
+    }
+    in_blocks = design.target == "npu2"
+    chunks = {"chunk": design.keys, "in_blocks": in_blocks}
+    expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)
+    make = partial(design.program, tokens, past, capacity, window=window, causal=causal)
+    return Case(make, {"q": q, "kv": kv}, "o", expected, tolerance, lambda o: o.reshape(size)[:tokens])

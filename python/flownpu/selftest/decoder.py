@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ladder's upper rungs: decoder layers, a token and a prompt of a small decoder with random weights.
+
+The programs of the token and of the prompt are those that `flownpu build` writes for a model (aie/programs/).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.designs.decode_layer import Layer, LayerShape
+from flownpu.aie.designs.decode_layer_shape import Projection
+from flownpu.aie.programs.alone import program_of
+from flownpu.aie.programs.call import fixed_call
+from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decoder import Decoder
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.selftest.reference.layer import (
+    EPSILON,
+    expectation,
+    random_call,
+    random_layer,
+    random_projection,
+    rotary_table,
+)
+from flownpu.selftest.reference.numbers import BFLOAT16, bf16
+from flownpu.selftest.reference.prompt import PrefillModel
+from flownpu.selftest.rung import Check, Rung, Trial
+from flownpu.selftest.worker import MADE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from flownpu.selftest.reference.layer import Call
+
+    Rng = np.random.Generator
+
+__all__ = ["SHAPE", "decoder_rungs"]
+
+SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
+_LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
+_CONTEXT = 256
+_SPLIT_CONTEXT = 480  # positions that the 24 tiles share: the cache ends where they do
+_VOCABULARY = 512
+_POSITION, _SPLIT_POSITION = 100, 470  # with split keys every tile has some
+_TOKENS, _CHUNK = 50, 64  # of the prompt; the rest of the chunk is empty
+
+
+def decoder_rungs(target: str) -> Iterator[Rung]:
+    """The rungs; none on npu1, which the decode layer does not fit. `work` of layers: how many they are."""
+    if target != "npu2":
+        return
+    for name, layers in (("decode_layer", 1), ("decode_layer, two layers", 2)):
+        yield Rung(name, "decode_layer", partial(_layers, name, "pairs", layers, _CONTEXT, _POSITION), layers)
+    name = "decode_layer, split keys"
+    yield Rung(name, name, partial(_layers, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
+    yield Rung("token", "token", _token, 1)
+    yield Rung("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
+
+
+def _layers(name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
+    """Layers of a token, in one call; `way`: of attention."""
+    call = random_call(SHAPE, rng, position, [Layer()] * count, context, way=way)
+    made = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
+    given = {f"{made.name} {buffer}": content for buffer, content in call.buffers().items()}
+    program = program_of([made], kind=name, constants=given, same={"cache_bytes": "cache"})
+    wanted = tuple(f"{made.name} {buffer}" for buffer in ("state", "cache"))
+
+    def outcome(what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+        by_name = {name.rpartition(" ")[2]: content.view(BFLOAT16) for name, content in found.items()}
+        return call.outcome(by_name)[what]
+
+    checks = tuple(Check(what, partial(outcome, what), *numbers) for what, numbers in expectation(call, rng).items())
+    return Trial(program, given, wanted, checks)
+
+
+def _token(rng: Rng) -> Trial:
+    """All layers and the LM head, over a cache that is full of numbers."""
+    call = random_call(SHAPE, rng, _POSITION, _LAYERS, _CONTEXT, tables=2)
+    call = replace(
+        call, update=np.zeros_like(call.update), scale=SHAPE.d**-0.5, vocabulary=_VOCABULARY,
+        head=random_projection(rng, _VOCABULARY, SHAPE.hidden),
+        final_norms=bf16(rng.uniform(0.5, 1.5, (SHAPE.entry_norms, SHAPE.hidden))),
+    )  # fmt: skip
+    given = call.buffers()
+    del given["state"]  # is written as a session writes it
+    choice = decode_program(_decoder(), "npu2", _CONTEXT, ways=[call.design.way])
+    program = replace(choice.program, kind="token", attributes={})
+    expected = expectation(call, rng)
+    checks = (
+        Check("logits", lambda found: found[MADE], *expected["logits"]),
+        *(Check(what, partial(_of_cache, call, what), *expected[what]) for what in ("position", "other positions")),
+    )
+    return Trial(program, given, ("cache",), checks, _POSITION, call.hidden.astype(np.float32))
+
+
+def _of_cache(call: Call, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The position's keys and values, or all others."""
+    cache = found["cache"].view(BFLOAT16).reshape(call.cache.shape)
+    part = cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)
+    return np.asarray(part.reshape(-1))
+
+
+def _prompt(target: str, rng: Rng) -> Trial:
+    """A chunk that its tokens do not fill: the keys and values of all layers."""
+    weights = [random_layer(SHAPE, rng) for _ in _LAYERS]
+    rotary = np.stack([rotary_table(_CONTEXT, SHAPE.d, base) for base in (1e4, 1e6)])
+    hidden = bf16(rng.normal(size=(_TOKENS, SHAPE.hidden)) * 3)
+    model = PrefillModel(SHAPE, _LAYERS, weights, rotary, SHAPE.d**-0.5, rng)
+    for _ in model.prefill(hidden, 0):
+        pass  # what each step makes; the last layer's keys and values hang on all of it
+    # What the program of a token reads behind the layers' weights: the head's, and the final norms.
+    head, norms = Projection(_VOCABULARY, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
+    given = {
+        "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(head, np.uint8)]),
+        "vectors": np.concatenate([*(layer.vectors(SHAPE) for layer in weights), np.zeros(norms, BFLOAT16)]),
+        "rotary": rotary,
+    }
+    program = replace(prefill_program(_decoder(), target, _CONTEXT, _CHUNK), kind="prompt", attributes={})
+    size = len(_LAYERS), _CONTEXT, SHAPE.kv_heads, 2, SHAPE.d
+    check = Check(
+        "cache",
+        lambda found: found["cache"].view(BFLOAT16).reshape(size)[:, :_TOKENS],
+        *model.outcome(0, _TOKENS),
+    )
+    return Trial(program, given, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))
+
+
+def _decoder() -> Decoder:
+    windows = tuple(layer.window or 0 for layer in _LAYERS)
+    tables = tuple(layer.table for layer in _LAYERS)
+    return Decoder(SHAPE, EPSILON, SHAPE.d**-0.5, windows, tables, _VOCABULARY, _CONTEXT, SHAPE.feed_forward)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rungs' times tell of the cost model's parameters (aie/cost/parameters.py).
+
+Two rungs of one array that differ in `work` only, whatever that counts, give its cost without the dispatch's:
+(seconds, more - seconds) / (work, more - work). Cycles are those of the highest clock (aie/npu_limits.py), as they are
+in the model. On the emulator time means nothing, so nothing is derived there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.designs.common import TILES
+from flownpu.aie.designs.decode_layer import DecodeLayer
+from flownpu.aie.designs.decode_layer_weights import STREAMS
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.npu_limits import LIMITS
+from flownpu.selftest.decoder import SHAPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from flownpu.selftest.climb import Result
+
+__all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
+
+_VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
+_ATTENTION = DecodeLayer(SHAPE).attention  # of the rungs that tell a wait
+_DECODE_STREAMS = STREAMS * _ATTENTION.columns  # of weights
+_SIDE = 8  # of what the matrix unit multiplies at once, and of a tile of scores
+_STORE = 2 * _SIDE * _SIDE * 4 / 64  # cycles around a loop of values' products: sums loaded and stored, 64 bytes each
+
+
+class Times:
+    """The times of the rungs that passed."""
+
+    def __init__(self, results: Iterable[Result], target: str) -> None:
+        self._results = {result.rung: result for result in results if result.passed}
+        self.target = target
+        self.clock = LIMITS[target].clock_megahertz * 1e6
+        self.cores = LIMITS[target].columns * TILES
+
+    def seconds(self, rung: str) -> float:
+        """Of a run. Raises KeyError if the rung has not passed."""
+        seconds = self._results[rung].seconds
+        if seconds is None:
+            raise KeyError(rung)
+        return seconds
+
+    def work(self, rung: str) -> float:
+        """Of a run. Raises KeyError likewise."""
+        return self._results[rung].work
+
+    def cost(self, rung: str) -> float:
+        """Seconds for a unit of the rung's work. Raises KeyError likewise."""
+        more = f"{rung}, more"
+        return (self.seconds(more) - self.seconds(rung)) / (self.work(more) - self.work(rung))
+
+    def cycles(self, rung: str) -> float:
+        """Cycles of one core for a unit of the rung's work. Raises KeyError likewise."""
+        return self.clock * self.cost(rung)
+
+    def reading(self, rung: str) -> float:
+        """Seconds for a value of the result, read and compared. Raises KeyError likewise."""
+        result = self._results[rung]
+        if result.run is None or result.read_seconds is None:
+            raise KeyError(rung)
+        return result.read_seconds / result.run.values
+
+
+class Measure(NamedTuple):
+    """How a number follows from the rungs.
+
+    Attributes:
+        name: of the parameter, if the model has it.
+        unit: of it.
+        formula: of it, for people; T(rung) are a run's seconds, d more rungs less the ones before.
+        value: of it. Raises KeyError for a rung that did not pass.
+    """
+
+    name: str
+    unit: str
+    formula: str
+    value: Callable[[Times], float]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number that was measured, or why it was not.
+
+    Attributes:
+        name: of the parameter.
+        value: of it; None: it was not measured.
+        unit: of it.
+        formula: it follows from.
+        assumed: by the cost model; None: it has no such parameter.
+        reason: that it was not measured; "": it was.
+    """
+
+    name: str
+    value: float | None
+    unit: str
+    formula: str
+    assumed: float | None
+    reason: str = ""
+
+
+def measure(results: Iterable[Result], target: str) -> list[Measurement]:
+    """What can be told from the rungs that passed."""
+    times = Times(results, target)
+    return [_measured(each, times) for each in MEASURES]
+
+
+def _measured(each: Measure, times: Times) -> Measurement:
+    assumed = TABLE[each.name].value if each.name in TABLE else None
+    found = Measurement(each.name, None, each.unit, each.formula, assumed)
+    try:
+        value = each.value(times)
+    except KeyError as missing:
+        return replace(found, reason=f"rung {missing} did not pass")
+    except ZeroDivisionError:
+        value = math.inf
+    if not 0 < value < math.inf:
+        return replace(found, reason=f"the times give {value:g}: their noise is larger than what they tell")
+    return replace(found, value=value)
+
+
+def _array_change(times: Times) -> float:
+    """The two arrays' calls alone, half as many each as there are changes, leave the changes."""
+    changes = times.work("arrays in turn")
+    calls = changes / 2 * (times.seconds("dequant_engine bf16") + times.seconds("gemm bf16"))
+    return (times.seconds("arrays in turn") - calls) / changes
+
+
+def _wait(times: Times) -> float:
+    """A layer less its weights on the streams; its few keys are nothing beside them."""
+    layer = times.seconds("decode_layer, two layers") - times.seconds("decode_layer")
+    return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
+
+
+def _tile_cycles(times: Times) -> tuple[float, float]:
+    """Cycles of one core for 8 x 8 scores and their values' products, of head sizes 64 and 128."""
+    multiply_adds = 2 * _SIDE * _SIDE  # for each element of a head
+    small, large = times.cycles("flow_qkv nca"), times.cycles("flow_qkv nca, d 128")
+    return times.cores * 64 * multiply_adds * small, times.cores * 128 * multiply_adds * large
+
+
+def _chunk_tiles(times: Times) -> float:
+    """Tiles of scores in a chunk of keys."""
+    columns = LIMITS[times.target].columns
+    return FlowQKV(times.target, columns, columns, 64).keys / _SIDE
+
+
+def _product(times: Times) -> float:
+    """Twice the head size is twice the products, of scores and of values, and twice the loops of values."""
+    small, large = _tile_cycles(times)
+    loop = VALUES["product_loop"] + _STORE
+    return ((large - small) / _SIDE - loop / _chunk_tiles(times)) / 2
+
+
+def _softmax_tile(times: Times) -> float:
+    """What does not depend on the head size, less the loop of the scores' products and a chunk's share of rows."""
+    small, large = _tile_cycles(times)
+    return 2 * small - large - VALUES["product_loop"] - VALUES["softmax_rows"] / _chunk_tiles(times)
+
+
+MEASURES = (
+    Measure("dispatch", "s", "T(copy)", lambda times: times.seconds("copy")),
+    Measure("channel_read", "bytes/s", "d bytes / d T(copy)", lambda times: 1 / times.cost("copy")),
+    Measure("memory_read", "bytes/s", "d bytes / d T(streams)", lambda times: 1 / times.cost("streams")),
+    Measure(
+        "array_change", "s", "(T(arrays in turn) - 8 T(dequant_engine bf16) - 8 T(gemm bf16)) / 16 changes",
+        _array_change,
+    ),
+    Measure(
+        "wait", "s",
+        f"(T(decode_layer, two layers) - T(decode_layer) - weights' bytes / {_DECODE_STREAMS} channel_read) / "
+        f"{_ATTENTION.waits}",
+        _wait,
+    ),
+    Measure(
+        "own_host_per_logit", "s", "reading and comparing / values (copy, more)",
+        lambda times: times.reading("copy, more"),
+    ),
+    Measure(
+        "dequant_block", "cycles", "clock x d T(kernel q4nx_dequant_bf16) / d calls",
+        lambda times: times.cycles("kernel q4nx_dequant_bf16"),
+    ),
+    Measure(
+        "dqp_block", "cycles", "clock x d T(kernel fused_dqp) / d calls",
+        lambda times: times.cycles("kernel fused_dqp"),
+    ),
+    Measure(
+        "vector_element", "cycles", f"mean of clock x d T / d elements over kernels {', '.join(_VECTORS)}",
+        lambda times: sum(times.cycles(f"kernel {kernel}") for kernel in _VECTORS) / len(_VECTORS),
+    ),
+    Measure(
+        "product", "cycles",
+        "((C128 - C64) / 8 - 8 (product_loop + 8) / keys of a chunk) / 2; C64: cycles of 8 x 8 scores, clock x cores x "
+        "d T(flow_qkv nca) / d scores x 64; C128: of flow_qkv nca, d 128",
+        _product,
+    ),
+    Measure(
+        "softmax_tile", "cycles", "2 C64 - C128 - product_loop - 8 softmax_rows / keys of a chunk", _softmax_tile
+    ),
+    Measure(
+        "gemm_operations", "operations/s", "d operations / d T(gemm bf16)", lambda times: 1 / times.cost("gemm bf16")
+    ),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of a design with what must come out, and the comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flownpu.selftest.reference.numbers import wide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flownpu.aie.iron_compat import Program
+
+__all__ = ["Case", "Deviation", "compare"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a design, its inputs, and what must come out.
+
+    Attributes:
+        program: makes the call's program.
+        inputs: host buffers by name.
+        output: the name of the output.
+        expected: float64, in any shape.
+        tolerance: of each element, derived from the arithmetic by who made the case.
+        select: picks what is compared from the output buffer, [elements]; by default all of it.
+    """
+
+    program: Callable[[], Program]
+    inputs: dict[str, np.ndarray]
+    output: str
+    expected: np.ndarray
+    tolerance: np.ndarray | float
+    select: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+class Deviation(NamedTuple):
+    """How far numbers are off.
+
+    Attributes:
+        beyond: elements beyond their tolerance.
+        share: the largest error in tolerances; infinite where one is no number, or one that must be exact is not.
+        error: the largest error of all elements.
+        text: where the share is largest, what was expected there, and what came.
+    """
+
+    beyond: int
+    share: float
+    error: float
+    text: str
+
+
+def compare(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> Deviation:
+    """Compares every element with what was expected, within its tolerance.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"expected numbers of shape {expected.shape}, got {actual.shape}")
+    error = np.abs(wide(actual) - expected)
+    error = np.where(np.isfinite(error), error, np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite is what it is
+        share = np.where(error == 0, 0, error / np.maximum(tolerance, 1e-300))
+    share = np.where(np.isfinite(error) & (share < 1e290), share, np.inf)
+    beyond = ~(error <= tolerance)
+    worst = np.unravel_index(np.argmax(share), share.shape)
+    place = tuple(int(index) for index in worst)
+    text = (
+        f"{np.count_nonzero(beyond)} of {error.size} elements are beyond their tolerance; at {place}: expected "
+        f"{expected[worst]}, got {actual[worst]}, {share[worst]:.2f} x the tolerance"
+    )
+    return Deviation(int(np.count_nonzero(beyond)), float(share[worst]), float(error.max()), text)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights: FusedDQP, the dequantisation engine, GEMM and its epilogues."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.decode_layer_shape import interleave
+from flownpu.aie.designs.one_tile import GEMM_TILE
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import fused_dqp, q4nx_matmul
+from flownpu.selftest.reference.case import Case
+from flownpu.selftest.reference.numbers import (
+    BF16_ROUNDING,
+    BFLOAT16,
+    EXP2,
+    F32_ROUNDING,
+    PRODUCT,
+    bf16,
+    blocks_of,
+    panels,
+    tiled,
+    untiled,
+    wide,
+)
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.dequant_engine import DequantEngine
+    from flownpu.aie.designs.fused_dqp import FusedDQP
+    from flownpu.aie.designs.gemm import Gemm
+    from flownpu.aie.designs.one_tile import OneTile
+
+    Rng = np.random.Generator
+
+__all__ = [
+    "STEEPEST", "activation_tolerance", "as_multiplied", "biased_fused_dqp_case", "dequant_engine_case",
+    "fused_dqp_case", "gated", "gated_gemm_case", "gemm_case", "gemm_tile_case", "operand", "projection_tolerance",
+    "random_weight",
+]  # fmt: skip
+
+# |act(x) - act(y)| <= 1.13 |x - y|: the steepest of GELU (1.129) and SiLU (1.0998).
+STEEPEST = 1.13
+ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
+
+
+def activation_tolerance(x: np.ndarray, act: np.ndarray) -> np.ndarray:
+    """Of act(x), a sigmoid's product: five products make its exponent, limited to 64; then exp2, and four more.
+
+    The reference has 1 + tanh, which loses 2^-53 of 1.
+    """
+    exponent = np.minimum(1.4427 * np.maximum(np.abs(x), 1.5958 * np.abs(x + 0.044715 * x**3)), 64)
+    return np.asarray((5 * exponent * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act) + np.abs(x) * 2.0**-52)
+
+
+def random_weight(rng: Rng, m: int, k: int) -> tuple[np.ndarray, q4nx.Quantized]:
+    """Blocks of a weight [m, k] of random codes and parameters, and these."""
+    groups = -(-k // q4nx.GROUP)
+    codes = rng.integers(0, 16, (m, k), np.uint8)
+    scale, minimum = bf16(rng.normal(size=(m, groups)) / 16), bf16(rng.normal(size=(m, groups)))
+    return q4nx.pack(codes, scale, minimum), q4nx.Quantized(codes, scale, minimum)
+
+
+def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
+    """Of FusedDQP's sums: a group's are split in two bf16 parts, 2^-16; 32 products and 4 sums a group are added."""
+    k = weight.shape[1]
+    scale, minimum = (np.repeat(np.abs(wide(p)), q4nx.GROUP, 1)[:, :k] for p in (weight.scale, weight.minimum))
+    magnitude = (scale * weight.codes + minimum) @ np.abs(wide(x))
+    return np.asarray(1.01 * (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude)
+
+
+def woven(gate: np.ndarray, up: np.ndarray, n: int) -> np.ndarray:
+    """[K, 2 N] of n columns of the gate, the same n of the up projection, and so on."""
+    parts = (
+        part for start in range(0, gate.shape[1], n) for part in (gate[:, start : start + n], up[:, start : start + n])
+    )
+    return np.concatenate(list(parts), axis=1)
+
+
+def operand(b: np.ndarray, weights: str) -> np.ndarray:
+    """`panels` of B [K, N] in bf16 or, as bytes, in bfp16 (kernels/README.md)."""
+    if weights == "bf16":
+        return panels(b)
+    k, n = b.shape
+    coded, _ = blocks_of(np.ascontiguousarray(b.T))
+    return np.ascontiguousarray(coded.reshape(n // 32, 4, 8, k // 8, 9).transpose(0, 3, 1, 2, 4)).reshape(-1)
+
+
+def as_multiplied(a: np.ndarray, b: np.ndarray, target: str) -> tuple[np.ndarray, np.ndarray]:
+    """A and B as the matrix unit reads them: on XDNA2 in block floating point along K."""
+    if target == "npu1":
+        return wide(a), wide(b)
+    return blocks_of(a)[1], blocks_of(np.ascontiguousarray(b.T))[1].T
+
+
+def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tuple[np.ndarray, np.ndarray]:
+    """act(gate) up of two sums with errors, and how far the stored product may be off."""
+    (gate, up), (gate_error, up_error) = sums, errors
+    act = ACTIVATIONS[gating](gate)
+    expected = act * up
+    act_error = STEEPEST * gate_error + activation_tolerance(gate, act)
+    tolerance = act_error * (np.abs(up) + up_error) + np.abs(act) * up_error + PRODUCT * np.abs(expected)
+    return expected, tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+
+
+def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False) -> Case:
+    """One row times a random weight [m, k], or two of them under the design's gating."""
+    gated = design.epilogue in {"geglu", "swiglu"}
+    weights = [random_weight(rng, m, k) for _ in range(2 if gated else 1)]
+    blocks = np.concatenate([blocks for blocks, _ in weights])
+    x = np.zeros(design.k_max, BFLOAT16)
+    x[:k] = bf16(rng.normal(size=k) / (16 if gated else 1))
+    sums = [projection_tolerance(weight, x[:k]) for _, weight in weights]
+    gating = design.epilogue if gated else "none"
+    expected = fused_dqp.reference(wide(x[:k]), blocks, rows=m, columns=k, gating=gating)
+    tolerance = sums[0]
+    if gated:
+        gate, up = (wide(q4nx.dequantize(b, m, k)) @ wide(x[:k]) for b, _ in weights)
+        act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating](gate)
+        tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
+        tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
+    tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+    given = interleave(blocks) if interleaved else blocks
+    make = partial(design.program, m, k, interleaved=interleaved)
+    return Case(make, {"w": given, "x": x}, "y", expected, tolerance)
+
+
+def biased_fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng) -> Case:
+    """One row times a random weight [m, k], plus a bias, which the weight's blocks hold."""
+    blocks, weight = random_weight(rng, m, k)
+    bias, x = bf16(rng.normal(size=m)), np.zeros(design.k_max, BFLOAT16)
+    x[:k], x[bias_column(k)] = bf16(rng.normal(size=k)), 1
+    expected = fused_dqp.reference(wide(x[:k]), blocks, bias, rows=m, columns=k)
+    sums = projection_tolerance(weight, x[:k]) + 2.0**-16 * np.abs(wide(bias))
+    tolerance = sums + BF16_ROUNDING * (np.abs(expected) + sums)
+    inputs = {"w": with_bias(blocks, bias.astype(np.float32), k), "x": x}
+    return Case(partial(design.program, m, bias_column(k) + 1), inputs, "y", expected, tolerance)
+
+
+def dequant_engine_case(
+    engine: DequantEngine, m: int, k: int, rng: Rng, *, gated: bool = False, interleaved: bool = False
+) -> Case:
+    """Blocks of random weights; what comes out is exact: one rounding to f32 and one to bf16, one more to bfp16."""
+    blocks = np.concatenate([random_weight(rng, m, k)[0] for _ in range(2 if gated else 1)])
+    height, width = -(-m // 32) * 32, -(-k // 256) * 256
+    parts = [bf16(q4nx.dequantize(part, height, width)).T for part in np.split(blocks, 2 if gated else 1)]
+    b = operand(woven(parts[0], parts[1], 64) if gated else parts[0], engine.weights)
+    make = partial(engine.program, m, k, gated=gated, interleaved=interleaved)
+    return Case(make, {"w": interleave(blocks) if interleaved else blocks}, "b", b.astype(np.float64), 0.0)
+
+
+def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:
+    """A [m, k] times B [k, n], with gelu if the design has that; padding holds numbers that must not matter.
+
+    `plain`: without the design's epilogue.
+    """
+    rows, inner = design.padded(m, k)
+    a, b = bf16(rng.normal(size=(rows, inner))), bf16(rng.normal(size=(inner, n)))
+    a[:, k:] = 0
+    left, right = wide(a), wide(b)
+    operand = panels(b)
+    if design.target == "npu2":  # in block floating point along k
+        coded, turned = blocks_of(np.ascontiguousarray(b.T))
+        left, right = blocks_of(a)[1], turned.T
+        if design.weights == "bfp16":
+            coded = coded.reshape(n // 32, 4, 8, inner // 8, 9).transpose(0, 3, 1, 2, 4)
+            operand = np.ascontiguousarray(coded).reshape(-1)
+    sums = left @ right
+    tolerance = (inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
+    expected = sums
+    if design.epilogue == "gelu" and not plain:
+        expected = q4nx_matmul.gelu(sums)
+        tolerance = STEEPEST * tolerance + activation_tolerance(sums, expected)
+    tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+    make = partial(design.program, m, k, n, plain=plain)
+    return Case(make, {"a": a, "b": operand}, "c", expected, tolerance)
+
+
+def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
+    """act(A gate) (A up); padding holds zeros along K and numbers that must not matter along M."""
+    rows, inner = design.padded(m, k)
+    a = bf16(rng.normal(size=(rows, inner)) / 16)
+    a[:, k:] = 0
+    halves = [bf16(rng.normal(size=(inner, n))) for _ in range(2)]
+    sums, errors = [], []
+    for half in halves:
+        left, right = as_multiplied(a, half, design.target)
+        sums.append(left @ right)
+        errors.append((inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right)))
+    b = operand(woven(halves[0], halves[1], design.n), design.weights)
+    expected, tolerance = gated(sums, errors, design.epilogue)
+    return Case(partial(design.program, m, k, n), {"a": a, "b": b}, "c", expected, tolerance)
+
+
+def gemm_tile_case(design: OneTile, weights: str, rng: Rng) -> Case:
+    """One call of GEMM's kernel: a tile of A times a tile of B."""
+    m, k, n = GEMM_TILE
+    a, b = bf16(rng.normal(size=(m, k))), bf16(rng.normal(size=(k, n)))
+    left, right = as_multiplied(a, b, design.target)
+    expected = left @ right
+    tolerance = (k + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
+    tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+    inputs = {"a": tiled(a), "b": operand(b, weights)}
+    return Case(partial(design.program, 1), inputs, "c", expected, tolerance, lambda c: untiled(c, m, n))

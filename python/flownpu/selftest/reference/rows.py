@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators on rows: norms, softmax, RoPE, gated activations, pooling."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.aie.designs.vector_operators import gated_activation
+from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
+from flownpu.selftest.reference.case import Case
+from flownpu.selftest.reference.numbers import (
+    BF16_ROUNDING,
+    EXP2,
+    F32_ROUNDING,
+    INVERSE,
+    PRODUCT,
+    bf16,
+    wide,
+)
+from flownpu.selftest.reference.projections import activation_tolerance
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.copy import Copy
+    from flownpu.aie.designs.norm_rope import NormRope
+    from flownpu.aie.designs.patch_pooling import PatchPooling
+    from flownpu.aie.designs.vector_operators import (
+        ResidualLayerNorm,
+        ResidualRMSNorm,
+        RMSNorm,
+        RotaryEmbedding,
+        Softmax,
+    )
+
+    Rng = np.random.Generator
+
+__all__ = [
+    "copy_cases",
+    "gated_activation_case", "norm_rope_case", "patch_pooling_case", "pooled_norm_case", "residual_layer_norm_case",
+    "residual_rms_norm_case", "rms_norm_case", "rotary_embedding_case", "softmax_case",
+]  # fmt: skip
+
+_PAD = 32  # of lines, beyond what they hold
+
+
+def copy_cases(design: Copy, rows: int, rng: Rng) -> list[Case]:
+    """A copy of the first part of each row, exact; a case for each stream."""
+    inputs = {f"x_{number}": bf16(rng.normal(size=(rows, design.n))) for number in range(design.streams)}
+    return [
+        Case(partial(design.program, rows), inputs, f"y_{number}", wide(x[:, : design.part]), 0.0)
+        for number, x in enumerate(inputs.values())
+    ]
+
+
+def rms_norm_case(design: RMSNorm, rows: int, rng: Rng) -> Case:
+    """Rows over their root mean square, times a weight."""
+    x, weight = bf16(rng.normal(size=(rows, design.n)) * 3), bf16(rng.normal(size=design.n))
+    expected = wide(x) / np.sqrt((wide(x) ** 2).mean(-1, keepdims=True) + 1e-6) * wide(weight)
+    # 1/n, the root's inverse (half of whose argument's error counts), f32 sums, and two split products.
+    relative = BF16_ROUNDING + 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT
+    make = partial(design.program, rows, 1e-6)
+    return Case(make, {"x": x, "weight": weight}, "y", expected, relative * np.abs(expected))
+
+
+def _rms(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight)
+
+
+def residual_rms_norm_case(design: ResidualRMSNorm, rows: int, rng: Rng, *, output: str = "s") -> Case:
+    """S = x + residual, y = norm(s); or s = residual + norm(x)."""
+    x, residual = (bf16(rng.normal(size=(rows, design.n)) * 3) for _ in range(2))
+    weight = bf16(rng.normal(size=design.n))
+    relative = 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT  # as of RMSNorm
+    summed = bf16(x.astype(np.float32) + residual.astype(np.float32))
+    if design.norm_first:
+        normal = _rms(wide(x), wide(weight))
+        expected = wide(residual) + normal
+        tolerance = relative * np.abs(normal) + BF16_ROUNDING * np.abs(expected) + 2.0**-20
+    elif output == "s":
+        expected, tolerance = wide(summed), np.zeros(x.shape)  # two bf16 numbers' f32 sum, rounded to the nearest
+    else:
+        expected = _rms(wide(summed), wide(weight))
+        tolerance = (relative + BF16_ROUNDING) * np.abs(expected)
+    inputs = {"x": x, "residual": residual, "weight": weight}
+    return Case(partial(design.program, rows, 1e-6), inputs, output, expected, tolerance)
+
+
+def residual_layer_norm_case(design: ResidualLayerNorm, rows: int, rng: Rng, *, output: str = "y") -> Case:
+    """S = x + residual, y = layer norm(s), of lines of x and y that are longer than a row."""
+    n, line = design.n, design.n + _PAD
+    x, affine = bf16(rng.normal(size=(rows, line)) * 3), bf16(rng.normal(size=(2, n)))
+    residual, before = bf16(rng.normal(size=(rows, n)) * 3 + 2), bf16(rng.normal(size=(rows, line)))
+    weight, bias = wide(affine)
+    summed = wide(bf16(x[:, :n].astype(np.float32) + residual.astype(np.float32)))
+    if output == "s":
+        expected, tolerance = summed, np.zeros(summed.shape)  # two bf16 numbers' f32 sum, rounded to the nearest
+    else:
+        mean, deviation = summed.mean(-1, keepdims=True), summed.std(-1, keepdims=True)
+        normal = (summed - mean) / np.sqrt(deviation**2 + 1e-6) * weight
+        # The mean's error, of 1/n and f32 sums, in units of the deviation; the rest as for RMSNorm, with 3 products.
+        shift = (INVERSE + n * F32_ROUNDING) * np.abs(mean) / deviation * np.abs(weight)
+        relative = 3 * PRODUCT + 2 * INVERSE + n * F32_ROUNDING
+        expected, tolerance = wide(before), np.zeros(before.shape)
+        expected[:, :n] = normal + bias
+        tolerance[:, :n] = BF16_ROUNDING * np.abs(normal + bias) + relative * np.abs(normal) + shift + 2.0**-20
+    inputs = {"x": x, "residual": residual, "weight_and_bias": affine, "y": before}
+    return Case(partial(design.program, rows, 1e-6, x_line=line, y_line=line), inputs, output, expected, tolerance)
+
+
+def rotary_embedding_case(design: RotaryEmbedding, tokens: int, rng: Rng, *, first: int = 0) -> Case:
+    """Tokens at positions `first` and on."""
+    heads, d = design.heads, design.d
+    angle = (first + np.arange(tokens))[:, None] * 10000.0 ** (-2 * np.arange(d // 2) / d)
+    table, x = bf16(np.concatenate([np.cos(angle), np.sin(angle)], 1)), bf16(rng.normal(size=(tokens, heads, d)))
+    cosine, sine = (wide(part)[:, None] for part in np.split(table, 2, axis=1))
+    pairs = (slice(0, d, 2), slice(1, d, 2)) if design.interleaved else (slice(d // 2), slice(d // 2, d))
+    a, b = (wide(x)[..., pair] for pair in pairs)
+    expected, magnitude = np.zeros(x.shape), np.zeros(x.shape)
+    expected[..., pairs[0]], expected[..., pairs[1]] = a * cosine - b * sine, b * cosine + a * sine
+    magnitude[..., pairs[0]] = magnitude[..., pairs[1]] = np.abs(a) + np.abs(b)
+    # Products are exact, their difference is rounded to f32 and to bf16.
+    tolerance = BF16_ROUNDING * np.abs(expected) + 2 * F32_ROUNDING * magnitude
+    return Case(partial(design.program, tokens), {"x": x, "table": table}, "y", expected, tolerance)
+
+
+def gated_activation_case(target: str, activation: str, elements: int, rng: Rng, *, cores: int = 1) -> Case:
+    """GeGLU or SwiGLU of two vectors."""
+    gate, up = bf16(rng.normal(size=elements) * 3), bf16(rng.normal(size=elements))
+    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[activation](wide(gate))
+    expected = act * wide(up)
+    tolerance = activation_tolerance(wide(gate), act) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
+    make = partial(gated_activation, target, activation, elements, cores=cores)
+    return Case(make, {"gate": gate, "up": up}, "y", expected, tolerance)
+
+
+def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
+    """Scores of a few units; what lies beyond the columns that count does not, and comes out as 0."""
+    x = (rng.normal(size=(rows, design.line)) * 6).astype(np.float32)
+    x[:, n:] = 1e9
+    known = wide(x[:, :n])
+    power = np.exp(known - known.max(-1, keepdims=True))
+    expected = np.zeros(x.shape)
+    expected[:, :n] = power / power.sum(-1, keepdims=True)
+    # Of each power: its exponent's product, exp2; of the sum the same, f32 additions; its inverse and the last product.
+    error = np.zeros(x.shape)
+    error[:, :n] = np.log(2) * 1.4427 * (known.max(-1, keepdims=True) - known) * PRODUCT + EXP2
+    average = (error * expected).sum(-1, keepdims=True)
+    relative = BF16_ROUNDING + error + average + n * F32_ROUNDING + INVERSE + PRODUCT
+    return Case(partial(design.program, rows, n), {"x": x}, "y", expected, relative * expected)
+
+
+def norm_rope_case(
+    design: NormRope, tokens: int, position: int, rng: Rng, *, capacity: int = 256, output: str = "cache"
+) -> Case:
+    """A chunk of tokens by the second of two tables, against the keys and values that the operator appends.
+
+    A cache that is full of numbers keeps those of other positions. What is expected of the queries is what the operator
+    makes of them as keys.
+    """
+    heads, kv_heads, d = design.heads, design.kv_heads, design.d
+    x = bf16(rng.normal(size=(tokens, heads + 2 * kv_heads, d)) * 2)
+    cache, norms = bf16(rng.normal(size=(capacity, kv_heads, 2, d))), bf16(rng.uniform(0.5, 1.5, (2, d)))
+    angle = np.arange(capacity)[:, None] * 10000.0 ** (-2 * np.arange(d // 2) / d)
+    rotary = bf16([np.concatenate([f(angle), g(angle)], 1) for f, g in ((np.sin, np.cos), (np.cos, np.sin))])
+    queries, keys, values = np.split(wide(x), [heads, heads + kv_heads], axis=1)
+
+    def turned(heads: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        row, count = heads.reshape(1, tokens, -1), heads.shape[1]
+        norm = wide(weight) if design.qk_norm else None
+        past, (cosine, sine) = np.zeros((1, count, capacity, d)), np.split(wide(rotary[1]), 2, axis=1)
+        present = flow_qkv_attention.reference(
+            row, row, row, past, past, np.array([position + tokens - 1]), np.array([capacity]), cosine, sine,
+            q_norm_weight=norm, k_norm_weight=norm, num_heads=count, kv_num_heads=count, head_size=d, do_rotary=1,
+        )[1]  # fmt: skip
+        return np.asarray(present[0, :, position : position + tokens].swapaxes(0, 1))
+
+    def off(heads: np.ndarray, weight: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        # As of the kernels rope and rms_norm_rope: products are exact but for the norm's; one rounding to bf16.
+        operand = 2 * F32_ROUNDING
+        if design.qk_norm:
+            heads = _rms(heads, wide(weight))
+            operand = (1 + BF16_ROUNDING) * (2 * INVERSE + d * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING)
+        magnitude = np.tile(np.abs(heads[..., : d // 2]) + np.abs(heads[..., d // 2 :]), 2)
+        return np.asarray(BF16_ROUNDING * np.abs(expected) + operand * magnitude)
+
+    if output == "q":
+        expected = turned(queries, norms[0])
+        tolerance = off(queries, norms[0], expected)
+    else:
+        here = slice(position, position + tokens)
+        expected, tolerance = wide(cache), np.zeros(cache.shape)
+        expected[here, :, 0], expected[here, :, 1] = turned(keys, norms[1]), values
+        tolerance[here, :, 0] = off(keys, norms[1], expected[here, :, 0])
+    inputs = {"qkv": x, "rotary": rotary, "cache": cache} | ({"norms": norms} if design.qk_norm else {})
+    make = partial(design.program, tokens, position, capacity, tables=2, table=1)
+    return Case(make, inputs, output, expected, tolerance)
+
+
+def patch_pooling_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
+    """The mean of each square of patches."""
+    side, n = design.side, design.n
+    x = bf16(rng.normal(size=(grid, grid, n)))
+    squares = wide(x).reshape(grid // side, side, grid // side, side, n)
+    expected, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
+    tolerance = (BF16_ROUNDING + INVERSE + PRODUCT) * np.abs(expected) + side**2 * F32_ROUNDING * magnitude
+    return Case(partial(design.program, grid), {"x": x}, "y", expected, tolerance)
+
+
+def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
+    """The RMS norm of the mean of each square of patches; epsilon is as large as the mean's square, to show."""
+    side, n, epsilon = design.side, design.n, 0.1
+    x, weight = bf16(rng.normal(size=(grid, grid, n))), bf16(rng.normal(size=n))
+    squares = wide(x).reshape(grid // side, side, grid // side, side, n)
+    mean, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
+    inverse = 1 / np.sqrt((mean**2).mean(-1, keepdims=True) + epsilon)
+    expected = mean * inverse * wide(weight)
+    # The sums' f32 additions; of the root's argument, whose error counts half, a split square, its f32 sum and 1/n; the
+    # root's inverse and two products.
+    relative = PRODUCT / 2 + (INVERSE + n * F32_ROUNDING) / 2 + INVERSE + 2 * PRODUCT + BF16_ROUNDING
+    tolerance = relative * np.abs(expected) + side**2 * F32_ROUNDING * magnitude * inverse * np.abs(wide(weight))
+    return Case(partial(design.program, grid, epsilon=epsilon), {"x": x, "weight": weight}, "y", expected, tolerance)

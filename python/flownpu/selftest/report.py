@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a climb: what a person sends, and what `flownpu predict --measured` reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu import __version__
+from flownpu.aie.cost.parameters import TABLE
+from flownpu.checks import Host
+from flownpu.machine import describe_machine
+from flownpu.npu_diagnosis import diagnose_npu, has_plugin
+from flownpu.selftest.measures import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flownpu.selftest.climb import Result
+    from flownpu.selftest.measures import Measurement
+
+__all__ = ["Report"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the ladder.
+
+    Attributes:
+        device: emulate or npu.
+        target: npu1 or npu2.
+        toolchain: versions of what compiled; none for the emulator.
+        results: of the rungs.
+    """
+
+    device: str
+    target: str
+    toolchain: dict[str, str]
+    results: Sequence[Result]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every rung did."""
+        return all(result.passed for result in self.results)
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """What the times tell; nothing on the emulator, where they mean nothing."""
+        return [] if self.device == "emulate" else measure(self.results, self.target)
+
+    def document(self) -> dict[str, Any]:
+        """The report for programs. `measured` has the cost model's parameters: name to number."""
+        measurements = self.measurements
+        runtimes = [result.run.runtime for result in self.results if result.run is not None]
+        return {
+            "format": _FORMAT,
+            "flownpu": __version__,
+            "device": self.device,
+            "target": self.target,
+            "passed": self.passed,
+            "runtime": runtimes[0] if runtimes else None,
+            "toolchain": self.toolchain,
+            "machine": asdict(describe_machine()),
+            "npu": [asdict(check) for check in diagnose_npu(Host(has_plugin=has_plugin))],
+            "rungs": [_finite(asdict(result) | {"seconds": result.seconds}) for result in self.results],
+            "measured": {found.name: found.value for found in measurements if found.value and found.name in TABLE},
+            "measurements": [asdict(found) for found in measurements],
+        }
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: what is infinitely far off is null, and `text` says what came."""
+    infinite = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+    return record | dict.fromkeys(infinite)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ladder's rungs up to designs: a copy, each kernel, each design; decoder.py has those above.
+
+Rungs called "..., more" are those before them with more to do: their times tell what measures.py derives. How much
+more is for who climbs: on an NPU enough to be told from a dispatch's 50 us, on the emulator, whose time means nothing,
+next to nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.designs.common import limits_of
+from flownpu.aie.designs.copy import Copy
+from flownpu.aie.designs.dequant_engine import DequantEngine
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.one_tile import KERNELS, ROW, ROW_HEADS, OneTile
+from flownpu.aie.designs.patch_pooling import PatchPooling
+from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from flownpu.aie.programs.alone import program_of
+from flownpu.selftest.decoder import decoder_rungs
+from flownpu.selftest.reference import attention, projections, rows
+from flownpu.selftest.rung import Rung, Trial, call_of_case, check_of_case, given_of_case, trial_of_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flownpu.selftest.reference.case import Case
+
+    Rng = np.random.Generator
+    # Of one call, a case for each output that is compared.
+    _Cases = Callable[[Rng], "list[Case]"]
+
+__all__ = ["ladder"]
+
+_CHANGES = 16  # of arrays, in `arrays in turn`
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much the rungs called "more" do: rows copied, rows read, calls of a kernel, keys before a prompt, a GEMM."""
+
+    copied: int
+    read: int
+    calls: int
+    past: int
+    gemm: tuple[int, int, int]
+
+
+# 4096 rows of 2 KB take 1.6 ms on one stream; 2048 rows of two streams, 16 MB, 0.25 ms of main memory; 2000 calls of
+# the shortest kernel, a vector's 0.2 cycles an element, 0.2 ms; 2048 keys of 128 tokens 0.2 ms, and the GEMM 0.3 ms, at
+# the rates of aie/cost/parameters.py.
+_MANY = _Sizes(4096, 2048, 2001, 2048, (1024, 2048, 1024))
+_FEW = _Sizes(256, 128, 5, 128, (256, 512, 1024))
+
+
+def ladder(target: str, *, many: bool) -> list[Rung]:
+    """All rungs for a target, the simplest first.
+
+    Args:
+        target: npu1 or npu2.
+        many: "more" is enough to be timed.
+
+    Raises:
+        ValueError: there is no such target.
+    """
+    limits_of(target)
+    return list(_Ladder(target, _MANY if many else _FEW).rungs())
+
+
+@dataclass(frozen=True)
+class _Ladder:
+    target: str
+    sizes: _Sizes
+
+    def rungs(self) -> Iterator[Rung]:
+        yield from self._copies()
+        yield from self._kernels()
+        yield from self._rows()
+        yield from self._projections()
+        yield from self._attention()
+        yield from decoder_rungs(self.target)
+
+    @property
+    def _columns(self) -> int:
+        return limits_of(self.target).columns
+
+    @property
+    def _weights(self) -> tuple[str, ...]:
+        return ("bf16",) if self.target == "npu1" else ("bf16", "bfp16")
+
+    # --- Copies -------------------------------------------------------------------------------------------------------
+
+    def _copies(self) -> Iterator[Rung]:
+        """`work`: bytes that are read."""
+        one, all_of_them = Copy(self.target, 1024, 1024), Copy(self.target, 2048, 16, self._columns, 2)
+        for name, design, count in (
+            ("copy", one, 16),
+            ("copy, more", one, self.sizes.copied),
+            ("streams", all_of_them, 32),
+            ("streams, more", all_of_them, self.sizes.read),
+        ):
+            group = name.removesuffix(", more")
+            cases = partial(rows.copy_cases, design, count)
+            yield _rung(name, group, cases, work=2 * count * design.n * design.streams, made=name == "copy, more")
+
+    # --- Kernels ------------------------------------------------------------------------------------------------------
+
+    def _kernels(self) -> Iterator[Rung]:
+        """`work`: calls of the kernel; where its measure is of elements, these."""
+        for kernel, operands in KERNELS.items():
+            if kernel.endswith("bfp16") and "bfp16" not in self._weights:
+                continue
+            design = OneTile(self.target, kernel)
+            for name, calls in ((f"kernel {kernel}", 1), (f"kernel {kernel}, more", self.sizes.calls)):
+                cases = partial(self._alone, design, calls)
+                yield _rung(name, f"kernel {kernel}", cases, work=calls * (operands.elements or 1))
+
+    def _alone(self, design: OneTile, calls: int, rng: Rng) -> list[Case]:
+        """What a kernel's design gives for one call of it is what it gives alone."""
+        target = self.target
+        makers: dict[str, Callable[[], Case]] = {
+            "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
+            "rms_norm": lambda: rows.rms_norm_case(RMSNorm(target, ROW), 1, rng),
+            "softmax": lambda: rows.softmax_case(Softmax(target, ROW), 1, ROW, rng),
+        }
+        for interleaved in (False, True):
+            rope = RotaryEmbedding(target, ROW_HEADS, ROW // ROW_HEADS, interleaved)
+            makers["rope" + "_interleaved" * interleaved] = partial(rows.rotary_embedding_case, rope, 1, rng, first=5)
+        for act in ("geglu", "swiglu"):
+            makers[act] = partial(rows.gated_activation_case, target, act, ROW, rng)
+        for kind in self._weights:
+            makers[f"q4nx_dequant_{kind}"] = partial(
+                projections.dequant_engine_case, DequantEngine(target, kind), 32, 256, rng
+            )
+            makers[f"gemm_{kind}"] = partial(projections.gemm_tile_case, design, kind, rng)
+        return [replace(makers[design.kernel](), program=partial(design.program, calls))]
+
+    # --- Operators on rows --------------------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[Rung]:
+        """The kernels that have three operands, each on one tile; then all columns."""
+        target, cores = self.target, self._columns
+
+        def both(design: Any, make: Callable[..., Case], count: int, rng: Rng) -> list[Case]:
+            seed = int(rng.integers(1 << 32))
+            return [make(design, count, np.random.default_rng(seed), output=output) for output in ("s", "y")]
+
+        def one(make: Callable[..., Case], *sizes: Any) -> _Cases:
+            return lambda rng: [make(*sizes, rng)]
+
+        residual, layer_norm = rows.residual_rms_norm_case, rows.residual_layer_norm_case
+        turned = partial(rows.norm_rope_case, output="cache")
+        for name, cases in (
+            ("kernel add_rms_norm", partial(both, ResidualRMSNorm(target, 1024), residual, 3)),
+            ("kernel rms_norm_add", one(residual, ResidualRMSNorm(target, 1024, True), 3)),
+            ("kernel add_layer_norm", partial(both, ResidualLayerNorm(target, 1152), layer_norm, 3)),
+            ("kernel rms_norm_rope", one(turned, NormRope(target, 4, 1, 256, True), 3, 5)),
+            ("kernel patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=1), 4)),
+            ("kernel patch_pooling_norm", one(rows.pooled_norm_case, PatchPooling(target, 1152, 4, 1, True), 4)),
+            ("rms_norm", one(rows.rms_norm_case, RMSNorm(target, 1152, cores), 17)),
+            ("norm_rope", one(turned, NormRope(target, 4, 1, 256, True, cores), 64, 17)),
+            ("patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=cores), 32)),
+        ):
+            yield _rung(name, name, cases)
+
+    # --- Projections --------------------------------------------------------------------------------------------------
+
+    def _projections(self) -> Iterator[Rung]:
+        """`work` of "gemm bf16": operations; of "arrays in turn": changes of array."""
+        target, (m, k, n) = self.target, self.sizes.gemm
+        tiles = 4 * self._columns
+        for epilogue in ("none", "geglu", "swiglu"):
+            vector = FusedDQP(target, 512, tiles, epilogue)
+            make = partial(projections.fused_dqp_case, vector, 1056, 300)
+            yield _rung(f"fused_dqp {epilogue}", f"fused_dqp {epilogue}", _alone(make))
+        for weights in self._weights:
+            group = f"gemm {weights}"
+            dequantised = partial(projections.dequant_engine_case, DequantEngine(target, weights), 256, 512)
+            yield _rung(f"dequant_engine {weights}", group, _alone(dequantised), array="dequant_engine")
+            design = Gemm(target, weights)
+            small = partial(projections.gemm_case, design, 17, 256, design.width)
+            work = 2 * design.padded(17, 256)[0] * 256 * design.width
+            yield _rung(f"gemm {weights}", group, _alone(small), array="gemm", work=work)
+            large = partial(projections.gemm_case, design, m, k, n)
+            yield _rung(f"gemm {weights}, more", group, _alone(large), array="gemm", work=2 * m * k * n)
+            if weights == "bf16":
+                yield Rung("arrays in turn", group, partial(_in_turn, dequantised, small), _CHANGES)
+        for epilogue in ("gelu", "geglu", "swiglu"):
+            fused = Gemm(target, self._weights[-1], epilogue)
+            make_case = projections.gemm_case if epilogue == "gelu" else projections.gated_gemm_case
+            make = partial(make_case, fused, 17, 300, fused.width)
+            yield _rung(f"gemm {epilogue}", f"gemm {epilogue}", _alone(make))
+
+    # --- Attention ----------------------------------------------------------------------------------------------------
+
+    def _attention(self) -> Iterator[Rung]:
+        """`work` of NCA: multiply-adds."""
+        target, columns = self.target, self._columns
+        decode = FlowKV(target, 8, 4, 64)
+        for name, window in (("flow_kv", None), ("flow_kv window", 40)):
+            make = partial(attention.flow_kv_case, decode, 100, 256, window=window)
+            yield _rung(name, "flow_kv", _alone(make))
+        prompt = FlowQKV(target, columns, columns, 64)
+        for name, window in (("flow_qkv", None), ("flow_qkv window", 40)):
+            make = partial(attention.flow_qkv_case, prompt, 17, 100, 128, window=window)
+            yield _rung(name, "flow_qkv", _alone(make))
+        for name, design in (("flow_qkv nca", prompt), ("flow_qkv nca, d 128", FlowQKV(target, columns, columns, 128))):
+            tokens = 4 * design.queries
+            for more, past in (("", 0), (", more", self.sizes.past)):
+                make = partial(attention.flow_qkv_case, design, tokens, past, past + tokens, causal=False)
+                work = 2 * design.heads * design.d * tokens * (past + tokens)
+                group = "flow_qkv" if design is prompt else name
+                yield _rung(name + more, group, _alone(make), work=work)
+
+
+def _alone(make: Callable[..., Case]) -> _Cases:
+    return lambda rng: [make(rng=rng)]
+
+
+def _rung(name: str, group: str, cases: _Cases, *, array: str = "", work: float = 0, made: bool = False) -> Rung:
+    """A rung of one call."""
+    array = re.sub(r"\W+", "-", array or group)
+
+    def make(rng: Rng) -> Trial:
+        return trial_of_cases(cases(rng), name, array, made=made)
+
+    return Rung(name, group, make, work)
+
+
+def _in_turn(first: Callable[..., Case], second: Callable[..., Case], rng: Rng) -> Trial:
+    """Two arrays' calls, one after the other and again: each is a change of array."""
+    cases = {"dequant_engine": first(rng=rng), "gemm": second(rng=rng)}
+    pairs = [(case, call_of_case(case, array, f"in turn {array}")) for array, case in cases.items()]
+    given = {name: content for pair in pairs for name, content in given_of_case(*pair).items()}
+    program = program_of([call for _, call in pairs] * (_CHANGES // 2), kind="arrays in turn", constants=given)
+    wanted = tuple(f"{call.name} {case.output}" for case, call in pairs)
+    return Trial(program, given, wanted, tuple(check_of_case(*pair) for pair in pairs))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one program in a process of its own: what hangs or crashes on a device ends this process, not the ladder.
+
+    python -m flownpu.selftest.worker FOLDER
+
+FOLDER has `request.json` and `given.npz`; `found.npz` and `found.json` are written there. What goes wrong is said on
+stderr, in the words of whoever found it, with exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flownpu._native import ProgramRunner
+
+__all__ = ["FOUND", "GIVEN", "MADE", "REQUEST", "ROWS", "Request", "Run", "write_request"]
+
+REQUEST, GIVEN, FOUND = "request.json", "given.npz", "found"
+MADE = "made"  # what the host reads of a program's result, in f32, among the buffers that are found
+ROWS = "rows"  # those that the host writes, beside the buffers given: no program's buffer is called so
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        artifacts: folder of the program.
+        emulated: on the emulator, else on the NPU.
+        kind: of the program.
+        position: of the first token.
+        wanted: buffers to look at after the first run.
+        made: whether the program has a result for the host to read.
+        runs: of the program, of which the first one's results count.
+    """
+
+    artifacts: str
+    emulated: bool
+    kind: str
+    position: int
+    wanted: list[str]
+    made: bool
+    runs: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What became of it.
+
+    Attributes:
+        runtime: what ran it.
+        seconds: of each run.
+        read_seconds: of each reading of the result, with the choice of its largest value; none without one.
+        values: of the result.
+    """
+
+    runtime: str
+    seconds: list[float]
+    read_seconds: list[float]
+    values: int
+
+
+def write_request(folder: Path, request: Request, given: dict[str, np.ndarray], rows: np.ndarray | None) -> None:
+    """Writes what the worker reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REQUEST).write_text(json.dumps(asdict(request)), encoding="utf-8")
+    content = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in given.items()}
+    np.savez(folder / GIVEN, **content, **({} if rows is None else {ROWS: rows}))  # type: ignore[arg-type]
+
+
+def main(folder: Path) -> None:
+    """Runs a request's program."""
+    request = Request(**json.loads((folder / REQUEST).read_text(encoding="utf-8")))
+    with np.load(folder / GIVEN) as file:
+        given = {name: file[name] for name in file.files}
+    rows = given.pop(ROWS, None)
+    runner = ProgramRunner(request.artifacts, request.emulated, request.kind, given)
+    seconds, read_seconds, values = list[float](), list[float](), 0
+    for turn in range(request.runs):
+        if rows is not None:
+            runner.write(rows)
+        seconds.append(runner.run(request.position))
+        found = {name: runner.buffer(name) for name in request.wanted} if turn == 0 else {}
+        if request.made:
+            begin = time.perf_counter()
+            made = runner.read()
+            made.argmax()
+            read_seconds.append(time.perf_counter() - begin)
+            values = made.size
+            found[MADE] = made
+        if turn == 0:
+            np.savez(folder / FOUND, **found)
+    run = Run(runner.description, seconds, read_seconds, values)
+    (folder / f"{FOUND}.json").write_text(json.dumps(asdict(run)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (ValueError, RuntimeError, OSError) as error:
+        sys.exit(str(error))

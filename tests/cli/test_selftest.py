@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu selftest`: the ladder on the emulator, rungs that are made to fail, and what is told from times."""
+
+import dataclasses
+import json
+import math
+import re
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.kernels import published_cycles
+from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.npu_limits import NPU2
+from flownpu.aie.programs.call import ArtifactCall
+from flownpu.aie.toolchain import KERNELS
+from flownpu.selftest import climb, rungs
+from flownpu.selftest.climb import Climber, Outcome, Result
+from flownpu.selftest.decoder import SHAPE
+from flownpu.selftest.measures import MEASURES, measure
+from flownpu.selftest.report import Report
+from flownpu.selftest.worker import Run
+
+THREE = ("--only", "copy", "--only", "kernel geglu", "--only", "rms_norm")
+
+
+def report_of(folder, device="emulate"):
+    return json.loads((folder / device / "report.json").read_text())
+
+
+def outcomes(report):
+    return {rung["rung"]: rung["outcome"] for rung in report["rungs"]}
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+def changed_ladder(monkeypatch, change):
+    """The ladder with each rung changed."""
+    known = rungs.ladder
+    monkeypatch.setattr(rungs, "ladder", lambda target, *, many: [change(rung) for rung in known(target, many=many)])
+
+
+def test_all_rungs_pass_on_the_emulator(flownpu, tmp_path, monkeypatch):
+    """And there is one for every kernel, by the kernels' header."""
+    expected, called = [rung.name for rung in rungs.ladder("npu2", many=False)], set()
+
+    def watched(rung):
+        def make(rng):
+            trial = rung.make(rng)
+            calls = [step.call for step in trial.program.steps if isinstance(step.call, ArtifactCall)]
+            called.update(kernel.entry for call in calls for kernel in call.last_plan.array.kernels)
+            return trial
+
+        return dataclasses.replace(rung, make=make)
+
+    changed_ladder(monkeypatch, watched)
+    done = flownpu("selftest", "--output", tmp_path)
+    assert done.code == 0, done.err
+    report = report_of(tmp_path)
+    assert set(outcomes(report).values()) == {"passed"}
+    assert list(outcomes(report)) == expected
+    assert all(0 <= rung["share"] <= 1 for rung in report["rungs"])
+    assert report["measured"] == {}
+    assert report["measurements"] == []
+    assert "Nothing of it was measured" in done.out
+    assert f"{len(expected)} of {len(expected)} rungs passed" in done.out
+    entries = set(re.findall(r"^void (\w+)\(", (KERNELS / "kernels.h").read_text(), re.MULTILINE))
+    # Of no design: biases are in the weights (aie/designs/bias.py), and norms add residuals.
+    assert entries - called == {"bias_f32", "store_add"}
+
+
+def test_rungs_for_xdna(flownpu, tmp_path):
+    """The first generation: half of the columns, bf16 only."""
+    patterns = ("copy*", "streams", "kernel *[!e]", "fused_dqp none", "flow_kv*")
+    options = [option for pattern in patterns for option in ("--only", pattern)]
+    done = flownpu("selftest", "--target", "npu1", *options, "--output", tmp_path, "--json", "-")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert {"copy", "kernel q4nx_dequant_bf16", "flow_kv window"} < set(outcomes(report))
+    assert not any("bfp16" in name for name in outcomes(report))
+    assert report == report_of(tmp_path)
+
+
+# --- Rungs that fail --------------------------------------------------------------------------------------------------
+
+
+def planted(monkeypatch, name, change):
+    """Changes a rung's trial."""
+
+    def changed(rung):
+        return dataclasses.replace(rung, make=lambda rng: change(rung.make(rng))) if rung.name == name else rung
+
+    changed_ladder(monkeypatch, changed)
+
+
+def damaged(trial):
+    """One bit of one constant is another than the reference knows."""
+    name, content = next(iter(trial.given.items()))
+    content = content.copy()
+    content.view(np.uint8).reshape(-1)[1] ^= 0x40
+    return dataclasses.replace(trial, given={**trial.given, name: content})
+
+
+def with_step(trial, **changes):
+    """Another step in the place of the only one."""
+    (step,) = trial.program.steps
+    steps = (dataclasses.replace(step, **changes),)
+    return dataclasses.replace(trial, program=dataclasses.replace(trial.program, steps=steps))
+
+
+def reads_elsewhere(trial):
+    """The gate is read where the up projection is, and the other way round."""
+    gate, up, y = trial.program.steps[0].views
+    return with_step(trial, views=(up, gate, y))
+
+
+@dataclasses.dataclass
+class OfAnotherPlan:
+    """A design's program with a mistake in its plan: rows of x are read where the halves of rows begin."""
+
+    program: Any
+
+    def resolve_program(self, name):
+        plan = self.program.resolve_program(name)
+        steps = tuple(
+            dataclasses.replace(step, tap=half_as_far(step.tap)) if getattr(step, "buffer", "") == "x_0" else step
+            for step in plan.sequence.steps
+        )
+        return dataclasses.replace(plan, sequence=dataclasses.replace(plan.sequence, steps=steps))
+
+
+def half_as_far(tap):
+    rows, *inner = tap.walk
+    return dataclasses.replace(tap, walk=(dataclasses.replace(rows, stride=rows.stride // 2), *inner))
+
+
+def of_another_plan(trial):
+    call = trial.program.steps[0].call
+    return with_step(
+        trial, call=dataclasses.replace(call, program=lambda position: OfAnotherPlan(call.program(position)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("copy", damaged, r"y_0: 1 of 16384 elements are beyond their tolerance; at \(0, 0\)"),
+        ("copy", of_another_plan, r"y_0: 153\d\d of 16384 elements .* at \(1, 0\)"),
+        ("kernel geglu", reads_elsewhere, "y: .* elements are beyond their tolerance"),
+    ],
+)
+def test_a_rung_with_a_mistake_fails_alone(flownpu, tmp_path, monkeypatch, name, change, message):
+    planted(monkeypatch, name, change)
+    done = flownpu("selftest", *THREE, "--output", tmp_path)
+    assert done.code == 1
+    expected = dict.fromkeys(("copy", "kernel geglu", "rms_norm"), "passed") | {name: "wrong"}
+    assert outcomes(report_of(tmp_path)) == expected
+    assert re.search(f"{name}: wrong: {message}", done.err)
+    assert "2 of 3 rungs passed" in done.out
+
+
+def with_another_process(monkeypatch, name, script):
+    """Runs a script in place of a rung's worker."""
+    known = climb.worker_command
+    monkeypatch.setattr(
+        climb, "worker_command",
+        lambda folder: [sys.executable, "-c", script] if folder.name == name else known(folder),
+    )  # fmt: skip
+
+
+def test_a_rung_that_hangs_ends_at_its_bound(flownpu, tmp_path, monkeypatch):
+    with_another_process(monkeypatch, "kernel-geglu", "import time; time.sleep(600)")
+    changed_ladder(
+        monkeypatch, lambda rung: dataclasses.replace(rung, seconds=0.5 if rung.name == "kernel geglu" else 60)
+    )
+    done = flownpu("selftest", *THREE, "--output", tmp_path)
+    assert done.code == 1
+    assert outcomes(report_of(tmp_path)) == {"copy": "passed", "kernel geglu": "timed out", "rms_norm": "passed"}
+    assert "expected it to end within 0.5 s, and it did not" in done.err
+
+
+def test_seconds_bound_every_rung(flownpu, tmp_path):
+    done = flownpu("selftest", "--only", "copy", "--seconds", 0.01, "--output", tmp_path)
+    assert done.code == 1
+    assert outcomes(report_of(tmp_path)) == {"copy": "timed out"}
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})",
+            f"its process ended with signal {int(signal.SIGSEGV)}",
+        ),
+        ("import sys; sys.exit('the firmware is gone')", "the firmware is gone"),
+        ("import os; os._exit(3)", "its process ended with exit code 3"),
+    ],
+)
+def test_a_rung_whose_process_ends(flownpu, tmp_path, monkeypatch, script, message):
+    with_another_process(monkeypatch, "kernel-geglu", script)
+    done = flownpu("selftest", *THREE, "--output", tmp_path)
+    assert done.code == 1
+    assert outcomes(report_of(tmp_path)) == {"copy": "passed", "kernel geglu": "failed", "rms_norm": "passed"}
+    assert message in done.err
+
+
+def test_a_group_that_is_not_built(flownpu, tmp_path):
+    """A file is in its folder's place."""
+    (tmp_path / "emulate" / "artifacts").mkdir(parents=True)
+    (tmp_path / "emulate" / "artifacts" / "kernel-geglu").write_text("")
+    done = flownpu("selftest", *THREE, "--output", tmp_path)
+    assert done.code == 1
+    assert outcomes(report_of(tmp_path)) == {"copy": "passed", "kernel geglu": "not built", "rms_norm": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "gemmm*"], "expected a pattern of one of 'copy', "),
+        (["--seconds", "0"], "--seconds"),
+        (["--seconds", "soon"], "--seconds"),
+        (["--device", "gpu"], "'gpu' is not one of 'emulate', 'npu'"),
+        (["--target", "npu3"], "'npu3' is not one of 'npu1', 'npu2'"),
+    ],
+)
+def test_options_that_are_refused(flownpu, tmp_path, options, message):
+    done = flownpu("selftest", *options, "--output", tmp_path)
+    assert done.code == 2
+    assert message in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- On an NPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_without_a_toolchain_it_says_what_is_missing(flownpu, tmp_path):
+    done = flownpu("selftest", "--device", "npu", "--output", tmp_path)
+    assert done.code == 1
+    assert "aiecc was not found" in done.err
+    assert "Peano was not found" in done.err
+
+
+@pytest.mark.usefixtures("tools")
+def test_without_an_npu_every_rung_says_so(flownpu, tmp_path):
+    """Compiled by stand-ins, opened by the runtime of a real NPU, which is not there."""
+    done = flownpu("selftest", "--device", "npu", "--only", "copy", "--only", "rms_norm", "--output", tmp_path)
+    assert done.code == 1
+    report = report_of(tmp_path, "npu")
+    assert outcomes(report) == {"copy": "failed", "rms_norm": "failed"}
+    assert all("[FlowNPU]" in rung["text"] for rung in report["rungs"])
+    assert report["toolchain"] == {"aiecc": "aiecc 1.0", "peano": "clang++ 1.0"}
+    assert report["measured"] == {}
+    assert {found["reason"] for found in report["measurements"]} > {"rung 'copy' did not pass"}
+    assert f"Please send {tmp_path / 'npu' / 'report.json'} and {tmp_path / 'npu' / 'rungs'}" in done.out
+
+
+# --- What times tell --------------------------------------------------------------------------------------------------
+
+CLOCK, CORES = NPU2.clock_megahertz * 1e6, 32
+ASSUMED = {
+    "dispatch": 47e-6, "channel_read": 5e9, "memory_read": 60e9, "array_change": 3e-3, "wait": 4e-6,
+    "own_host_per_logit": 2e-9, "dequant_block": 2000, "dqp_block": 3000, "vector_element": 0.5, "product": 8,
+    "softmax_tile": 150, "gemm_operations": 13e12,
+}  # fmt: skip
+
+
+def made_up(rung):
+    """What a rung takes if the parameters are these: its work's cost, and a dispatch."""
+    p, work = ASSUMED, rung.work
+    name = rung.name.removesuffix(", more")
+    if name == "copy":
+        return work / p["channel_read"] + p["dispatch"] - 32768 / p["channel_read"]
+    if name in {"decode_layer", "decode_layer, two layers"}:
+        return p["dispatch"] + work * (SHAPE.weight_bytes / 10 / p["channel_read"] + 6 * p["wait"])
+    cost = {
+        "streams": 1 / p["memory_read"],
+        "kernel q4nx_dequant_bf16": p["dequant_block"] / CLOCK,
+        "kernel fused_dqp": p["dqp_block"] / CLOCK,
+        "gemm bf16": 1 / p["gemm_operations"],
+    }
+    for name_of_size, d in (("flow_qkv nca", 64), ("flow_qkv nca, d 128", 128)):
+        # The kernels of a chunk of 32 keys for 8 queries, as the cost model has them.
+        values = {**VALUES, **p}
+        chunk = sum(
+            published_cycles(DEVICES["kraken-350"], values, kernel, [8, 32, d], 0)
+            for kernel in ("flow_qkv_scores", "flow_qkv_values")
+        )
+        cost[name_of_size] = chunk / (2 * 8 * 32 * d) / (CORES * CLOCK)
+    # Kernels of vectors differ by as much as they are slower or faster than their mean.
+    for share, kernel in zip((0.5, 1.5, 0.8, 1.2), ("rms_norm", "rope", "geglu", "swiglu"), strict=True):
+        cost[f"kernel {kernel}"] = share * p["vector_element"] / CLOCK
+    return p["dispatch"] + work * cost.get(name, 0)
+
+
+def results_of(seconds):
+    """Results of all rungs as if each had taken so long; the first of three runs is slower."""
+    found = []
+    for rung in rungs.ladder("npu2", many=True):
+        took = seconds(rung)
+        run = Run("npu2", [1.0, took, took], [2e-9 * 4096 * 1024] * 3, 4096 * 1024)
+        found.append(Result(rung.name, Outcome.PASSED, share=0.5, error=0.1, work=rung.work, run=run))
+    alone = {result.rung: result.seconds for result in found}
+    calls = alone["dequant_engine bf16"] + alone["gemm bf16"]
+    turns = 8 * calls + 16 * ASSUMED["array_change"]
+    return [
+        dataclasses.replace(result, run=dataclasses.replace(result.run, seconds=[1.0, turns]))
+        if result.rung == "arrays in turn"
+        else result
+        for result in found
+    ]
+
+
+def test_parameters_follow_from_times():
+    found = {each.name: each for each in measure(results_of(made_up), "npu2")}
+    assert {name: each.value for name, each in found.items()} == pytest.approx(ASSUMED)
+    assert not any(each.reason for each in found.values())
+    assert found["dispatch"].assumed == TABLE["dispatch"].value
+
+
+def test_the_report_has_the_parameters_of_the_model():
+    report = Report("npu", "npu2", {"aiecc": "1"}, results_of(made_up)).document()
+    measured = report["measured"]
+    assert {"dispatch", "channel_read", "memory_read", "wait", "dqp_block", "vector_element"} <= set(measured)
+    assert set(measured) <= set(TABLE)
+    assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
+    assert {each["name"] for each in report["measurements"]} == {each.name for each in MEASURES}
+    # Where the emulator ran, the same times tell nothing.
+    assert Report("emulate", "npu2", {}, results_of(made_up)).document()["measured"] == {}
+
+
+def test_times_that_tell_nothing():
+    """Rungs that failed, and times that are noise, give no parameter, and the reason."""
+    results = [
+        dataclasses.replace(result, outcome=Outcome.WRONG) if result.rung == "copy" else result
+        for result in results_of(lambda _rung: 50e-6)
+    ]
+    found = {each.name: each for each in measure(results, "npu2")}
+    assert all(each.value is None for name, each in found.items() if name not in {"own_host_per_logit", "array_change"})
+    assert found["dispatch"].reason == "rung 'copy' did not pass"
+    assert "noise" in found["dqp_block"].reason
+    assert "noise" in found["memory_read"].reason
+
+
+def test_what_is_infinitely_far_off_is_null_in_json():
+    result = Result("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
+    (record,) = Report("emulate", "npu2", {}, [result]).document()["rungs"]
+    assert record["share"] is None
+    json.dumps(record, allow_nan=False)
+
+
+def test_the_same_inputs_whichever_rungs_are_chosen(tmp_path):
+    """So that a rung that failed is tried again as it was."""
+    chosen = [rung for rung in rungs.ladder("npu2", many=False) if rung.name in {"copy", "rms_norm"}]
+    list(Climber("npu2", tmp_path / "all").climb(chosen))
+    list(Climber("npu2", tmp_path / "one").climb(chosen[-1:]))
+    first, second = (tmp_path / part / "rungs" / "rms_norm" / "given.npz" for part in ("all", "one"))
+    assert first.read_bytes() == second.read_bytes()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu selftest --device npu` without an NPU: over the double of XRT, whose calls the emulator runs.
+
+What is compiled are stand-ins for aiecc's files (double_artifacts.py); the rest is the way of a real NPU.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flownpu import _native
+from flownpu.cli import main, selftest
+from flownpu.selftest import climb
+from flownpu.selftest.measures import MEASURES
+from tests.npu import xrt
+from tests.npu.double_artifacts import write_for_double
+
+# The native module looks for the plugin beside itself, and finds the double as the library that the plugin asks for.
+WORKER = """
+import importlib.util, sys
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("flownpu._native", sys.argv[2])
+sys.modules["flownpu._native"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["flownpu._native"])
+from tests.npu import xrt
+double = xrt.Double()
+from flownpu.selftest.worker import main
+main(Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def npu_of_the_double(tmp_path, monkeypatch):
+    """A machine with a toolchain and an NPU."""
+    xrt.require()
+    native = Path(shutil.copy(_native.__file__, tmp_path))
+    (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN)
+    toolchain = SimpleNamespace(versions={"aiecc": "a double"})
+    monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
+    monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
+    command = [sys.executable, "-c", WORKER]
+    monkeypatch.setattr(climb, "worker_command", lambda folder: [*command, str(folder), str(native)])
+
+
+@pytest.mark.usefixtures("npu_of_the_double")
+def test_rungs_run_and_are_timed(tmp_path, capfd):
+    patterns = ("copy*", "kernel fused_dqp*", "decode_layer*", "token")
+    options = [option for pattern in patterns for option in ("--only", pattern)]
+    code = main(["selftest", "--device", "npu", *options, "--output", str(tmp_path)])
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    report = json.loads((tmp_path / "npu" / "report.json").read_text())
+    assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
+    assert "double, XRT" in report["runtime"]
+    assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
+    # Of a double the numbers mean nothing, but that they are there.
+    found = {each["name"]: each for each in report["measurements"]}
+    assert set(found) == {each.name for each in MEASURES}
+    assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])
+    assert "rung 'streams, more' did not pass" in found["memory_read"]["reason"]
+    assert "measured" in captured.out
+    assert f"--measured {tmp_path / 'npu' / 'report.json'}" in captured.out

@@ -16,7 +16,7 @@ it grows by the same for every position.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -121,10 +121,10 @@ class Prices:
 
     def _step(self, step: Step, position: int) -> Cost:
         """A call on the array, its dispatch, and the instructions that follow the position."""
-        call, values = step.call, self.values
+        call, values = cast("ArtifactCall", step.call), self.values
         of_call = self.of_call(call, position)
         views = {buffer.name: view.buffer for buffer, view in zip(call.buffers, step.views, strict=True)}
-        seconds = Counter[str]()
+        seconds = defaultdict[str, float](float)
         for name, value in of_call.seconds.items():
             seconds[f"{call.operator}: {views.get(name, name)}"] += value
         seconds[DISPATCHES] += values["dispatch"]

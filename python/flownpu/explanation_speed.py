@@ -104,8 +104,9 @@ def speed_of(model: Any, context_length: int | None, head_size: int, bandwidth: 
 def _npu(model: Any, positions: int, contexts: list[int]) -> tuple[Prediction | None, NPU]:
     try:
         decoder = decoder_of_model(model, positions)
+        most = max(*contexts, min(positions, DEFAULT_CONTEXT))
         _, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT))
-        prediction = Prediction(Target("model", decoder), max(contexts), DEVICES[_CHIP], VALUES)
+        prediction = Prediction(Target("model", decoder), most, DEVICES[_CHIP], VALUES)
         token, *others = prediction.programs
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")

@@ -24,6 +24,7 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.vector_operators import (
+    ResidualLayerNorm,
     ResidualRMSNorm,
     RMSNorm,
     RotaryEmbedding,
@@ -198,6 +199,13 @@ def _of_encoder(operator: str, target: str, model: Model) -> _Calls:
                 yield call.array, call.name, partial(call.program, 0)
 
 
+def _add_layer_norm(target: str, model: Model) -> _Calls:
+    if model.encoder is not None:
+        design = partial(ResidualLayerNorm, target, model.hidden, _CORES)
+        rows = model.encoder.patches
+        yield f"add_layer_norm-n{model.hidden}", f"rows{rows}", partial(_call, design, rows, _EPSILON)
+
+
 def _rope(target: str, model: Model) -> _Calls:
     if not model.is_decoder:
         return
@@ -238,7 +246,7 @@ OPERATORS: dict[str, Callable[[str, Model], _Calls]] = {
     "flow_kv": _flow_kv,
     "decode_layer": _decode_layer,
     "rms_norm": _rms_norm,
-    "add_layer_norm": partial(_of_encoder, "add_layer_norm"),
+    "add_layer_norm": _add_layer_norm,
     "rope": _rope,
     "norm_rope": _norm_rope,
     "geglu": partial(_gated, "geglu"),

@@ -48,7 +48,7 @@ def test_layers_of_models_have_split_keys(name):
         (
             LayerShape(6144, 48, 8, 128, 16384, "swiglu"),
             "operators",
-            [rf"decode_layer, {way}: .* \[compute tile \(6, 2\)\] memory: need" for way in ("split", "pairs")],
+            [rf"decode_layer, {way}: .* \[compute tile \(6, 2\)\] memory: need" for way in ("pairs", "split")],
         ),
     ],
     ids=["heads of 96", "a group of 12", "a long residual stream"],
@@ -63,7 +63,7 @@ def test_what_a_design_refuses_another_takes(shape, way, said):
 
 def test_what_no_design_takes_is_said_of_each():
     shape = LayerShape(4608, 32, 16, 128, 36864, "geglu", post_norms=True)
-    designs = [r"decode_layer, split: .*", r"decode_layer, pairs: .*", r"operator by operator: \[plan fused_dqp"]
+    designs = [r"decode_layer, pairs: .*", r"decode_layer, split: .*", r"operator by operator: \[plan fused_dqp"]
     with pytest.raises(ValueError, match="; ".join(designs)):
         decode_program(decoder_of(shape), "npu2", CONTEXT)
 

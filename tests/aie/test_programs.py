@@ -91,7 +91,7 @@ def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
 
 def priced(times):
     """The least tokens of each chunk, and of the seconds that a program of so many tokens takes."""
-    (token, *_) = (decode_program(decoder(SMALL, 1), "npu2", CONTEXT),)
+    token = decode_program(decoder(SMALL, 1), "npu2", CONTEXT).program
     programs = [replace(token, kind="prefill" if tokens > 1 else "decode", tokens=tokens) for tokens in times]
     return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
 

@@ -86,7 +86,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The converted model, with its artifacts beside it."""
     folder = tmp_path_factory.mktemp("shapes") / "model"
     convert(CHECKPOINT, folder)
-    assert build_artifacts(folder, context=640).left_out == []
+    left_out = build_artifacts(folder, context=640).left_out
+    assert all(said.startswith("a way of decoding") for said in left_out)
     return folder
 
 

@@ -202,12 +202,9 @@ class FlowQKV:
                         words = part.words(past + top + row * self.queries, self.queries)
                         parameters[column].write(row, words, moving=MOVING)
                     parameters[column].start()
-                    taps = self._tokens(head, top, rows, q_line, 1), self._tokens(head, top, rows, o_line, parts)
-                    for start, buffer, of_item in (
-                        (q_ends[column].fill, q, taps[0]),
-                        (o_ends[column].drain, o, taps[1]),
-                    ):
-                        tasks += [start(buffer, tap=tap, wait=True, managed=False) for tap in of_item]
+                    q_taps, o_taps = (self._tokens(head, top, rows, *ends) for ends in ((q_line, 1), (o_line, parts)))
+                    for start, buffer, moved in ((q_ends[column].fill, q, q_taps), (o_ends[column].drain, o, o_taps)):
+                        tasks += [start(buffer, tap=tap, wait=True, managed=False) for tap in moved]
                     windows.append(Window())
                     waiting.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 for turn in range(max(map(len, waiting))):

@@ -3,7 +3,7 @@
 
 import re
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -104,7 +104,7 @@ def parts() -> str:
         for point in _points(model):
             if point.context not in (1024, 32768):
                 continue
-            seconds = Counter[str]()
+            seconds = defaultdict[str, float](float)
             for name, value in point.ttft_parts.items():
                 operator = name if name in (CHANGES, DISPATCHES) else name.partition(":")[0]
                 seconds[operator if operator in names else "others"] += value

@@ -17,8 +17,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
-from flownpu.aie.designs.common import TILES, ceil_div
-from flownpu.aie.designs.decode_layer_shape import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, Projection
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
+from flownpu.aie.designs.decode_layer_shape import Projection
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device

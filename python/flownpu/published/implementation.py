@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
-from flownpu.aie.designs.decode_layer_shape import Projection
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.designs.decode_layer_shape import Projection
     from flownpu.aie.programs.decoder import Decoder
     from flownpu.aie.programs.encoder_shape import Encoder
 

@@ -146,7 +146,7 @@ def test_tower_and_decoder_are_on_the_array(emulated: Opened) -> None:
     assert all(placement["on_host"] == placement["left"] == [] for placement in told)
     assert {line for placement in told for line in placement["lowered"]} == {
         "an encoder's 2 layers in 18 dispatches an image",
-        "4 layers and the LM head in 1 dispatch a token, prompts in chunks of 64 or 256, images of 256 tokens",
+        "4 layers and the LM head in 1 dispatch a token, prompts in chunks of 256 or 512, images of 256 tokens",
     }
 
 

@@ -12,6 +12,7 @@ import torch
 
 from flownpu.convert import convert
 from flownpu.npu_artifacts import build_artifacts
+from tests.aie.words import read_index
 from tests.convert.picture_models import TEXT, reference, write_pictures_checkpoint
 from tests.npu.decoders import Session, npu, read_nodes
 from tests.npu.rounding import decoder_error
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONTEXT, IMAGE, LAYERS = 640, 256, TEXT["num_hidden_layers"]
-LEAST_CHUNK = 8  # fewer tokens go one by one
-# Dispatches of a chunk of the least size or more: of a layer two norms (the first: one), four engines and GEMMs, heads,
-# attention, two norms; the last layer ends with the heads.
-OF_A_CHUNK = (LAYERS - 1) * (2 + 8 + 2 + 2) - 1 + (2 + 2 + 1)
+# Dispatches of a chunk: the weights of all layers at once; of a layer QKV, attention, output, the feed-forward; of the
+# last one QKV.
+OF_A_CHUNK = 1 + 4 * (LAYERS - 1) + 1
 
 
 @dataclass
@@ -150,11 +150,14 @@ def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder,
         session.run(hidden, len(blocks), past, blocks=blocks)
         return int(session.device.counts()["dispatches"] - before)
 
-    few = LEAST_CHUNK - 1
-    assert dispatches(few, "image", 1) == few + OF_A_CHUNK + 1
-    assert dispatches(LEAST_CHUNK, "image", LEAST_CHUNK + 1) == 3 * OF_A_CHUNK + 1
+    # Fewer tokens than a chunk is worth go one by one.
+    programs = read_index(folder.artifacts)[-1]
+    least = min(program["sizes"]["fewest"] for program in programs if program["kind"] == "prefill")
+    assert dispatches(7, "image", 1) == 7 + OF_A_CHUNK + 1
+    assert dispatches(least, "image", least + 1) == 3 * OF_A_CHUNK + 1
     assert dispatches("image", "image") == 2 * OF_A_CHUNK + 1
-    assert dispatches(LEAST_CHUNK + 1) == OF_A_CHUNK + 1
+    assert dispatches(least) == least
+    assert dispatches(least + 1) == OF_A_CHUNK + 1
 
 
 def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
@@ -192,7 +195,7 @@ def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: F
     """They take text."""
     build_artifacts(folder.model, context=128, output=tmp_path)
     session = open_session(folder.model, tmp_path)
-    assert session.lowered.summary.endswith("prompts in chunks of 64, no images")
+    assert session.lowered.summary.endswith("prompts token by token, no images")
     blocks = numbered(5)
     hidden = embedded(rng, folder.reference, blocks)
     logits, _ = session.run(hidden, 5, session.past(128), blocks=blocks)
@@ -205,5 +208,5 @@ def test_artifacts_without_room_for_an_image(rng: np.random.Generator, folder: F
 
 def test_what_is_told(session: Session) -> None:
     assert session.lowered.summary == (
-        "3 layers and the LM head in 1 dispatch a token, prompts in chunks of 64 or 256, images of 256 tokens"
+        "3 layers and the LM head in 1 dispatch a token, prompts in chunks of 256 or 512, images of 256 tokens"
     )

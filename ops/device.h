@@ -125,6 +125,8 @@ class Device {
   // Why the device will not make one node of those that it otherwise would, in a graph of which
   // some nodes are not taken; empty if they are not in the way. `outputs`: names of the values that
   // leave the graph. Asked before lower(): partitions do not show what lies between them.
+  // By value, for a device that looks takes the nodes apart.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual std::string obstacle(std::vector<Judged> /*graph*/,
                                const std::vector<std::string>& /*outputs*/) const {
     return "";

@@ -94,7 +94,7 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
 }
 
 // What a session that reads no more than the file would say of each node.
-std::vector<Judged> judge(std::vector<Node> nodes) {
+std::vector<Judged> judge(const std::vector<Node>& nodes) {
   const std::unique_ptr<Device> host = make_cpu_device({});
   std::unordered_map<std::string_view, const Node*> makers;
   for (const Node& node : nodes) {
@@ -154,7 +154,7 @@ Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
                      const lowering::Promised& promised) {
   give_names(nodes, promised);
   check_order(nodes);
-  return layers_of(judge(std::move(nodes)), outputs, promised);
+  return layers_of(judge(nodes), outputs, promised);
 }
 
 std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs) {
@@ -170,7 +170,7 @@ GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std
                                   const lowering::Promised& promised) {
   give_names(nodes, promised);
   check_order(nodes);
-  Taken taken = taken_nodes(judge(std::move(nodes)));
+  Taken taken = taken_nodes(judge(nodes));
   GraphOperators found;
   found.left = std::move(taken.reasons);
   const Lowered lowered =

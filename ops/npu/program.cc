@@ -122,6 +122,7 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
     Dispatch& made = dispatches_.emplace_back();
     for (const StepRecord& step : dispatch.steps) {
       std::vector<View> views;
+      views.reserve(step.views.size());
       for (const ViewRecord& view : step.views)
         views.push_back({buffers.find(record.buffers[view.buffer].name), view.offset, view.bytes});
       if (dispatch.host)

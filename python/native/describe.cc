@@ -63,6 +63,7 @@ void bind_describe(nb::module_& module) {
           found = npu::describe_operators(nodes, outputs, weights);
         }
         std::vector<std::pair<std::string, Sizes>> sizes;
+        sizes.reserve(found.sizes.size());
         for (const Node& node : found.sizes)
           sizes.emplace_back(node.op_type, Sizes{node.attributes.begin(), node.attributes.end()});
         return std::make_pair(sizes, found.left);

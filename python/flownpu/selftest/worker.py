@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def main(folder: Path) -> None:
         if rows is not None:
             runner.write(rows)
         seconds.append(runner.run(request.position))
-        found = {name: runner.buffer(name) for name in request.wanted} if turn == 0 else {}
+        found: dict[str, Any] = {name: runner.buffer(name) for name in request.wanted} if turn == 0 else {}
         if request.made:
             begin = time.perf_counter()
             made = runner.read()

@@ -40,17 +40,6 @@ def test_a_model_for_onnxruntime_alone(of: str, flownpu: Any, product: Path) -> 
     assert json.loads(flownpu("build", given, "--for", "emulate", "--json").out)["made"] == 0
 
 
-def test_what_has_no_program_is_said(flownpu: Any, tmp_path: Path) -> None:
-    blocks = q4nx.pack(*q4nx.quantize(np.ones((96, 64), np.float32)))
-    x = np.ones((2, 64), np.float32)
-    file = write_node(tmp_path / "model.onnx", "Q4NXMatMul", {"X": x}, {"W": blocks}, M=96, K=64)
-    done = flownpu("build", file, "--for", "emulate", "--context", "64")
-    assert done.code == 0
-    said = " ".join(done.err.split())
-    assert "left out: q4nx_matmul of " in said
-    assert "1 rows: [fused_dqp] expected M in multiples of 32, 128 or more, got 96" in said
-
-
 def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
     file = write_node(
         tmp_path / "model.onnx", "FlowQKVAttention", {"query": np.ones((1, 4, 288), np.float32)}, outputs=3,

@@ -145,7 +145,7 @@ def test_tower_and_decoder_are_on_the_array(emulated: Opened) -> None:
     told = [json.loads(file.read_text()) for file in emulated.placements.iterdir()]
     assert all(placement["on_host"] == placement["left"] == [] for placement in told)
     assert {line for placement in told for line in placement["lowered"]} == {
-        "an encoder's 2 layers in 18 dispatches an image",
+        "an encoder's 2 layers in 11 dispatches an image",
         "4 layers and the LM head in 1 dispatch a token, prompts in chunks of 256 or 512, images of 256 tokens",
     }
 

@@ -177,4 +177,7 @@ def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str,
             decoder_of_model(ir.load(folder / "model.onnx"), 64)
         except ValueError as error:
             told.add(str(error))
-        assert told == told_by_session(folder / "model.onnx", ep_devices[:1]), name
+        by_session = told_by_session(folder / "model.onnx", ep_devices[:1])
+        assert told <= by_session, name
+        # What goes to the array by itself lacks artifacts.
+        assert all("expected the compiled designs of this model" in said for said in by_session - told), name

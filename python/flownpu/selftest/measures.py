@@ -12,11 +12,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.cost.parameters import TABLE
 from flownpu.aie.designs.common import TILES
 from flownpu.aie.designs.decode_layer import DecodeLayer
 from flownpu.aie.designs.decode_layer_weights import STREAMS
-from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.npu_limits import LIMITS
 from flownpu.selftest.decoder import SHAPE
 
@@ -30,8 +29,6 @@ __all__ = ["MEASURES", "Measure", "Measurement", "Times", "measure"]
 _VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
 _ATTENTION = DecodeLayer(SHAPE).attention  # of the rungs that tell a wait
 _DECODE_STREAMS = STREAMS * _ATTENTION.columns  # of weights
-_SIDE = 8  # of what the matrix unit multiplies at once, and of a tile of scores
-_STORE = 2 * _SIDE * _SIDE * 4 / 64  # cycles around a loop of values' products: sums loaded and stored, 64 bytes each
 
 
 class Times:
@@ -141,32 +138,6 @@ def _wait(times: Times) -> float:
     return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
 
 
-def _tile_cycles(times: Times) -> tuple[float, float]:
-    """Cycles of one core for 8 x 8 scores and their values' products, of head sizes 64 and 128."""
-    multiply_adds = 2 * _SIDE * _SIDE  # for each element of a head
-    small, large = times.cycles("flow_qkv nca"), times.cycles("flow_qkv nca, d 128")
-    return times.cores * 64 * multiply_adds * small, times.cores * 128 * multiply_adds * large
-
-
-def _chunk_tiles(times: Times) -> float:
-    """Tiles of scores in a chunk of keys."""
-    columns = LIMITS[times.target].columns
-    return FlowQKV(times.target, columns, columns, 64).keys / _SIDE
-
-
-def _product(times: Times) -> float:
-    """Twice the head size is twice the products, of scores and of values, and twice the loops of values."""
-    small, large = _tile_cycles(times)
-    loop = VALUES["product_loop"] + _STORE
-    return ((large - small) / _SIDE - loop / _chunk_tiles(times)) / 2
-
-
-def _softmax_tile(times: Times) -> float:
-    """What does not depend on the head size, less the loop of the scores' products and a chunk's share of rows."""
-    small, large = _tile_cycles(times)
-    return 2 * small - large - VALUES["product_loop"] - VALUES["softmax_rows"] / _chunk_tiles(times)
-
-
 MEASURES = (
     Measure("dispatch", "s", "T(copy)", lambda times: times.seconds("copy")),
     Measure("channel_read", "bytes/s", "d bytes / d T(copy)", lambda times: 1 / times.cost("copy")),
@@ -196,15 +167,6 @@ MEASURES = (
     Measure(
         "vector_element", "cycles", f"mean of clock x d T / d elements over kernels {', '.join(_VECTORS)}",
         lambda times: sum(times.cycles(f"kernel {kernel}") for kernel in _VECTORS) / len(_VECTORS),
-    ),
-    Measure(
-        "product", "cycles",
-        "((C128 - C64) / 8 - 8 (product_loop + 8) / keys of a chunk) / 2; C64: cycles of 8 x 8 scores, clock x cores x "
-        "d T(flow_qkv nca) / d scores x 64; C128: of flow_qkv nca, d 128",
-        _product,
-    ),
-    Measure(
-        "softmax_tile", "cycles", "2 C64 - C128 - product_loop - 8 softmax_rows / keys of a chunk", _softmax_tile
     ),
     Measure(
         "gemm_operations", "operations/s", "d operations / d T(gemm bf16)", lambda times: 1 / times.cost("gemm bf16")

@@ -38,7 +38,7 @@ def npu_of_the_double(tmp_path, monkeypatch):
     """A machine with a toolchain and an NPU."""
     xrt.require()
     native = Path(shutil.copy(_native.__file__, tmp_path))
-    (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN)
+    (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN.resolve())
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
     monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))

@@ -9,13 +9,14 @@ import pytest
 from flownpu.npu_artifacts import build_artifacts
 
 TOKENS = 4
-# Long enough for a chunk.
-PROMPT = ("-p", "The with statement is used to wrap the execution of a block with methods", "--max-new-tokens", TOKENS)
+# More tokens than a chunk is worth (135 of 256), so that it is one.
+TEXT = "The with statement is used to wrap the execution of a block with methods defined by a context manager. " * 7
+PROMPT = ("-p", TEXT, "--max-new-tokens", TOKENS)
 
 
 @pytest.fixture(scope="module")
 def artifacts(model, tmp_path_factory):
-    return build_artifacts(model, context=128, output=tmp_path_factory.mktemp("trace") / "artifacts").folder
+    return build_artifacts(model, context=256, output=tmp_path_factory.mktemp("trace") / "artifacts").folder
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_every_operator_of_the_decoder_is_dispatched(emulated):
     assert report["placement"]["on_host"] == report["placement"]["left"] == []
     assert "6 layers and the LM head in 1 dispatch a token" in report["placement"]["summary"]
     on_array = {operator["operator"] for operator in report["operators"] if operator["place"] == "array (estimate)"}
-    prefill = {"rms_norm", "dequant_engine", "gemm", "norm_rope", "flow_qkv", "rms_norm_add"}
+    prefill = {"dequant_engine", "gemm", "flow_qkv"}
     assert on_array == prefill | {"decode_layer"}
     names = [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
     assert sum(name.startswith("decode_layer, layers 0-5, position ") for name in names) == TOKENS

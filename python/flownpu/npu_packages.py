@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["OLDEST_XRT", "Release", "release_of"]
-
-OLDEST_XRT = (2, 19)
-"""The first with xrt::ext::bo and run lists of NPUs (ops/npu/xrt/table.cc refuses older ones)."""
+__all__ = ["Release", "release_of"]
 
 _RUNTIME, _HEADERS = "libxrt-npu2", "libxrt-dev"
 # As the README of AMD's repository says; the packages that it makes put XRT into /opt/xilinx/xrt.

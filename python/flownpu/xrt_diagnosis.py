@@ -5,8 +5,9 @@ import ctypes
 import re
 from pathlib import Path
 
+from flownpu.aie.toolchain import OLDEST_XRT
 from flownpu.checks import Check, Host, Status
-from flownpu.npu_packages import OLDEST_XRT, release_of
+from flownpu.npu_packages import release_of
 from flownpu.registration import get_library_path
 
 __all__ = ["PLUGIN", "diagnose_xrt", "load_plugin"]

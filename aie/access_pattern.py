@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.plan import Dimension
+from flownpu.aie.refused_names import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +97,21 @@ class TensorAccessPattern:
         sizes = [*self.sizes[:dim], size // inner, inner, *self.sizes[dim + 1 :]]
         strides = [*self.strides[:dim], stride * inner, stride, *self.strides[dim + 1 :]]
         return self._with(self.offset, sizes, strides)
+
+    def tile(self, tile_dims: Sequence[int]) -> TensorAccessPattern:
+        """Cut every dimension into tiles: first the dimensions of the grid, then those of a tile.
+
+        So `tiled[i, j]` is the tile at (i, j), and the whole walks tile by tile, row by row.
+        """
+        if len(tile_dims) != len(self.sizes):
+            raise ValueError(f"[tap] expected a tile's size in each of {self.sizes}, got {list(tile_dims)}")
+        cut = self
+        for dim, size in enumerate(tile_dims):
+            cut = cut.split(2 * dim, size)
+        places = range(len(cut.sizes))
+        return cut.permute([*places[::2], *places[1::2]])
+
+    partition = Refused("TensorAccessPattern.partition", "lists of patterns: take the parts by indices, or use tile")
 
     def repeat(self, count: int) -> TensorAccessPattern:
         """The whole walk `count` times."""

@@ -3,7 +3,8 @@
 
     manifest.json
     kernels/<source>.o             one object a kernel's source
-    <array>/array.xclbin           what is compiled once for all calls of an array
+    <array>/array.pdi              what is compiled once for all calls of an array
+    <array>/array.xclbin           the same as XRT takes it, with arguments for the call with the most buffers
     <array>/<call>.json, .mlir     the plan of a call, and what the compiler gets of it
     <array>/<call>.insts           the instructions that XRT sends for that call
 
@@ -26,6 +27,7 @@ from flownpu.aie.checker import require_valid
 from flownpu.aie.mlir import to_mlir
 from flownpu.aie.plan import Sequence
 from flownpu.aie.plan_json import to_json
+from flownpu.aie.xclbin import pack_xclbin
 
 if TYPE_CHECKING:
     from flownpu.aie.plan import Kernel, Plan
@@ -114,6 +116,10 @@ class ArtifactFolder:
         """An array's xclbin, by its name in the folder; None: it is not compiled."""
         return self._compiled_file(self._manifest["arrays"][array]["xclbin"])
 
+    def pdi(self, array: str) -> str | None:
+        """An array's PDI, which its xclbin is made of, by its name in the folder; None: it is not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["pdi"])
+
     def instructions(self, array: str, call: str) -> str | None:
         """A call's instructions, by their name in the folder; None: they are not compiled."""
         return self._compiled_file(self._manifest["arrays"][array]["calls"][call]["instructions"])
@@ -125,24 +131,49 @@ class ArtifactFolder:
     # --- What is compiled ---------------------------------------------------------------------------------------------
 
     def _compile(self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path) -> None:
-        """Makes the objects, the xclbin and the instructions that are not up to date."""
+        """Makes the objects, the PDI, the instructions and the xclbin that are not up to date."""
         assert self._toolchain is not None
         objects = [self._object(kernel) for kernel in plan.array.kernels]
         of_call = record["calls"][call]
-        if record["xclbin"] and of_call["instructions"]:
-            return
+        if not (record["pdi"] and of_call["instructions"]):
+            self._compile_design(record, of_call, text, objects, folder / call)
+        self._pack(record, folder)
+
+    def _compile_design(
+        self, record: dict[str, Any], of_call: dict[str, Any], text: str, objects: list[Path], stem: Path
+    ) -> None:
+        """Makes what is missing of an array's PDI and a call's instructions."""
+        assert self._toolchain is not None
         with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
             work = Path(name)
             for file in dict.fromkeys(objects):
                 (work / file.name).symlink_to(file.absolute())
             write_text(work / "design.mlir", text)
             instructions = None if of_call["instructions"] else work / "design.insts"
-            xclbin = None if record["xclbin"] else work / "design.xclbin"
-            self._toolchain.compile_design(work / "design.mlir", instructions, xclbin)
+            pdi = None if record["pdi"] else work / "design.pdi"
+            self._toolchain.compile_design(work / "design.mlir", instructions, pdi)
             if instructions:
-                of_call["instructions"] = self._take(instructions, folder / f"{call}.insts")
-            if xclbin:
-                record["xclbin"] = self._take(xclbin, folder / "array.xclbin")
+                of_call["instructions"] = self._take(instructions, stem.with_name(f"{stem.name}.insts"))
+            if pdi:
+                record["pdi"] = self._take(pdi, stem.with_name("array.pdi"))
+
+    def _pack(self, record: dict[str, Any], folder: Path) -> None:
+        """Makes the xclbin, and makes it anew where a call has more buffers than those before it had."""
+        assert self._toolchain is not None
+        buffers = max(len(call["buffers"]) for call in record["calls"].values())
+        packed_of = {
+            "pdi": record["pdi"]["sha256"],
+            "buffers": buffers,
+            "xclbinutil": self._toolchain.versions["xclbinutil"],
+        }
+        if record["xclbin"] and record["packed_of"] == packed_of:
+            return
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
+            xclbin = Path(name) / "array.xclbin"
+            pdi = self.path / record["pdi"]["file"]
+            pack_xclbin(self._toolchain.xclbinutil, pdi, xclbin, target=self.target, buffers=buffers)
+            record["xclbin"] = self._take(xclbin, folder / xclbin.name)
+        record["packed_of"] = packed_of
 
     def _object(self, kernel: Kernel) -> Path:
         """The object file of a kernel's source."""
@@ -193,7 +224,9 @@ class ArtifactFolder:
         record = {
             "operator": operator,
             "inputs": inputs,
+            "pdi": self._kept(old, "pdi", inputs),
             "xclbin": self._kept(old, "xclbin", inputs),
+            "packed_of": old.get("packed_of"),
             "compute_tiles": [[core.tile.column, core.tile.row] for core in array.cores],
             "kernels": {kernel.entry: [str(kind) for kind in kernel.arguments] for kernel in array.kernels},
             # Calls of another array, though of the same name, are of no use any more.
@@ -281,6 +314,6 @@ def _is_complete(manifest: dict[str, Any]) -> bool:
     arrays = records(manifest, "arrays")
     return (
         all(has_files(record, "object") for record in records(manifest, "kernels"))
-        and all(has_files(record, "xclbin") for record in arrays)
+        and all(has_files(record, "pdi", "xclbin") for record in arrays)
         and all(has_files(call, "instructions") for record in arrays for call in records(record, "calls"))
     )

@@ -210,7 +210,8 @@ class _Flow:
                 self.known[end] = streams[0] / factor
 
     def _through_link(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> None:
-        keys = [(name, self.fifos[name].consumers[0].tile, "consume") for name in inputs]
+        tile = self.fifos[outputs[0]].producer.tile
+        keys = [(name, tile, "consume") for name in inputs]
         keys += [(name, self.fifos[name].producer.tile, "produce") for name in outputs]
         shares = dict(zip(keys, self._shares(inputs, outputs, kind), strict=True))
         known = next((self.known[key] / shares[key] for key in keys if key in self.known), None)
@@ -249,7 +250,8 @@ class _Flow:
                               int(taken), int(sent * factor), detail)  # fmt: skip
         for link in self.array.links:
             shares = self._shares(link.inputs, link.outputs, link.kind)
-            keys = [(name, self.fifos[name].consumers[0].tile, "consume") for name in link.inputs]
+            tile = self.fifos[link.outputs[0]].producer.tile
+            keys = [(name, tile, "consume") for name in link.inputs]
             keys += [(name, self.fifos[name].producer.tile, "produce") for name in link.outputs]
             through = [
                 int(self.known[key] / share) for key, share in zip(keys, shares, strict=True) if key in self.known

@@ -17,10 +17,10 @@ from flownpu.aie.plan import Await, Free, SetBarrier, Transfer, WriteParameter
 from flownpu.aie.violation import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, Dimension, Fifo, HostBuffer, Plan, Tap, Tile
+    from flownpu.aie.plan import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
 
 __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
 
@@ -158,21 +158,54 @@ def downstream(array: Array) -> dict[str, set[str]]:
     return reached
 
 
+class _Known:
+    """What is known of other transfers when one has ended.
+
+    A channel's transfers end in the order they are started in. What flows to a transfer from others ends with it if it
+    was started before it; or, started after it (a drain is often queued before its fills), if of all that its fifo
+    moves in the sequence no larger share is moved up to it than of the ended one's. That takes the cores to produce as
+    they consume: of two drains of one size the first needs the first half of what is filled. The emulator, which
+    follows the data, refuses a descriptor that is freed while it is used whatever is known here.
+    """
+
+    def __init__(self, steps: Iterable[Step], reach: dict[str, set[str]]) -> None:
+        self._reach = reach
+        self._order: dict[str, int] = {}
+        self._moved: dict[str, int] = {}  # elements of its fifo, this transfer's and those before it
+        self._total: defaultdict[str, int] = defaultdict(int)
+        for number, step in enumerate(steps):
+            if isinstance(step, Transfer):
+                self._total[step.fifo] += step.tap.elements
+                self._order[step.name], self._moved[step.name] = number, self._total[step.fifo]
+
+    def ends_with(self, other: Transfer, ended: Transfer) -> bool:
+        """Whether `other` has ended when `ended` has."""
+        if other.fifo == ended.fifo:
+            return self._order[other.name] <= self._order[ended.name]
+        if ended.fifo not in self._reach[other.fifo]:
+            return False
+        if self._order[other.name] <= self._order[ended.name]:
+            return True
+        share, shares = self._moved[other.name], self._total[other.fifo]
+        return share * self._total[ended.fifo] <= self._moved[ended.name] * shares
+
+
 def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     """Follow the sequence: descriptors in use on each shim tile, tasks queued on each channel."""
-    reach = downstream(plan.array)
+    known = _Known(plan.sequence.steps, downstream(plan.array))
     places: dict[Tile | None, Tile | None] = {}  # one object a tile, to compare quickly
     tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in plan.array.fifos}
     tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
     live: dict[str, Transfer] = {}
     running: dict[str, Transfer] = {}  # not known to be complete
-    started: dict[str, int] = {}
+    started: set[str] = set()
     ended: set[str] = set()
-    for number, step in enumerate(plan.sequence.steps):
+    for step in plan.sequence.steps:
         if isinstance(step, Transfer):
             if step.name in started:
                 yield Violation(f"transfer {step.name}", "transfers of this name", 2, 1)
-            started[step.name], live[step.name], running[step.name] = number, step, step
+            started.add(step.name)
+            live[step.name], running[step.name] = step, step
             yield from _counts(step, live, running, tiles, limits)
         elif isinstance(step, (Await, Free)):
             place = f"transfer {step.transfer}"
@@ -183,7 +216,7 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
             else:
                 transfer = live.pop(step.transfer)
                 ended.add(step.transfer)
-                yield from _end(step, transfer, running, started, reach)
+                yield from _end(step, transfer, running, known)
     for name in live:
         yield Violation(f"transfer {name}", "an Await or a Free before the sequence ends", 1, 0)
 
@@ -212,19 +245,16 @@ def _end(
     step: Await | Free,
     transfer: Transfer,
     running: dict[str, Transfer],
-    started: dict[str, int],
-    reach: dict[str, set[str]],
+    known: _Known,
 ) -> Iterator[Violation]:
     place = f"transfer {transfer.name}"
     if isinstance(step, Free):
         if transfer.name in running:
-            detail = "await it, or a drain of its data that is started after it, first; its descriptor is still live"
+            detail = "await it, or a drain of its data, first; its descriptor is still live"
             yield Violation(place, "completion known before Free", "yes", "no", detail)
         return
     if not transfer.token:
         yield Violation(place, "a token to await", 1, 0, "start it with wait=True")
     for name, other in list(running.items()):
-        same_channel = other.fifo == transfer.fifo and started[name] <= started[transfer.name]
-        upstream = transfer.fifo in reach[other.fifo] and started[name] <= started[transfer.name]
-        if same_channel or upstream:
+        if known.ends_with(other, transfer):
             del running[name]

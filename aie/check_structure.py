@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, End, Fifo, Link, Plan, Statement, Tile
+    from flownpu.aie.plan import Array, Fifo, Link, Plan, Statement, Tile
 
 __all__ = ["check_structure", "describe"]
 
@@ -76,12 +76,19 @@ def _places(array: Array, limits: Limits) -> Iterator[Violation]:
 
 def _ends(array: Array, limits: Limits) -> Iterator[Violation]:
     cores = {core.tile for core in array.cores}
-    inputs = {(name, "consume") for link in array.links for name in link.inputs}
-    outputs = {(name, "produce") for link in array.links for name in link.outputs}
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+    linked: set[tuple[str, str, Tile]] = set()
+    for link in array.links:  # names that there are not, and ends that do not meet, are `_link`'s to say
+        places = {fifos[name].producer.tile for name in link.outputs if name in fifos}
+        linked |= {(name, "produce", tile) for name in link.outputs for tile in places}
+        for name in link.inputs:
+            ends = fifos[name].consumers if name in fifos else ()
+            meeting = [end for end in ends if len(ends) == 1 or end.tile in places]
+            linked |= {(name, "consume", end.tile) for end in meeting}
     for fifo in array.fifos:
         for end, port in [(fifo.producer, "produce"), *((end, "consume") for end in fifo.consumers)]:
             kind = limits.kind(end.tile.column, end.tile.row)
-            user = {"compute": end.tile in cores, "memory": (fifo.name, port) in inputs | outputs, "shim": True}[kind]
+            user = {"compute": end.tile in cores, "memory": (fifo.name, port, end.tile) in linked, "shim": True}[kind]
             if end.depth < 1:
                 yield Violation(f"fifo {fifo.name}", f"depth at {describe(end.tile, limits)}", "1 or more", end.depth)
             if not user:
@@ -190,15 +197,12 @@ def _link(link: Link, fifos: dict[str, Fifo], limits: Limits) -> Iterator[Violat
     if len(link.inputs) > 1 and len(link.outputs) > 1:
         yield Violation(place, "shape", "1 to 1, 1 to many or many to 1", f"{len(link.inputs)} to {len(link.outputs)}")
         return
-    counts = [len(fifos[name].consumers) for name in link.inputs]
-    if set(counts) != {1}:
-        yield Violation(place, "consumers of each input", 1, counts, "a broadcast cannot be linked on")
-        return
-    ends: list[End] = [fifos[name].consumers[0] for name in link.inputs] + [
-        fifos[name].producer for name in link.outputs
-    ]
-    tiles = sorted({end.tile for end in ends})
-    if len(tiles) > 1:
+    # Each input has a consumer where the outputs begin; a broadcast has others elsewhere.
+    producers = {fifos[name].producer.tile for name in link.outputs}
+    takers = [{end.tile for end in fifos[name].consumers} for name in link.inputs]
+    tiles = sorted(producers)
+    if len(producers) > 1 or not all(producers <= taker for taker in takers):
+        tiles = sorted(producers.union(*takers))
         yield Violation(place, "tiles where its fifos meet", 1, f"{len(tiles)}: {', '.join(map(str, tiles))}")
         return
     if limits.kind(tiles[0].column, tiles[0].row) == "shim":

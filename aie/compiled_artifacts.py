@@ -54,12 +54,12 @@ def write_compiled(
     for call in calls_of(programs):
         report(call)
         _add(folder, call, call.last)
-        xclbin = folder.xclbin(call.array)
-        if xclbin is None:
+        xclbin, pdi = folder.xclbin(call.array), folder.pdi(call.array)
+        if xclbin is None or pdi is None:
             complete = False
             continue
         family = call.family(_Instructions(folder, call), checks=1, lone_chunks=False)
-        identity = zlib.crc32((folder.path / xclbin).read_bytes())
+        identity = zlib.crc32((folder.path / pdi).read_bytes())
         write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
         array_files[call.array] = xclbin
     if complete:

@@ -6,19 +6,23 @@ By default these are the recorder's: a design gives a plan, on any machine. With
 
 mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
 (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
-refused here, rather than somewhere inside a design.
+refused here, rather than somewhere inside a design. Its other names are here too (refused_names.py); the recorder
+refuses their use by name.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.refused_names import MODULES, REFUSED, Refused
 
 __all__ = [
-    "NPU1", "NPU2", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo", "ObjectFifoHandle", "Program", "Runtime",
-    "TaskGroup", "TensorAccessPattern", "Tile", "Worker", "WorkerRuntimeBarrier", "object_file", "range_",
-    "v8bfp16ebs8",
+    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
+    "ObjectFifoHandle", "Program", "Runtime", "TaskGroup", "TensorAccessPattern", "Tile", "Worker",
+    "WorkerRuntimeBarrier", "object_file", "range_", "v8bfp16ebs8",
 ]  # fmt: skip
 
 _CHOICE = os.environ.get("FLOWNPU_IRON", "recorder")
@@ -30,6 +34,9 @@ if TYPE_CHECKING or _CHOICE == "recorder":
     from flownpu.aie.recorder import (
         NPU1,
         NPU2,
+        AnyComputeTile,
+        AnyMemTile,
+        AnyShimTile,
         Buffer,
         ExternalFunction,
         Kernel,
@@ -61,7 +68,7 @@ else:
         )
         from aie.iron.controlflow import range_
         from aie.iron.dataflow import ObjectFifoHandle
-        from aie.iron.device import NPU1, NPU2, Tile
+        from aie.iron.device import NPU1, NPU2, AnyComputeTile, AnyMemTile, AnyShimTile, Tile
     except ImportError as error:
         raise ImportError(
             "[FLOWNPU_IRON] mlir-aie of generation C (1.4.5 or newer) is not installed: see its README for the wheel, "
@@ -81,3 +88,15 @@ def object_file(file: str) -> str:
     `ExternalFunction` for each would compile, and link, the others as often.
     """
     return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"
+
+
+def __getattr__(name: str) -> Any:
+    """A name of generation C that designs do not use: mlir-aie's own, or one that says why the recorder has none."""
+    if name not in REFUSED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _CHOICE == "recorder":
+        return Refused(name, REFUSED[name])
+    for module in map(import_module, MODULES):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"the installed mlir-aie has no {name} in any of {', '.join(MODULES)}")

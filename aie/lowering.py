@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
     from flownpu.aie.npu_limits import Limits
 
-__all__ = ["Channel", "Lowered", "Pool", "counter_bytes", "link_ranges", "lower", "shared_memory", "statements"]
+__all__ = [
+    "Channel",
+    "Lowered",
+    "Pool",
+    "consumer_at",
+    "counter_bytes",
+    "link_ranges",
+    "lower",
+    "shared_memory",
+    "statements",
+]
 
 _WORD_BYTES = 4
 
@@ -98,6 +108,15 @@ def _place(tile: Tile) -> tuple[int, int]:
     return tile.column, tile.row
 
 
+def consumer_at(fifo: Fifo, tile: Tile) -> End:
+    """The end of a consumer at a tile; a fifo that is linked on may have others elsewhere.
+
+    Raises:
+        StopIteration: there is none, which `check_structure` finds.
+    """
+    return next(end for end in fifo.consumers if end.tile == tile)
+
+
 def link_ranges(link: Link, fifos: dict[str, Fifo]) -> tuple[Fifo, list[tuple[int, int]]]:
     """A split's or join's whole fifo, and the (start, end) of every part in its object, in elements."""
     whole, parts = (
@@ -149,7 +168,7 @@ def _link_pool(link: Link, fifos: dict[str, Fifo]) -> Pool:
     first, last = fifos[link.inputs[0]], fifos[link.outputs[0]]
     whole_first = link.kind == "forward" and (first.type.bytes >= last.type.bytes or bool(last.padding))
     if link.kind == "split" or whole_first:
-        fifo, depth = first, first.consumers[0].depth
+        fifo, depth = first, consumer_at(first, last.producer.tile).depth
     else:
         fifo, depth = last, last.producer.depth
     repeat = max(fifos[name].repeat_count for name in link.outputs)

@@ -3,7 +3,8 @@
 
 IRON leaves placement to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The simple
 rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the host's
-ends on the shim tile, that is nearest to the cores they serve and has channels left.
+ends on the shim tile, that is nearest to the cores they serve and has channels left. A column or a row that is given
+alone is kept.
 """
 
 from __future__ import annotations
@@ -162,28 +163,34 @@ def _place(workers: list[Worker], fifos: list[ObjectFifo], limits: Limits) -> No
     for link in links:
         _take(used, link.tile.col, len(link.inputs), len(link.outputs))
     for link in links:
-        if link.tile.place is None:
+        if link.tile.col is None:
             need = len(link.inputs), len(link.outputs)
             link.tile.col = _nearest(_column_served(link, fifos), used, need, limits, "memory")
+        if link.tile.row is None:
             link.tile.row = 1
     _place_host_ends(fifos, limits)
 
 
 def _place_workers(workers: list[Worker], limits: Limits) -> None:
     taken = {worker.tile.place for worker in workers}
-    free = (
+    free = [
         plan.Tile(column, row)
         for column in range(limits.columns)
         for row in range(limits.first_compute_row, limits.rows)
         if plan.Tile(column, row) not in taken
-    )
-    for worker in workers:
-        if worker.tile.place is None:
-            place = next(free, None)
-            if place is None:
-                count = limits.columns * (limits.rows - limits.first_compute_row)
-                raise RecordingError(f"[placement] needs {len(workers)} compute tiles, {limits.name} has {count}")
-            worker.tile.col, worker.tile.row = place.column, place.row
+    ]
+    # Those of which a column or a row is given choose first: the others take what is left.
+    for worker in sorted(workers, key=lambda worker: worker.tile.is_open):
+        tile = worker.tile
+        if tile.place is not None:
+            continue
+        place = next((place for place in free if tile.may_be(place)), None)
+        if place is None:
+            count = limits.columns * (limits.rows - limits.first_compute_row)
+            where = "" if tile.is_open else f", and one of them in {tile}, where none is left"
+            raise RecordingError(f"[placement] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
+        free.remove(place)
+        tile.col, tile.row = place.column, place.row
 
 
 def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
@@ -192,11 +199,13 @@ def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
     for end in ends:
         _take(used, end.tile.col, int(not end.is_producer), int(end.is_producer))
     for end in ends:
-        if end.tile.place is None:
+        if end.tile.col is None:
             owners = [other.owner for other in _ends(end.fifo)]
             columns = [owner.tile.col for owner in owners if isinstance(owner, (Worker, ObjectFifoLink))]
             need = int(not end.is_producer), int(end.is_producer)
-            end.tile.col, end.tile.row = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim"), 0
+            end.tile.col = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim")
+        if end.tile.row is None:
+            end.tile.row = 0
 
 
 def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outputs: int) -> None:

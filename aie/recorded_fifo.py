@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie import plan
 from flownpu.aie.recorded_sequence import RuntimeData, Task, TaskGroup, current_sequence
-from flownpu.aie.recorded_types import AnyMemTile, Tile, plan_type, refuse
+from flownpu.aie.recorded_types import AnyMemTile, Tile, own_tile, plan_type, refuse
+from flownpu.aie.refused_names import Refused
 from flownpu.aie.symbolic import CoreTrace, ElementReference, RecordingError, View, current_core
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ __all__ = ["ObjectFifo", "ObjectFifoHandle", "ObjectFifoLink"]
 
 class ObjectFifo:
     """A circular buffer between one producer and its consumers (`aie.iron.ObjectFifo`)."""
+
+    set_iter_count = Refused("ObjectFifo.set_iter_count", "fifos that end: a core's loops say how much it moves")
 
     def __init__(
         self,
@@ -37,13 +40,15 @@ class ObjectFifo:
         refuse("ObjectFifo", options)
         if depth is not None and depth < 1:
             raise RecordingError(f"[ObjectFifo] expected a depth of 1 or more, got {depth}")
+        if repeat_count is not None and repeat_count < 1:
+            raise RecordingError(f"[ObjectFifo] expected a repeat_count of 1 or more, got {repeat_count}")
         self.obj_type = obj_type
         self.type = plan_type(obj_type)
         self.depth = depth
         self.name = name
         self.to_stream = _object_walk(to_stream)
         self.from_stream_per_cons = _object_walk(from_stream_per_cons)
-        self.repeat_count = repeat_count or 1
+        self.repeat_count = 1 if repeat_count is None else repeat_count
         self.delegate = delegate_tile
         self.via_dma = via_DMA
         self.producer: ObjectFifoHandle | None = None
@@ -92,7 +97,7 @@ class ObjectFifoHandle:
         self.fifo, self.is_producer, self.depth = fifo, is_producer, depth
         walk = fifo.to_stream if is_producer else _object_walk(from_stream) or fifo.from_stream_per_cons
         self.walk = walk
-        self.tile = tile or Tile()
+        self.tile = own_tile(tile)
         self.owner: object = None  # the Worker, Runtime or ObjectFifoLink that uses it
 
     @property
@@ -219,7 +224,7 @@ class ObjectFifoHandle:
         return self.split(
             [0],
             tile,
-            depths=[depth] if depth else None,
+            depths=None if depth is None else [depth],
             obj_types=[obj_type] if obj_type is not None else None,
             names=[name or (self.fifo.name and f"{self.fifo.name}_fwd")],
             to_stream=[to_stream],
@@ -254,7 +259,6 @@ class ObjectFifoLink:
         offsets: Sequence[int],
     ) -> None:
         self.inputs, self.outputs, self.offsets = list(inputs), list(outputs), tuple(offsets)
-        # The default is one object for all: each link gets a place of its own.
-        self.tile = Tile() if tile in (None, AnyMemTile) else tile or Tile()
+        self.tile = own_tile(tile)
         for handle in (*inputs, *outputs):
             handle.belongs_to(self)

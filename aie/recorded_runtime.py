@@ -10,6 +10,7 @@ from flownpu.aie import plan
 from flownpu.aie.recorded_fifo import ObjectFifoHandle
 from flownpu.aie.recorded_sequence import RuntimeData, SequenceTrace
 from flownpu.aie.recorded_types import flatten, plan_type, refuse
+from flownpu.aie.refused_names import REFUSED, Refused
 from flownpu.aie.symbolic import RecordingError
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ class Runtime:
 
     A tensor type declares a host buffer; an integer stays one; anything else is handed through.
     """
+
+    add_flow = Refused("Runtime.add_flow", REFUSED["Flow"])
+    add_lock = Refused("Runtime.add_lock", REFUSED["Lock"])
+    add_tile_dma = Refused("Runtime.add_tile_dma", REFUSED["TileDma"])
+    register_parameter = Refused("Runtime.register_parameter", REFUSED["ScratchpadParameter"])
+    call = Refused("Runtime.call", "sequences that call others: call the function")
 
     def __init__(
         self,

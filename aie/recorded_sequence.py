@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -50,6 +51,30 @@ class Task:
 
 class TaskGroup:
     """Transfers that end together: `finish` awaits those that wait, then frees the others."""
+
+    @staticmethod
+    def pipelined(steps: int, depth: int = 2) -> Iterator[tuple[int, TaskGroup]]:
+        """Each step with a group of its own, which is finished when the transfers of `depth - 1` more are started.
+
+        Raises:
+            RecordingError: the steps are not a number, or fewer than one group may be open.
+        """
+        try:
+            count = operator.index(steps)
+        except TypeError as error:
+            refusal = f"[TaskGroup] a plan's sequence is for given shapes: expected a number, got {steps!r}"
+            raise RecordingError(refusal) from error
+        if depth < 1:
+            raise RecordingError(f"[TaskGroup] expected a depth of 1 or more, got {depth}")
+        unfinished: list[TaskGroup] = []
+        for step in range(count):
+            group = TaskGroup()
+            yield step, group
+            unfinished.append(group)
+            if len(unfinished) == depth:
+                unfinished.pop(0).finish()
+        for group in unfinished:
+            group.finish()
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []

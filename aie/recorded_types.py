@@ -22,6 +22,7 @@ __all__ = [
     "Device",
     "Tile",
     "flatten",
+    "own_tile",
     "plan_type",
     "refuse",
     "v8bfp16ebs8",
@@ -51,7 +52,7 @@ class NPU2(Device):
 
 
 class Tile:
-    """A place; without column and row, the recorder finds one (`flownpu.aie.placement`)."""
+    """A place; what of column and row is not given, the recorder finds (`flownpu.aie.placement`)."""
 
     def __init__(self, col: int | None = None, row: int | None = None) -> None:
         self.col, self.row = col, row
@@ -61,10 +62,28 @@ class Tile:
         """The place, None if it is open."""
         return None if self.col is None or self.row is None else plan.Tile(self.col, self.row)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be anywhere."""
+        return self.col is None and self.row is None
+
+    def may_be(self, place: plan.Tile) -> bool:
+        """Whether that is where it was asked to be, as far as it was."""
+        return self.col in (None, place.column) and self.row in (None, place.row)
+
+    def __str__(self) -> str:
+        given = {"column": self.col, "row": self.row}
+        return " and ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "any tile"
+
 
 AnyComputeTile = Tile()
 AnyMemTile = Tile()
 AnyShimTile = Tile()
+
+
+def own_tile(tile: Tile | None) -> Tile:
+    """The place that is given, or an open one: the names for any tile are one object for all."""
+    return Tile() if tile is None or any(tile is name for name in (AnyComputeTile, AnyMemTile, AnyShimTile)) else tile
 
 
 def plan_type(kind: Any) -> plan.Type:
@@ -100,7 +119,12 @@ def flatten(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def refuse(what: str, options: dict[str, Any]) -> None:
-    """Refuse the options that a plan cannot hold, unless they are left at their default."""
-    given = sorted(name for name, value in options.items() if value)
+    """Refuse the options that a plan cannot hold, unless they are at their defaults: None, False, padding of zeros."""
+    defaults = {"pad_value": 0}
+    given = sorted(
+        name
+        for name, value in options.items()
+        if value is not None and value is not False and (name not in defaults or value != defaults[name])
+    )
     if given:
         raise RecordingError(f"[{what}] a plan does not hold {', '.join(given)}")

@@ -11,8 +11,16 @@ from flownpu.aie import plan
 from flownpu.aie.npu_limits import NPU2
 from flownpu.aie.recorded_fifo import ObjectFifo, ObjectFifoHandle
 from flownpu.aie.recorded_sequence import current_sequence
-from flownpu.aie.recorded_types import AnyComputeTile, Tile, flatten, plan_type, refuse
-from flownpu.aie.symbolic import CoreTrace, ElementReference, RecordingError, Symbol, current_core, expression
+from flownpu.aie.recorded_types import AnyComputeTile, Tile, flatten, own_tile, plan_type, refuse
+from flownpu.aie.symbolic import (
+    NO_FLOATS,
+    CoreTrace,
+    ElementReference,
+    RecordingError,
+    Symbol,
+    current_core,
+    expression,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +40,7 @@ class Buffer:
         use_write_rtp: bool = False,
         **options: Any,
     ) -> None:
-        refuse("Buffer", {name: value is not None for name, value in options.items()})
+        refuse("Buffer", options)
         if type is None and initial_value is None:
             raise RecordingError("[Buffer] expected a type, an initial value or both")
         if type is not None:
@@ -59,8 +67,11 @@ class Buffer:
             return
         if not self.run_time_parameter:
             raise RecordingError(f"[Buffer {self.name}] expected use_write_rtp=True for a buffer the sequence writes")
-        if isinstance(index, Symbol) or isinstance(value, Symbol):
-            raise RecordingError(f"[Buffer {self.name}] a sequence writes integers to it")
+        if isinstance(index, Symbol) or isinstance(value, Symbol) or not hasattr(value, "__index__"):
+            raise RecordingError(
+                f"[Buffer {self.name}] a sequence writes integers to it, got {value!r}: of a float give the bits, "
+                "np.float32(x).view(np.int32)"
+            )
         current_sequence("a run-time parameter").steps.append(
             plan.WriteParameter(self.name or "", int(index), int(value))
         )
@@ -120,6 +131,8 @@ class Kernel:
         if not isinstance(value, (ElementReference, Buffer)):
             if kind.shape:
                 raise RecordingError(f"[{self.record.entry}] argument {place}: expected {kind}, got {value!r}")
+            if not np.issubdtype(plan.DTYPES[kind.dtype], np.integer):
+                raise RecordingError(f"[{self.record.entry}] argument {place}: {NO_FLOATS}, got a {kind}")
             return expression(value)
         given = value.type if isinstance(value, Buffer) else value.view.type
         # IRON passes N-dimensional objects as their elements in a row.
@@ -168,7 +181,7 @@ class Worker:
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
-        self.tile = Tile() if tile in (None, AnyComputeTile) else tile or Tile()
+        self.tile = own_tile(tile)
         self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
         for argument in self.arguments:

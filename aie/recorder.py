@@ -26,6 +26,7 @@ from flownpu.aie.recorded_types import (
     v8bfp16ebs8,
 )
 from flownpu.aie.recorded_worker import Buffer, ExternalFunction, Kernel, Worker, WorkerRuntimeBarrier
+from flownpu.aie.refused_names import Refused
 from flownpu.aie.symbolic import RecordingError
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ __all__ = [
 
 class Program:
     """A whole design (`aie.iron.Program`)."""
+
+    compose = Refused("Program.compose", "several configurations of an array: make a Program of each")
+    enable_trace = Refused("Program.enable_trace", "traces: `flownpu inspect --trace` writes an estimate")
 
     def __init__(self, device: Device, rt: Runtime, workers: Sequence[Worker] | None = None, **options: Any) -> None:
         refuse("Program", options)

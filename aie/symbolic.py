@@ -11,13 +11,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from flownpu.aie import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["CoreTrace", "ElementReference", "RecordingError", "Symbol", "View", "current_core", "expression", "range_"]
+__all__ = [
+    "NO_FLOATS",
+    "CoreTrace",
+    "ElementReference",
+    "RecordingError",
+    "Symbol",
+    "View",
+    "current_core",
+    "expression",
+    "range_",
+]
 
+NO_FLOATS = (
+    "a plan's cores compute with integers only: give a kernel the bits of a float as an integer, "
+    "np.float32(x).view(np.int32), or write the number into the kernel"
+)
 _CURRENT: ContextVar[CoreTrace | None] = ContextVar("current_core", default=None)
 
 
@@ -74,6 +90,15 @@ class ElementReference:
     def __init__(self, view: View, index: int) -> None:
         self.view, self.index = view, index
 
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise RecordingError(
+            f"[core] a plan's cores do not read or write the elements of an object ({self.view.type}): give the object "
+            "to a kernel; of a Buffer they read and write integers"
+        )
+
+    __getitem__ = __setitem__ = __iter__ = __len__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+
 
 class View:
     """Several acquired objects; the oldest is `view[0]`."""
@@ -91,6 +116,8 @@ def expression(value: Symbol | int) -> plan.Expression:
     """The plan's expression of a symbol or an integer."""
     if isinstance(value, Symbol):
         return value.value
+    if isinstance(value, (float, np.floating)):
+        raise RecordingError(f"[core] {NO_FLOATS}, got {value!r}")
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise RecordingError(f"[core] expected an integer, got {value!r}")
     return int(value)

@@ -13,7 +13,7 @@ import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from flownpu.aie.lowering import link_ranges, lower, shared_memory
+from flownpu.aie.lowering import consumer_at, link_ranges, lower, shared_memory
 from flownpu.aie.plan import (
     Acquire,
     Await,
@@ -201,16 +201,17 @@ class TimedDataflow:
         """The objects that the ends of a link share: every input writes a share of each, every output reads one."""
         inputs, outputs = ([self.fifos[name] for name in names] for names in (link.inputs, link.outputs))
         first, last = inputs[0], outputs[0]
+        entering = consumer_at(first, last.producer.tile)
         if link.kind == "forward":
             whole = max(first.type.bytes, last.type.bytes)
             # Padding makes what is sent longer than what came; else a larger object is cut, or put together.
             written, read = ([first.type.bytes], [last.type.bytes]) if last.padding else ([whole], [whole])
-            depth = first.consumers[0].depth if first.type.bytes >= last.type.bytes else last.producer.depth
+            depth = entering.depth if first.type.bytes >= last.type.bytes else last.producer.depth
         else:
             parent, ranges = link_ranges(link, self.fifos)
             parts = [(end - start) * parent.type.item_bytes for start, end in ranges]
             written, read = ([parent.type.bytes], parts) if link.kind == "split" else (parts, [parent.type.bytes])
-            depth = first.consumers[0].depth if link.kind == "split" else last.producer.depth
+            depth = entering.depth if link.kind == "split" else last.producer.depth
         objects, tile = _Objects(depth=depth), last.producer.tile
         for fifo, share in zip(inputs, written, strict=True):
             self.ends[fifo.name, tile, False] = objects, objects.writer(share)

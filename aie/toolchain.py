@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and calls AMD's open toolchain: Peano compiles kernels, aiecc makes an xclbin and instructions of MLIR.
+"""Finds and calls AMD's open toolchain: Peano compiles kernels, aiecc makes a PDI and instructions of MLIR.
+
+XRT's xclbinutil packs the PDI (xclbin.py).
 
 The options are those of mlir-aie in generation C (1.4.5 and newer; tools/aiecc/README.md and
-python/utils/compile/utils.py there). **Neither tool has been on the machines this was written on**: what is tested is
-which commands are run, with stand-ins that record them.
+python/utils/compile/utils.py there). **Neither compiler has been on the machines this was written on**: what is tested
+is which commands are run, with stand-ins that record them. xclbinutil is Debian's own in the tests.
 """
 
 from __future__ import annotations
@@ -21,12 +23,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KERNELS", "MissingTool", "Toolchain", "ToolchainError", "find_toolchain"]
+__all__ = [
+    "KERNELS",
+    "OLDEST_XRT",
+    "MissingTool",
+    "Toolchain",
+    "ToolchainError",
+    "expect_file",
+    "find_toolchain",
+    "run_tool",
+]
 
 KERNELS = Path(__file__).parent / "kernels"
+OLDEST_XRT = (2, 19)
+"""The first with xrt::ext::bo and run lists of NPUs (ops/npu/xrt/table.cc refuses older ones)."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
 _SHOWN_LINES = 20  # of a failed command's output: its errors come last
 _WHEELS = "https://github.com/Xilinx"
+_XRT = Path("/opt/xilinx/xrt")  # of AMD's own packages
 
 
 class ToolchainError(RuntimeError):
@@ -47,10 +61,11 @@ class MissingTool:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The two compilers, and what `--version` says of them."""
+    """The two compilers and xclbinutil, and what `--version` says of them."""
 
     aiecc: Path
     peano: Path
+    xclbinutil: Path
     versions: dict[str, str]
 
     def kernel_options(self, target: str, flags: Sequence[str] = ()) -> list[str]:
@@ -85,16 +100,16 @@ class Toolchain:
         headers = self.aiecc.resolve().parents[1] / "include"
         command: list[str | Path] = [self.peano / "bin" / "clang++", *self.kernel_options(target, flags)]
         command += [f"-I{include_root}", f"-I{headers}", "-c", source, "-o", output]
-        _run(command, output.parent)
-        _expect(output, command)
+        run_tool(command, output.parent)
+        expect_file(output, command)
 
-    def compile_design(self, mlir: Path, instructions: Path | None, xclbin: Path | None) -> None:
-        """Makes the instructions of a design's sequence, or its xclbin, or both.
+    def compile_design(self, mlir: Path, instructions: Path | None, pdi: Path | None) -> None:
+        """Makes the instructions of a design's sequence, or its PDI, or both.
 
         Args:
             mlir: the design; the object files that it links lie beside it.
             instructions: file to write, the transaction that XRT sends; None: not this time.
-            xclbin: file to write, the configuration of the array; None: not this time.
+            pdi: file to write, the configuration of the array; None: not this time.
 
         Raises:
             ToolchainError: aiecc failed, or said "error:" (it may exit with 0 all the same).
@@ -103,20 +118,20 @@ class Toolchain:
         command: list[str | Path] = [self.aiecc, mlir, f"--peano={self.peano}", f"--tmpdir={work}"]
         if instructions is not None:
             command += ["--get-npu-insts", f"--npu-insts-name={instructions}"]
-        if xclbin is not None:
-            command += ["--get-xclbin", f"--xclbin-name={xclbin}"]
-        output = _run(command, mlir.parent)
+        if pdi is not None:
+            command += ["--get-pdi", f"--pdi-name={pdi}"]
+        output = run_tool(command, mlir.parent)
         if re.search(r"\berror:", output):
             raise _failure(command, "said that there was an error", output)
-        for file in filter(None, (instructions, xclbin)):
-            _expect(file, command)
+        for file in filter(None, (instructions, pdi)):
+            expect_file(file, command)
 
 
 def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
     """The installed toolchain, or what of it is missing.
 
     aiecc: the environment variable AIECC_PATH, mlir-aie's wheel in this Python, PATH. Peano: PEANO_INSTALL_DIR,
-    llvm-aie's wheel in this Python.
+    llvm-aie's wheel in this Python. xclbinutil: AIE_XCLBINUTIL (which aiecc reads too), PATH, the place of AMD's XRT.
 
     Raises:
         ToolchainError: a tool is there, but cannot say its version.
@@ -132,10 +147,18 @@ def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
     if clang is None:
         wheel = f"pip install llvm-aie -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
         missing.append(MissingTool("Peano", "PEANO_INSTALL_DIR, llvm-aie's wheel", wheel))
-    if aiecc is None or clang is None:
+    xclbinutil = _first(os.environ.get("AIE_XCLBINUTIL"), shutil.which("xclbinutil"), _XRT / "bin" / "xclbinutil")
+    packer = _version(xclbinutil) if xclbinutil else ""
+    found = re.search(r"(\d+)\.(\d+)", packer)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_XRT:
+        searched = f"found {packer or 'one without a version'}" if xclbinutil else f"AIE_XCLBINUTIL, PATH, {_XRT}"
+        oldest = ".".join(map(str, OLDEST_XRT))
+        package = f"install the package libxrt-utils of XRT {oldest} or newer; `flownpu doctor` says how to get its XRT"
+        missing.append(MissingTool("xclbinutil", searched, package))
+    if aiecc is None or clang is None or xclbinutil is None or missing:
         return None, missing
-    versions = {"aiecc": _version(aiecc), "peano": _version(clang)}
-    return Toolchain(aiecc, clang.parents[1], versions), []
+    versions = {"aiecc": _version(aiecc), "peano": _version(clang), "xclbinutil": packer}
+    return Toolchain(aiecc, clang.parents[1], xclbinutil, versions), []
 
 
 def _first(*candidates: str | Path | None) -> Path | None:
@@ -143,11 +166,11 @@ def _first(*candidates: str | Path | None) -> Path | None:
 
 
 def _version(tool: Path) -> str:
-    text = _run([tool, "--version"], None).strip()
+    text = run_tool([tool, "--version"], None).strip()
     return text.splitlines()[0] if text else "unknown"
 
 
-def _run(command: Sequence[str | Path], folder: Path | None) -> str:
+def run_tool(command: Sequence[str | Path], folder: Path | None) -> str:
     """Runs a command in a folder; all that it said.
 
     Raises:
@@ -170,7 +193,12 @@ def _run(command: Sequence[str | Path], folder: Path | None) -> str:
     return done.stdout
 
 
-def _expect(file: Path, command: Sequence[str | Path]) -> None:
+def expect_file(file: Path, command: Sequence[str | Path]) -> None:
+    """Makes sure that a command wrote a file.
+
+    Raises:
+        ToolchainError: it did not.
+    """
     if not file.is_file():
         raise _failure(command, f"ended well, and did not write {file.name}", "")
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from flownpu.aie.emulator.flatten_core import CoreCode
 from flownpu.aie.emulator.words import ARRAY, SEQUENCE, Words
-from flownpu.aie.lowering import link_ranges, shared_memory
+from flownpu.aie.lowering import consumer_at, link_ranges, shared_memory
 from flownpu.aie.npu_limits import LIMITS
 from flownpu.aie.plan import DTYPES, Await, Dimension, Free, SetBarrier, Transfer, WriteParameter
 
@@ -203,7 +203,7 @@ class _Flattening:
         first, last = self.fifos[link.inputs[0]], self.fifos[link.outputs[0]]
         larger = first if first.type.bytes >= last.type.bytes or last.padding else last
         fifo, ranges = (larger, []) if link.kind == "forward" else link_ranges(link, self.fifos)
-        depth = fifo.consumers[0].depth if fifo is first else fifo.producer.depth
+        depth = consumer_at(first, last.producer.tile).depth if fifo is first else fifo.producer.depth
         ranges = ranges or [(0, fifo.type.elements)]
         counts = [self.fifos[name].repeat_count for name in link.outputs]
         repeats = counts if link.kind == "split" else counts * len(ranges)

@@ -2,7 +2,7 @@
 """What the checks of `flownpu doctor` are made of."""
 
 import os
-import resource
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,14 +31,28 @@ class Check:
     """The command that mends it; empty if there is nothing to mend."""
 
 
+def _kernel_log() -> str:
+    """What the kernel said; nothing where only root may read it."""
+    try:
+        return subprocess.run(["dmesg"], check=False, capture_output=True, text=True, errors="replace").stdout
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True)
 class Host:
     """The machine that is looked at; tests make one up."""
 
     root: Path = Path("/")
-    """Where /dev, /proc and /sys are."""
+    """Where /dev, /etc, /opt, /proc, /sys and /usr are."""
     may_use: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
-    memlock: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    """Bytes that a process may lock in memory; -1: any number."""
-    has_plugin: Callable[[], bool] = lambda: True
-    """Whether this FlowNPU was built with XRT's headers."""
+    kernel_log: Callable[[], str] = _kernel_log
+    load_plugin: Callable[[], str | None] = lambda: ""
+    """Loads what of this FlowNPU talks to XRT: the loader's words if it cannot; None: this build has none."""
+
+    def read(self, path: str) -> str:
+        """A small text file below the root; empty where there is none, or none that this user may read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""

@@ -29,6 +29,30 @@ def tensor(*shape, dtype=np.int32):
     return np.ndarray[shape, np.dtype[dtype]]
 
 
+KIND = tensor(64)
+
+
+def one_core(core, *arguments, sequence=None, types=(), kind=None):
+    """A program of one core between two fifos."""
+    kind = kind or tensor(64)
+    a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
+
+    def default(x, z, a, c):
+        a.fill(x)
+        c.drain(z, wait=True)
+
+    ends = [a.prod(), c.cons()]
+    runtime = Runtime(sequence or default, [kind, kind, *ends, *types])
+    return Program(NPU2(), runtime, [Worker(core, [a.cons(), c.prod(), *arguments])]).resolve_program()
+
+
+def idle(a, c):
+    a.acquire(1)
+    c.acquire(1)
+    a.release(1)
+    c.release(1)
+
+
 def chain(passes: int = 4, elements: int = 64) -> Plan:
     """host -> a -> memory tile -> b -> core (0, 2) -> c -> host; `passes` objects, by a run-time parameter."""
     kind, host = tensor(elements), tensor(passes * elements)

@@ -13,6 +13,7 @@ from flownpu.aie.npu_limits import with_limits
 from flownpu.aie.plan import (
     Await,
     Dimension,
+    Free,
     HostBuffer,
     SetBarrier,
     Tap,
@@ -160,6 +161,45 @@ def test_sequences(case):
 def test_taps_that_are_good(offset, walk, elements, dtype):
     plan = tapped(offset, *walk, elements=elements, dtype=dtype)
     assert not any(text.startswith("[transfer") for text in messages(plan)), messages(plan)
+
+
+def halves(*verbs):
+    """The chain's data in two transfers each way; a verb is of `fill`, `drain`, `await`, `free` and a number."""
+
+    def half(step, number):
+        tap = Tap(128 * number, (Dimension(128, 1),))
+        return dataclasses.replace(step, name=f"{step.fifo}{number}", tap=tap)
+
+    steps = {
+        "fill": lambda number: half(FILL, number),
+        "drain": lambda number: half(DRAIN, number),
+        "await": lambda number: Await(f"c{number}"),
+        "free": lambda number: Free(f"a{number}"),
+    }
+    made = [steps[verb](int(number)) for verb, number in (text.split() for text in verbs)]
+    return with_steps(CHAIN, *(step for step in STEPS if isinstance(step, (WriteParameter, SetBarrier))), *made)
+
+
+FREED_EARLY = "completion known before Free: need yes, have no"
+
+
+@pytest.mark.parametrize(
+    ("verbs", "early"),
+    [
+        # A fill belongs to the drain behind it, and to the one before it where it has no larger share of the data.
+        (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "await 1", "free 1"], []),
+        (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
+        (["drain 0", "drain 1", "fill 0", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
+        (["drain 0", "fill 0", "drain 1", "fill 1", "await 1", "free 0", "free 1", "await 0"], []),
+        # The second half is not there when the first has come out.
+        (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "free 1", "await 1"], ["a1"]),
+        (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 1", "free 0", "await 1"], ["a1"]),
+        (["drain 0", "drain 1", "fill 0", "fill 1", "free 0", "await 0", "free 1", "await 1"], ["a0", "a1"]),
+    ],
+)
+def test_a_drain_before_its_fills(verbs, early):
+    found = [text for text in messages(halves(*verbs)) if FREED_EARLY in text]
+    assert [text.split("]")[0] for text in found] == [f"[transfer {name}" for name in early]
 
 
 def test_task_queue():

@@ -97,9 +97,13 @@ STRUCTURE = {
         "[link a -> b] element type: need 64xi32, have 64xu32",
     ),
     "no consumers": (with_fifo(CHAIN, "c", consumers=()), "[fifo c] consumers: need 1 or more, have 0"),
-    "link of a broadcast": (
+    "link of a broadcast that ends elsewhere": (
         with_fifo(CHAIN, "a", consumers=(A.consumers[0], dataclasses.replace(A.consumers[0], tile=Place(1, 1)))),
-        "[link a -> b] consumers of each input: need 1, have [2] (a broadcast cannot be linked on)",
+        "[fifo a] a user of its consume end at memory tile (1, 1): need a link, have none",
+    ),
+    "link of a broadcast that meets nowhere": (
+        with_fifo(CHAIN, "a", consumers=tuple(dataclasses.replace(A.consumers[0], tile=Place(x, 1)) for x in (1, 2))),
+        "[fifo a] a user of its consume end at memory tile (1, 1): need a link, have none",
     ),
     "link of many to many": (
         with_array(CHAIN, links=(Link(("a", "b"), ("b", "c")),)),

@@ -195,3 +195,112 @@ def test_access_patterns(walk, into, rng):
     found = run(program, x=np.ascontiguousarray(walked))["z"].reshape(array.shape)
     np.testing.assert_array_equal(numpys(found), walked)
     assert np.count_nonzero(found == -1) >= array.size - walked.size  # the rest is as it was: all ones
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drains_before_their_fills(depth, rng):
+    """Groups in flight as upstream's whole-array product has them: of each the drain is queued before the fills."""
+    tile, steps = tensor(64), 6
+    a, b, c = (ObjectFifo(tile, name=name) for name in "abc")
+    add = Kernel("add", "add.o", [tile, tile, tile])
+
+    def core(a, b, c, add):
+        for _ in range_(steps * 2):
+            add(a.acquire(1), b.acquire(1), c.acquire(1))
+            for end in (a, b, c):
+                end.release(1)
+
+    def sequence(x, y, z, a, b, c):
+        part = TensorAccessPattern.full((steps, 128))
+        for step, group in TaskGroup.pipelined(steps, depth):
+            c.drain(z, tap=part[step], wait=True, group=group)
+            a.fill(x, tap=part[step], group=group)
+            b.fill(y, tap=part[step], group=group)
+
+    host = [tensor(steps * 128)] * 3
+    program = Program(
+        NPU2(),
+        Runtime(sequence, [*host, a.prod(), b.prod(), c.cons()]),
+        [Worker(core, [a.cons(), b.cons(), c.prod(), add])],
+    )
+    x, y = random(rng, steps * 128), random(rng, steps * 128)
+    found = run(program, {"add": lambda x, y, z: np.add(x, y, out=z)}, x=x, y=y)
+    np.testing.assert_array_equal(found["z"], x + y)
+
+
+@DEVICES
+def test_a_broadcast_that_is_linked_on(device, rng):
+    """An object goes to a core and, through a memory tile, to another that adds it to what the first made (a skip)."""
+    tile, count = tensor(64), 8
+    a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
+    first = ObjectFifo(tile, name="first")
+    skipped = a.cons(depth=4).forward(name="skipped", tile=Tile(0, 1), depth=4)
+    double = Kernel("double", "skip.o", [tile, tile])
+    add = Kernel("add", "skip.o", [tile, tile, tile])
+
+    def doubling(a, first, double):
+        for _ in range_(count):
+            double(a.acquire(1), first.acquire(1))
+            a.release(1)
+            first.release(1)
+
+    def adding(first, skipped, c, add):
+        for _ in range_(count):
+            add(first.acquire(1), skipped.acquire(1), c.acquire(1))
+            for end in (first, skipped, c):
+                end.release(1)
+
+    def sequence(x, z, a, c):
+        a.fill(x)
+        c.drain(z, wait=True)
+
+    workers = [
+        Worker(doubling, [a.cons(), first.prod(), double], tile=Tile(0, 2)),
+        Worker(adding, [first.cons(), skipped.cons(), c.prod(), add], tile=Tile(1, 3)),
+    ]
+    program = Program(device, Runtime(sequence, [tensor(64 * count)] * 2 + [a.prod(), c.cons()]), workers)
+    x = random(rng, count * 64)
+    functions = {
+        "double": lambda x, y: np.multiply(x, 2, out=y),
+        "add": lambda x, y, z: np.add(x, y, out=z),
+    }
+    np.testing.assert_array_equal(run(program, functions, x=x)["z"], 3 * x)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_split_of_a_broadcast(order, rng):
+    """Two cores take halves by way of a memory tile, and a third the whole, whichever consumer is listed first."""
+    tile, half, count = tensor(64), tensor(32), 6
+    a = ObjectFifo(tile, name="a")
+    ends = {}
+    for place in order:
+        ends[place] = a.cons()
+    parts = ends[0].split([0, 32], Tile(1, 1), obj_types=[half] * 2)
+    outs = [ObjectFifo(kind, name=f"c{place}") for place, kind in enumerate((half, half, tile))]
+    copies = [Kernel(name, "copy.o", [kind, kind]) for name, kind in (("half", half), ("half", half), ("whole", tile))]
+
+    def core(a, c, copy):
+        for _ in range_(count):
+            copy(a.acquire(1), c.acquire(1))
+            a.release(1)
+            c.release(1)
+
+    def sequence(x, z0, z1, z2, a, outs):
+        a.fill(x)
+        for out, target in zip(outs, (z0, z1, z2), strict=True):
+            out.drain(target, wait=True)
+
+    ins = [parts[0].cons(), parts[1].cons(), ends[1]]
+    workers = [
+        Worker(core, [taken, out.prod(), copy], tile=Tile(column, 2))
+        for column, (taken, out, copy) in enumerate(zip(ins, outs, copies, strict=True))
+    ]
+    host = [tensor(count * 64), tensor(count * 32), tensor(count * 32), tensor(count * 64)]
+
+    program = Program(NPU2(), Runtime(sequence, [*host, a.prod(), [out.cons() for out in outs]]), workers)
+    x = random(rng, count, 2, 32)
+    copy = lambda x, y: np.copyto(y, x)  # noqa: E731
+    found = run(program, {"half": copy, "whole": copy}, x=x)
+    np.testing.assert_array_equal(found["z2"], x.ravel())
+    for place in range(2):
+        np.testing.assert_array_equal(found[f"z{place}"], x[:, place].ravel())

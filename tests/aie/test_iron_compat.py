@@ -30,13 +30,20 @@ MLIR_AIE = {
     """,
     "aie/iron/controlflow.py": "def range_(*bounds): pass",
     "aie/iron/dataflow.py": "class ObjectFifoHandle: pass",
-    "aie/iron/device.py": "class NPU1: pass\nclass NPU2: pass\nclass Tile: pass",
+    "aie/iron/device.py": """
+        class NPU1: pass
+        class NPU2: pass
+        class NPU2Col4: pass
+        class Tile: pass
+        AnyComputeTile = AnyMemTile = AnyShimTile = None
+    """,
 }
 
 
 def imported(choice, folder, code="print(c.ObjectFifo.__module__, c.range_.__module__)"):
     """Import the compat module in a Python of its own, with what is in `folder` installed."""
-    environment = {**os.environ, "FLOWNPU_IRON": choice, "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "FLOWNPU_IRON": choice, "PYTHONPATH": path}
     code = f"import flownpu.aie.iron_compat as c; {code}"
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -64,6 +71,17 @@ def test_mlir_aie_of_generation_c(tmp_path):
     install(tmp_path, "to_stream")
     done = imported("mlir-aie", tmp_path, "print(c.ObjectFifo.__module__, c.range_.__module__, c.object_file('gemm'))")
     assert done.stdout.split() == ["aie.iron", "aie.iron.controlflow", "gemm.o"], done.stderr
+
+
+def test_names_that_only_mlir_aie_has(tmp_path):
+    """They are its own where it is chosen, from whichever of its modules; the recorder refuses their use."""
+    install(tmp_path, "to_stream")
+    done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
+    assert done.stdout.split() == ["aie.iron.device"], done.stderr
+    done = imported("mlir-aie", tmp_path, "from flownpu.aie.iron_compat import CascadeFlow")
+    assert "cannot import name 'CascadeFlow'" in done.stderr
+    done = imported("recorder", tmp_path, "c.NPU2Col4()")
+    assert "[NPU2Col4] a plan does not hold a part of an NPU's columns: use NPU1 or NPU2" in done.stderr
 
 
 @pytest.mark.parametrize(

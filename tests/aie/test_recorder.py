@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in the style of mlir-aie's examples, recorded; and what the recorder refuses.
+"""Programs in the style of mlir-aie's examples, recorded.
 
 Upstream's files (their API, generation C): programming_examples/basic/{vector_scalar_mul, vector_vector_add,
 row_wise_bias_add, matrix_multiplication}, programming_guide/section-2 (split, join, broadcast), python/helpers/taplib.
 """
-
-# ruff: noqa: ARG001, ARG005  what a core or a sequence is given is its interface, used or not
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from flownpu.aie.checker import check
 from flownpu.aie.iron_compat import (
     NPU1,
     NPU2,
-    Buffer,
     ExternalFunction,
     Kernel,
     ObjectFifo,
@@ -42,8 +39,7 @@ from flownpu.aie.plan import (
 )
 from flownpu.aie.plan import Tile as Place
 from flownpu.aie.plan_json import from_json, to_json
-from flownpu.aie.symbolic import RecordingError
-from tests.aie.programs import chain, tensor
+from tests.aie.programs import chain, idle, one_core, tensor
 
 
 def vector_add(device, count=4, elements=256):
@@ -278,143 +274,35 @@ def test_patterns_that_are_none(make, message):
 # --- What is refused ------------------------------------------------------------------------------------------------
 
 
-def one_core(core, *arguments, sequence=None, types=(), kind=None):
-    """A program of one core between two fifos."""
-    kind = kind or tensor(64)
-    a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
+@pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 2), (3, 3)])
+def test_pipelined_groups(depth, most):
+    """Each group is finished when those of `depth` - 1 more steps are started, all of them in the end."""
 
-    def default(x, z, a, c):
-        a.fill(x)
-        c.drain(z, wait=True)
-
-    ends = [a.prod(), c.cons()]
-    runtime = Runtime(sequence or default, [kind, kind, *ends, *types])
-    return Program(NPU2(), runtime, [Worker(core, [a.cons(), c.prod(), *arguments])]).resolve_program()
-
-
-KIND = tensor(64)
-COPY = Kernel("copy", "copy.cc", [KIND, KIND])
-
-
-def break_out(a, c):
-    for _ in range_(4):
-        a.acquire(1)
-        a.release(1)
-        break
-
-
-def branch(a, c):
-    for i in range_(4):
-        if i == 2 or i > 2:
-            a.acquire(1)
-
-
-@pytest.mark.parametrize(
-    ("core", "arguments", "message"),
-    [
-        (lambda a, c: a.acquire(3), (), r"\[ObjectFifo a\] acquire expected 1..2 \(its depth\), got 3"),
-        (lambda a, c: a.release(0), (), r"release expected 1..2"),
-        (lambda a, c, copy: copy(a.acquire(1)), (COPY,), r"\[copy\] expected 2 arguments, got 1"),
-        (lambda a, c, copy: copy(a.acquire(1), 3), (COPY,), r"\[copy\] argument 1: expected 64xi32, got 3"),
-        (
-            lambda a, c, copy: copy(a.acquire(1), c.acquire(1)),
-            (Kernel("copy", "copy.cc", [KIND, tensor(32)]),),
-            r"\[copy\] argument 1: expected 32xi32, got 64xi32",
-        ),
-        (lambda a, c: a.acquire(2)[2], (), "expected an index in 0..1 of the objects held, got 2"),
-        (lambda a, c: a.fill(None), (), "fill is for the producer's end"),
-        (lambda a, c: c.fill(None), (), "fill is for the function given to Runtime"),
-        (branch, (), "is not known before the core runs"),
-    ],
-)
-def test_cores_that_are_refused(core, arguments, message):
-    with pytest.raises(RecordingError, match=message):
-        one_core(core, *arguments)
-
-
-def test_a_loop_left_by_break_is_closed_by_python():
-    # Python drops the generator when the loop is left, so the loop is never closed.
-    with pytest.raises(RecordingError, match="left by break or return"):
-        one_core(break_out)
-
-
-def idle(a, c):
-    a.acquire(1)
-    c.acquire(1)
-    a.release(1)
-    c.release(1)
-
-
-@pytest.mark.parametrize(
-    ("sequence", "message"),
-    [
-        (lambda x, z, a, c: a.acquire(1), "acquire is for a core's function"),
-        (lambda x, z, a, c: a.drain(z), "drain is for a consumer's end"),
-        (lambda x, z, a, c: a.fill(3), "expected a buffer of the sequence, got 3"),
-        (lambda x, z, a, c: a.fill(x, packet=(0, 1)), r"\[fill\] a plan does not hold packet"),
-        (lambda x, z, a, c: a.fill(x, group=TaskGroup()), "a TaskGroup was not finished"),
-        (lambda x, z, a, c: [None for _ in range_(3)], "a sequence uses Python's range"),
-        (lambda x, z, a, c: COPY(x), "expected to be called in a core's function"),
-    ],
-)
-def test_sequences_that_are_refused(sequence, message):
-    with pytest.raises(RecordingError, match=message):
-        one_core(idle, sequence=sequence)
-
-
-def test_mixed_task_groups_are_refused():
     def sequence(x, z, a, c):
-        group = TaskGroup()
-        a.fill(x, group=group)
-        c.drain(z, wait=True)
-        group.finish()
+        for _, group in TaskGroup.pipelined(4, depth=depth):
+            a.fill(x, group=group)
+            c.drain(z, wait=True, group=group)
 
-    with pytest.raises(RecordingError, match="all transfers in task groups or none"):
-        one_core(idle, sequence=sequence)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ObjectFifo(KIND, depth=0), "depth of 1 or more"),
-        (lambda: ObjectFifo(KIND, packet=True), r"\[ObjectFifo\] a plan does not hold packet"),
-        (lambda: ObjectFifo(KIND, to_stream=TensorAccessPattern([8], 1, [4], [1])), "starts at its beginning"),
-        (lambda: ObjectFifo(KIND).cons().join([0]), "join is for the producer's end"),
-        (lambda: ObjectFifo(KIND).prod().split([0]), "split is for a consumer's end"),
-        (lambda: ObjectFifo(KIND).cons().split([0, 8], obj_types=[KIND]), "lists of 2 entries"),
-        (lambda: Worker(idle, [ObjectFifo(KIND)]), "expected the ends of a fifo"),
-        (lambda: Worker(idle, [], trace=1), r"\[Worker\] a plan does not hold trace"),
-        (Buffer, "expected a type, an initial value or both"),
-        (lambda: Buffer(KIND, address=64), r"\[Buffer\] a plan does not hold address"),
-        (lambda: ExternalFunction("f"), "expected a source file or an object file"),
-        (lambda: Runtime(idle, [np.int32]), "give a number rather than the type"),
-        (lambda: ObjectFifo(np.ndarray[(4,), np.dtype[np.complex64]]), "no DMA or kernel of ours uses elements of"),
-    ],
-)
-def test_options_that_are_refused(make, message):
-    with pytest.raises(RecordingError, match=message):
-        make()
+    steps = one_core(idle, sequence=sequence).sequence.steps
+    drains = [("start" if isinstance(s, Transfer) else "end") for s in steps if getattr(s, "fifo", "c") == "c"
+              and not isinstance(s, Free)]  # fmt: skip
+    open_groups = np.cumsum([1 if kind == "start" else -1 for kind in drains])
+    assert (max(open_groups), open_groups[-1], drains.count("start")) == (most, 0, 4)
+    awaited = [step.transfer for step in steps if isinstance(step, Await)]
+    assert awaited == [step.name for step in steps if isinstance(step, Transfer) and step.fifo == "c"]
 
 
-def test_an_end_has_one_user():
-    a = ObjectFifo(KIND, name="a")
-    end = a.cons()
-    Worker(idle, [end])
-    with pytest.raises(RecordingError, match=r"\[ObjectFifo a\] its consume end is already in use"):
-        Worker(idle, [end])
-
-
-def test_a_fifo_without_a_consumer_is_refused():
-    a = ObjectFifo(KIND, name="a")
-    runtime = Runtime(lambda x, a: a.fill(x), [KIND, a.prod()])
-    with pytest.raises(RecordingError, match=r"\[ObjectFifo a\] has no consumer"):
-        Program(NPU2(), runtime, []).resolve_program()
-
-
-def test_more_workers_than_tiles():
-    workers = [Worker(lambda: None) for _ in range(17)]
-    with pytest.raises(RecordingError, match="needs 17 compute tiles, npu1 has 16"):
-        Program(NPU1(), Runtime(lambda: None), workers).resolve_program()
+def test_tiles_of_a_walk():
+    """The tiles of a matrix one after the other, each row by row, as numpy cuts it."""
+    matrix = np.arange(6 * 8).reshape(6, 8)
+    tiled = TensorAccessPattern.full((6, 8)).tile((3, 2))
+    tiles = matrix.reshape(2, 3, 4, 2).swapaxes(1, 2)
+    np.testing.assert_array_equal(indices(tiled.walk), tiles.ravel())
+    np.testing.assert_array_equal(indices(tiled[1, 2].walk, tiled[1, 2].offset), tiles[1, 2].ravel())
+    by_columns = tiled.permute([1, 0, 2, 3])
+    np.testing.assert_array_equal(indices(by_columns.walk), tiles.swapaxes(0, 1).ravel())
+    with pytest.raises(ValueError, match=r"a tile's size in each of \[6, 8\], got \[3\]"):
+        TensorAccessPattern.full((6, 8)).tile((3,))
 
 
 def test_release_is_recorded_where_it_stands():

@@ -94,8 +94,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with neither of them, whatever this one has."""
-    monkeypatch.delenv("AIECC_PATH", raising=False)
-    monkeypatch.delenv("PEANO_INSTALL_DIR", raising=False)
+    """A machine with none of them, whatever this one has."""
+    for variable in ("AIECC_PATH", "PEANO_INSTALL_DIR", "AIE_XCLBINUTIL"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(toolchain, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": "/nowhere"}))
     monkeypatch.setattr(toolchain, "shutil", SimpleNamespace(which=lambda _name: None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for aiecc and Peano, which record what they are told and write the files that are asked of them."""
+"""Stand-ins for aiecc, Peano and xclbinutil, which record what they are told and write the files asked of them."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ STAND_IN = """#!{python}
 import array, json, os, pathlib, re, sys
 name = pathlib.Path(sys.argv[0]).name
 if "--version" in sys.argv:
-    print(f"{{name}} {version}\\nsecond line")
+    print("XRT Build Version: 2.25.00" if name == "xclbinutil" else f"{{name}} {version}\\nsecond line")
     sys.exit()
 with open({log!r}, "a") as log:
     print(json.dumps([name, *sys.argv[1:]]), file=log)
@@ -22,6 +22,12 @@ if fail.exists():
 if name == "clang++":
     source = pathlib.Path(sys.argv[sys.argv.index("-c") + 1])
     pathlib.Path(sys.argv[-1]).write_text(f"object of {{source.read_text()}}")
+elif name == "xclbinutil":
+    options = dict(zip(sys.argv[1:], sys.argv[2:]))
+    kernels = json.loads(pathlib.Path(options["--add-kernel"]).read_text())["ps-kernels"]["kernels"]
+    partition = json.loads(pathlib.Path(options["--add-replace-section"].split(":")[-1]).read_text())["aie_partition"]
+    pdi = pathlib.Path(partition["PDIs"][0]["file_name"]).read_text()
+    pathlib.Path(options["--output"]).write_text(f"{{len(kernels[0]['arguments'])}} arguments, {{pdi}}")
 else:
     words = array.array("I")
     for line in pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")[2].splitlines():
@@ -39,7 +45,7 @@ else:
         key, _, value = option.partition("=")
         if key == "--npu-insts-name":
             pathlib.Path(value).write_bytes(words.tobytes())
-        if key == "--xclbin-name":
+        if key == "--pdi-name":
             pathlib.Path(value).write_text(f"{{key}} with {{objects}} of {{pathlib.Path(sys.argv[1]).read_text()}}")
 """
 
@@ -51,12 +57,14 @@ class Tools:
         self.log, self.fail = folder / "log", folder / "fail"
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
+        self.xclbinutil = folder / "xrt" / "xclbinutil"
         self.install("1.0")
         monkeypatch.setenv("AIECC_PATH", str(self.aiecc))
         monkeypatch.setenv("PEANO_INSTALL_DIR", str(self.clang.parents[1]))
+        monkeypatch.setenv("AIE_XCLBINUTIL", str(self.xclbinutil))
 
     def install(self, version):
-        for file in (self.aiecc, self.clang):
+        for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
             text = STAND_IN.format(python=sys.executable, version=version, log=str(self.log), fail=str(self.fail))
             file.write_text(text)

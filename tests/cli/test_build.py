@@ -51,7 +51,12 @@ def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, tmp_path):
     done = flownpu("build", *SMALL, "--output", tmp_path)
     assert (done.code, done.out) == (0, "")
     assert f"plans and MLIR of {CALLS} calls of 2 arrays. Nothing was compiled" in done.err
-    for tool, remedy in (("aiecc", "pip install mlir_aie"), ("Peano", "pip install llvm-aie")):
+    remedies = {
+        "aiecc": "pip install mlir_aie",
+        "Peano": "pip install llvm-aie",
+        "xclbinutil": "libxrt-utils of XRT 2.19",
+    }
+    for tool, remedy in remedies.items():
         assert any(f"{tool} was not found" in line and remedy in line for line in done.err.splitlines())
     plans = sorted((tmp_path / "npu2").rglob("*.json"))
     plans.remove(tmp_path / "npu2" / "manifest.json")
@@ -129,7 +134,13 @@ def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
         assert (include[0] / "aie" / "kernels" / "kernels.h").is_file()
         assert include[1] == tools.aiecc.parents[1] / "include"
     assert len(designs) == CALLS
-    assert sum("--get-xclbin" in command for command in designs) == 2, "an array is compiled once for all its calls"
+    assert sum("--get-pdi" in command for command in designs) == 2, "an array is compiled once for all its calls"
+    packed = [command for command in commands if command[0] == "xclbinutil"]
+    assert len(packed) == 2
+    for command in packed:
+        sections = [command[place + 1].split(":")[0] for place, option in enumerate(command) if "section" in option]
+        assert sections == ["MEM_TOPOLOGY", "AIE_PARTITION"]
+        assert "--add-kernel" in command
     for command in designs:
         assert "--get-npu-insts" in command
         assert f"--peano={tools.clang.parents[1]}" in command
@@ -138,7 +149,7 @@ def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
 @pytest.mark.usefixtures("tools")
 def test_the_manifest_has_the_digest_of_every_file(flownpu, tmp_path):
     done = flownpu("build", *SMALL, "--output", tmp_path / "out")
-    assert f"{CALLS} calls of 2 arrays, 9 files compiled" in done.err  # 2 objects, 2 xclbins, 5 instructions
+    assert f"{CALLS} calls of 2 arrays, 11 files compiled" in done.err  # 2 objects, 2 PDIs, 2 xclbins, 5 instructions
     found = manifest(tmp_path / "out")
     on_disk = files(tmp_path / "out" / "npu2")
     on_disk.pop("manifest.json")
@@ -154,7 +165,8 @@ def test_the_manifest_has_the_digest_of_every_file(flownpu, tmp_path):
         {"name": "x", "type": "6912xbf16", "bytes": 2 * 6912},
         {"name": "y", "type": "1536xbf16", "bytes": 2 * 1536},
     ]
-    # The stand-in for aiecc wrote what it found to link.
+    # The stand-in for aiecc wrote what it found to link, and three buffers are declared as five.
+    assert (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text().startswith("8 arguments, --pdi-name with")
     assert "['epilogue.o', 'fused_dqp.o']" in (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text()
 
 
@@ -172,10 +184,11 @@ def test_a_damaged_file_is_built_again(flownpu, tools, tmp_path):
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     before = files(tmp_path / "out")
     tools.commands()
-    (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-geglu" / "array.xclbin").write_bytes(b"damaged")
-    flownpu("build", *SMALL, "--output", tmp_path / "out")
-    assert [command[0] for command in tools.commands()] == ["aiecc"]
-    assert files(tmp_path / "out") == before
+    for file, built in (("array.xclbin", ["xclbinutil"]), ("array.pdi", ["aiecc"])):
+        (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-geglu" / file).write_bytes(b"damaged")
+        flownpu("build", *SMALL, "--output", tmp_path / "out")
+        assert [command[0] for command in tools.commands()] == built
+        assert files(tmp_path / "out") == before
 
 
 def test_another_compiler_builds_all_again(flownpu, tools, tmp_path):
@@ -192,6 +205,7 @@ def test_what_was_built_before_stays_in_the_manifest(flownpu, tools, tmp_path, m
     """Another operator joins; and a machine without the toolchain keeps what one with it has compiled."""
     monkeypatch.setenv("AIECC_PATH", str(tools.aiecc))
     monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
+    monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     flownpu("build", "geglu", "--model", "gemma3-1b", "--output", tmp_path / "out")
     found = manifest(tmp_path / "out")
@@ -276,19 +290,19 @@ def test_an_interrupted_build_goes_on(flownpu, tools, tmp_path, monkeypatch):
     """What was compiled before an error is not compiled again."""
     done = []
 
-    def fail_at_the_third(self, mlir, instructions, xclbin):
+    def fail_at_the_third(self, mlir, instructions, pdi):
         done.append(mlir)
         if len(done) == 3:
             raise toolchain.ToolchainError("interrupted")
-        compile_design(self, mlir, instructions, xclbin)
+        compile_design(self, mlir, instructions, pdi)
 
     compile_design = toolchain.Toolchain.compile_design
     monkeypatch.setattr(toolchain.Toolchain, "compile_design", fail_at_the_third)
     assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 1
     before = tools.commands()
     assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 0
-    assert len(before) == 2 + 2
-    assert len(tools.commands()) == CALLS - 2
+    assert [command[0] for command in before].count("aiecc") == 2
+    assert [command[0] for command in tools.commands()].count("aiecc") == CALLS - 2
 
 
 # --- The package ----------------------------------------------------------------------------------------------------

@@ -148,10 +148,18 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
     assert done.code == 0, done.err
     target, emulated, _, arrays, calls, _, _ = read_index(folder)
     assert (target, emulated) == ("npu2", 0)
+    arrays_of_calls = json.loads((folder / "manifest.json").read_text())["arrays"]
+    buffers = {
+        place: max(len(call["buffers"]) for call in arrays_of_calls[name]["calls"].values())
+        for place, (name, _, _) in enumerate(arrays)
+    }
+    assert max(buffers.values()) > 5  # a decode layer's
     compared = left_out = 0
     for call in calls:
         array, xclbin, _ = arrays[call["array"]]
-        assert (folder / xclbin).read_text().startswith("--xclbin-name with [")
+        arguments, _, pdi = (folder / xclbin).read_text().partition(" arguments, ")
+        assert pdi.startswith("--pdi-name with [")
+        assert int(arguments) == 3 + max(5, buffers[call["array"]])
         _, _, family = read_family(words_of(folder / call["file"]))
         compiled = {file: file.stem.partition("-position") for file in (folder / array).glob("*.insts")}
         found = {file: int(at or "5") for file, (name, _, at) in compiled.items() if name == call["name"]}

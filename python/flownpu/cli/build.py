@@ -112,8 +112,9 @@ def build(
 ) -> None:
     """Build the NPU's programs: those of a converted model, or those of operators in all models' shapes.
 
-    For an NPU it makes xclbins, instructions and a manifest, and needs AMD's open toolchain, aiecc and Peano. Without
-    it the checked plans and their MLIR are written, and what is missing is said. For the emulator it needs nothing.
+    For an NPU it makes xclbins, instructions and a manifest, and needs AMD's open toolchain: aiecc, Peano, xclbinutil.
+    Without it the checked plans and their MLIR are written, and what is missing is said. For the emulator it needs
+    nothing.
     What is up to date, by the contents of all that it is made of, is not built again.
     """
     names = operators or []

@@ -11,7 +11,7 @@ from flownpu.checks import Host, Status
 from flownpu.cli import options
 from flownpu.cli.output import console, print_json
 from flownpu.diagnosis import diagnose
-from flownpu.npu_diagnosis import has_plugin
+from flownpu.xrt_diagnosis import load_plugin
 
 # A word beside the colour, for terminals and eyes without it.
 MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.BAD: "[red]BAD [/]"}
@@ -28,7 +28,7 @@ def doctor(
 
     The exit code is 1 if something is broken. To have no NPU is not: the cpu device is used then.
     """
-    checks = list(diagnose(Host(has_plugin=has_plugin), model))
+    checks = list(diagnose(Host(load_plugin=load_plugin), model))
     broken = any(check.status is Status.BAD for check in checks)
     if as_json:
         print_json({"ok": not broken, "checks": [asdict(check) for check in checks]})

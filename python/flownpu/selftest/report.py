@@ -11,8 +11,9 @@ from flownpu import __version__
 from flownpu.aie.cost.parameters import TABLE
 from flownpu.checks import Host
 from flownpu.machine import describe_machine
-from flownpu.npu_diagnosis import diagnose_npu, has_plugin
+from flownpu.npu_diagnosis import diagnose_npu
 from flownpu.selftest.measures import measure
+from flownpu.xrt_diagnosis import load_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,7 @@ class Report:
             "runtime": runtimes[0] if runtimes else None,
             "toolchain": self.toolchain,
             "machine": asdict(describe_machine()),
-            "npu": [asdict(check) for check in diagnose_npu(Host(has_plugin=has_plugin))],
+            "npu": [asdict(check) for check in diagnose_npu(Host(load_plugin=load_plugin))],
             "rungs": [_finite(asdict(result) | {"seconds": result.seconds}) for result in self.results],
             "measured": {found.name: found.value for found in measurements if found.value and found.name in TABLE},
             "measurements": [asdict(found) for found in measurements],

@@ -41,36 +41,36 @@ class Double:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(DOUBLE), mode=ctypes.RTLD_GLOBAL)
-        self._library.xrt_double_alive.restype = ctypes.c_int64
-        self._library.xrt_double_violations.restype = ctypes.c_int64
+        self._library.device_double_alive.restype = ctypes.c_int64
+        self._library.device_double_violations.restype = ctypes.c_int64
         self.reset()
         self.use_kernels("npu2")
 
     def use_kernels(self, target: str) -> None:
         """Take the kernels of this target for all arrays that are loaded."""
         library = BUILT / f"libflownpu_aie_{ARCHITECTURES[target]}.so"
-        self._library.xrt_double_use_kernels(str(library).encode())
+        self._library.device_double_use_kernels(str(library).encode())
 
     def reset(self) -> None:
         """Forget faults and violations."""
-        self._library.xrt_double_reset()
+        self._library.device_double_reset()
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
         """A fault (double_state.h)."""
-        self._library.xrt_double_inject(fault.encode(), ctypes.c_int64(after), ctypes.c_int64(amount))
+        self._library.device_double_inject(fault.encode(), ctypes.c_int64(after), ctypes.c_int64(amount))
 
     def end_hung_calls(self) -> None:
         """What the driver's watchdog does."""
-        self._library.xrt_double_end_hung_calls()
+        self._library.device_double_end_hung_calls()
 
     def alive(self, kind: str = "") -> int:
         """Objects of XRT."""
-        return int(self._library.xrt_double_alive(kind.encode()))
+        return int(self._library.device_double_alive(kind.encode()))
 
     def violations(self) -> list[str]:
         """What was done that must not be."""
         text = ctypes.create_string_buffer(1 << 16)
-        self._library.xrt_double_violations(text, ctypes.c_size_t(len(text)))
+        self._library.device_double_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
 
 

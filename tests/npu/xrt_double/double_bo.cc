@@ -33,7 +33,7 @@ std::byte* allocate(std::size_t bytes) {
 bo_impl::bo_impl(std::shared_ptr<xrt_core::device> device, std::size_t size, bo::flags flags,
                  memory_group group)
     : alive_("buffer"), device_(std::move(device)), size_(size), flags_(flags), group_(group) {
-  xrt_double::throw_if_struck("allocate", "DRM_IOCTL_AMDXDNA_CREATE_BO IOCTL failed");
+  device_double::throw_if_struck("allocate", "DRM_IOCTL_AMDXDNA_CREATE_BO IOCTL failed");
   if (size == 0) refuse(EINVAL, "a buffer of nothing");
   // More than a machine has that runs tests.
   constexpr std::size_t kMost = std::size_t{1} << 40U;
@@ -53,7 +53,7 @@ bo_impl::bo_impl(std::shared_ptr<bo_impl> parent, std::size_t size, std::size_t 
 }
 
 bo_impl::~bo_impl() {
-  if (users_ != 0) xrt_double::violate("a buffer was freed that a call under way uses");
+  if (users_ != 0) device_double::violate("a buffer was freed that a call under way uses");
   std::free(host_);
   std::free(device_copy_);
 }
@@ -71,7 +71,7 @@ std::size_t bo::size() const { return handle->size(); }
 void* bo::map() { return handle->host(); }
 
 void bo::sync(xclBOSyncDirection direction, std::size_t size, std::size_t offset) {
-  xrt_double::throw_if_struck("move", "DRM_IOCTL_AMDXDNA_SYNC_BO IOCTL failed");
+  device_double::throw_if_struck("move", "DRM_IOCTL_AMDXDNA_SYNC_BO IOCTL failed");
   if (offset > handle->size() || size > handle->size() - offset) {
     refuse(EINVAL, "Invalid BO offset and size for sync'ing");
   }
@@ -79,7 +79,7 @@ void bo::sync(xclBOSyncDirection direction, std::size_t size, std::size_t offset
   const bool is_rescue =
       direction == XCL_BO_SYNC_BO_FROM_DEVICE && handle->users() == handle->hanging();
   if (handle->users() != 0 && !is_rescue) {
-    xrt_double::violate("a buffer was moved that a call under way uses");
+    device_double::violate("a buffer was moved that a call under way uses");
   }
   std::byte* const host = handle->host() + offset;
   std::byte* const device = handle->on_device().data() + offset;
@@ -88,7 +88,7 @@ void bo::sync(xclBOSyncDirection direction, std::size_t size, std::size_t offset
   } else if (direction == XCL_BO_SYNC_BO_FROM_DEVICE) {
     std::memcpy(host, device, size);
   } else {
-    xrt_double::violate("a buffer was moved in a direction that NPUs do not have");
+    device_double::violate("a buffer was moved in a direction that NPUs do not have");
   }
 }
 

@@ -49,7 +49,7 @@ std::shared_ptr<xclbin_impl> read_xclbin(const std::string& file) {
 }
 
 std::shared_ptr<hw_context_impl> open_context(const device& device, const uuid& id) {
-  xrt_double::throw_if_struck("context", "DRM_IOCTL_AMDXDNA_CREATE_HWCTX IOCTL failed");
+  device_double::throw_if_struck("context", "DRM_IOCTL_AMDXDNA_CREATE_HWCTX IOCTL failed");
   auto context = std::make_shared<hw_context_impl>();
   context->device = device.get_handle();
   const std::lock_guard lock(context->device->mutex);
@@ -58,22 +58,19 @@ std::shared_ptr<hw_context_impl> open_context(const device& device, const uuid& 
     throw std::system_error(EINVAL, std::generic_category(), "No such xclbin was registered");
   }
   context->xclbin = found->second;
-  using flownpu::emulator::Emulator;
-  context->emulator = std::make_unique<Emulator>(
-      flownpu::emulator::read_array(context->xclbin->words),
-      flownpu::emulator::kernels_of(flownpu::emulator::load_kernels(xrt_double::kernel_library())));
+  context->emulator = device_double::make_emulator(context->xclbin->words);
   return context;
 }
 
 }  // namespace
 
 namespace version {
-unsigned int code() { return static_cast<unsigned int>(xrt_double::setting("version", kVersion)); }
+unsigned int code() { return static_cast<unsigned int>(device_double::setting("version", kVersion)); }
 }  // namespace version
 
 namespace system {
 unsigned int enumerate_devices() {
-  return static_cast<unsigned int>(xrt_double::setting("devices", 1));
+  return static_cast<unsigned int>(device_double::setting("devices", 1));
 }
 }  // namespace system
 
@@ -81,7 +78,7 @@ device::device(unsigned int index) {
   if (index >= system::enumerate_devices()) {
     throw std::runtime_error("No such device with index '" + std::to_string(index) + "'");
   }
-  xrt_double::throw_if_struck("open", "Failed to open KMQ device");
+  device_double::throw_if_struck("open", "Failed to open KMQ device");
   handle = std::make_shared<xrt_core::device>();
 }
 

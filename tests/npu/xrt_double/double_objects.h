@@ -22,14 +22,14 @@
 #include <variant>
 #include <vector>
 
-#include "aie/emulator/emulator.h"
-#include "tests/npu/xrt_double/double_state.h"
+#include "tests/npu/device_double/emulated_array.h"
+#include "tests/npu/device_double/state.h"
 
 namespace xrt {
 
 class xclbin_impl {
  public:
-  xrt_double::Alive alive{"xclbin"};
+  device_double::Alive alive{"xclbin"};
   uuid id;
   std::vector<std::int64_t> words;
 };
@@ -45,7 +45,7 @@ namespace xrt_core {
 
 class device {
  public:
-  xrt_double::Alive alive{"device"};
+  device_double::Alive alive{"device"};
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<xrt::xclbin_impl>> xclbins;
 };
@@ -57,7 +57,7 @@ namespace xrt {
 // A hardware context: an array of its own, and the calls that it is to run, in their order.
 class hw_context_impl {
  public:
-  xrt_double::Alive alive{"context"};
+  device_double::Alive alive{"context"};
   std::shared_ptr<xrt_core::device> device;
   std::shared_ptr<xclbin_impl> xclbin;
   std::mutex mutex;  // for what follows
@@ -67,7 +67,7 @@ class hw_context_impl {
 
 class kernel_impl {
  public:
-  xrt_double::Alive alive{"kernel"};
+  device_double::Alive alive{"kernel"};
   hw_context context;
 };
 
@@ -95,7 +95,7 @@ class bo_impl {
   std::atomic<int>& hanging() { return whole().hanging_; }
 
  private:
-  xrt_double::Alive alive_;
+  device_double::Alive alive_;
   std::shared_ptr<xrt_core::device> device_;
   std::shared_ptr<bo_impl> parent_;
   std::size_t size_;
@@ -143,7 +143,7 @@ class run_impl {
   std::uint64_t scalar(int index, std::size_t bytes);
   void finish(ert_cmd_state state, const std::string& reason);
 
-  xrt_double::Alive alive_{"run"};
+  device_double::Alive alive_{"run"};
   std::shared_ptr<kernel_impl> kernel_;
   std::map<int, std::variant<Scalar, Pointer>> arguments_;
   ert_cmd_state state_ = ERT_CMD_STATE_NEW;

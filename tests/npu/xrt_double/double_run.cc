@@ -27,7 +27,7 @@ std::string index_text(int index) { return "argument " + std::to_string(index) +
 
 run_impl::~run_impl() {
   if (!under_way()) return;
-  xrt_double::violate("a run was destroyed that is under way: XRT ends the process then");
+  device_double::violate("a run was destroyed that is under way: XRT ends the process then");
   const std::lock_guard lock(context().mutex);
   std::erase(context().calls, this);
   finish(ERT_CMD_STATE_ABORT, "it was destroyed");
@@ -35,7 +35,7 @@ run_impl::~run_impl() {
 
 void run_impl::set(int index, const void* value, std::size_t bytes) {
   if (index != kOpcode && index != kCount) {
-    xrt_double::violate(index_text(index) + " is a number, and should be a buffer");
+    device_double::violate(index_text(index) + " is a number, and should be a buffer");
   }
   Scalar content(bytes);
   std::memcpy(content.data(), value, bytes);
@@ -44,16 +44,16 @@ void run_impl::set(int index, const void* value, std::size_t bytes) {
 
 void run_impl::set(int index, const std::shared_ptr<bo_impl>& buffer) {
   if (index == kOpcode || index == kCount) {
-    xrt_double::violate(index_text(index) + " is a buffer, and should be a number");
+    device_double::violate(index_text(index) + " is a buffer, and should be a number");
   }
   const bool is_instructions = index == kInstructions;
   const auto wanted = is_instructions ? bo::flags::cacheable : bo::flags::host_only;
   if (buffer->flags() != wanted) {
-    xrt_double::violate(index_text(index) + " is a buffer with other flags than it needs");
+    device_double::violate(index_text(index) + " is a buffer with other flags than it needs");
   }
   if (is_instructions &&
       buffer->group() != static_cast<memory_group>(kernel(kernel_).group_id(kInstructions))) {
-    xrt_double::violate(index_text(index) + " is a buffer of another memory group");
+    device_double::violate(index_text(index) + " is a buffer of another memory group");
   }
   arguments_[index] = Pointer(buffer);
 }
@@ -71,7 +71,7 @@ std::uint64_t run_impl::scalar(int index, std::size_t bytes) {
   const auto found = arguments_.find(index);
   const auto* content = found == arguments_.end() ? nullptr : std::get_if<Scalar>(&found->second);
   if (content == nullptr || content->size() != bytes) {
-    xrt_double::violate(index_text(index) + " should have " + std::to_string(bytes) + " bytes");
+    device_double::violate(index_text(index) + " should have " + std::to_string(bytes) + " bytes");
     return 0;
   }
   std::uint64_t value = 0;
@@ -106,16 +106,16 @@ bool run_impl::advance(std::chrono::milliseconds timeout) {
 
 bool run_impl::hangs(std::chrono::milliseconds timeout) {
   if (!hung_ && !lost_) {
-    if (const auto milliseconds = xrt_double::struck("hang")) {
+    if (const auto milliseconds = device_double::struck("hang")) {
       hung_ = true;
       watchdog_ = *milliseconds;
     }
-    lost_ = xrt_double::struck("lost").has_value();
-    hung_since_ = xrt_double::watchdog_rounds();
+    lost_ = device_double::struck("lost").has_value();
+    hung_since_ = device_double::watchdog_rounds();
     if (hung_ || lost_) count_hanging(1);
   }
-  if (xrt_double::watchdog_rounds() != hung_since_) watchdog_ = 0;
-  if (lost_ && xrt_double::watchdog_rounds() == hung_since_) {
+  if (device_double::watchdog_rounds() != hung_since_) watchdog_ = 0;
+  if (lost_ && device_double::watchdog_rounds() == hung_since_) {
     throw std::system_error(ENODEV, std::system_category(), "DRM_IOCTL_AMDXDNA_WAIT_CMD failed");
   }
   if (watchdog_ >= 0 && timeout.count() >= watchdog_) {
@@ -123,7 +123,7 @@ bool run_impl::hangs(std::chrono::milliseconds timeout) {
     return false;
   }
   if (timeout.count() == 0) {
-    xrt_double::violate("a call was waited for without a limit");
+    device_double::violate("a call was waited for without a limit");
     throw std::runtime_error("this wait would not have ended");
   }
   if (watchdog_ > 0) watchdog_ -= timeout.count();
@@ -142,18 +142,16 @@ flownpu::emulator::Sequence run_impl::read_instructions() {
   const std::shared_ptr<bo_impl> words = buffer(kInstructions);
   const std::span<std::byte> bytes = words->on_device();
   if (scalar(kOpcode, sizeof(std::uint64_t)) != kRunInstructions) {
-    xrt_double::violate("a call's opcode is not that of instructions");
+    device_double::violate("a call's opcode is not that of instructions");
   }
   if (scalar(kCount, sizeof(std::uint32_t)) * sizeof(std::uint32_t) != bytes.size()) {
-    xrt_double::violate("a call does not give the number of its instructions' words");
+    device_double::violate("a call does not give the number of its instructions' words");
   }
-  std::vector<std::int64_t> wide(bytes.size() / sizeof(std::int64_t));
-  std::memcpy(wide.data(), bytes.data(), wide.size() * sizeof(std::int64_t));
-  return flownpu::emulator::read_sequence(wide);
+  return device_double::read_instructions(bytes);
 }
 
 void run_impl::execute() {
-  if (const auto state = xrt_double::struck("error")) {
+  if (const auto state = device_double::struck("error")) {
     finish(static_cast<ert_cmd_state>(*state), "the double was told so");
     return;
   }
@@ -215,7 +213,7 @@ void run::set_arg_at_index(int index, const bo& buffer) { handle->set(index, buf
 
 void run::start() {
   if (handle->in_list) throw std::runtime_error("Run object belongs to a runlist");
-  xrt_double::throw_if_struck("submit", "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed");
+  device_double::throw_if_struck("submit", "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed");
   handle->submit();
 }
 
@@ -248,11 +246,11 @@ class runlist_impl {
   runlist_impl(const runlist_impl&) = delete;
   runlist_impl& operator=(const runlist_impl&) = delete;
   ~runlist_impl() {
-    if (is_running) xrt_double::violate("a runlist was destroyed that is under way");
+    if (is_running) device_double::violate("a runlist was destroyed that is under way");
     for (const run& run : runs) run.get_handle()->in_list = false;
   }
 
-  xrt_double::Alive alive{"runlist"};
+  device_double::Alive alive{"runlist"};
   hw_context context;
   std::vector<run> runs;
   bool is_running = false;
@@ -277,7 +275,7 @@ void runlist::execute() {
   if (handle->is_running) throw std::runtime_error("runlist must be idle before submitting");
   // As XRT does: whoever gets this must wait all the same.
   handle->is_running = true;
-  xrt_double::throw_if_struck("submit", "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed");
+  device_double::throw_if_struck("submit", "DRM_IOCTL_AMDXDNA_EXEC_CMD IOCTL failed");
   for (const run& run : handle->runs) run.get_handle()->submit();
 }
 

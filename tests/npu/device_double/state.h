@@ -11,29 +11,31 @@
 #include <optional>
 #include <string>
 
+#pragma GCC visibility push(default)
 extern "C" {
 // Where the kernels are that an array of npu2 calls: libflownpu_aie_xdna2.so.
-void xrt_double_use_kernels(const char* library);
+void device_double_use_kernels(const char* library);
 // Forgets faults and violations; what is alive stays so.
-void xrt_double_reset();
+void device_double_reset();
 // The opportunity number `after` (0: the next) of a fault is taken, once:
 //   open, context, allocate, move, submit: XRT throws std::system_error of number `amount`
 //   error: a call ends in the state `amount` (ert.h)
 //   hang: a call does not end; once it was waited for `amount` ms, which take less, the driver's
 //     watchdog ends it; -1: it never does
 //   lost: the device is gone while a call is waited for
-// These hold until xrt_double_reset():
+// These hold until device_double_reset():
 //   devices: how many there are; version: XRT_VERSION(major, minor)
-void xrt_double_inject(const char* fault, std::int64_t after, std::int64_t amount);
+void device_double_inject(const char* fault, std::int64_t after, std::int64_t amount);
 // Lets the driver's watchdog end all calls that hang.
-void xrt_double_end_hung_calls();
+void device_double_end_hung_calls();
 // Objects of XRT that are alive; `kind`: "device", "context", "buffer", "run", ..., or "" for all.
-std::int64_t xrt_double_alive(const char* kind);
+std::int64_t device_double_alive(const char* kind);
 // What was done that must not be, one a line; cut to `capacity`. How many there were.
-std::int64_t xrt_double_violations(char* text, std::size_t capacity);
+std::int64_t device_double_violations(char* text, std::size_t capacity);
 }
+#pragma GCC visibility pop
 
-namespace xrt_double {
+namespace device_double {
 
 // Counts objects of a kind while it lives.
 class Alive {
@@ -55,7 +57,7 @@ std::int64_t setting(const std::string& fault, std::int64_t otherwise);
 // Throws std::system_error as XRT does if the fault is to be taken.
 void throw_if_struck(const std::string& fault, const std::string& what);
 std::string kernel_library();
-// Goes up with each xrt_double_end_hung_calls().
+// Goes up with each device_double_end_hung_calls().
 int watchdog_rounds();
 
-}  // namespace xrt_double
+}  // namespace device_double

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/npu/xrt_double/double_state.h"
+#include "tests/npu/device_double/state.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <system_error>
 #include <vector>
 
-namespace xrt_double {
+namespace device_double {
 namespace {
 
 struct Fault {
@@ -86,35 +86,35 @@ int watchdog_rounds() {
   return state().watchdog_rounds;
 }
 
-}  // namespace xrt_double
+}  // namespace device_double
 
-using xrt_double::state;
+using device_double::state;
 
-void xrt_double_use_kernels(const char* library) {
+void device_double_use_kernels(const char* library) {
   const std::lock_guard lock(state().mutex);
   state().kernels = library;
 }
 
-void xrt_double_reset() {
+void device_double_reset() {
   const std::lock_guard lock(state().mutex);
   state().faults.clear();
   state().violations.clear();
 }
 
-void xrt_double_inject(const char* fault, std::int64_t after, std::int64_t amount) {
+void device_double_inject(const char* fault, std::int64_t after, std::int64_t amount) {
   const std::lock_guard lock(state().mutex);
-  if (xrt_double::holds(fault)) {
+  if (device_double::holds(fault)) {
     std::erase_if(state().faults, [&](const auto& set) { return set.name == fault; });
   }
   state().faults.push_back({fault, after, amount});
 }
 
-void xrt_double_end_hung_calls() {
+void device_double_end_hung_calls() {
   const std::lock_guard lock(state().mutex);
   ++state().watchdog_rounds;
 }
 
-std::int64_t xrt_double_alive(const char* kind) {
+std::int64_t device_double_alive(const char* kind) {
   const std::lock_guard lock(state().mutex);
   std::int64_t count = 0;
   for (const auto& [name, alive] : state().alive) {
@@ -123,7 +123,7 @@ std::int64_t xrt_double_alive(const char* kind) {
   return count;
 }
 
-std::int64_t xrt_double_violations(char* text, std::size_t capacity) {
+std::int64_t device_double_violations(char* text, std::size_t capacity) {
   const std::lock_guard lock(state().mutex);
   std::string all;
   for (const std::string& violation : state().violations) all += violation + "\n";

@@ -71,7 +71,9 @@ class Apt:
         suites = f"{suite.removesuffix('-backports')} {suite}" if suite.endswith("-backports") else suite
         text = f"Types: deb\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
         sources.write_text(text, encoding="utf-8")
-        only = f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\nAPT::Default-Release "{suite}";\n'
+        only = (
+            f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\nAPT::Default-Release "{suite}";\n'
+        )
         (self.folder / "apt.conf").write_text(self._settings + only, encoding="utf-8")
         self.run("apt-get", "update", "-q")
 

@@ -16,6 +16,7 @@ from scripts.debian_packages import Apt, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 FOLDER = xrt_headers.FOLDER / "run"
 # The tests' double of the kernel's driver (tests/npu/xdna_driver/) answers what the NPU part of this version asks, and

@@ -18,20 +18,24 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.program import Program
 
 
-def build_for_double(model: Path, folder: Path, context: int) -> Path:
-    """A folder that `device=npu` takes, with the programs of a model."""
-    return write_for_double(folder, programs_of_model(model, "npu2", context)[0])
+def build_for_double(model: Path, folder: Path, context: int, *, real: bool = False) -> Path:
+    """A folder that `device=npu` takes, with the programs of a model; `real`: for the real XRT."""
+    return write_for_double(folder, programs_of_model(model, "npu2", context)[0], real=real)
 
 
-def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
+def write_for_double(folder: Path, programs: Sequence[Program], *, real: bool = False) -> Path:
     """The same of any programs."""
-    files = {}
-    for call in calls_of(programs):
+    files: dict[str, str] = {}
+    calls = calls_of(programs)
+    for call in calls:
         flat = flatten_array(call.last_plan.array)
-        files[call.array] = f"{call.array}/array.xclbin"
-        for file in (files[call.array], call.family_file):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_xclbin(folder / files[call.array], flat.words)
+        file = f"{call.array}/array.xclbin"
+        for name in (file, call.family_file):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if call.array not in files:
+            buffers = max(len(other.buffers) for other in calls if other.array == call.array)
+            write_xclbin(folder / file, flat.words, buffers, real=real)
+        files[call.array] = file
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())
     Index(folder, "npu2", emulated=False, programs=programs, array_files=files).write()

@@ -78,7 +78,11 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int, *, columns: int = 
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "array.pdi").write_bytes(struct.pack("<Q", len(content)) + content)
-        for name, document in [("kernels", _kernels(buffers)), ("memories", _memories()), ("part", _partition(columns))]:
+        for name, document in [
+            ("kernels", _kernels(buffers)),
+            ("memories", _memories()),
+            ("part", _partition(columns)),
+        ]:
             (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
         done = subprocess.run(
             xrt_runtime.command([

@@ -59,13 +59,13 @@ Buffer::Buffer(BufferType type, int file, std::uint64_t offset, std::size_t size
   }
   if (type != BufferType::kHeap) std::memset(host_, kGarbage, size);
   const bool is_apart = type == BufferType::kShare || type == BufferType::kDevice;
-  if (is_apart && device_double::setting("separate", 0) != 0) {
+  if (is_apart && setting("separate", 0) != 0) {
     copy_.assign(size, static_cast<std::byte>(kGarbage));
   }
 }
 
 Buffer::~Buffer() {
-  if (users_ != 0) device_double::violate("a buffer was freed that a call under way uses");
+  if (users_ != 0) violate("a buffer was freed that a call under way uses");
   if (heap_ != nullptr) return;
   munmap(host_, round_up(size_, kPage));
   fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_),
@@ -76,7 +76,7 @@ void Buffer::move(bool to_device, std::size_t offset, std::size_t size) {
   // What a call that hangs leaves is all there is to go on with.
   const bool is_rescue = !to_device && users_ == hanging_;
   if (users_ != 0 && !is_rescue) {
-    device_double::violate("a buffer was moved that a call under way uses");
+    violate("a buffer was moved that a call under way uses");
   }
   if (copy_.empty()) return;
   if (to_device) {
@@ -95,15 +95,18 @@ std::int64_t Buffers::create(BufferType type, std::size_t size) {
   std::shared_ptr<Buffer> of_heap;
   switch (type) {
     case BufferType::kHeap:
-      if (heap_ != nullptr) return -EBUSY;
       offset = round_up(offset, kHeapAlignment);
-      address = kHeapAddress;
+      address = heap_.empty() ? kHeapAddress : heap_.back()->address() + heap_.back()->size();
       break;
     case BufferType::kDevice: {
-      const std::optional<std::uint64_t> room = room_in_heap(size);
-      if (!room) return -EAGAIN;
-      address = *room;
-      of_heap = heap_;
+      for (const auto& heap : heap_) {
+        const std::optional<std::uint64_t> room = room_in(*heap, size);
+        if (!room) continue;
+        address = *room;
+        of_heap = heap;
+        break;
+      }
+      if (of_heap == nullptr) return -EAGAIN;
       break;
     }
     case BufferType::kShare:
@@ -115,22 +118,22 @@ std::int64_t Buffers::create(BufferType type, std::size_t size) {
   }
   auto made = std::make_shared<Buffer>(type, file_, offset, size, address, of_heap);
   if (of_heap == nullptr) next_offset_ = offset + round_up(size, kPage);
-  if (type == BufferType::kHeap) heap_ = made;
+  if (type == BufferType::kHeap) heap_.push_back(made);
   if (type == BufferType::kShare || type == BufferType::kDevice) by_address_[address] = made;
   by_handle_[next_handle_] = made;
   return next_handle_++;
 }
 
-std::optional<std::uint64_t> Buffers::room_in_heap(std::size_t size) {
-  if (heap_ == nullptr) return std::nullopt;
+std::optional<std::uint64_t> Buffers::room_in(const Buffer& heap, std::size_t size) {
   const std::uint64_t needed = round_up(size, kPage);
-  std::uint64_t at = heap_->address();
-  for (const auto& [address, buffer] : by_address_) {
-    if (buffer->type() != BufferType::kDevice) break;  // the host's are behind the heap
-    if (address - at >= needed) return at;
-    at = address + round_up(buffer->size(), kPage);
+  const std::uint64_t end = heap.address() + heap.size();
+  std::uint64_t at = heap.address();
+  for (auto part = by_address_.lower_bound(at); part != by_address_.end() && part->first < end;
+       ++part) {
+    if (part->first - at >= needed) return at;
+    at = part->first + round_up(part->second->size(), kPage);
   }
-  if (heap_->address() + heap_->size() - at < needed) return std::nullopt;
+  if (end - at < needed) return std::nullopt;
   return at;
 }
 
@@ -140,14 +143,14 @@ bool Buffers::close(std::uint32_t handle) {
   if (found == by_handle_.end()) return false;
   const std::shared_ptr<Buffer> buffer = found->second;
   if (buffer->users() != 0) {
-    device_double::violate("a buffer was freed that a call under way uses");
+    violate("a buffer was freed that a call under way uses");
   }
   by_handle_.erase(found);
   if (const auto at = by_address_.find(buffer->address());
       at != by_address_.end() && at->second == buffer) {
     by_address_.erase(at);
   }
-  if (buffer == heap_) heap_.reset();
+  std::erase(heap_, buffer);
   return true;
 }
 
@@ -169,14 +172,14 @@ std::optional<Place> Buffers::at(std::uint64_t address) {
 
 std::size_t Buffers::open_count() {
   const std::lock_guard lock(mutex_);
-  return by_handle_.size() - (heap_ == nullptr ? 0 : 1);
+  return by_handle_.size() - heap_.size();
 }
 
 void Buffers::clear() {
   const std::lock_guard lock(mutex_);
   by_handle_.clear();
   by_address_.clear();
-  heap_.reset();
+  heap_.clear();
 }
 
 }  // namespace xdna_driver

@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "tests/npu/device_double/state.h"
 #include "tests/npu/xdna_driver/interface.h"
+#include "tests/npu/xdna_driver/state.h"
 
 namespace xdna_driver {
 
@@ -44,7 +44,7 @@ class Buffer {
   std::atomic<int>& hanging() { return hanging_; }
 
  private:
-  device_double::Alive alive_;
+  Alive alive_;
   BufferType type_;
   int file_;
   std::uint64_t offset_;
@@ -79,13 +79,14 @@ class Buffers {
   void clear();
 
  private:
-  std::optional<std::uint64_t> room_in_heap(std::size_t size);
+  std::optional<std::uint64_t> room_in(const Buffer& heap, std::size_t size);
 
   int file_;
   std::mutex mutex_;
   std::uint32_t next_handle_ = 1;
   std::uint64_t next_offset_ = 0;
-  std::shared_ptr<Buffer> heap_;
+  // Parts one after the other, as XRT asks for more.
+  std::vector<std::shared_ptr<Buffer>> heap_;
   std::map<std::uint32_t, std::shared_ptr<Buffer>> by_handle_;
   // What the array can reach.
   std::map<std::uint64_t, std::shared_ptr<Buffer>> by_address_;

@@ -15,7 +15,6 @@
 namespace xdna_driver {
 namespace {
 
-using device_double::struck;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -62,7 +61,7 @@ void set_state(Packet& packet, std::uint32_t state) {
 Context::Context(Buffers& buffers) : buffers_(buffers), worker_([this] { work(); }) {}
 
 Context::~Context() {
-  if (under_way_ != 0) device_double::violate("a context was destroyed in which a call is under way");
+  if (under_way_ != 0) violate("a context was destroyed in which a call is under way");
   stop();
 }
 
@@ -84,7 +83,7 @@ void Context::configure(Buffer& configuration) {
   }
   std::vector<std::int64_t> words(size / sizeof(std::int64_t));
   std::memcpy(words.data(), bytes.data() + sizeof(size), size);
-  emulator_ = device_double::make_emulator(words);
+  emulator_ = make_emulator(words);
 }
 
 std::int64_t Context::submit(Job job) {
@@ -138,9 +137,8 @@ void Context::work() {
 
 void Context::run(const Job& job, bool is_last) {
   Packet& packet = packet_of(*job.command);
-  const std::uint32_t state = packet.opcode == ERT_CMD_CHAIN
-                                  ? run_chain(job, packet, is_last)
-                                  : run_call(job, *job.command, is_last);
+  const std::uint32_t state = packet.opcode == ERT_CMD_CHAIN ? run_chain(job, packet, is_last)
+                                                             : run_call(job, *job.command, is_last);
   end(job, state);
   if (state != ERT_CMD_STATE_TIMEOUT) return;
   // The watchdog starts the context anew: what waits in it ends with it.
@@ -194,10 +192,10 @@ void Context::hang(const Job& job, milliseconds watchdog, bool goes) {
     ++lost;
     changed_.notify_all();
   }
-  const int rounds = device_double::watchdog_rounds();
+  const int rounds = watchdog_rounds();
   const auto since = steady_clock::now();
   std::unique_lock lock(mutex_);
-  while (!stopping_ && device_double::watchdog_rounds() == rounds &&
+  while (!stopping_ && watchdog_rounds() == rounds &&
          (watchdog.count() < 0 || steady_clock::now() - since < watchdog)) {
     changed_.wait_for(lock, kTick);
   }
@@ -216,7 +214,7 @@ std::uint32_t Context::compute(Packet& packet, bool is_last) {
         size != words->buffer->size()) {
       throw std::runtime_error("a command's instructions are not all of a buffer of the heap");
     }
-    const auto sequence = device_double::read_instructions(words->buffer->on_device());
+    const auto sequence = read_instructions(words->buffer->on_device());
     std::vector<std::shared_ptr<Buffer>> alive;
     std::vector<std::span<std::byte>> buffers;
     for (const auto& record : sequence.buffers) {

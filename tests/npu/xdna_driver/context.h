@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "tests/npu/device_double/emulated_array.h"
-#include "tests/npu/device_double/state.h"
 #include "tests/npu/xdna_driver/buffers.h"
+#include "tests/npu/xdna_driver/emulated_array.h"
+#include "tests/npu/xdna_driver/state.h"
 
 namespace xdna_driver {
 
@@ -63,7 +63,7 @@ class Context {
   void hang(const Job& job, std::chrono::milliseconds watchdog, bool is_lost);
   void abort_rest(std::deque<Job>& rest);
 
-  device_double::Alive alive_{"context"};
+  Alive alive_{"context"};
   Buffers& buffers_;
   std::unique_ptr<flownpu::emulator::Emulator> emulator_;
 

@@ -16,8 +16,6 @@
 namespace xdna_driver {
 namespace {
 
-using device_double::setting;
-using device_double::struck;
 using std::chrono::steady_clock;
 
 // The array of XDNA2: rows 0 (shim), 1 (memory) and 2-5 (cores).
@@ -56,10 +54,10 @@ Structure& as(void* argument) {
 }  // namespace
 
 DeviceFile::~DeviceFile() {
-  if (!contexts_.empty()) device_double::violate("the device was closed with a context open");
-  if (!timelines_.empty()) device_double::violate("the device was closed with a timeline open");
+  if (!contexts_.empty()) violate("the device was closed with a context open");
+  if (!timelines_.empty()) violate("the device was closed with a timeline open");
   if (buffers_.open_count() != 0) {
-    device_double::violate("the device was closed with a buffer open");
+    violate("the device was closed with a buffer open");
   }
   timelines_.clear();
   contexts_.clear();
@@ -208,7 +206,7 @@ int DeviceFile::wait(const Wait& request) {
   if (request.timeout != 0) {
     deadline = steady_clock::now() + std::chrono::milliseconds(request.timeout);
   } else {
-    device_double::violate("a call was waited for without a limit");
+    violate("a call was waited for without a limit");
   }
   return result_of(waited->wait(request.sequence, deadline));
 }
@@ -226,10 +224,9 @@ int DeviceFile::wait_for_timeline(const TimelineWait& request) {
   if (request.deadline != std::numeric_limits<std::int64_t>::max()) {
     deadline = steady_clock::time_point(std::chrono::nanoseconds(request.deadline));
   } else {
-    device_double::violate("a call was waited for without a limit");
+    violate("a call was waited for without a limit");
   }
-  return result_of(
-      waited->wait(*reinterpret_cast<const std::uint64_t*>(request.points), deadline));
+  return result_of(waited->wait(*reinterpret_cast<const std::uint64_t*>(request.points), deadline));
 }
 
 int DeviceFile::info(const Info& request) {

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <optional>
 
-#include "tests/npu/device_double/state.h"
 #include "tests/npu/xdna_driver/buffers.h"
 #include "tests/npu/xdna_driver/context.h"
 #include "tests/npu/xdna_driver/interface.h"
+#include "tests/npu/xdna_driver/state.h"
 
 namespace xdna_driver {
 
@@ -43,7 +43,7 @@ class DeviceFile {
 
   std::shared_ptr<Context> context(std::uint32_t handle);
 
-  device_double::Alive alive_{"file"};
+  Alive alive_{"file"};
   Buffers buffers_;
   std::mutex mutex_;
   std::uint32_t next_handle_ = 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the kernel's driver amdxdna to programs, as far as XRT's part for NPUs uses it:
-// numbers, sizes and meanings as in Linux's include/uapi/drm/amdxdna_accel.h and drm.h. Requests are told
-// apart by their number alone: newer headers append to their structures.
+// numbers, sizes and meanings as in Linux's include/uapi/drm/amdxdna_accel.h and drm.h. Requests
+// are told apart by their number alone: newer headers append to their structures.
 #pragma once
 
 #include <cstdint>

@@ -24,8 +24,8 @@
 #include <string>
 #include <string_view>
 
-#include "tests/npu/device_double/state.h"
 #include "tests/npu/xdna_driver/device_file.h"
+#include "tests/npu/xdna_driver/state.h"
 
 namespace {
 
@@ -97,7 +97,7 @@ int fail_with(int number) {
 }
 
 int open_device() {
-  if (const auto number = device_double::struck("open")) return fail_with(static_cast<int>(*number));
+  if (const auto number = xdna_driver::struck("open")) return fail_with(static_cast<int>(*number));
   const int file = memfd_create("accel0", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, kMemory) != 0) return fail_with(ENOMEM);
   const std::lock_guard lock(open_files().mutex);
@@ -118,21 +118,21 @@ void* map_as(const char* name, void* at, std::size_t size, int protection, int f
              off_t offset) {
   if (file >= 0 && device_file(file) != nullptr) {
     // The driver's memory counts as locked.
-    if (const auto number = device_double::struck("lock memory")) {
+    if (const auto number = xdna_driver::struck("lock memory")) {
       errno = static_cast<int>(*number);
       return MAP_FAILED;
     }
     flags &= ~MAP_LOCKED;
   }
-  return next<void* (*)(void*, std::size_t, int, int, int, off_t)>(name)(at, size, protection, flags,
-                                                                         file, offset);
+  return next<void* (*)(void*, std::size_t, int, int, int, off_t)>(name)(at, size, protection,
+                                                                         flags, file, offset);
 }
 
 char* real_path_as(const char* path, char* resolved) {
   char* const found = next<char* (*)(const char*, char*)>("realpath")(Redirected(path), resolved);
   // A path below our folder is one of the machine's again.
-  if (found != nullptr && !root().empty() && root().compare(0, root().size(), found,
-                                                            root().size()) == 0) {
+  if (found != nullptr && !root().empty() &&
+      root().compare(0, root().size(), found, root().size()) == 0) {
     std::memmove(found, found + root().size(), std::strlen(found) - root().size() + 1);
   }
   return found;
@@ -166,7 +166,7 @@ int openat(int folder, const char* path, int flags, ...) {
   va_end(list);
   if (is_device(path)) return open_device();
   return next<int (*)(int, const char*, int, mode_t)>("openat")(folder, Redirected(path), flags,
-                                                               mode);
+                                                                mode);
 }
 
 FILE* fopen(const char* path, const char* mode) {
@@ -177,9 +177,7 @@ FILE* fopen64(const char* path, const char* mode) {
   return next<FILE* (*)(const char*, const char*)>("fopen64")(Redirected(path), mode);
 }
 
-DIR* opendir(const char* path) {
-  return next<DIR* (*)(const char*)>("opendir")(Redirected(path));
-}
+DIR* opendir(const char* path) { return next<DIR* (*)(const char*)>("opendir")(Redirected(path)); }
 
 int stat(const char* path, struct stat* found) {
   return next<int (*)(const char*, struct stat*)>("stat")(Redirected(path), found);
@@ -195,7 +193,7 @@ int access(const char* path, int mode) {
 
 ssize_t readlink(const char* path, char* link, std::size_t size) {
   return next<ssize_t (*)(const char*, char*, std::size_t)>("readlink")(Redirected(path), link,
-                                                                       size);
+                                                                        size);
 }
 
 char* realpath(const char* path, char* resolved) { return real_path_as(path, resolved); }
@@ -239,4 +237,16 @@ int ioctl(int file, unsigned long request, ...) {
 }
 
 }  // extern "C"
+
+// The one thing of XRT itself that tests change: how old it says it is.
+namespace xrt::version {
+unsigned int code() {
+  if (const auto code = xdna_driver::setting("version", 0); code != 0) {
+    return static_cast<unsigned int>(code);
+  }
+  // It is not among the libraries that were there when the process began.
+  void* const library = dlopen("libxrt_coreutil.so.2", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<unsigned int (*)()>(dlsym(library, "_ZN3xrt7version4codeEv"))();
+}
+}  // namespace xrt::version
 #pragma GCC visibility pop

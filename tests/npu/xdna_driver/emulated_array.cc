@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/npu/device_double/emulated_array.h"
+#include "tests/npu/xdna_driver/emulated_array.h"
 
 #include <cstring>
 #include <vector>
 
-#include "tests/npu/device_double/state.h"
+#include "tests/npu/xdna_driver/state.h"
 
-namespace device_double {
+namespace xdna_driver {
 
 std::unique_ptr<flownpu::emulator::Emulator> make_emulator(std::span<const std::int64_t> words) {
   using flownpu::emulator::Emulator;
@@ -21,4 +21,4 @@ flownpu::emulator::Sequence read_instructions(std::span<const std::byte> instruc
   return flownpu::emulator::read_sequence(wide);
 }
 
-}  // namespace device_double
+}  // namespace xdna_driver

@@ -10,7 +10,7 @@
 
 #include "aie/emulator/emulator.h"
 
-namespace device_double {
+namespace xdna_driver {
 
 // `words`: of an array (aie/emulator/words.py). Throws emulator::Error.
 std::unique_ptr<flownpu::emulator::Emulator> make_emulator(std::span<const std::int64_t> words);
@@ -19,4 +19,4 @@ std::unique_ptr<flownpu::emulator::Emulator> make_emulator(std::span<const std::
 // emulator::Error.
 flownpu::emulator::Sequence read_instructions(std::span<const std::byte> instructions);
 
-}  // namespace device_double
+}  // namespace xdna_driver

@@ -69,8 +69,9 @@ def command(program: Iterable[str | Path], *, using: Path | None = None, without
 
 def _copy_without(folder: Path, without: tuple[str, ...]) -> Path:
     """A folder of links to the libraries, but for some."""
-    copy = FOLDER / ("without_" + "_".join(without))
-    copy.mkdir(exist_ok=True)
+    # XRT looks for its parts from where it was loaded.
+    copy = FOLDER / ("without_" + "_".join(without)) / folder.relative_to(FOLDER / "root")
+    copy.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         link = copy / file.name
         if not file.name.startswith(without) and not link.is_symlink():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts of programs as an NPU's, for the double of XRT: the emulator's words in place of what aiecc would make."""
+"""Artifacts of programs as an NPU's, for the double of its driver: the emulator's words for what aiecc would make."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.program import Program
 
 
-def build_for_double(model: Path, folder: Path, context: int, *, real: bool = False) -> Path:
-    """A folder that `device=npu` takes, with the programs of a model; `real`: for the real XRT."""
-    return write_for_double(folder, programs_of_model(model, "npu2", context)[0], real=real)
+def build_for_double(model: Path, folder: Path, context: int) -> Path:
+    """A folder that `device=npu` takes, with the programs of a model."""
+    return write_for_double(folder, programs_of_model(model, "npu2", context)[0])
 
 
-def write_for_double(folder: Path, programs: Sequence[Program], *, real: bool = False) -> Path:
+def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
     """The same of any programs."""
     files: dict[str, str] = {}
     calls = calls_of(programs)
@@ -34,7 +34,7 @@ def write_for_double(folder: Path, programs: Sequence[Program], *, real: bool = 
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if call.array not in files:
             buffers = max(len(other.buffers) for other in calls if other.array == call.array)
-            write_xclbin(folder / file, flat.words, buffers, real=real)
+            write_xclbin(folder / file, flat.words, buffers)
         files[call.array] = file
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())

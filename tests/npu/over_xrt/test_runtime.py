@@ -31,11 +31,11 @@ HAS_OWN_MEMORY = "separate=1" in os.environ.get(xrt.SETTINGS, "")
 own_memory = pytest.mark.skipif(not HAS_OWN_MEMORY, reason="the array and the host share memory")
 
 # What holds of the emulated runtime holds of this one: the same tests, with another bench.
-test_calls_of_a_dispatch = emulated.test_calls_of_a_dispatch_see_what_those_before_left
+test_calls_of_a_dispatch = own_memory(emulated.test_calls_of_a_dispatch_see_what_those_before_left)
 test_threads_share_an_array = emulated.test_threads_share_an_array
 test_what_was_not_moved_to_the_array = own_memory(emulated.test_what_was_not_moved_to_the_array_is_not_there)
 test_what_was_not_moved_to_the_host = own_memory(emulated.test_what_was_not_moved_to_the_host_is_not_there)
-test_buffers_begin_on_pages = emulated.test_buffers_begin_on_pages_and_hold_zeros
+test_buffers_begin_on_pages = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
 test_moves_outside_of_a_buffer = emulated.test_moves_outside_of_a_buffer
 test_no_buffer_is_left = emulated.test_no_buffer_is_left_when_all_are_dropped
 test_what_outlives_its_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
@@ -198,7 +198,7 @@ def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message)
 @pytest.mark.parametrize(
     ("number", "failure", "message"),
     [
-        (errno.EINVAL, "artifact", r"IOCTL failed: .*; build the designs for this NPU anew \(`flownpu build MODEL"),
+        (errno.EINVAL, "artifact", r"IOCTL failed .*; build the designs for this NPU anew \(`flownpu build MODEL"),
         (errno.EACCES, "permission", "usermod"),
         (errno.ENOSPC, "memory", "close other programs that use the NPU"),
         (errno.EBUSY, "memory", "close other programs that use the NPU"),

@@ -60,7 +60,7 @@ class Apt:
         """Looks at one suite of the machine's own Debian mirror, instead of at what the machine does.
 
         Args:
-            suite: of Debian: "testing".
+            suite: of Debian: "testing". Backports are looked at with the suite that they are for, and come first.
 
         Raises:
             UnavailableError: the machine has no source of Debian's, or its mirror no such suite.
@@ -68,8 +68,12 @@ class Apt:
         mirror, keyring = self._debian_mirror()
         signed = f"Signed-By: {keyring}\n" if keyring else ""
         sources = self.folder / "newer.sources"
-        sources.write_text(f"Types: deb\nURIs: {mirror}\nSuites: {suite}\nComponents: main\n{signed}", encoding="utf-8")
-        only = f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\n'
+        suites = f"{suite.removesuffix('-backports')} {suite}" if suite.endswith("-backports") else suite
+        text = f"Types: deb\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
+        sources.write_text(text, encoding="utf-8")
+        only = (
+            f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\nAPT::Default-Release "{suite}";\n'
+        )
         (self.folder / "apt.conf").write_text(self._settings + only, encoding="utf-8")
         self.run("apt-get", "update", "-q")
 
@@ -97,11 +101,24 @@ class Apt:
 
     def missing(self, package: str) -> list[str]:
         """A package and all that it depends on, but for what is installed."""
-        no = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
-        needed = self.run("apt-cache", "depends", "--recurse", *no, package)
-        names = set(re.findall(r"^([a-z0-9][a-z0-9+.-]*)$", needed, re.MULTILINE))
+        names = self.dependencies("--recurse", package)
         installed = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n")
         return sorted(names - set(re.findall(r"^(\S+) installed$", installed, re.MULTILINE)))
+
+    def libraries(self, *packages: str) -> list[str]:
+        """Packages and the libraries that they depend on, whether or not they are installed."""
+        found: set[str] = set()
+        names = set(packages)
+        while names - found:
+            found |= names
+            names = {name for name in self.dependencies(*sorted(names)) if name.startswith(("lib", "zlib"))}
+        return sorted(found)
+
+    def dependencies(self, *arguments: str) -> set[str]:
+        """What `apt-cache depends` names."""
+        no = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+        said = self.run("apt-cache", "depends", *no, *arguments)
+        return set(re.findall(r"^(?:[ |]*\w*Depends: )?([a-z0-9][a-z0-9+.-]*)$", said, re.MULTILINE))
 
     def unpack(self, *packages: str) -> None:
         """Downloads packages and puts their files into `root/`."""

@@ -3,20 +3,26 @@
 
 The headers of a Debian that is older than trixie's backports are of an XRT without NPUs; so where the machine's own
 sources have none that is new enough, a newer suite of its Debian mirror is looked at. All is unpacked into build/xrt/,
-where CMake looks for it. The library is not run: the tests look up in it what the plugin asks of XRT. Run it as
-`python -m scripts.xrt_headers`.
+where CMake looks for it. XRT as it is run in tests is scripts/xrt_runtime.py's. Run it as `python -m
+scripts.xrt_headers`.
 """
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts import debian_packages
 from scripts.debian_packages import Apt, UnavailableError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "xrt"
 OLDEST = (2, 19)  # what ops/npu/xrt/ is written for: xrt::ext::bo and runlists of NPUs
 # From the one with the smallest list of packages to the largest.
-SUITES = ("stable-backports", "testing", "unstable")
+SUITES = ("stable-backports", "testing", "unstable")  # backports with the suite that they are for
 
 
 def find() -> str | None:
@@ -35,10 +41,15 @@ def reason() -> str:
     return debian_packages.reason(FOLDER, "there are no headers of XRT: python -m scripts.xrt_headers gets Debian's")
 
 
-def is_new_enough(version: str) -> bool:
-    """Whether a package's version is of an XRT for NPUs; 202210.2.13 is of 2022, and without."""
-    match = re.match(r"(?:\d+:)?(\d+)\.(\d+)", version)
-    return bool(match) and OLDEST <= (int(match[1]), int(match[2])) < (100, 0)  # type: ignore[index]
+def version_of(package_version: str) -> str:
+    """The XRT that a package is of: "2.25". One of 2022, and without NPUs, has 202210.2.13, and gives nothing."""
+    match = re.match(r"(?:\d+:)?(\d{1,2}\.\d+)", package_version)
+    return match[1] if match else ""
+
+
+def _is_new_enough(apt: Apt) -> bool:
+    version = version_of(apt.candidate("libxrt-dev"))
+    return bool(version) and tuple(map(int, version.split("."))) >= OLDEST
 
 
 def fetch() -> None:
@@ -50,8 +61,8 @@ def fetch() -> None:
     apt = Apt(FOLDER, "XRT")
     apt.run("apt-get", "update", "-q")
     apt.unpack("uuid-dev")
-    if not is_new_enough(apt.candidate("libxrt-dev")):
-        use_newer_suite(apt)
+    if not _is_new_enough(apt):
+        use_suite_where(apt, _is_new_enough, ".".join(map(str, OLDEST)))
     apt.unpack("libxrt-dev", "libxrt2")
     apt.finish()
     if find() is None:
@@ -59,16 +70,25 @@ def fetch() -> None:
     (FOLDER / "root").touch()  # newer than what was built without it
 
 
-def use_newer_suite(apt: Apt) -> None:
-    """Looks at the first suite of Debian's that has an XRT for NPUs."""
-    problem = f"XRT is not installed, and none of Debian's suites {', '.join(SUITES)} has {'.'.join(map(str, OLDEST))}"
+def use_suite_where(apt: Apt, is_wanted: Callable[[Apt], bool], what: str) -> None:
+    """Looks at the first suite of Debian's that has a wanted XRT.
+
+    Args:
+        apt: is to look there afterwards.
+        is_wanted: whether what it looks at has it.
+        what: is wanted, for messages: "2.25".
+
+    Raises:
+        UnavailableError: none has it.
+    """
+    problem = f"XRT is not installed, and none of Debian's suites {', '.join(SUITES)} has {what}"
     for suite in SUITES:
         try:
             apt.use_suite(suite)
         except UnavailableError as error:  # a mirror need not have them all
             problem = str(error)
             continue
-        if is_new_enough(apt.candidate("libxrt-dev")):
+        if is_wanted(apt):
             return
     raise UnavailableError(problem)
 

@@ -50,6 +50,13 @@ Array& CompiledDesigns::array(const CallRecord& call) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Array>& array = arrays_[call.array];
   if (array == nullptr) array = runtime_->load(artifacts_.array_file(call));
+  // XRT looks up an argument that is not there without asking.
+  if (call.buffers.size() > array->most_buffers()) {
+    artifacts_.refuse("the array " + artifacts_.array(call.array).name + " takes " +
+                          std::to_string(array->most_buffers()) + " buffers, and its call " +
+                          call.name + " has " + std::to_string(call.buffers.size()),
+                      "compile it of its call with the most buffers");
+  }
   return *array;
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -70,6 +71,8 @@ class Array {
   virtual ~Array() = default;
   // Throws DeviceError (kArtifact) if the words are not for this array.
   virtual std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) = 0;
+  // How many buffers a call of it may have.
+  virtual std::size_t most_buffers() const { return std::numeric_limits<std::size_t>::max(); }
 };
 
 struct Call {
@@ -87,7 +90,7 @@ struct Call {
 class Submission {
  public:
   virtual ~Submission() = default;
-  // Throws DeviceError (kCommand, kTimeout) that names the call.
+  // Throws DeviceError (kCommand, kTimeout, kNoDevice) that names the call.
   virtual void wait(std::chrono::milliseconds timeout) = 0;
 };
 

@@ -11,7 +11,7 @@
 
 namespace flownpu::npu::xrt_abi {
 
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 enum class Status : std::int32_t {
   kOk,
@@ -19,6 +19,7 @@ enum class Status : std::int32_t {
   kPermission,    // the device file is not for this user
   kLockedMemory,  // the driver may not lock as much memory as it needs
   kTooOld,        // XRT, or the driver below it
+  kIncomplete,    // a part of XRT is not installed
   kDesign,        // the file is no xclbin that this NPU takes, or the words are not for it
   kContexts,      // no room on the NPU for another context
   kMemory,        // no memory for a buffer
@@ -63,8 +64,9 @@ struct Table {
   Status (*open_device)(Device** device, Text description, Text error);
   void (*free_device)(Device* device);
 
-  // An xclbin, in a hardware context of its own.
-  Status (*load_array)(Device* device, const char* file, Array** array, Text error);
+  // An xclbin, in a hardware context of its own. `most_buffers`: how many a call of it may have.
+  Status (*load_array)(Device* device, const char* file, Array** array, std::size_t* most_buffers,
+                       Text error);
   void (*free_array)(Array* array);
 
   // Instructions of the NPU's controller. A word is not written while a call of it is under way.
@@ -83,8 +85,8 @@ struct Table {
   // One dispatch. `word_bytes`: how many bytes of instructions were moved to the device for it.
   Status (*submit)(Array* array, const Call* calls, std::size_t count, Submission** submission,
                    std::size_t* word_bytes, Text error);
-  // `failed`: which call, where XRT knows; else it is left. kTimeout after `milliseconds`: the
-  // calls may be under way still.
+  // `failed`: which call, where XRT knows; else it is left. kTimeout after `milliseconds`, or
+  // kNoDevice: the calls may be under way still.
   Status (*wait)(Submission* submission, std::uint32_t milliseconds, std::size_t* failed,
                  Text error);
   // Whether all calls ended well. Waits until the driver's watchdog has ended them, if they have

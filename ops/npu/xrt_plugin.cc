@@ -38,6 +38,8 @@ Meaning meaning_of(Status status) {
               "memlock unlimited` in /etc/security/limits.conf) and log in again"};
     case Status::kTooOld:
       return {Failure::kVersion, "install XRT 2.19 or newer and the driver that comes with it"};
+    case Status::kIncomplete:
+      return {Failure::kVersion, "install XRT with its part for NPUs (Debian: libxrt-npu2)"};
     case Status::kDesign:
       return {Failure::kArtifact,
               "build the designs for this NPU anew (`flownpu build MODEL --for xclbin`)"};

@@ -90,7 +90,8 @@ class SharedArray {
   SharedArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
       : connection_(std::move(connection)), file_(std::move(file)) {
     ErrorText error;
-    error.check(connection_->table.load_array(device, file_.c_str(), &handle_, error.text()),
+    error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
+                                              error.text()),
                 file_);
   }
   ~SharedArray() { connection_->table.free_array(handle_); }
@@ -100,6 +101,7 @@ class SharedArray {
   Connection& connection() const { return *connection_; }
   const std::string& file() const { return file_; }
   xrt_abi::Array* handle() const { return handle_; }
+  std::size_t most_buffers() const { return most_buffers_; }
 
   // `name`: the call that left it in an unknown state.
   void fail_since(const std::string& name) {
@@ -115,6 +117,7 @@ class SharedArray {
   std::shared_ptr<Connection> connection_;
   std::string file_;
   xrt_abi::Array* handle_ = nullptr;
+  std::size_t most_buffers_ = 0;
   mutable std::mutex mutex_;
   std::string failed_;
 };
@@ -156,6 +159,7 @@ class XrtArray final : public Array {
   std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override {
     return std::make_unique<XrtSequence>(shared_, words);
   }
+  std::size_t most_buffers() const override { return shared_->most_buffers(); }
   const std::shared_ptr<SharedArray>& shared() const { return shared_; }
 
  private:
@@ -175,6 +179,11 @@ class FlatCalls {
       if (sequence.array() != &array) {
         refuse_call(calls[i].name,
                     "expected words for the array " + array.file() + ", got another's");
+      }
+      if (calls[i].arguments.size() > array.most_buffers()) {
+        refuse_call(calls[i].name,
+                    "the array " + array.file() + " takes " + std::to_string(array.most_buffers()) +
+                        " buffers, and the call has " + std::to_string(calls[i].arguments.size()));
       }
       for (const View& view : calls[i].arguments) views_[i].push_back(flatten(view, calls[i].name));
       calls_.push_back({sequence.handle(), views_[i].data(), views_[i].size()});

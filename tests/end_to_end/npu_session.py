@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of the small model with device=npu, over the double of XRT, one after the other in one process.
+"""Sessions of the small model with device=npu, over XRT, one after the other in one process of a machine with an NPU.
 
     python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS
 
-prints a JSON document: for each scenario the logits' tokens, the errors, and what of XRT was alive at its end. The
-library is a copy with the plugin beside it; a process that has registered it is of no further use.
+prints a JSON document: for each scenario the logits' tokens, the errors, and what was open in the driver at its end.
+The library is a copy with the plugin beside it; a process that has registered it is of no further use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from errno import EACCES, EINVAL, ENODEV, ENOMEM
+import time
+from errno import EACCES, EAGAIN, EINVAL, ENODEV, ENOMEM, ENOSPC, EOPNOTSUPP
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,27 @@ import numpy as np
 import onnxruntime
 
 from tests.decoding import Decoder
-from tests.npu.xrt import Double
+from tests.npu.xrt import Driver
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
+WATCHDOG_MS = 50
+# What goes wrong in a run, with the driver's number for it; and at which step, after how many calls of it.
+FAULTS = {"error": ERROR, "hang": WATCHDOG_MS, "lost": 0, "submit": EINVAL}
+PLACES = {"first": (0, 0), "middle": (3, 0), "in a list": (0, 3)}
+# What goes wrong when a session is made.
+REFUSED = {
+    "no device": ("open", ENODEV, 0),
+    "permission": ("open", EACCES, 0),
+    "no memory": ("allocate", ENOMEM, 2),
+    "no context": ("context", ENOSPC, 0),
+    "firmware": ("context", EOPNOTSUPP, 0),
+    "locked memory": ("lock memory", EAGAIN, 0),
+}
 
 
 def main(library: str, model: str, artifacts: str, ids: str) -> None:
-    double = Double()
+    driver = Driver()
     onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "FlowNPUExecutionProvider"][:1]
     tokens = np.array(json.loads(ids))
@@ -52,37 +66,42 @@ def main(library: str, model: str, artifacts: str, ids: str) -> None:
         return found
 
     def scenario(run: Any) -> dict[str, Any]:
-        double.reset()
-        double.use_kernels("npu2")
+        driver.reset()
+        driver.use_kernels("npu2")
         try:
             found: dict[str, Any] = run()
         except Exception as error:  # noqa: BLE001 (the session could not be made)
             found = {"refused": str(error)}
         gc.collect()
-        double.end_hung_calls()  # What they used is kept until then.
-        return found | {"alive": double.alive(), "violations": double.violations()}
+        driver.end_hung_calls()  # What they used is kept until then, and until the device is opened again.
+        if found.get("errors"):
+            time.sleep(0.05)  # until the driver's threads have seen that
+        return found | {"alive": driver.alive(), "violations": driver.violations()}
 
-    def failing(fault: str, amount: int = 0, **more: str) -> dict[str, Any]:
+    def failing(fault: str, amount: int = 0, *, step: int = 3, after: int = 0, **more: str) -> dict[str, Any]:
         decoder = open_session(**more)
-        return generate(decoder, lambda step: double.inject(fault, amount) if step == 3 else None)
+        return generate(decoder, lambda at: driver.inject(fault, amount, after=after) if at == step else None)
 
     def refused(fault: str, amount: int, after: int = 0) -> dict[str, Any]:
-        double.inject(fault, amount, after=after)
+        driver.inject(fault, amount, after=after)
         return generate(open_session())
 
     document = {
         "cpu": scenario(lambda: generate(open_session(device="cpu"))),
         "well": scenario(lambda: generate(open_session())),
         "error": scenario(lambda: failing("error", ERROR)),
-        "error, cpu": scenario(lambda: failing("error", ERROR, on_unsupported="cpu")),
-        "hang": scenario(lambda: failing("hang", 10**7, on_unsupported="cpu")),
-        "submit": scenario(lambda: failing("submit", EINVAL, on_unsupported="cpu")),
-        "lost": scenario(lambda: failing("lost", ENODEV, on_unsupported="cpu")),
-        "no device": scenario(lambda: refused("devices", 0)),
-        "permission": scenario(lambda: refused("open", EACCES)),
-        "memory": scenario(lambda: refused("allocate", ENOMEM, after=2)),
-        "well again": scenario(lambda: generate(open_session())),
+        "never ends": scenario(lambda: failing("hang", -1, on_unsupported="cpu")),
     }
+    for fault, amount in FAULTS.items():
+        for place, (step, after) in PLACES.items():
+            document[f"{fault}, {place}"] = scenario(
+                lambda fault=fault, amount=amount, step=step, after=after: failing(
+                    fault, amount, step=step, after=after, on_unsupported="cpu"
+                )
+            )
+    for name, (fault, amount, after) in REFUSED.items():
+        document[name] = scenario(lambda fault=fault, amount=amount, after=after: refused(fault, amount, after))
+    document["well again"] = scenario(lambda: generate(open_session()))
     print(json.dumps(document))
 
 

@@ -1,54 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole sessions with device=npu over the double of XRT: the emulator's numbers, and what happens when it fails."""
+"""Whole sessions with device=npu over XRT, below which a double of the driver computes: the emulator's numbers, and
+what happens when it fails."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from flownpu.npu_artifacts import build_artifacts
+from tests.end_to_end.npu_session import FAULTS, PLACES
 from tests.npu import xrt
 from tests.npu.double_artifacts import build_for_double
+from tests.npu.machine import Machine, require
+from tests.npu.test_over_xrt import DRIVERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.end_to_end.conftest import Tokens
 
-ROOT = Path(__file__).parents[2]
 CONTEXT = 128
 STEPS = 1 + 6  # the prompt's and six tokens'
 FAILED_AT = 3
+TURNS = 512  # tokens of a conversation
+
+
+@pytest.fixture(scope="module")
+def plugin(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with the plugin beside it."""
+    require()
+    folder = tmp_path_factory.mktemp("plugin")
+    for file in (library, xrt.PLUGIN, *xrt.BUILT.glob("libflownpu_aie_xdna*.so")):
+        shutil.copy(file, folder)
+    return folder / library.name
 
 
 @pytest.fixture(scope="module")
 def sessions(
-    library: Path, converted: Callable[..., Path], held_out: Tokens, tmp_path_factory: pytest.TempPathFactory
+    plugin: Path, converted: Callable[..., Path], held_out: Tokens, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """What npu_session.py printed."""
-    xrt.require()
     folder = tmp_path_factory.mktemp("npu")
-    for file in (library, xrt.PLUGIN, *xrt.BUILT.glob("libflownpu_aie_xdna*.so")):
-        shutil.copy(file, folder)
     artifacts = build_for_double(converted(), folder / "artifacts", CONTEXT)
     ids = json.dumps(held_out[:CONTEXT])
-    command = [sys.executable, "-m", "tests.end_to_end.npu_session", folder / library.name, converted(), artifacts, ids]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    done = Machine(folder).python("-m", "tests.end_to_end.npu_session", plugin, converted(), artifacts, ids)
     assert done.returncode == 0, done.stderr[-3000:]
     document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return document
 
 
+@pytest.fixture(scope="module")
+def conversation_artifacts(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By device."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    build_artifacts(converted(), context=TURNS, output=folder / "emulate")
+    return {"npu": build_for_double(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_conversation_is_that_of_the_emulator(
+    name: str, plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
+    held_out: Tokens, prompts: list[Tokens], tmp_path: Path,
+) -> None:  # fmt: skip
+    """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
+    folders = []
+    for device, artifacts in conversation_artifacts.items():
+        folder = Path(shutil.copytree(converted(), tmp_path / device))
+        config = json.loads((folder / "genai_config.json").read_text())
+        options = {"device": device, "artifacts": str(artifacts)}
+        config["model"]["decoder"]["session_options"]["provider_options"] = [{"FlowNPUExecutionProvider": options}]
+        (folder / "genai_config.json").write_text(json.dumps(config))
+        folders.append(folder)
+    texts = json.dumps([held_out[:110], prompts[0], prompts[1]])
+    machine = Machine(tmp_path, **DRIVERS[name])  # type: ignore[arg-type]
+    done = machine.python("-m", "tests.end_to_end.npu_conversation", plugin, texts, *folders)
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads(done.stdout.splitlines()[-1])
+    array, emulator = (document[str(folder)] for folder in folders)
+    assert [len(tokens) for tokens in array["tokens"]] == [32, 32, 8]
+    assert array == emulator
+    assert document["violations"] == []
+    assert document["alive"] == 0
+
+
 def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
     """What a call uses that hangs is freed when it has ended and the device is opened again: by the session after."""
-    left = {name: found["alive"] for name, found in sessions.items() if found["alive"] > 0}
-    assert set(left) <= {"hang", "lost"}
+    left = {name for name, found in sessions.items() if found["alive"] > 0}
+    assert left <= {"never ends", *(name for name in sessions if name.startswith("lost"))}
     assert sessions["well again"]["alive"] == 0
     assert {name: found["violations"] for name, found in sessions.items()} == {name: [] for name in sessions}
 
@@ -61,29 +104,40 @@ def test_the_array_computes_what_the_cpu_does(sessions: dict[str, Any]) -> None:
     assert sessions["well again"]["top"] == sessions["well"]["top"]
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("error", "the array ended with an error"),
-        ("hang", "the array did not answer within 5000 ms"),
-        ("submit", "EXEC_CMD"),
-        ("lost", "No such device"),
-    ],
-)
-def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], name: str, reason: str) -> None:
+REASONS = {
+    "error": "the array ended with an error",
+    "hang": "the driver's watchdog ended it (timeout)",
+    "lost": "the NPU is gone: ",
+    "submit": "EXEC_CMD",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
     """From the keys and values that the array made: every step before and after has its logits."""
-    found = sessions["error, cpu" if name == "error" else name]
+    assert_goes_on(sessions, f"{fault}, {place}", REASONS[fault], FAILED_AT if place == "middle" else 0)
+
+
+def test_a_call_that_never_ends(sessions: dict[str, Any]) -> None:
+    assert_goes_on(sessions, "never ends", "the array did not answer within 5000 ms", FAILED_AT)
+
+
+def assert_goes_on(sessions: dict[str, Any], name: str, reason: str, failed_at: int) -> None:
+    found = sessions[name]
     (error,) = found["errors"]
-    assert "decode_layer, layers 0-5, position 72" in error
+    if failed_at:
+        assert "decode_layer, layers 0-5, position 72" in error
     assert reason in error
+    assert "\n" not in error
     assert "next runs are on its CPU" in error
     top = np.array(found["top"])
     assert top.shape == (STEPS, 4096)
     # Before it failed, the array's; afterwards the CPU's, from the array's cache.
-    assert found["top"][:FAILED_AT] == sessions["well"]["top"][:FAILED_AT]
+    assert found["top"][:failed_at] == sessions["well"]["top"][:failed_at]
     expected = np.array(sessions["cpu"]["top"])
     assert np.sqrt(np.square(top - expected).mean()) < expected.std() / 20
-    assert found["top"][FAILED_AT:] != sessions["well"]["top"][FAILED_AT:]
+    assert found["top"][failed_at:] != sessions["well"]["top"][failed_at:]
 
 
 def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: dict[str, Any]) -> None:
@@ -97,9 +151,12 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("no device", "XRT finds no NPU"),
+        ("no device", "No such device"),
         ("permission", "sudo usermod -aG render"),
-        ("memory", "Cannot allocate memory"),
+        ("no memory", "Cannot allocate memory"),
+        ("no context", "close other programs that use the NPU"),
+        ("firmware", "install XRT 2.19 or newer and the driver that comes with it"),
+        ("locked memory", "ulimit -l unlimited"),
     ],
 )
 def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts of programs as an NPU's, for the double of XRT: the emulator's words in place of what aiecc would make."""
+"""Artifacts of programs as an NPU's, for the double of its driver: the emulator's words for what aiecc would make."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ def build_for_double(model: Path, folder: Path, context: int) -> Path:
 
 def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
     """The same of any programs."""
-    files = {}
-    for call in calls_of(programs):
+    files: dict[str, str] = {}
+    calls = calls_of(programs)
+    for call in calls:
         flat = flatten_array(call.last_plan.array)
-        files[call.array] = f"{call.array}/array.xclbin"
-        for file in (files[call.array], call.family_file):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_xclbin(folder / files[call.array], flat.words)
+        file = f"{call.array}/array.xclbin"
+        for name in (file, call.family_file):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if call.array not in files:
+            buffers = max(len(other.buffers) for other in calls if other.array == call.array)
+            write_xclbin(folder / file, flat.words, buffers)
+        files[call.array] = file
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())
     Index(folder, "npu2", emulated=False, programs=programs, array_files=files).write()

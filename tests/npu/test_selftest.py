@@ -18,8 +18,9 @@ from flownpu.selftest import climb
 from flownpu.selftest.measures import MEASURES
 from tests.npu import xrt
 from tests.npu.double_artifacts import write_for_double
+from tests.npu.machine import Machine, require
 
-# The native module looks for the plugin beside itself, and finds the double as the library that the plugin asks for.
+# The native module looks for the plugin beside itself.
 WORKER = """
 import importlib.util, sys
 from pathlib import Path
@@ -27,7 +28,7 @@ spec = importlib.util.spec_from_file_location("flownpu._native", sys.argv[2])
 sys.modules["flownpu._native"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["flownpu._native"])
 from tests.npu import xrt
-double = xrt.Double()
+driver = xrt.Driver()
 from flownpu.selftest.worker import main
 main(Path(sys.argv[1]))
 """
@@ -36,13 +37,15 @@ main(Path(sys.argv[1]))
 @pytest.fixture
 def npu_of_the_double(tmp_path, monkeypatch):
     """A machine with a toolchain and an NPU."""
-    xrt.require()
+    require()
     native = Path(shutil.copy(_native.__file__, tmp_path))
     (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN.resolve())
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
     monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
-    command = [sys.executable, "-c", WORKER]
+    machine = Machine(tmp_path)
+    command = ["env", *(f"{name}={value}" for name, value in machine.environment().items() if name in OURS)]
+    command += machine.command("-c", WORKER)
     monkeypatch.setattr(climb, "worker_command", lambda folder: [*command, str(folder), str(native)])
 
 
@@ -55,7 +58,7 @@ def test_rungs_run_and_are_timed(tmp_path, capfd):
     assert code == 0, captured.err
     report = json.loads((tmp_path / "npu" / "report.json").read_text())
     assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
-    assert "double, XRT" in report["runtime"]
+    assert "NPU Strix, XRT 2.25" in report["runtime"]
     assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
     # Of a double the numbers mean nothing, but that they are there.
     found = {each["name"]: each for each in report["measurements"]}

@@ -1,84 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The double of libxrt_coreutil (tests/npu/xrt_double/), and calls through the XRT runtime over it."""
+"""Calls through the XRT runtime over XRT, in a process that tests/npu/machine.py starts: below XRT is a double of the
+kernel's driver (tests/npu/xdna_driver/)."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
+import functools
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from flownpu.aie.emulator import flatten_array
-from scripts import xrt_headers
 from tests.aie.emulation import ARCHITECTURES
 from tests.aie.host_kernels import BUILT
+from tests.npu import xclbin
 from tests.npu.arrays import Bench, npu
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flownpu.aie.plan import Plan
 
-__all__ = ["DOUBLE", "PLUGIN", "Double", "XrtBench", "halves", "write_xclbin"]
+__all__ = ["DRIVER", "PLUGIN", "SETTINGS", "Driver", "XrtBench", "halves", "write_xclbin"]
 
 PLUGIN = BUILT / "libflownpu_xrt.so"
-DOUBLE = BUILT / "xrt_double" / "libxrt_coreutil.so.2"
+DRIVER = BUILT / "libxdna_driver.so"
+# An environment variable: how the driver is in all tests of the process, "timelines=0 separate=1".
+SETTINGS = "XDNA_DRIVER_SETTINGS"
 
 
-def require() -> None:
-    """Skips the test where there are no headers of XRT to build the plugin with."""
-    if PLUGIN.is_file() and DOUBLE.is_file():
-        return
-    if xrt_headers.find() is None:
-        pytest.skip(xrt_headers.reason())
-    pytest.fail(f"expected {PLUGIN} and {DOUBLE}, which are built where there are headers of XRT: run `make test`")
-
-
-class Double:
-    """Steers the double; whoever loads the plugin after this gets it."""
+class Driver:
+    """Steers the double of the driver."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(str(DOUBLE), mode=ctypes.RTLD_GLOBAL)
-        self._library.xrt_double_alive.restype = ctypes.c_int64
-        self._library.xrt_double_violations.restype = ctypes.c_int64
+        self._library = ctypes.CDLL(str(DRIVER))
+        self._library.xdna_driver_alive.restype = ctypes.c_int64
+        self._library.xdna_driver_violations.restype = ctypes.c_int64
         self.reset()
         self.use_kernels("npu2")
 
     def use_kernels(self, target: str) -> None:
         """Take the kernels of this target for all arrays that are loaded."""
         library = BUILT / f"libflownpu_aie_{ARCHITECTURES[target]}.so"
-        self._library.xrt_double_use_kernels(str(library).encode())
+        self._library.xdna_driver_use_kernels(str(library).encode())
 
     def reset(self) -> None:
         """Forget faults and violations."""
-        self._library.xrt_double_reset()
+        self._library.xdna_driver_reset()
+        for setting in os.environ.get(SETTINGS, "").split():
+            name, value = setting.split("=")
+            self.inject(name, int(value))
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
-        """A fault (double_state.h)."""
-        self._library.xrt_double_inject(fault.encode(), ctypes.c_int64(after), ctypes.c_int64(amount))
+        """A fault, or a setting (state.h)."""
+        self._library.xdna_driver_inject(fault.encode(), ctypes.c_int64(after), ctypes.c_int64(amount))
 
     def end_hung_calls(self) -> None:
         """What the driver's watchdog does."""
-        self._library.xrt_double_end_hung_calls()
+        self._library.xdna_driver_end_hung_calls()
 
     def alive(self, kind: str = "") -> int:
-        """Objects of XRT."""
-        return int(self._library.xrt_double_alive(kind.encode()))
+        """What is open."""
+        return int(self._library.xdna_driver_alive(kind.encode()))
 
     def violations(self) -> list[str]:
         """What was done that must not be."""
         text = ctypes.create_string_buffer(1 << 16)
-        self._library.xrt_double_violations(text, ctypes.c_size_t(len(text)))
+        self._library.xdna_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
 
 
-def write_xclbin(path: Path, words: np.ndarray) -> Path:
-    """What the double takes for an xclbin."""
-    content = words.tobytes()
-    path.write_bytes(b"xclbin2\0" + struct.pack("<Q", len(content)) + content)
+def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
+    """An xclbin with an array's words; `buffers`: how many its kernel takes."""
+    path.write_bytes(_xclbin(words.tobytes(), buffers))
     return path
+
+
+@functools.cache
+def _xclbin(words: bytes, buffers: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = xclbin.write_xclbin(Path(folder) / "array.xclbin", np.frombuffer(words, np.int64), buffers)
+        return file.read_bytes()
 
 
 def halves(words: np.ndarray) -> np.ndarray:
@@ -87,12 +90,13 @@ def halves(words: np.ndarray) -> np.ndarray:
 
 
 class XrtBench(Bench):
-    """An array of the double's, as `Bench` is one of the emulator's."""
+    """An array of the driver's, as `Bench` is one of the emulator's; `buffers`: that its kernel takes."""
 
-    def __init__(self, plan: Plan, folder: Path, *, runtime: Any = None) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, buffers: int | None = None) -> None:
         self.flat = flatten_array(plan.array)
-        self.file = str(write_xclbin(folder / f"{self.flat.identity}.xclbin", self.flat.words))
-        self.runtime = runtime or npu.open_xrt_runtime()
+        file = folder / f"{self.flat.identity}.xclbin"
+        self.file = str(write_xclbin(file, self.flat.words, len(plan.sequence.buffers) if buffers is None else buffers))
+        self.runtime = npu.open_xrt_runtime()
         self.array = self.runtime.load(self.file)
 
     def sequence(self, plan: Plan) -> Any:

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/xrt/dispatch.h"
 
+#include <xrt/experimental/xrt_ext.h>
 #include <xrt/experimental/xrt_xclbin.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "ops/npu/xrt/status.h"
+#include "ops/npu/xrt/waiting.h"
 
 namespace flownpu::npu::xrt_abi {
 namespace {
@@ -25,10 +30,9 @@ constexpr int kFirstBufferArgument = 3;
 // aiecc's name of the kernel, which may be followed by more.
 constexpr std::string_view kKernelName = "MLIR_AIE";
 
-std::string kernel_of(const xrt::xclbin& xclbin) {
+xrt::xclbin::kernel kernel_of(const xrt::xclbin& xclbin) {
   for (const xrt::xclbin::kernel& kernel : xclbin.get_kernels()) {
-    std::string name = kernel.get_name();
-    if (name.compare(0, kKernelName.size(), kKernelName) == 0) return name;
+    if (kernel.get_name().compare(0, kKernelName.size(), kKernelName) == 0) return kernel;
   }
   throw StatusError(Status::kDesign, "expected a kernel MLIR_AIE, found none");
 }
@@ -40,17 +44,26 @@ StatusError failure_of(ert_cmd_state state, const char* what) {
   return {Status::kCommand, std::string("the array ended with an error: ") + what};
 }
 
-xrt::kernel open_kernel(xrt::device& device, const std::string& file, xrt::hw_context& context) {
-  const xrt::xclbin xclbin(file);
-  const std::string name = kernel_of(xclbin);
-  context = xrt::hw_context(device, device.register_xclbin(xclbin));
-  return {context, name};
+// A command that has an end state has ended; XRT has no name for this.
+bool is_end(ert_cmd_state state) {
+  return state >= ERT_CMD_STATE_COMPLETED && state != ERT_CMD_STATE_SUBMITTED;
 }
+
+// XRT waits without a limit for 0 ms.
+constexpr std::chrono::milliseconds kHasEnded{1};
+// How often the driver is asked whether the device is there.
+constexpr std::chrono::milliseconds kDeviceCheck{100};
 
 }  // namespace
 
-Context::Context(const xrt::device& opened, const std::string& file)
-    : device(opened), kernel(open_kernel(device, file, context)) {}
+Context::Context(const xrt::device& opened, const std::string& file) : device(opened) {
+  const xrt::xclbin xclbin(file);
+  const xrt::xclbin::kernel found = kernel_of(xclbin);
+  most_buffers =
+      found.get_num_args() - std::min<std::size_t>(found.get_num_args(), kFirstBufferArgument);
+  context = xrt::hw_context(device, device.register_xclbin(xclbin));
+  kernel = xrt::kernel(context, found.get_name());
+}
 
 Instructions::Instructions(const Context& context, const std::uint32_t* words, std::size_t count)
     : buffer_(context.device, count * sizeof(std::uint32_t), xrt::bo::flags::cacheable,
@@ -135,10 +148,12 @@ void Submission::end() noexcept {
   }
 }
 
-bool Submission::wait_in_xrt(std::chrono::milliseconds timeout, std::size_t& failed) {
+bool Submission::has_ended(std::size_t& failed) {
   if (runs_.size() == 1) {
     try {
-      return runs_.front().wait2(timeout) == std::cv_status::no_timeout;
+      if (!is_end(runs_.front().state())) return false;
+      runs_.front().wait2(kHasEnded);
+      return true;
     } catch (const xrt::run::command_error& error) {
       end();
       failed = 0;
@@ -146,7 +161,8 @@ bool Submission::wait_in_xrt(std::chrono::milliseconds timeout, std::size_t& fai
     }
   }
   try {
-    return list_.wait(timeout) == std::cv_status::no_timeout;
+    // Not state(), which keeps to itself which call failed.
+    return list_.poll() != 0;
   } catch (const xrt::runlist::command_error& error) {
     end();
     for (std::size_t i = 0; i < runs_.size(); ++i) {
@@ -156,9 +172,34 @@ bool Submission::wait_in_xrt(std::chrono::milliseconds timeout, std::size_t& fai
   }
 }
 
+// A driver that has lost its device refuses everything; a page is the least that can be asked for.
+void Submission::require_device() const {
+  constexpr std::size_t kPage = 4096;
+  try {
+    const xrt::ext::bo asked(context_->device, kPage);
+  } catch (const std::system_error& error) {
+    if (status_of(std::abs(error.code().value()), Stage::kWait) != Status::kNoDevice) return;
+    throw StatusError(Status::kNoDevice, std::string("the NPU is gone: ") + error.what());
+  }
+}
+
 bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
   if (!under_way_) return true;
-  if (!wait_in_xrt(timeout, failed)) return false;
+  Sleeper sleeper;
+  const auto deadline = Sleeper::Clock::now() + timeout;
+  auto next_check = Sleeper::Clock::now() + kDeviceCheck;
+  while (!has_ended(failed)) {
+    const auto now = Sleeper::Clock::now();
+    if (now >= deadline) {
+      require_device();
+      return false;
+    }
+    if (now >= next_check) {
+      require_device();
+      next_check = now + kDeviceCheck;
+    }
+    sleeper.sleep(deadline);
+  }
   end();
   succeeded_ = true;
   return true;
@@ -166,15 +207,19 @@ bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
 
 bool Submission::ends_within(std::chrono::milliseconds timeout) noexcept {
   std::size_t failed = 0;
-  // Only the end counts here, not how.
-  guard(Stage::kWait, {}, [&] { wait(timeout, failed); });
-  return !under_way_;
+  // Only the end counts here, not how; a device that is lost may have been found again.
+  const auto deadline = Sleeper::Clock::now() + timeout;
+  do {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - Sleeper::Clock::now());
+    guard(Stage::kWait, {}, [&] { wait(left, failed); });
+    if (!under_way_) return true;
+    std::this_thread::sleep_for(kHasEnded);
+  } while (Sleeper::Clock::now() < deadline);
+  return false;
 }
 
 namespace {
-
-// The driver ends calls that make no progress; hung ones were seen to take 6.1 s.
-constexpr std::chrono::seconds kWatchdog{15};
 
 struct Abandoned {
   std::mutex mutex;
@@ -190,7 +235,7 @@ Abandoned& abandoned() {
 }  // namespace
 
 bool free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
-  if (submission->ends_within(kWatchdog)) return submission->succeeded();
+  if (submission->ends_within(watchdog_patience())) return submission->succeeded();
   const std::lock_guard lock(abandoned().mutex);
   abandoned().submissions.push_back(std::move(submission));
   return false;

@@ -7,6 +7,7 @@
 // - A run does not keep its buffers. So a Submission does.
 // - xrt::run::abort() waits without a limit for a command that NPUs do not have. So a call that
 //   does not end is left to the driver's watchdog.
+// - Its own waits cannot be relied on (waiting.h). So it is asked for the state.
 #pragma once
 
 #include <xrt/experimental/xrt_kernel.h>
@@ -33,6 +34,8 @@ struct Context {
   xrt::device device;
   xrt::hw_context context;
   xrt::kernel kernel;
+  // How many buffers a call of the kernel may have: XRT looks up more without asking.
+  std::size_t most_buffers = 0;
 };
 
 // The words of a call in a buffer that the controller reads.
@@ -83,7 +86,7 @@ struct Submission {
   // Afterwards it may be under way even if this throws.
   void start();
   // False: they have not ended in time. Throws StatusError if a call failed, and sets `failed` to
-  // its number, where XRT knows it.
+  // its number, where XRT knows it; or if the device is lost, and they may be under way still.
   bool wait(std::chrono::milliseconds timeout, std::size_t& failed);
   // Waits without an error; whether they have ended, no matter how.
   bool ends_within(std::chrono::milliseconds timeout) noexcept;
@@ -94,7 +97,9 @@ struct Submission {
   void add(const Call& call);
   void begin();
   void end() noexcept;
-  bool wait_in_xrt(std::chrono::milliseconds timeout, std::size_t& failed);
+  // Whether they have ended. Throws StatusError if one failed.
+  bool has_ended(std::size_t& failed);
+  void require_device() const;
 
   std::shared_ptr<Context> context_;
   std::vector<std::shared_ptr<Instructions>> instructions_;

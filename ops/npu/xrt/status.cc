@@ -57,10 +57,31 @@ Status status_of(int number, Stage stage) {
   return failure_at(stage);
 }
 
+namespace {
+
+// What XRT says may have lines, and end with one; what we make of it is a sentence.
+std::string in_a_line(std::string_view content) {
+  std::string line;
+  std::size_t begin = 0;
+  while (begin < content.size()) {
+    const std::size_t end = std::min(content.find('\n', begin), content.size());
+    const std::string_view part = content.substr(begin, end - begin);
+    if (part.find_first_not_of(" \t\r") != std::string_view::npos) {
+      if (!line.empty()) line += "; ";
+      line += part;
+    }
+    begin = end + 1;
+  }
+  return line;
+}
+
+}  // namespace
+
 void write(Text text, std::string_view content) noexcept {
   if (text.data == nullptr || text.capacity == 0) return;
-  const std::size_t length = std::min(content.size(), text.capacity - 1);
-  std::memcpy(text.data, content.data(), length);
+  const std::string line = in_a_line(content);
+  const std::size_t length = std::min(line.size(), text.capacity - 1);
+  std::memcpy(text.data, line.data(), length);
   text.data[length] = '\0';
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // libflownpu_xrt.so: the functions of ../xrt_abi.h over XRT.
+#include <dlfcn.h>
 #include <xrt/experimental/xrt_ext.h>
 #include <xrt/experimental/xrt_system.h>
 #include <xrt/experimental/xrt_version.h>
@@ -7,6 +8,7 @@
 #include <xrt/xrt_device.h>
 
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +32,39 @@ std::string version_text(unsigned int code) {
   return std::to_string(XRT_MAJOR(code)) + "." + std::to_string(XRT_MINOR(code));
 }
 
+// The parts of XRT that are not linked but looked for: its core, and the core's part for NPUs.
+constexpr const char* kCore = "libxrt_core.so.2";
+constexpr const char* kNpuPart = "libxrt_driver_xdna.so.2";
+
+bool is_loaded(const char* library) {
+  void* const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  if (handle != nullptr) dlclose(handle);
+  return handle != nullptr;
+}
+
+unsigned int count_devices() {
+  unsigned int count = 0;
+  try {
+    count = xrt::system::enumerate_devices();
+  } catch (const std::exception& error) {
+    if (is_loaded(kCore)) throw;
+    throw StatusError(Status::kIncomplete, error.what());
+  }
+  if (count == 0 && is_loaded(kCore) && !is_loaded(kNpuPart)) {
+    throw StatusError(Status::kIncomplete, std::string("XRT has not loaded ") + kNpuPart);
+  }
+  return count;
+}
+
+// XRT looks for it in sysfs, at a wrong place once a device could not be opened in this process.
+std::string name_of(const xrt::device& device) {
+  try {
+    return device.get_info<xrt::info::device::name>();
+  } catch (const std::exception&) {
+    return "an NPU";
+  }
+}
+
 Status open_device(Device** device, Text description, Text error) {
   return guard(Stage::kOpen, error, [&] {
     free_abandoned();
@@ -38,21 +73,22 @@ Status open_device(Device** device, Text description, Text error) {
       throw StatusError(Status::kTooOld, "expected XRT " + version_text(kOldest) +
                                              " or newer, found " + version_text(code));
     }
-    if (xrt::system::enumerate_devices() == 0) {
-      throw StatusError(Status::kNoDevice, "XRT finds no NPU");
-    }
+    if (count_devices() == 0) throw StatusError(Status::kNoDevice, "XRT finds no NPU");
     auto opened = std::make_unique<Device>(Device{xrt::device(0)});
-    write(description,
-          opened->device.get_info<xrt::info::device::name>() + ", XRT " + version_text(code));
+    write(description, name_of(opened->device) + ", XRT " + version_text(code));
     *device = opened.release();
   });
 }
 
 void free_device(Device* device) { delete device; }
 
-Status load_array(Device* device, const char* file, Array** array, Text error) {
-  return guard(Stage::kLoad, error,
-               [&] { *array = new Array{std::make_shared<Context>(device->device, file)}; });
+Status load_array(Device* device, const char* file, Array** array, std::size_t* most_buffers,
+                  Text error) {
+  return guard(Stage::kLoad, error, [&] {
+    auto context = std::make_shared<Context>(device->device, file);
+    *most_buffers = context->most_buffers;
+    *array = new Array{std::move(context)};
+  });
 }
 
 void free_array(Array* array) { delete array; }

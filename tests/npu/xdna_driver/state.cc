@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/npu/xrt_double/double_state.h"
+#include "tests/npu/xdna_driver/state.h"
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <system_error>
 #include <vector>
 
-namespace xrt_double {
+namespace xdna_driver {
 namespace {
 
 struct Fault {
@@ -32,7 +31,9 @@ State& state() {
   return *instance;
 }
 
-bool holds(const std::string& name) { return name == "devices" || name == "version"; }
+bool holds(const std::string& name) {
+  return name == "contexts" || name == "version" || name == "timelines" || name == "separate";
+}
 
 }  // namespace
 
@@ -70,12 +71,6 @@ std::int64_t setting(const std::string& fault, std::int64_t otherwise) {
   return otherwise;
 }
 
-void throw_if_struck(const std::string& fault, const std::string& what) {
-  if (const auto number = struck(fault)) {
-    throw std::system_error(static_cast<int>(*number), std::system_category(), what);
-  }
-}
-
 std::string kernel_library() {
   const std::lock_guard lock(state().mutex);
   return state().kernels;
@@ -86,35 +81,35 @@ int watchdog_rounds() {
   return state().watchdog_rounds;
 }
 
-}  // namespace xrt_double
+}  // namespace xdna_driver
 
-using xrt_double::state;
+using xdna_driver::state;
 
-void xrt_double_use_kernels(const char* library) {
+void xdna_driver_use_kernels(const char* library) {
   const std::lock_guard lock(state().mutex);
   state().kernels = library;
 }
 
-void xrt_double_reset() {
+void xdna_driver_reset() {
   const std::lock_guard lock(state().mutex);
   state().faults.clear();
   state().violations.clear();
 }
 
-void xrt_double_inject(const char* fault, std::int64_t after, std::int64_t amount) {
+void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amount) {
   const std::lock_guard lock(state().mutex);
-  if (xrt_double::holds(fault)) {
+  if (xdna_driver::holds(fault)) {
     std::erase_if(state().faults, [&](const auto& set) { return set.name == fault; });
   }
   state().faults.push_back({fault, after, amount});
 }
 
-void xrt_double_end_hung_calls() {
+void xdna_driver_end_hung_calls() {
   const std::lock_guard lock(state().mutex);
   ++state().watchdog_rounds;
 }
 
-std::int64_t xrt_double_alive(const char* kind) {
+std::int64_t xdna_driver_alive(const char* kind) {
   const std::lock_guard lock(state().mutex);
   std::int64_t count = 0;
   for (const auto& [name, alive] : state().alive) {
@@ -123,7 +118,7 @@ std::int64_t xrt_double_alive(const char* kind) {
   return count;
 }
 
-std::int64_t xrt_double_violations(char* text, std::size_t capacity) {
+std::int64_t xdna_driver_violations(char* text, std::size_t capacity) {
   const std::lock_guard lock(state().mutex);
   std::string all;
   for (const std::string& violation : state().violations) all += violation + "\n";

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine with an NPU, as XRT sees it: sysfs, and the double of the kernel's driver (tests/npu/xdna_driver/).
+
+Its processes run with Debian's XRT, which `make test` gets (scripts/xrt_runtime.py), and the C library that this needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scripts import xrt_headers, xrt_runtime
+from tests.npu import xrt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ROOT", "Machine", "require"]
+
+ROOT = Path(__file__).parents[2]
+# After so many ms without progress the driver ends a command: Linux 7's own 2000, but for the tests' time.
+WATCHDOG_MS = 100
+
+
+def require() -> None:
+    """Skips the test where there is no XRT to build the plugin with or to run."""
+    for found, why in [(xrt_headers.find(), xrt_headers.reason), (xrt_runtime.find(), xrt_runtime.reason)]:
+        if found is None:
+            pytest.skip(why())
+    if not (xrt.PLUGIN.is_file() and xrt.DRIVER.is_file()):
+        pytest.fail(f"expected {xrt.PLUGIN} and {xrt.DRIVER}, which are built where there is XRT: run `make test`")
+
+
+class Machine:
+    """A machine whose sysfs is in a folder.
+
+    Args:
+        folder: is to hold it.
+        devices: how many NPUs it has; None: no driver.
+        watchdog: the driver's, in ms; None: of a driver that does not tell.
+        settings: of the driver (xdna_driver/state.h): "timelines=0".
+        ini: lines of XRT's settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        devices: int | None = 1,
+        watchdog: int | None = WATCHDOG_MS,
+        settings: str = "",
+        ini: str = "",
+    ) -> None:
+        self.root = folder / "machine"
+        self._settings, self._ini = settings, ini
+        (self.root / "sys/bus/pci/devices").mkdir(parents=True)
+        if devices is None:
+            return
+        (self.root / "sys/bus/pci/drivers/amdxdna").mkdir(parents=True)
+        parameter = self.root / "sys/module/amdxdna/parameters/tdr_timeout_ms"
+        parameter.parent.mkdir(parents=True)
+        if watchdog is not None:
+            parameter.write_text(f"{watchdog}\n", encoding="utf-8")
+        for number in range(devices):
+            self._add_device(number)
+
+    def _add_device(self, number: int) -> None:
+        address = f"0000:c{5 + number}:00.1"
+        device = self.root / f"sys/devices/pci0000:00/{address}"
+        (device / f"accel/accel{number}").mkdir(parents=True)
+        for file, content in [
+            ("vbnv", "NPU Strix"), ("device_type", "0"), ("vendor", "0x1022"), ("device", "0x17f0"),
+            ("revision", "0x10"), ("fw_version", "255.0.5.35"),
+        ]:  # fmt: skip
+            (device / file).write_text(content + "\n", encoding="utf-8")
+        for name in ("drivers/amdxdna", "devices"):
+            link = self.root / "sys/bus/pci" / name / address
+            link.symlink_to(os.path.relpath(device, link.parent))
+        node = self.root / f"dev/accel/accel{number}"
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.touch()
+
+    def environment(self) -> dict[str, str]:
+        """Of a process on this machine."""
+        libraries = Path(xrt_runtime.find() or "")
+        # The run time of a sanitizer (Makefile) comes first; with it, the C++ run time that XRT needs.
+        before = [
+            str(libraries / "libstdc++.so.6") if Path(library).name.startswith("libstdc++") else library
+            for library in os.environ.get("LD_PRELOAD", "").split()
+        ]
+        return os.environ | {
+            "XDNA_DRIVER_ROOT": str(self.root.resolve()),
+            xrt.SETTINGS: self._settings,
+            "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "FLOWNPU_TESTING_DIR": str(xrt.BUILT.resolve()),
+        }
+
+    def command(self, *arguments: str | Path, without: Iterable[str] = ()) -> list[str]:
+        """A command that runs Python with XRT's libraries; `without`: those whose names begin so."""
+        loader = None
+        if self._ini:
+            # XRT looks for its settings beside the program, which is the loader; elsewhere root's may not be.
+            (self.root / "xrt.ini").write_text(self._ini, encoding="utf-8")
+            loader = Path(shutil.copy(xrt_runtime.command([])[0], self.root))
+        return xrt_runtime.command([sys.executable, *arguments], using=loader, without=without)
+
+    def python(
+        self, *arguments: str | Path, without: Iterable[str] = (), timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs Python on this machine."""
+        return subprocess.run(
+            self.command(*arguments, without=without),
+            env=self.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout,
+        )  # fmt: skip

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// A double of the kernel's driver amdxdna, as a library that is loaded before the C library
+// (LD_PRELOAD): /dev/accel/accel0 opens as a device of ours, and sysfs is read in a folder that the
+// environment variable XDNA_DRIVER_ROOT names and the test fills. All else goes where it goes.
+//
+// It is written from the kernel's public interface and steered as the double of XRT is
+// (device_double/state.h); real XRT runs on it unchanged. It cannot tell what a driver, firmware or
+// an array of silicon do.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdarg>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "tests/npu/xdna_driver/device_file.h"
+#include "tests/npu/xdna_driver/state.h"
+
+namespace {
+
+// What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
+constexpr std::array<std::string_view, 5> kRedirected = {
+    "/sys/bus/", "/sys/module/amdxdna", "/sys/class/accel", "/sys/devices/pci", "/dev/accel"};
+constexpr std::string_view kDevice = "/dev/accel/accel";
+// More than tests allocate; a file without content takes no room.
+constexpr off_t kMemory = off_t{1} << 42;
+
+template <typename Function>
+Function next(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+const std::string& root() {
+  static const std::string folder = [] {
+    const char* given = std::getenv("XDNA_DRIVER_ROOT");
+    return std::string(given == nullptr ? "" : given);
+  }();
+  return folder;
+}
+
+// Where a file is looked for, in place of `path`.
+class Redirected {
+ public:
+  explicit Redirected(const char* path) : path_(path) {
+    if (path == nullptr || path[0] != '/' || (path[1] != 's' && path[1] != 'd')) return;
+    for (const std::string_view prefix : kRedirected) {
+      if (!root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
+        elsewhere_ = root() + path;
+        path_ = elsewhere_.c_str();
+      }
+    }
+  }
+  operator const char*() const { return path_; }  // NOLINT: stands for the path
+
+ private:
+  std::string elsewhere_;
+  const char* path_;
+};
+
+struct OpenFiles {
+  std::mutex mutex;
+  std::map<int, std::shared_ptr<xdna_driver::DeviceFile>> files;
+};
+
+// Never destroyed: the plugin may keep the device open until the process ends.
+OpenFiles& open_files() {
+  static auto* const instance = new OpenFiles;
+  return *instance;
+}
+
+std::shared_ptr<xdna_driver::DeviceFile> device_file(int file) {
+  if (root().empty()) return nullptr;
+  const std::lock_guard lock(open_files().mutex);
+  const auto found = open_files().files.find(file);
+  return found == open_files().files.end() ? nullptr : found->second;
+}
+
+bool is_device(const char* path) {
+  return path != nullptr && !root().empty() &&
+         std::string_view(path).substr(0, kDevice.size()) == kDevice;
+}
+
+int fail_with(int number) {
+  errno = number;
+  return -1;
+}
+
+int open_device() {
+  if (const auto number = xdna_driver::struck("open")) return fail_with(static_cast<int>(*number));
+  const int file = memfd_create("accel0", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, kMemory) != 0) return fail_with(ENOMEM);
+  const std::lock_guard lock(open_files().mutex);
+  open_files().files[file] = std::make_shared<xdna_driver::DeviceFile>(file);
+  return file;
+}
+
+int open_as(const char* name, const char* path, int flags, mode_t mode) {
+  if (is_device(path)) return open_device();
+  return next<int (*)(const char*, int, mode_t)>(name)(Redirected(path), flags, mode);
+}
+
+mode_t mode_of(int flags, va_list list) {
+  return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(list, mode_t) : 0;
+}
+
+void* map_as(const char* name, void* at, std::size_t size, int protection, int flags, int file,
+             off_t offset) {
+  if (file >= 0 && (flags & MAP_LOCKED) != 0 && device_file(file) != nullptr) {
+    // What this asks for need not be allowed where tests run.
+    if (const auto number = xdna_driver::struck("lock memory")) {
+      errno = static_cast<int>(*number);
+      return MAP_FAILED;
+    }
+    flags &= ~MAP_LOCKED;
+  }
+  return next<void* (*)(void*, std::size_t, int, int, int, off_t)>(name)(at, size, protection,
+                                                                         flags, file, offset);
+}
+
+char* real_path_as(const char* path, char* resolved) {
+  char* const found = next<char* (*)(const char*, char*)>("realpath")(Redirected(path), resolved);
+  // A path below our folder is one of the machine's again.
+  if (found != nullptr && !root().empty() &&
+      root().compare(0, root().size(), found, root().size()) == 0) {
+    std::memmove(found, found + root().size(), std::strlen(found) - root().size() + 1);
+  }
+  return found;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = mode_of(flags, list);
+  va_end(list);
+  return open_as("open", path, flags, mode);
+}
+
+int open64(const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = mode_of(flags, list);
+  va_end(list);
+  return open_as("open64", path, flags, mode);
+}
+
+int openat(int folder, const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = mode_of(flags, list);
+  va_end(list);
+  if (is_device(path)) return open_device();
+  return next<int (*)(int, const char*, int, mode_t)>("openat")(folder, Redirected(path), flags,
+                                                                mode);
+}
+
+FILE* fopen(const char* path, const char* mode) {
+  return next<FILE* (*)(const char*, const char*)>("fopen")(Redirected(path), mode);
+}
+
+FILE* fopen64(const char* path, const char* mode) {
+  return next<FILE* (*)(const char*, const char*)>("fopen64")(Redirected(path), mode);
+}
+
+DIR* opendir(const char* path) { return next<DIR* (*)(const char*)>("opendir")(Redirected(path)); }
+
+int stat(const char* path, struct stat* found) {
+  return next<int (*)(const char*, struct stat*)>("stat")(Redirected(path), found);
+}
+
+int lstat(const char* path, struct stat* found) {
+  return next<int (*)(const char*, struct stat*)>("lstat")(Redirected(path), found);
+}
+
+int access(const char* path, int mode) {
+  return next<int (*)(const char*, int)>("access")(Redirected(path), mode);
+}
+
+ssize_t readlink(const char* path, char* link, std::size_t size) {
+  return next<ssize_t (*)(const char*, char*, std::size_t)>("readlink")(Redirected(path), link,
+                                                                        size);
+}
+
+char* realpath(const char* path, char* resolved) { return real_path_as(path, resolved); }
+
+char* __realpath_chk(const char* path, char* resolved, std::size_t /*size*/) {
+  return real_path_as(path, resolved);
+}
+
+void* mmap(void* at, std::size_t size, int protection, int flags, int file, off_t offset) {
+  return map_as("mmap", at, size, protection, flags, file, offset);
+}
+
+void* mmap64(void* at, std::size_t size, int protection, int flags, int file, off_t offset) {
+  return map_as("mmap64", at, size, protection, flags, file, offset);
+}
+
+int close(int file) {
+  std::shared_ptr<xdna_driver::DeviceFile> closed;
+  if (!root().empty()) {
+    const std::lock_guard lock(open_files().mutex);
+    if (const auto found = open_files().files.find(file); found != open_files().files.end()) {
+      closed = std::move(found->second);
+      open_files().files.erase(found);
+    }
+  }
+  closed.reset();  // it frees its memory in the file
+  return next<int (*)(int)>("close")(file);
+}
+
+int ioctl(int file, unsigned long request, ...) {
+  va_list list;
+  va_start(list, request);
+  void* const argument = va_arg(list, void*);
+  va_end(list);
+  const auto device = device_file(file);
+  if (device == nullptr) {
+    return next<int (*)(int, unsigned long, void*)>("ioctl")(file, request, argument);
+  }
+  const int result = device->handle(request, argument);
+  return result < 0 ? fail_with(-result) : result;
+}
+
+}  // extern "C"
+
+// The one thing of XRT itself that tests change: how old it says it is.
+namespace xrt::version {
+unsigned int code() {
+  if (const auto code = xdna_driver::setting("version", 0); code != 0) {
+    return static_cast<unsigned int>(code);
+  }
+  // It is not among the libraries that were there when the process began.
+  void* const library = dlopen("libxrt_coreutil.so.2", RTLD_LAZY | RTLD_NOLOAD);
+  return reinterpret_cast<unsigned int (*)()>(dlsym(library, "_ZN3xrt7version4codeEv"))();
+}
+}  // namespace xrt::version
+#pragma GCC visibility pop

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests tell the double of the driver to do wrong, and what it tells them. They steer it
+// through the functions below, with ctypes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#pragma GCC visibility push(default)
+extern "C" {
+// Where the kernels are that an array of npu2 calls: libflownpu_aie_xdna2.so.
+void xdna_driver_use_kernels(const char* library);
+// Forgets faults and violations; what is alive stays so.
+void xdna_driver_reset();
+// The opportunity number `after` (0: the next) of a fault is taken, once:
+//   open, lock memory, heap, context, allocate, move, submit: the request fails with error number
+//     `amount`
+//   delay: a call takes `amount` us more
+//   error: a call ends in the state `amount` (XRT's ert.h)
+//   hang: a call does not end; after `amount` ms the driver's watchdog ends it; -1: it never does
+//   lost: a call does not end, and the device is gone while it hangs
+// These hold until xdna_driver_reset():
+//   contexts: how many there may be; version: of XRT, XRT_VERSION(major, minor)
+//   timelines: 0: a context has none, and is waited for with a request of the driver's own
+//   separate: 1: the array has memory of its own, which is moved only where the driver is asked to
+void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amount);
+// Lets the driver's watchdog end all calls that hang.
+void xdna_driver_end_hung_calls();
+// What is open; `kind`: "file", "context", "buffer", "heap buffer", ..., or "" for all.
+std::int64_t xdna_driver_alive(const char* kind);
+// What was done that must not be, one a line; cut to `capacity`. How many there were.
+std::int64_t xdna_driver_violations(char* text, std::size_t capacity);
+}
+#pragma GCC visibility pop
+
+namespace xdna_driver {
+
+// Counts objects of a kind while it lives.
+class Alive {
+ public:
+  explicit Alive(const char* kind);
+  Alive(const Alive&) = delete;
+  Alive& operator=(const Alive&) = delete;
+  ~Alive();
+
+ private:
+  const char* kind_;
+};
+
+void violate(const std::string& what);
+// An opportunity for a fault: its amount if it is to be taken.
+std::optional<std::int64_t> struck(const std::string& fault);
+// What holds until the reset; `otherwise` if nothing does.
+std::int64_t setting(const std::string& fault, std::int64_t otherwise);
+std::string kernel_library();
+// Goes up with each xdna_driver_end_hung_calls().
+int watchdog_rounds();
+
+}  // namespace xdna_driver

@@ -42,7 +42,7 @@ class OperatorTime:
 
     Attributes:
         operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
-        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host for a step between dispatches.
+        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches.
         count: how many there were.
         seconds: that they took.
         bytes: that they cannot but read from and write to main memory, where that is known; else 0.

@@ -33,7 +33,9 @@ def trace(
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Record a generation: ONNX Runtime's nodes, the provider's steps, dispatches and host steps, the NPU's tiles, on one clock.
+    """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
+
+    What the host computes between dispatches is there, too.
 
     Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
     The table says what each operator of a decode step reads and how fast, beside the speed of main memory.

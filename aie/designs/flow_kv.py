@@ -71,10 +71,8 @@ class FlowKV:
             object.__setattr__(self, "keys", min(64, 8192 // self.d // 16 * 16))
         if self.heads % self.kv_heads:
             raise ValueError(f"[flow_kv] expected KV heads that divide the heads, got {self.kv_heads} of {self.heads}")
-        if self.d % 8 or self.keys % 8 or not self.keys:
-            raise ValueError(
-                f"[flow_kv] expected d, 512 or less, and keys in multiples of 8, got {self.d} and {self.keys}"
-            )
+        if self.d % 8 or self.keys % 8:
+            raise ValueError(f"[flow_kv] expected d and keys in multiples of 8, got {self.d} and {self.keys}")
 
     @property
     def pairs(self) -> int:

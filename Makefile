@@ -19,7 +19,7 @@ help:
 	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
-	@echo 'make figures   the pictures of the README and of docs/npu.md, from the real output and the plans'
+	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
 	@echo 'make clean     remove what make has made'
 
 demo: .venv/demo

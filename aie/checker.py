@@ -4,7 +4,7 @@
     for violation in check(plan):
         print(violation)
 
-What aie-opt rejects and what it does not was asked of one, case by case; docs/npu.md lists both. Nothing here is
+What aie-opt rejects and what it does not was asked of one, case by case; docs/npu-designs.md lists both. Nothing here is
 rounded in favour of a plan: where sources differ, the smaller limit counts.
 """
 

@@ -50,8 +50,9 @@ class Recording final : public StepObserver {
   }
 
   void dispatched(Dispatch dispatch) override {
+    const char* const kind = dispatch.array == kHost ? "host step" : "dispatch";
     add({.name = std::move(dispatch.calls),
-         .arguments = {{"op_name", "dispatch"},
+         .arguments = {{"op_name", kind},
                        {"array", std::move(dispatch.array)},
                        {"files", std::move(dispatch.files)},
                        {"positions", std::move(dispatch.positions)},

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// DispatchObserver: is told of what a device is given to do at once while a run is being profiled.
+// DispatchObserver: is told of what a device is given to do at once while a run is being profiled,
+// and of what the host computes in between.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace flownpu {
+
+// In the place of an array: the host computes.
+inline constexpr std::string_view kHost = "host";
 
 // Bytes are those that were moved between host and device since the dispatch before that was
 // observed, and up to the end of this one: what a dispatch leaves to be read counts for the next.
 struct Dispatch {
-  std::string array;  // what the device was configured as
-  // Of its calls in their order, separated by "; ": names, files of the artifacts, positions.
-  std::string calls;
-  std::string files;
-  std::string positions;
+  std::string array = {};  // what the device was configured as, or kHost
+  // Of its calls in their order, separated by "; ": names, files of the artifacts (of the host's
+  // there are none), positions.
+  std::string calls = {};
+  std::string files = {};
+  std::string positions = {};
   std::int64_t begin_ns = 0;  // std::chrono::steady_clock
   std::int64_t end_ns = 0;
   std::uint64_t bytes_to_device = 0;

@@ -26,8 +26,9 @@ are one array's (designs/gemm.py).
 A product of fewer columns than a megatile has (a line is as long as that) has others to fill it: by whatever lies
 behind its weights. Nobody reads them. A GEMM reads K padded to 256 elements of each row of A, whatever A's rows have
 (`Gemm.program`'s `line`): behind their last row x, context and activated have the elements that it lacks, which only
-have to be finite. Rows of a chunk that no token is in are zeros in `hidden`; they make finite numbers, and their keys
-and values are written over by the tokens that come.
+have to be finite. Rows of a chunk that no token is in are no step's of the host's: of these rows arrays multiply what
+earlier runs left, which is finite, and nobody reads what comes of it. They have no keys: the cache is written for
+tokens, and zeros follow them (ops/npu/program_record.h says why).
 
 **Of the last layer** only keys and values are wanted: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.

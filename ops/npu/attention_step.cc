@@ -2,6 +2,7 @@
 #include "ops/npu/attention_step.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <string_view>
@@ -187,10 +188,13 @@ class AttentionStep final : public cpu::FlowQKVAttention {
     return dispatches;
   }
 
-  // One after the other, as the programs have the cache.
+  // One after the other, as the programs have the cache, and zeros behind the last.
   void write_keys(const AttentionCall& call, std::int64_t batch, const Span& span) const {
     const CacheLayout& layout = program_of(span, 0)->cache;
     Buffer& cache = *programs_->cache();
+    const std::size_t keys = span.keys.size() * layout.position;
+    const std::size_t end =
+        with_zeros(span.keys.size(), cache.bytes().size() / layout.position) * layout.position;
     const std::int64_t d = attributes().head_size;
     for (std::int64_t group = 0; group < attributes().kv_heads; ++group) {
       const cpu::KeyValueRows rows = cache_rows(call, batch, group);
@@ -202,7 +206,8 @@ class AttentionStep final : public cpu::FlowQKVAttention {
         to += layout.position;
       }
     }
-    cache.to_device(0, span.keys.size() * layout.position);
+    std::memset(cache.bytes().data() + keys, 0, end - keys);
+    cache.to_device(0, end);
   }
 
   void attend_span(const AttentionCall& call, std::int64_t batch, const Span& span) const {

@@ -21,6 +21,17 @@ std::int64_t now_ns() {
       .count();
 }
 
+Dispatch describe(std::span<const Call> calls, const std::string& array, std::int64_t begin_ns) {
+  Dispatch dispatch{.array = array, .begin_ns = begin_ns, .end_ns = now_ns()};
+  for (const Call& call : calls) {
+    const std::string_view separator = dispatch.calls.empty() ? "" : "; ";
+    dispatch.calls.append(separator).append(call.name);
+    dispatch.files.append(separator).append(call.family);
+    dispatch.positions.append(separator).append(std::to_string(call.position));
+  }
+  return dispatch;
+}
+
 std::unique_ptr<Runtime> open_runtime(const Artifacts& artifacts) {
   return artifacts.emulated() ? open_emulated_runtime(artifacts.target()) : open_xrt_runtime();
 }
@@ -102,20 +113,23 @@ void CompiledDesigns::dispatch(std::size_t array, std::span<const Call> calls) {
     fail_with(error.what());
     throw DeviceFailed(error.what());
   }
-  if (current_dispatch_observer() != nullptr) tell(array, calls, begin_ns);
+  if (current_dispatch_observer() != nullptr)
+    tell(describe(calls, artifacts_.array(array).name, begin_ns));
 }
 
-void CompiledDesigns::tell(std::size_t array, std::span<const Call> calls, std::int64_t begin_ns) {
-  Dispatch dispatch;
-  dispatch.array = artifacts_.array(array).name;
-  dispatch.begin_ns = begin_ns;
-  dispatch.end_ns = now_ns();
-  for (const Call& call : calls) {
-    const std::string_view separator = dispatch.calls.empty() ? "" : "; ";
-    dispatch.calls.append(separator).append(call.name);
-    dispatch.files.append(separator).append(call.family);
-    dispatch.positions.append(separator).append(std::to_string(call.position));
-  }
+void CompiledDesigns::compute(const std::string& name, std::int64_t position,
+                              const std::function<void()>& work) {
+  const std::int64_t begin_ns = now_ns();
+  work();
+  if (current_dispatch_observer() == nullptr) return;
+  tell({.array = std::string(kHost),
+        .calls = name,
+        .positions = std::to_string(position),
+        .begin_ns = begin_ns,
+        .end_ns = now_ns()});
+}
+
+void CompiledDesigns::tell(Dispatch dispatch) {
   {
     const std::lock_guard lock(mutex_);
     const Counts counts = runtime_->counts();

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/dispatch_observer.h"
 #include "ops/npu/artifacts.h"
 #include "ops/npu/runtime.h"
 
@@ -40,11 +42,15 @@ class CompiledDesigns {
   // Calls over the array of this number in one dispatch, of which ops/dispatch_observer.h hears;
   // returns when they have ended. Throws DeviceFailed.
   void dispatch(std::size_t array, std::span<const Call> calls);
+  // What the host computes between dispatches, of which the observer hears as well, as of the array
+  // "host"; `name`, `position`: as of a Call.
+  void compute(const std::string& name, std::int64_t position, const std::function<void()>& work);
 
  private:
   bool failed();
   void fail_with(const std::string& message);
-  void tell(std::size_t array, std::span<const Call> calls, std::int64_t begin_ns);
+  // With the bytes that were moved since the last that was told of.
+  void tell(Dispatch dispatch);
 
   Artifacts artifacts_;
   std::unique_ptr<Runtime> runtime_;
@@ -52,7 +58,7 @@ class CompiledDesigns {
   std::map<std::size_t, std::unique_ptr<Array>> arrays_;
   std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
-  Counts told_;  // as of the last dispatch that was told of
+  Counts told_;  // as of the last that was told of
 };
 
 class PreparedCall {

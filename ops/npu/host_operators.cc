@@ -148,16 +148,17 @@ class NormOfRows final : public HostOperator {
   }
 
   void run(const HostCompute& compute, std::span<const HostView> arguments,
-           std::int64_t /*position*/) override {
+           std::int64_t /*position*/, std::size_t rows) override {
     const bool adds = norm_ != Norm::kRms;
     const View& x = arguments[0].view;
     const View& y = arguments.back().view;
-    to_host(arguments[0], 0, x.bytes);
-    if (adds) to_host(arguments[1], 0, arguments[1].view.bytes);
+    const std::size_t count = std::min(rows, rows_);
+    to_host(arguments[0], 0, x.bytes / rows_ * count);
+    if (adds) to_host(arguments[1], 0, arguments[1].view.bytes / rows_ * count);
     weights_.resize(second_ + columns_);
     widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1].view), weights_.size(),
           weights_.data());
-    for_rows(compute, rows_, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
+    for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
       widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_, values);
       float* sums = values;
       if (adds) {
@@ -167,8 +168,8 @@ class NormOfRows final : public HostOperator {
       normalise(*compute.kernels, sums, values);
       narrow(*compute.kernels, values, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
     });
-    if (adds) to_device(arguments[3].view, 0, arguments[3].view.bytes);
-    to_device(y, 0, y.bytes);  // No array writes what lies between its rows.
+    if (adds) to_device(arguments[3].view, 0, arguments[3].view.bytes / rows_ * count);
+    to_device(y, 0, y.bytes / rows_ * count);  // No array writes what lies between its rows.
   }
 
  private:
@@ -234,8 +235,9 @@ class NormRope final : public HostOperator {
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
 
-  void run(const HostCompute& compute, std::span<const HostView> arguments,
-           std::int64_t position) override {
+  // Behind the last key zeros follow in the cache, as program_record.h has it.
+  void run(const HostCompute& compute, std::span<const HostView> arguments, std::int64_t position,
+           std::size_t rows) override {
     const auto first = static_cast<std::size_t>(position);
     if (position < 0 || first + tokens_ > context_) {
       fail(where_, "expected ", tokens_, " positions below ", context_, ", got ", position,
@@ -244,21 +246,25 @@ class NormRope final : public HostOperator {
     const View& qkv = arguments[0].view;
     const View& q = arguments[arguments.size() - 2].view;
     const View& cache = arguments.back().view;
-    to_host(arguments[0], 0, qkv.bytes);
+    const std::size_t count = std::min(rows, tokens_);
+    const std::size_t end = with_zeros(first + count, context_);
+    to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
     weights_.resize(norms_ ? 2 * size_ : 0);
     if (norms_)
       widen(elements_of<std::uint16_t>(arguments[2].view), weights_.size(), weights_.data());
     const auto* angles =
         elements_of<std::uint16_t>(arguments[1].view) + (table_ * context_ + first) * size_;
-    for_rows(compute, tokens_, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {
+    for_rows(compute, count, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {
       widen(angles + token * size_, size_, scratch + size_);
       turn_token(
           *compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
           elements_of<std::uint16_t>(q) + token * heads_ * size_,
           elements_of<std::uint16_t>(cache) + (first + token) * position_bytes() / kBFloat16);
     });
-    to_device(q, 0, q.bytes);
-    to_device(cache, first * position_bytes(), tokens_ * position_bytes());
+    std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
+                (end - first - count) * position_bytes());
+    to_device(q, 0, q.bytes / tokens_ * count);
+    to_device(cache, first * position_bytes(), (end - first) * position_bytes());
   }
 
  private:

@@ -4,7 +4,7 @@
 //
 // They compute with the CPU device's kernels and threads, in f32, on the host's copies of buffers:
 // what an array wrote is moved here first, what an array will read is moved there afterwards, and
-// nothing else is.
+// nothing else is. Rows that only fill a chunk are neither computed nor moved.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +36,11 @@ struct HostView {
 class HostOperator {
  public:
   virtual ~HostOperator() = default;
-  // `arguments`: as many bytes of each as the record says. For rows whose first is at `position`.
-  // One run follows another. Throws Error if rows would lie past a buffer's end; DeviceError.
+  // `arguments`: as many bytes of each as the record says. For the first `rows` of those that the
+  // record says, or all if it has fewer; the first is at `position`. One run follows another.
+  // Throws Error if rows would lie past a buffer's end; DeviceError.
   virtual void run(const HostCompute& compute, std::span<const HostView> arguments,
-                   std::int64_t position) = 0;
+                   std::int64_t position, std::size_t rows) = 0;
 };
 
 // `label`: for messages. Throws Error unless there is an operator of this stem, with the parameters

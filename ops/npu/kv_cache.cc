@@ -208,6 +208,7 @@ std::shared_ptr<KvCache> KvCaches::make() {
   std::unique_ptr<Buffer> buffer;
   if (caches_.size() < kMost) {
     buffer = runtime_.allocate(bytes_);
+    buffer->to_device(0, bytes_);  // Numbers, which what the array has there may not be.
   } else {
     // What the least recently used one holds are numbers, which is all that a cache must.
     buffer = std::move(caches_.front()->buffer_);

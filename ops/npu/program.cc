@@ -150,7 +150,7 @@ Program::HostStep Program::prepare_host(const StepRecord& step, std::span<const 
   std::unique_ptr<HostOperator>& call = host_calls_[step.call];
   if (call == nullptr)
     call = make_host_operator(designs_->artifacts().host_call(step.call), step.label);
-  HostStep made{call.get(), step.offset, {}};
+  HostStep made{call.get(), step.offset, {}, &step.label};
   for (std::size_t i = 0; i < views.size(); ++i) {
     const BufferRole role = record_->buffers[step.views[i].buffer].role;
     made.arguments.push_back({views[i], role == BufferRole::kConstant});
@@ -162,6 +162,7 @@ Program::HostStep Program::prepare_host(const StepRecord& step, std::span<const 
 void Program::write(std::span<const float> values) {
   const RowsRecord& rows = record_->given;
   require_values(values.size(), rows, *record_);
+  given_rows_ = (values.size() + rows.columns - 1) / rows.columns;
   std::uint16_t* line = elements(*given_, rows.view.offset);
   for (std::size_t row = 0; row < rows.rows(); ++row, line += rows.line) {
     const std::span<const float> given =
@@ -181,7 +182,7 @@ void Program::run(std::int64_t position, const std::string& where, Buffer* cache
   if (cache == nullptr && std::ranges::any_of(record_->buffers, is_cache))
     fail("[FlowNPU] expected a program to ", record_->kind, " without a cache, and it has one");
   for (const Dispatch& dispatch : dispatches_) {
-    run_host_steps(dispatch.host_steps, position, cache);
+    run_host_steps(dispatch.host_steps, position, where, cache);
     if (!dispatch.steps.empty()) run_steps(dispatch.steps, position, where, cache);
   }
 }
@@ -207,13 +208,15 @@ void Program::run_steps(std::span<const Step> steps, std::int64_t position,
 }
 
 void Program::run_host_steps(std::span<const HostStep> steps, std::int64_t position,
-                             Buffer* cache) const {
+                             const std::string& where, Buffer* cache) const {
   for (const HostStep& step : steps) {
     std::vector<HostView> arguments = step.arguments;
     for (HostView& argument : arguments) {
       if (argument.view.buffer == nullptr) argument.view.buffer = cache;
     }
-    step.call->run(host_, arguments, position + step.offset);
+    designs_->compute(*step.label + where, position + step.offset, [&] {
+      step.call->run(host_, arguments, position + step.offset, given_rows_);
+    });
   }
 }
 

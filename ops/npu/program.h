@@ -52,7 +52,8 @@ class Program {
   const ProgramRecord& record() const { return *record_; }
 
   // Rows for the next run, rounded to bf16: as many of record().given's as there are values for,
-  // zeros in the others. Throws Error if there are more.
+  // zeros in the others. The host's steps compute as many: what an array makes of the others
+  // nobody reads. Throws Error if there are more.
   void write(std::span<const float> values);
   // Makes the calls for a first token at `position`; `where`: for messages, after the steps'
   // labels; `cache`: the conversation's, of ProgramBuffers' cache_bytes(). Throws DeviceFailed.
@@ -73,6 +74,7 @@ class Program {
     HostOperator* call;
     std::int64_t offset;
     std::vector<HostView> arguments;
+    const std::string* label;
   };
   // Steps of an array, or of the host.
   struct Dispatch {
@@ -84,13 +86,15 @@ class Program {
   HostStep prepare_host(const StepRecord& step, std::span<const View> views);
   void run_steps(std::span<const Step> steps, std::int64_t position, const std::string& where,
                  Buffer* cache) const;
-  void run_host_steps(std::span<const HostStep> steps, std::int64_t position, Buffer* cache) const;
+  void run_host_steps(std::span<const HostStep> steps, std::int64_t position,
+                      const std::string& where, Buffer* cache) const;
 
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;
   Buffer* given_;
   Buffer* made_;
   bool given_has_ones_;
+  std::size_t given_rows_ = 0;  // by the last write
   HostCompute host_;
   std::map<std::size_t, std::unique_ptr<PreparedCall>> calls_;
   std::map<std::size_t, std::unique_ptr<HostOperator>> host_calls_;

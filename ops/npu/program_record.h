@@ -79,6 +79,17 @@ struct CacheLayout {
   bool operator==(const CacheLayout&) const = default;
 };
 
+// Neighbours whose values share an exponent where XDNA2 multiplies them (bfp16ebs8: eight numbers,
+// aie/kernels/attention.h). So the positions that follow the last key, up to a multiple of these,
+// are zeros: what a cache had there before would decide how the values beside it are rounded.
+inline constexpr std::size_t kPositionsOfExponent = 8;
+// The positions that are to be written for `keys`, in a cache of `context`.
+inline std::size_t with_zeros(std::size_t keys, std::size_t context) {
+  const std::size_t end =
+      (keys + kPositionsOfExponent - 1) / kPositionsOfExponent * kPositionsOfExponent;
+  return end < context ? end : context;
+}
+
 enum class BufferRole : std::uint8_t { kConstant, kCache, kScratch, kHost };
 
 struct ProgramBuffer {

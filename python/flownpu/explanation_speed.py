@@ -11,7 +11,7 @@ NPU: predicted by the cost model (docs/model.md), not measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
@@ -21,6 +21,9 @@ from flownpu.npu_decoder import decoder_of_model
 from flownpu.prediction import Prediction
 from flownpu.prediction_target import Target
 from flownpu.roofline import graph_traffic, read_bandwidth
+
+if TYPE_CHECKING:
+    from flownpu.npu_operators import LeftOut
 
 __all__ = ["NPU", "Point", "Speed", "speed_of"]
 
@@ -36,14 +39,14 @@ class NPU:
         takes: the decoder's layers and head, if it does.
         chip: for which the prediction is.
         text: in words, how; or why not.
-        left_out: what it has no calls for, and why.
+        left_out: what it has no calls for.
         programs: what the host would do, and what that would take: a token, and a chunk of each size.
     """
 
     takes: bool
     chip: str
     text: str
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     programs: tuple[ProgramPrice, ...] = ()
 
 

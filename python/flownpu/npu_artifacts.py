@@ -24,7 +24,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.model_folder import locate_graph, other_graphs, read_genai_config
 from flownpu.npu_decoder import read_decoder
 from flownpu.npu_encoder import read_encoder
-from flownpu.npu_operators import programs_of_graph
+from flownpu.npu_operators import LeftOut, programs_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ class Built:
         context: positions of its caches; 0 if it has none, without a decoder.
         calls: in the folder.
         made: how many of them were not up to date.
-        left_out: what the model has no calls for, and why.
+        left_out: what the model has no calls for.
         missing: of the toolchain; if any, xclbins and the index are not there.
     """
 
@@ -68,7 +68,7 @@ class Built:
     context: int
     calls: int
     made: int
-    left_out: list[str]
+    left_out: list[LeftOut]
     missing: list[str]
 
 
@@ -132,8 +132,8 @@ def default_weights(target: str) -> str:
 
 def programs_of_model(
     model: Path, target: str, context: int | None = None, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
-) -> tuple[list[Program], list[str]]:
-    """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out, and why.
+) -> tuple[list[Program], list[LeftOut]]:
+    """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out.
 
     Where a decoder or an encoder is none that the NPU computes whole, and for a model that is for ONNX Runtime alone,
     they are those of its operators.
@@ -152,10 +152,10 @@ def programs_of_model(
 
 def _programs_of_parts(
     model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
-) -> tuple[list[Program], list[str]]:
+) -> tuple[list[Program], list[LeftOut]]:
     """Those of a model for ORT GenAI, whose decoder is `path`."""
 
-    def of_decoder(decoder: Decoder) -> tuple[list[Program], list[str]]:
+    def of_decoder(decoder: Decoder) -> tuple[list[Program], list[LeftOut]]:
         try:
             positions = context or min(decoder.positions, DEFAULT_CONTEXT)
             return programs_of_decoder(decoder, target, positions, weights, ways)
@@ -163,25 +163,25 @@ def _programs_of_parts(
             raise _NoPlaceError(f"{model}: the NPU's designs have no place for it: {error}") from error
 
     images: list[Program] = []
-    left_out: list[str] = []
+    left_out: list[LeftOut] = []
     try:
         encoder = read_encoder(model)
         images = [] if encoder is None else [encode_program(encoder, target)]
     except FlowNPUError as error:
         vision = next(iter(other_graphs(model, read_genai_config(model))))
         images, left = programs_of_graph(vision, target, DEFAULT_CONTEXT)
-        left_out += [f"the encoder of images as a whole: {error}", *left]
+        left_out += [LeftOut("the encoder of images as a whole", str(error)), *left]
     try:
         programs, left = of_decoder(read_decoder(model))
     except _NoPlaceError as error:
         if not images:
             raise
-        programs, left = [], [f"the decoder, which stays on the host: {error}"]
+        programs, left = [], [LeftOut("the decoder, which stays on the host", str(error))]
     except FlowNPUError as error:
         programs, left = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
         if not programs and not images:
             raise
-        left = [f"the decoder as a whole: {error}", *left]
+        left = [LeftOut("the decoder as a whole", str(error)), *left]
     return _different(programs + images), left_out + left
 
 
@@ -195,16 +195,16 @@ def _different(programs: list[Program]) -> list[Program]:
     return list(found.values())
 
 
-def _why_none(left_out: list[str]) -> str:
-    return "; ".join(left_out) or "it has neither products with weights nor attention of FlowNPU's operators"
+def _why_none(left_out: list[LeftOut]) -> str:
+    return "; ".join(map(str, left_out)) or "it has neither products with weights nor attention of FlowNPU's operators"
 
 
 def programs_of_decoder(
     decoder: Decoder, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
-) -> tuple[list[Program], list[str]]:
-    """A decoder's programs, that of a token first, and what was left out, and why.
+) -> tuple[list[Program], list[LeftOut]]:
+    """A decoder's programs, that of a token first, and what was left out.
 
-    Left out may be ways of decoding, and sizes of chunks and of blocks.
+    That may be ways of decoding, and sizes of chunks and of blocks.
 
     Raises:
         ValueError: the NPU's designs have no place for the decoder.
@@ -218,7 +218,10 @@ def programs_of_decoder(
             f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
         )
     choice = decode_program(decoder, target, context, ways)
-    programs, left_out = [choice.program], [f"a way of decoding (tokens go another): {said}" for said in choice.refused]
+    programs, left_out = (
+        [choice.program],
+        [LeftOut("a way of decoding (tokens go another)", said, on_host=False) for said in choice.refused],
+    )
     weights, reasons = weights or default_weights(target), dict[str, list[str]]()
     for tokens in CHUNKS:
         if tokens > context:
@@ -228,13 +231,17 @@ def programs_of_decoder(
         except ValueError as error:
             reasons.setdefault(_first_of(error), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"
-    left_out += [f"chunks of {', '.join(sizes)} tokens{instead}: {reason}" for reason, sizes in reasons.items()]
+    left_out += [
+        LeftOut(f"chunks of {', '.join(sizes)} tokens{instead}", reason, on_host=False)
+        for reason, sizes in reasons.items()
+    ]
     programs = with_fewest(programs, seconds)
     if decoder.block:
         try:
             programs.append(_block_program(decoder, target, context, weights))
         except ValueError as error:
-            left_out.append(f"images of {decoder.block} tokens (prompts with images are refused): {_first_of(error)}")
+            what = f"images of {decoder.block} tokens (prompts with images are refused)"
+            left_out.append(LeftOut(what, _first_of(error)))
     return programs, left_out
 
 

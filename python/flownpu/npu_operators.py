@@ -8,24 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.operators import buckets, operator_program
+from flownpu.aie.programs.program import Program
 from flownpu.onnx_file import load_model, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flownpu.aie.programs.program import Program
-
-__all__ = ["programs_of_graph"]
+__all__ = ["LeftOut", "programs_of_graph"]
 
 
-def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Program], list[str]]:
-    """The programs of a graph's operators, and what was left out, and why.
+@dataclass(frozen=True)
+class LeftOut:
+    """What a model has no programs for.
+
+    Attributes:
+        what: in words.
+        reason: why.
+        on_host: whether a session leaves something to the host for it, which `on_unsupported=error` does not allow;
+            else the array goes another way.
+    """
+
+    what: str
+    reason: str
+    on_host: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}" if self.what else self.reason
+
+
+def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Program], list[LeftOut]]:
+    """The programs of a graph's operators, and what was left out.
 
     Args:
         path: an .onnx file.
@@ -40,18 +59,22 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
     with reading(path):
         from flownpu.graph_rewrites.native_graph import describe_operators  # noqa: PLC0415 needs the extra "convert"
 
-        found, left_out = describe_operators(model)
-    programs: list[Program] = []
+        found, reasons = describe_operators(model)
+    programs, left_out = list[Program](), [LeftOut("", reason) for reason in reasons]
     different = {(kind, tuple(sorted(sizes.items()))): sizes for kind, sizes in found}
     for (kind, _), sizes in different.items():
+        of_size, refused = list[Program](), dict[str, str]()
         for rows in buckets(kind):
             try:
                 room = _rounded(context, sizes, target) if "num_heads" in sizes else 0
                 if not room or rows <= room:
-                    programs.append(operator_program(kind, sizes, target, rows, room))
+                    of_size.append(operator_program(kind, sizes, target, rows, room))
             except ValueError as error:
                 # What breaks the limits breaks them on each tile: the first says it.
-                left_out.append(f"{kind} of {_text(sizes)}, {rows} rows: {' '.join(str(error).splitlines()[:2])}")
+                refused[f"{kind} of {_text(sizes)}, {rows} rows"] = " ".join(str(error).splitlines()[:2])
+        programs += of_size
+        # Where there is a program of any size, all rows go with it.
+        left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
     return programs, list(dict.fromkeys(left_out))
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
 
-ONNX Runtime writes the profile; the provider adds its steps and its dispatches (ep/profiling.cc). This module adds, on
-the same clock, the lanes of the tiles: an estimate from the call's plan (`flownpu.aie.timeline`), which begins where
-the dispatch began. The lanes say what waits for what; an emulated dispatch takes as long as this machine takes.
+ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
+(ep/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
+(`flownpu.aie.timeline`), which begins where the dispatch began. The lanes say what waits for what; an emulated dispatch
+takes as long as this machine takes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
 
-_DISPATCH = "dispatch"
+_DISPATCH, _HOST_STEP = "dispatch", "host step"
 
 
 @dataclass
@@ -40,8 +41,8 @@ class OperatorTime:
     """What the steps or the dispatches of one operator took together.
 
     Attributes:
-        operator: of the graph (Q4NXMatMul), or the stem of a design (gemm).
-        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time.
+        operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
+        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches.
         count: how many there were.
         seconds: that they took.
         bytes: that they cannot but read from and write to main memory, where that is known; else 0.
@@ -112,9 +113,13 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: in
         tiles: of how many dispatches of each call the tiles' lanes are drawn.
     """
     ours = [event for event in profile.events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
-    steps = [event for event in ours if event["args"].get("op_name") != _DISPATCH and "device" in event["args"]]
-    dispatches = [event for event in ours if event["args"].get("op_name") == _DISPATCH]
-    operators = _steps(folder, steps, profile.prompt_tokens)
+    of_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in ours:
+        name = event["args"].get("op_name")
+        of_kind[name if name in (_DISPATCH, _HOST_STEP) else ""].append(event)
+    dispatches = of_kind[_DISPATCH]
+    operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
+    operators += _host_steps(of_kind[_HOST_STEP])
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
     if artifacts is not None and dispatches:
         plans = _Plans(folder, artifacts)
@@ -155,6 +160,17 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
         total.count += 1
         total.seconds += event["dur"] * 1e-6
         total.bytes += traffic.node_bytes_at(name, prompt_tokens + run)
+    return sorted(sums.values(), key=lambda total: -total.seconds)
+
+
+def _host_steps(events: list[dict[str, Any]]) -> list[OperatorTime]:
+    """What the host computes between dispatches, by operator: labels begin with it."""
+    sums: dict[str, OperatorTime] = {}
+    for event in events:
+        operator = event["name"].partition(",")[0]
+        total = sums.setdefault(operator, OperatorTime(operator, "host"))
+        total.count += 1
+        total.seconds += event["dur"] * 1e-6
     return sorted(sums.values(), key=lambda total: -total.seconds)
 
 

@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu.ops import q4nx
 from tests.end_to_end.emulated_operators import write_node
+from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,3 +51,24 @@ def test_nothing_for_the_array(flownpu: Any, tmp_path: Path) -> None:
     assert done.code == 1
     assert "expected no softcap, which the array's attention has not" in done.err.replace("\n", " ")
     assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_only_what_stays_on_the_host_needs_leave_to(stays: bool, flownpu: Any, tmp_path: Path) -> None:
+    """A query of 32 heads of 256 is more than `flow_kv`'s tiles hold; `flow_qkv` takes one token, too.
+
+    A softcap is nobody's on the array.
+    """
+    query = value("query", np.ones((1, 4, 34 * 256), np.float32))
+    sizes = {"num_heads": 32, "kv_num_heads": 1, "head_size": 256, "causal": 0}
+    nodes = [node("FlowQKVAttention", [query], 3, **sizes)]
+    nodes += [node("FlowQKVAttention", [query], 3, **sizes, softcap=1.0)] * stays
+    ir.save(with_functions(model_of(nodes, [query])), tmp_path / "model.onnx")
+    arguments = ("build", tmp_path / "model.onnx", "--for", "emulate", "--context", 64)
+    done = flownpu(*arguments)
+    assert done.code == 0, done.err
+    assert "left out: flow_qkv_attention of" in done.err
+    assert ("softcap" in done.err, "on_unsupported=cpu" in done.err) == (stays, stays)
+    left_out = json.loads(flownpu(*arguments, "--json").out)["left_out"]
+    assert [left["on_host"] for left in left_out] == [True] * stays + [False]
+    assert "1 rows" in left_out[-1]["what"]

@@ -2,6 +2,7 @@
 """`flownpu trace`: one file with nodes, dispatches and tiles on one clock; what a token moves and dispatches."""
 
 import gzip
+import itertools
 import json
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from flownpu.npu_artifacts import build_artifacts
 
 TOKENS = 4
-# More tokens than a chunk is worth (135 of 256), so that it is one.
-TEXT = "The with statement is used to wrap the execution of a block with methods defined by a context manager. " * 7
+# Long enough for a chunk.
+TEXT = 10 * "The with statement is used to wrap the execution of a block with methods. "
 PROMPT = ("-p", TEXT, "--max-new-tokens", TOKENS)
 
 
@@ -19,14 +20,22 @@ def artifacts(model, tmp_path_factory):
     return build_artifacts(model, context=256, output=tmp_path_factory.mktemp("trace") / "artifacts").folder
 
 
+@pytest.fixture(scope="module")
+def runs():
+    """What the command made in its one run on the emulator."""
+    return []
+
+
 @pytest.fixture
-def emulated(flownpu, model, artifacts, tmp_path):
+def emulated(flownpu, model, artifacts, tmp_path, runs):
     """The command's report and the trace's events."""
-    path = tmp_path / "trace.json"
-    done = flownpu("trace", model, *PROMPT, "--device", "emulate", "--option", f"artifacts={artifacts}",
-                   "-o", path, "--json")  # fmt: skip
-    assert done.code == 0, done.err
-    return json.loads(done.out), json.loads(path.read_text())["traceEvents"]
+    if not runs:
+        path = tmp_path / "trace.json"
+        done = flownpu("trace", model, *PROMPT, "--device", "emulate", "--option", f"artifacts={artifacts}",
+                       "-o", path, "--json")  # fmt: skip
+        assert done.code == 0, done.err
+        runs.append((json.loads(done.out), json.loads(path.read_text())["traceEvents"]))
+    return runs[0]
 
 
 def test_a_token_is_one_dispatch_and_moves_no_weights_and_no_keys(emulated):
@@ -45,10 +54,27 @@ def test_every_operator_of_the_decoder_is_dispatched(emulated):
     assert report["placement"]["on_host"] == report["placement"]["left"] == []
     assert "6 layers and the LM head in 1 dispatch a token" in report["placement"]["summary"]
     on_array = {operator["operator"] for operator in report["operators"] if operator["place"] == "array (estimate)"}
-    prefill = {"dequant_engine", "gemm", "flow_qkv"}
-    assert on_array == prefill | {"decode_layer"}
+    assert on_array == {"dequant_engine", "gemm", "flow_qkv", "decode_layer"}
     names = [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
     assert sum(name.startswith("decode_layer, layers 0-5, position ") for name in names) == TOKENS
+
+
+def test_what_the_host_computes_between_dispatches_is_there(emulated):
+    """By its label, once for each step of the program, in order and not at the same time as a dispatch."""
+    report, events = emulated
+    ours = [event for event in events if event.get("args", {}).get("op_name") in ("dispatch", "host step")]
+    steps = [event for event in ours if event["args"]["op_name"] == "host step"]
+    # A norm before the first layer; in each heads; in each but the last what follows attention and the feed-forward.
+    layers = range(6)
+    labels = ["rms_norm, layer 0", *(f"norm_rope, layer {layer}" for layer in layers)]
+    labels += 2 * [f"rms_norm_add, layer {layer}" for layer in layers[:-1]]
+    assert sorted(event["name"].partition(", positions 0-")[0] for event in steps) == sorted(labels)
+    assert {event["args"]["array"] for event in steps} == {"host"}
+    ours.sort(key=lambda event: event["ts"])
+    for before, after in itertools.pairwise(ours):
+        assert before["ts"] + before["dur"] <= after["ts"] + 1
+    found = {each["operator"]: each["count"] for each in report["operators"] if each["place"] == "host"}
+    assert found == {"rms_norm": 1, "norm_rope": 6, "rms_norm_add": 10}
 
 
 def test_dispatches_lie_inside_their_step_and_tiles_begin_with_them(emulated):

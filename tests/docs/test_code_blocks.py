@@ -13,7 +13,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 
 def test_the_pages_have_blocks_to_test():
-    pages = ("bring-your-model", "eager", "images", "model-gemm", "npu", "options", "q4nx")
+    pages = ("bring-your-model", "eager", "images", "model-gemm", "npu-designs", "options", "q4nx")
     assert {block.page for block in blocks()} == {"README.md", *(f"docs/{page}.md" for page in pages)}
     # A block that readers are to type is marked; what is not is a fragment, or the build itself.
     unmarked = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) // 2 - len(blocks())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,6 @@ class Alone:
     folder: Path
     devices: list[Any]
     context: int = 128
-    left_out: list[str] = field(default_factory=list)
 
     def __call__(
         self,
@@ -101,5 +100,5 @@ class Alone:
     ) -> tuple[list[np.ndarray], list[str]]:
         """Outputs, and names of dispatches."""
         file = write_node(self.folder / "model.onnx", op_type, inputs, constants, outputs, **attributes)
-        self.left_out = build_artifacts(file, context=self.context).left_out
+        build_artifacts(file, context=self.context)
         return session_of(file, self.devices, **(options or {})).run(inputs)

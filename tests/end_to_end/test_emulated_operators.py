@@ -304,6 +304,21 @@ def test_a_causal_mask(alone: Alone) -> None:
     assert_attended(found[1, valid:], expectation(query[valid:], kv[:valid]))
 
 
+def test_what_another_sequence_left_changes_no_bit(alone: Alone) -> None:
+    """Behind the last key values are masked, but eight neighbours share an exponent where XDNA2 multiplies them."""
+    tokens, valid = 26, 19
+    hidden = np.zeros((2, tokens, tokens), bool)
+    hidden[1, :, valid:] = True
+    packed = heads_of(1, tokens)[2]
+    after = []
+    for before in (packed, 1000 * packed):
+        inputs = {"query": np.stack([before, packed]), **BIASED, "attention_bias": mask_of(hidden)}
+        (found, *_), dispatches = alone("FlowQKVAttention", inputs, outputs=3, causal=0, **SIZES)
+        assert stems(dispatches) == 2 * ["flow_qkv"]
+        after.append(found[1, :valid])
+    assert after[0].tobytes() == after[1].tobytes()
+
+
 @pytest.mark.parametrize("kind", ["numbers", "heads", "holes", "nothing seen"])
 def test_other_masks_are_the_hosts(kind: str, alone: Alone) -> None:
     tokens, rng = 6, np.random.default_rng(1)

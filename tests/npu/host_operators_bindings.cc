@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -60,8 +61,8 @@ class Operator {
   }
 
   // Arguments: an array, and whether no array of the device's writes it.
-  std::vector<Transfer> run(const std::vector<std::pair<Bytes, bool>>& given,
-                            std::int64_t position) {
+  std::vector<Transfer> run(const std::vector<std::pair<Bytes, bool>>& given, std::int64_t position,
+                            std::size_t rows) {
     std::vector<Transfer> transfers;
     std::vector<std::unique_ptr<Watched>> buffers;
     std::vector<HostView> arguments;
@@ -69,7 +70,7 @@ class Operator {
       buffers.push_back(std::make_unique<Watched>(array, buffers.size(), transfers));
       arguments.push_back({{buffers.back().get(), 0, array.size()}, constant});
     }
-    operator_->run(compute_, arguments, position);
+    operator_->run(compute_, arguments, position, rows);
     return transfers;
   }
 
@@ -88,5 +89,6 @@ void bind_host_operators(nb::module_& module) {
                     int>(),
            nb::arg("op_type"), nb::arg("label"), nb::arg("parameters"), nb::arg("buffers"),
            nb::arg("isa") = "auto", nb::arg("threads") = 2)
-      .def("run", &Operator::run, nb::arg("arguments"), nb::arg("position") = 0);
+      .def("run", &Operator::run, nb::arg("arguments"), nb::arg("position") = 0,
+           nb::arg("rows") = std::numeric_limits<std::size_t>::max());
 }

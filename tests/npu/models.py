@@ -90,6 +90,6 @@ class Models:
         if key not in self._artifacts:
             folder = self._make_folder(name) / "artifacts"
             built = build_artifacts(self.converted(name), context=context, output=folder, ways=ways)
-            assert not any(said.startswith("chunks") for said in built.left_out), built.left_out
+            assert not any(left.what.startswith("chunks") for left in built.left_out), built.left_out
             self._artifacts[key] = folder
         return self._artifacts[key]

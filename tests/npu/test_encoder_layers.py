@@ -277,13 +277,14 @@ def test_the_decoder_of_such_a_model_is_built_too(built, converted):
     programs, left_out = programs_of_model(converted(), "npu2")
     assert built.left_out == left_out
     # Heads of 32 go with pairs of tiles.
-    assert [said.partition(":")[0] for said in left_out] == ["a way of decoding (tokens go another)"]
+    assert [(left.what, left.on_host) for left in left_out] == [("a way of decoding (tokens go another)", False)]
     assert {(each.kind, each.tokens) for each in programs} >= {("decode", 1), ("block", TOKENS), ("encode", 4 * TOKENS)}
 
 
 def test_a_context_without_room_for_an_image_is_told(converted):
     _, left_out = programs_of_model(converted(), "npu2", context=128)
-    assert left_out[-1] == (
+    assert left_out[-1].on_host
+    assert str(left_out[-1]) == (
         "images of 256 tokens (prompts with images are refused): expected a context of 256 or more, got 128"
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer_shape import LayerShape
+from flownpu.aie.plan import DTYPES
 from flownpu.aie.programs.host import NormOfRows, norm_rope
 from flownpu.aie.programs.program import attribute_words
 from flownpu.selftest.reference.layer import rotary_table
@@ -27,13 +28,13 @@ def operator(call, label="here", **options):
     return npu.HostOperator(call.operator, label, parameters, buffers, **options)
 
 
-def run(call, arrays, position=0, constant=(), **options):
-    """The transfers; `arrays` by name, of which an operator writes into some."""
+def run(call, arrays, position=0, constant=(), rows=ROWS, **options):
+    """The transfers; `arrays` by name, of which an operator writes into some; `rows`: that there are tokens for."""
     given = [(arrays[b.name].reshape(-1).view(np.uint8), b.name in constant) for b in call.buffers]
     for (array, _), buffer in zip(given, call.buffers, strict=True):
         assert array.size == buffer.type.bytes, buffer.name
     names = [buffer.name for buffer in call.buffers]
-    return [(names[number], *rest) for number, *rest in operator(call, **options).run(given, position)]
+    return [(names[number], *rest) for number, *rest in operator(call, **options).run(given, position, rows)]
 
 
 def rms_norm(x, weight):
@@ -91,6 +92,7 @@ def test_a_stream_in_its_own_place(rng):
 
 SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu", qk_norm=True)
 CONTEXT, TOKENS, POSITION = 40, 19, 12
+END = 32  # of what is written: the next multiple of the 8 neighbours that share an exponent in bfp16
 
 
 def rope_arrays(rng, shape, line):
@@ -130,15 +132,68 @@ def test_norm_rope(rng, qk_norm, isa):
     written = arrays["cache"][POSITION : POSITION + TOKENS]
     assert_within(written[:, :, 0], *turned[1])
     np.testing.assert_array_equal(wide(written[:, :, 1]), parts[2])
-    arrays["cache"][POSITION : POSITION + TOKENS] = before[POSITION : POSITION + TOKENS]
+    assert not arrays["cache"][POSITION + TOKENS : END].any()
+    arrays["cache"][POSITION:END] = before[POSITION:END]
     assert arrays["cache"].tobytes() == before.tobytes()
+
+
+# --- Rows that only fill a chunk --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
+def test_of_norms_rows_without_a_token_are_not_touched(rng, name):
+    call = NormOfRows(name, ROWS, COLUMNS, EPSILON).call()
+    whole = {
+        buffer.name: rng.normal(size=buffer.type.elements).astype(DTYPES[buffer.type.dtype]) for buffer in call.buffers
+    }
+    part = {key: array.copy() for key, array in whole.items()}
+    run(call, whole)
+    moved = run(call, part, rows=5)
+    for key in {"s", "y"} & set(part):
+        found, all_rows = (arrays[key].reshape(ROWS, COLUMNS) for arrays in (part, whole))
+        assert found[:5].tobytes() == all_rows[:5].tobytes()
+        assert not (found[5:] == all_rows[5:]).all(axis=1).any()
+    sizes = {buffer.name: buffer.type.bytes // ROWS * 5 for buffer in call.buffers}
+    assert [(key, size) for key, _, _, size in moved if key != "weight"] == [
+        (key, sizes[key]) for key in ("x", "residual", "s", "y") if key in sizes
+    ]
+
+
+def test_of_heads_rows_without_a_token_are_not_touched(rng):
+    """And zeros follow the last key, as far as values share an exponent."""
+    packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
+    whole = rope_arrays(rng, SHAPE, packed)
+    part = {key: array.copy() for key, array in whole.items()}
+    call, tokens = rope_call(SHAPE, packed), 5
+    run(call, whole, POSITION)
+    moved = run(call, part, POSITION, constant=("rotary", "norms"), rows=tokens)
+    assert part["q"][:tokens].tobytes() == whole["q"][:tokens].tobytes()
+    assert (wide(part["q"][tokens:]) == NOT_WRITTEN).all()
+    end = POSITION + tokens
+    assert part["cache"][:end].tobytes() == whole["cache"][:end].tobytes()
+    assert not part["cache"][end:24].any()
+    assert (wide(part["cache"][24:]) == NOT_WRITTEN).all()
+    position = SHAPE.kv_heads * 2 * SHAPE.d * 2
+    assert moved == [
+        ("qkv", "to_host", 0, part["qkv"][:tokens].nbytes),
+        ("q", "to_device", 0, part["q"][:tokens].nbytes),
+        ("cache", "to_device", POSITION * position, (24 - POSITION) * position),
+    ]
+
+
+def test_zeros_end_with_the_cache():
+    shape = LayerShape(128, 4, 2, 32, 128, "swiglu")
+    call = norm_rope(shape, TOKENS, 37, line=256, table=0, tables=1, epsilon=EPSILON)
+    arrays = {buffer.name: np.ones(buffer.type.elements, BFLOAT16) for buffer in call.buffers}
+    (*_, cache) = run(call, arrays, 37 - TOKENS)
+    assert cache[3] == TOKENS * 2 * shape.kv_heads * shape.d * 2
 
 
 # --- What is moved ----------------------------------------------------------------------------------------------------
 
 
 def test_what_arrays_made_comes_and_what_they_read_goes(rng):
-    """Whole views of what is not a constant; of the cache the positions that were written."""
+    """Whole views of what is not a constant; of the cache the positions that were written, and zeros behind them."""
     packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
     arrays = rope_arrays(rng, SHAPE, packed)
     moved = run(rope_call(SHAPE, packed), arrays, POSITION, constant=("rotary", "norms"))
@@ -146,7 +201,7 @@ def test_what_arrays_made_comes_and_what_they_read_goes(rng):
     assert moved == [
         ("qkv", "to_host", 0, arrays["qkv"].nbytes),
         ("q", "to_device", 0, arrays["q"].nbytes),
-        ("cache", "to_device", POSITION * position, TOKENS * position),
+        ("cache", "to_device", POSITION * position, (END - POSITION) * position),
     ]
     call = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
     arrays = {

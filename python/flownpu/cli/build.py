@@ -166,9 +166,9 @@ def _build_model(
     what = f"{built.folder}: {built.calls} calls" + (f" over {built.context} positions" if built.context else "")
     for reason in built.left_out:
         status(f"left out: {reason}")
-    # What is left out is the host's, which on_unsupported=error, the default, does not allow.
+    # What is the host's, on_unsupported=error, the default, does not allow.
     command = f"flownpu run {model} --device {'emulate' if kind is Kind.EMULATE else 'npu'}"
-    command += " --option on_unsupported=cpu" if built.left_out else ""
+    command += " --option on_unsupported=cpu" if any(left.on_host for left in built.left_out) else ""
     if kind is Kind.EMULATE:
         status(f"{what}, {built.made} made, the others are up to date. Next: {command}")
     elif not built.missing:

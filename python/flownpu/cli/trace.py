@@ -33,7 +33,9 @@ def trace(
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Record a generation: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles, on one clock.
+    """Record a generation on one clock: ONNX Runtime's nodes, the provider's steps and dispatches, the NPU's tiles.
+
+    What the host computes between dispatches is there, too.
 
     Open the file at https://ui.perfetto.dev. What the tiles do is an estimate from the designs' plans, not measured.
     The table says what each operator of a decode step reads and how fast, beside the speed of main memory.
@@ -69,7 +71,10 @@ def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]
 
 
 def _print(made: Trace, roof: float) -> None:
-    table = Table(title="operators of decode steps, and the NPU's calls", title_justify="left")
+    table = Table(
+        title="operators of decode steps, the NPU's calls, and what the host computes between them",
+        title_justify="left",
+    )
     for heading in ("operator", "where"):
         table.add_column(heading)
     for heading in ("count", "time", "bytes", "GB/s", "of the roof"):

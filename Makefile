@@ -5,8 +5,12 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.py') CMakeLists.txt pyproject.toml
+SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.py') CMakeLists.txt pyproject.toml
+TESTING_SOURCES := $(wildcard tests/*/*.cc tests/*/*.h tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root)
 MODEL := out/gemma3-topics
+# What pyproject.toml says that a build requires, and what builds faster than make.
+BUILD_TOOLS := 'cmake>=3.25' 'nanobind>=3' ninja 'scikit-build-core>=0.11'
+TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -26,7 +30,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xrt-headers xclbinutil lint mlir-opt build/testing/built sanitize
+test: xclbinutil lint mlir-opt sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/test
@@ -67,13 +71,11 @@ fuzz: build/sanitize/built
 	$(BIN)/python -m tests.fuzz damage --sanitize --cases $(CASES) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz decoders --sanitize --cases $$(( $(CASES) / 10 )) --seed $(SEED)
 
-# The modules through which tests call C++; and those, the library and flownpu._native, under the sanitizers.
-build/testing/built build/sanitize/built: build/%/built: .venv/test $(wildcard tests/*/*.cc aie/*/*.cc aie/*/*.h \
-		aie/host/aie_api/*.hpp tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root) | xrt-headers
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON \
-		-DFLOWNPU_SANITIZE=$(if $(findstring sanitize,$*),ON,OFF) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build build/$* --target flownpu_testing flownpu_aie_testing \
-		$(if $(findstring sanitize,$*),flownpu_ep flownpu_native)
+# All of it under the sanitizers, and with it the modules through which tests call C++.
+build/sanitize/built: .venv/test
+	$(TOOLS) cmake -S . -B build/sanitize -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON -DFLOWNPU_SANITIZE=ON \
+		-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	touch $@
 
 figures: .venv/demo
@@ -94,7 +96,11 @@ clean:
 	$(BIN)/pip install --quiet '.[genai,convert]'
 	touch $@
 
-.venv/test: $(SOURCES) | .venv
+# One build makes what is installed and, beside it, the modules through which tests call C++; what builds stays in .venv,
+# so that the next build finds it where this one did and compiles what is new.
+.venv/test: $(SOURCES) $(TESTING_SOURCES) | .venv xrt-headers
 	@echo 'Building FlowNPU and installing what its tests need into .venv: a few minutes, the first time'
-	$(BIN)/pip install --quiet '.[dev]'
+	$(BIN)/pip install --quiet $(BUILD_TOOLS)
+	$(TOOLS) pip install --quiet --no-build-isolation --config-settings=build-dir=build/testing \
+		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON '.[dev]'
 	touch $@ .venv/demo

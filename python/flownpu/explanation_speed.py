@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.explanation_program import ProgramPrice, price_of
-from flownpu.npu_artifacts import DEFAULT_CONTEXT, programs_of_decoder
+from flownpu.npu_artifacts import DEFAULT_CONTEXT
 from flownpu.npu_decoder import decoder_of_model
-from flownpu.prediction import Prediction
+from flownpu.prediction import Prediction, predicted_programs
 from flownpu.prediction_target import Target
 from flownpu.roofline import graph_traffic, read_bandwidth
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NPU", "Point", "Speed", "speed_of"]
 
-_CHIP, _TARGET = "kraken-350", "npu2"
+_CHIP = "kraken-350"
 _CONTEXTS = (1024, 4096, 32768)
 
 
@@ -108,7 +108,7 @@ def _npu(model: Any, positions: int, contexts: list[int]) -> tuple[Prediction | 
     try:
         decoder = decoder_of_model(model, positions)
         most = max(*contexts, min(positions, DEFAULT_CONTEXT))
-        _, left_out = programs_of_decoder(decoder, _TARGET, min(positions, DEFAULT_CONTEXT))
+        _, left_out = predicted_programs(decoder, min(positions, DEFAULT_CONTEXT))
         prediction = Prediction(Target("model", decoder), most, DEVICES[_CHIP], VALUES)
         token, *others = prediction.programs
     except ValueError as error:

@@ -8,9 +8,11 @@ it is where it can be compared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.program import Prices, prompt_runs
 from flownpu.aie.programs.encode import encode_program
 from flownpu.npu_artifacts import programs_of_decoder
@@ -19,13 +21,32 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.cost.phases import Cost
+    from flownpu.aie.programs.decoder import Decoder
     from flownpu.aie.programs.program import Program
     from flownpu.prediction_target import Target
 
-__all__ = ["Prediction"]
+__all__ = ["Prediction", "predicted_programs"]
 
 _TARGET = "npu2"
 _QUESTION_TOKENS = 16  # a short one, about an image
+
+
+@lru_cache(maxsize=4)  # programs take seconds to write and megabytes to keep; `flownpu explain` asks more than once
+def predicted_programs(decoder: Decoder, context: int) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+    """The programs of the chip that is predicted, and what they leave out: `programs_of_decoder`.
+
+    Raises:
+        ValueError: the NPU's designs have no place for the decoder.
+    """
+    programs, left_out = programs_of_decoder(decoder, _TARGET, context)
+    return tuple(programs), tuple(left_out)
+
+
+@lru_cache(maxsize=4)
+def _published_prices(device: str, decoder: Decoder, context: int) -> Prices:
+    """Of the values that are published; what is counted for one prediction of these programs is there for the next."""
+    del decoder, context  # that the programs are of: calls of others may have the same names
+    return Prices(DEVICES[device], VALUES)
 
 
 @dataclass(frozen=True)
@@ -45,17 +66,19 @@ class Prediction:
     values: Values
 
     @cached_property
-    def programs(self) -> list[Program]:
+    def programs(self) -> tuple[Program, ...]:
         """A token's first, then those of chunks.
 
         Raises:
             ValueError: the NPU's designs have no place for the decoder.
         """
-        return programs_of_decoder(self.target.decoder, _TARGET, self.context)[0]
+        return predicted_programs(self.target.decoder, self.context)[0]
 
     @cached_property
     def prices(self) -> Prices:
         """Of these."""
+        if self.values == VALUES and self.device == DEVICES.get(self.device.name):
+            return _published_prices(self.device.name, self.target.decoder, self.context)
         return Prices(self.device, self.values)
 
     def token(self, context: int) -> Cost:

@@ -65,7 +65,7 @@ def test_json(flownpu):
 
 
 def test_plots(flownpu, tmp_path):
-    done = flownpu("predict", "gemma3-1b", "--context", "1k,2k", "--plot", tmp_path / "plots", "--json")
+    done = flownpu("predict", "gemma3-1b", "--context", "100,1k", "--plot", tmp_path / "plots", "--json")
     assert done.code == 0, done.err
     for name, curves in (("decode", ["predicted", "gemma3-1b-decode", "memory roof"]), ("ttft", ["predicted"])):
         drawing = (tmp_path / "plots" / f"{name}.svg").read_text(encoding="utf-8")
@@ -196,8 +196,9 @@ def test_targets_that_are_refused(flownpu, tmp_path, files, message):
 def test_a_token_reads_weights_and_keys_that_it_sees():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    prediction = Prediction(of, 8192, DEVICE, VALUES)
-    shape, context = of.decoder.shape, 8192
+    context = 4096  # as in test_a_table: the programs are there
+    prediction = Prediction(of, context, DEVICE, VALUES)
+    shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
     weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
@@ -209,7 +210,7 @@ def test_a_token_reads_weights_and_keys_that_it_sees():
 
 
 def test_an_image_takes_its_encoder_and_its_prompt():
-    prediction = Prediction(known("gemma3-4b"), 1024, DEVICE, VALUES)
+    prediction = Prediction(known("gemma3-4b"), 4096, DEVICE, VALUES)
     assert prediction.image().total > prediction.prompt(272).total
     assert Prediction(known("gemma3-1b"), 1024, DEVICE, VALUES).image() is None
 

@@ -206,6 +206,7 @@ def test_a_graph_that_goes_in_circles_is_refused(models: Models) -> None:
         decoder_of_model(model, 256)
 
 
+@pytest.mark.slow
 def test_weights_stay_in_their_file(models: Models) -> None:
     """What is asked of a graph takes no memory that grows with them."""
     folder = models.converted("gemma3-1b")

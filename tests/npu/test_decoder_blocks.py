@@ -116,7 +116,13 @@ CONVERSATIONS: dict[str, tuple[list[int | str], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if stops[-1] > 300 else ())
+        for name, (_, stops) in CONVERSATIONS.items()
+    ],
+)
 def test_logits(rng: np.random.Generator, name: str, folder: Folder, session: Session) -> None:
     """Against transformers, which computes in float32; the bound as in test_decoder_layers.py.
 

@@ -22,6 +22,8 @@ from tests.ops.device import _argument
 
 CONTEXT = 512
 CHUNK, CHUNKS = 256, "256 or 512"  # that fit the context
+TURNS = 50, 51, 70, 71, 72, 73
+SLOW = pytest.mark.slow
 MEGATILE = 1024  # columns of a product are padded to those of GEMM's
 
 
@@ -68,17 +70,18 @@ def run_all(session, hidden, steps, past=None, **options):
     ("name", "prompt", "stops", "ways"),
     [
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
-        *((name, True, (50, 51, 70, 71, 72, 73), DECODE_WAYS) for name in ("trained", "gemma3_text", "llama", "qwen3")),
+        ("trained", True, TURNS, DECODE_WAYS),
+        *(pytest.param(name, True, TURNS, DECODE_WAYS, marks=SLOW) for name in ("gemma3_text", "llama", "qwen3")),
         # The other ways of decoding.
-        *(("trained", True, (50, 51, 70, 71, 72, 73), (way,)) for way in ("pairs", "operators")),
-        *((name, True, (50, 51, 70, 71, 72, 73), ("operators",)) for name in ("llama", "qwen3")),
+        *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
+        *(pytest.param(name, True, TURNS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
         # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
-        ("trained", True, (200, 505, 506), DECODE_WAYS),
+        pytest.param("trained", True, (200, 505, 506), DECODE_WAYS, marks=SLOW),
         # A chunk of the longer kind, whose attention is several calls of a dispatch.
-        ("trained", True, (400,), DECODE_WAYS),
+        pytest.param("trained", True, (400,), DECODE_WAYS, marks=SLOW),
         # A vocabulary that fills no blocks; a narrow model, whose prompt goes token by token.
-        ("odd", True, (50, 51, 70, 71, 72, 73), DECODE_WAYS),
-        ("narrow", False, (7, 8), DECODE_WAYS),
+        ("odd", True, TURNS, DECODE_WAYS),
+        pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),
     ],
 )
 def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
@@ -230,6 +233,7 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     assert prompt["buffer_bytes"] == 0
 
 
+@SLOW
 def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
     """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
     hidden = embed("trained", rng.integers(3, 300, 3))
@@ -242,7 +246,10 @@ def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed)
     assert "in 4 dispatches a token" in session.lowered.summary
 
 
-@pytest.mark.parametrize(("way", "dispatches"), [("pairs", 1), ("split", 1), ("operators", None)])
+@pytest.mark.parametrize(
+    ("way", "dispatches"),
+    [pytest.param("pairs", 1, marks=SLOW), pytest.param("split", 1, marks=SLOW), ("operators", None)],
+)
 def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
     """Operator by operator: of a layer two norms twice (the first: one), four projections, heads, attention; a head."""
     session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
@@ -309,6 +316,7 @@ def lowered_reason(device, nodes, **options):
     return reason
 
 
+@SLOW
 def test_artifacts_that_are_not_there(models, tmp_path):
     nodes = read_nodes(models.converted("llama"))
     assert "set the provider option artifacts" in lowered_reason(npu.NpuDevice(), nodes)

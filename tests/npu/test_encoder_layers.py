@@ -271,6 +271,7 @@ def test_without_artifacts_the_host_computes_it_and_why_is_told(tmp_path, conver
 # --- Building ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_decoder_of_such_a_model_is_built_too(built, converted):
     """With a program for a block of as many tokens as an image has."""
     assert built.context == 1024

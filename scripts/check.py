@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quick check: of what differs from a commit, style, types and the tests that look at it. CI runs everything."""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from scripts import lint
+
+ROOT = lint.ROOT
+# Where the tests of a folder are, the deepest first. Below them, `aie/cost/` is `tests/aie/cost/` where that exists.
+FOLDERS = {
+    "aie": "tests/aie",
+    "ep": "tests/ep",
+    "graph_rewrites": "graph_rewrites",
+    "ops/npu": "tests/npu",
+    "ops": "tests/ops",
+    "python/flownpu": "tests",
+    "python/native": "tests/ops",
+    "scripts": "tests/scripts",
+}
+# These hold the tests of many things, or of minutes: of them only those that name what changed.
+MANY = {"tests", "tests/aie", "tests/cli", "tests/fuzz"}
+PAGES = "tests/docs/test_pages.py"
+
+
+def main() -> int:
+    """Runs the checks; the exit code is 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("base", nargs="?", help="commit to compare with [where this branch left main]")
+    arguments = parser.parse_args()
+    base = arguments.base or branched_from("main")
+    changed = lint.differing(base)
+    if not changed:
+        print(f"check: nothing differs from {base}")
+        return 0
+    tests = tests_of(changed)
+    print(f"check: {len(changed)} files differ from {base}; tests in {len(tests)} files and folders")
+    passed = subprocess.run([sys.executable, lint.__file__, "--changed", base], cwd=ROOT, check=False).returncode == 0
+    if tests:
+        command = [sys.executable, "-m", "pytest", "--quiet", "-m", "not slow", *parallel(tests), *selection(changed)]
+        passed &= subprocess.run([*command, *tests], cwd=ROOT, check=False).returncode in (0, NO_TESTS)
+    print("check: passed" if passed else "check: failed")
+    return 0 if passed else 1
+
+
+NO_TESTS = 5  # pytest's exit code where all that were found are left out
+
+
+def parallel(tests: list[str]) -> list[str]:
+    """In several processes, if there is enough to do that starting them pays."""
+    return ["--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"] if len(tests) > 1 else []
+
+
+def selection(changed: Iterable[Path]) -> list[str]:
+    """Of the blocks of code in pages, which take seconds each, those of pages that changed."""
+    pages = [file.as_posix() for file in changed if file.suffix == ".md"]
+    return ["-k", " or ".join(["not test_block", *pages])]
+
+
+def branched_from(main: str) -> str:
+    """The commit at which this branch left another; HEAD where there is no such branch."""
+    done = subprocess.run(["git", "merge-base", "HEAD", main], cwd=ROOT, check=False, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "HEAD"
+
+
+def tests_of(changed: Iterable[Path]) -> list[str]:
+    """The test files and folders that look at these files; what is not in the tree any more has none."""
+    found: set[Path] = set()
+    for file in changed:
+        found |= {ROOT / test for test in tests_of_file(file)} if (ROOT / file).exists() else set()
+    inside = {file for file in found if any(folder in found for folder in file.parents)}
+    return sorted(str(file.relative_to(ROOT)) for file in found - inside)
+
+
+def tests_of_file(file: Path) -> set[str]:
+    """Those beside it or in its folder's place, and those that import or name it."""
+    if is_test(file):
+        return {file.as_posix()}
+    if file.suffix == ".md" or file.parts[0] == "docs":
+        return {"tests/docs"}
+    found = {mirror} if (mirror := mirror_of(file)) and mirror not in MANY else set()
+    if file.suffix not in lint.SOURCES:
+        return found
+    wanted = naming(file)
+    texts = {test: (ROOT / test).read_text(encoding="utf-8") for test in test_files()}
+    return found | {str(test) for test, text in texts.items() if wanted.search(text)}
+
+
+def mirror_of(file: Path) -> str:
+    """The folder of the tests of a file's folder; nothing where there is none."""
+    if file.parts[0] == "tests":  # what tests share
+        return file.parent.as_posix()
+    source = next((folder for folder in FOLDERS if file.is_relative_to(folder)), None)
+    if source is None:
+        return ""
+    mirror = Path(FOLDERS[source])
+    for part in file.parent.relative_to(source).parts:
+        if (ROOT / mirror / part).is_dir():
+            mirror /= part
+    return mirror.as_posix()
+
+
+def naming(file: Path) -> re.Pattern[str]:
+    """What a test says that is about a file: its import, or its stem where that is more than one word."""
+    stem = file.parent.name if file.stem == "__init__" else file.stem
+    module = ".".join(file.with_suffix("").parts).removeprefix("python.").removesuffix(".__init__")
+    module = module if module.startswith(("flownpu", "tests", "scripts")) else f"flownpu.{module}"
+    package, _, name = module.rpartition(".")
+    ways = [rf"\b{re.escape(module)}\b", rf"from {re.escape(package)} import \(?[^)\n]*\b{re.escape(name)}\b"]
+    return re.compile("|".join([*ways, rf"\b{re.escape(stem)}\b"] if "_" in stem.strip("_") else ways))
+
+
+def is_test(file: Path) -> bool:
+    """Whether pytest collects it."""
+    return file.suffix == ".py" and (file.name.startswith("test_") or file.name.endswith("_test.py"))
+
+
+def test_files() -> list[Path]:
+    """All of them."""
+    found = [file for folder in ("tests", "graph_rewrites") for file in sorted((ROOT / folder).rglob("*.py"))]
+    return [file.relative_to(ROOT) for file in found if is_test(file)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,9 +12,9 @@ from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.vector_operators import RMSNorm
 from flownpu.aie.emulated_artifacts import write_emulated
 from flownpu.aie.emulator.flatten import flatten_array
+from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call, moving_call
 from flownpu.aie.violation import PlanError
-from tests.aie.program_machine import program_of
 from tests.aie.words import read_index, words_of
 
 NORM, ROPE = RMSNorm("npu2", 64), NormRope("npu2", 2, 1, 32)

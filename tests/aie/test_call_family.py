@@ -14,10 +14,11 @@ from flownpu.aie.npu_limits import LIMITS
 from tests.aie.words import read_family
 
 MOST = LIMITS["npu2"].iteration_maximum
-SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu")  # chunks of 64 positions
+SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu")
 FLOW = FlowQKV("npu2", 8, 4, 64)  # chunks of 32 positions, blocks of 64 tokens; two rounds of four heads' four blocks
 ROPE = NormRope("npu2", 4, 2, 64, qk_norm=True, cores=2)
-DECODE_CAPACITY = (MOST + 2) * SHAPE.keys  # sweeps of all keys: one task, then two
+DECODE_KEYS = DecodeLayer(SHAPE).attention.keys
+DECODE_CAPACITY = (MOST + 2) * DECODE_KEYS  # sweeps of all keys: one task, then two
 FLOW_CAPACITY = (MOST + 8) * FLOW.keys
 TOKENS = 256
 
@@ -39,7 +40,7 @@ def blocks(window):
 CALLS = {
     "decode_layer": (
         decode_layer,
-        Positions(DECODE_CAPACITY, SHAPE.keys, MOST, (CallSweep(0, 1, 1, 100), CallSweep(0, 1, 1, 0))),
+        Positions(DECODE_CAPACITY, DECODE_KEYS, MOST, (CallSweep(0, 1, 1, 100), CallSweep(0, 1, 1, 0))),
     ),
     "flow_qkv": (flow_qkv(0), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(0))),
     "flow_qkv, window": (flow_qkv(50), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(50))),

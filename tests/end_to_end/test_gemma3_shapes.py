@@ -110,4 +110,4 @@ def test_the_emulated_tower_tells_the_decoder_the_same(
         assert said == answer(picture, "What do you see?")
         assert len(said) > len("A red star.") - 1
     placement = json.loads((placements / "vision.json").read_text())
-    assert placement["lowered"] == ["an encoder's 2 layers in 18 dispatches an image"]
+    assert placement["lowered"] == ["an encoder's 2 layers in 11 dispatches an image"]

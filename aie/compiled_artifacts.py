@@ -18,6 +18,8 @@ import numpy as np
 from flownpu.aie.artifact_index import Index
 from flownpu.aie.artifacts import write_bytes
 from flownpu.aie.instruction_pieces import PieceError, PiecedWords
+from flownpu.aie.instructions import WORD_BYTES
+from flownpu.aie.npu_limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BuildCost", "build_cost", "write_compiled"]
 
+_NAMED = 3  # of what there is no room for
 _COMPARED = 2  # positions of a call that are compiled to see whether the pieces are right
 # Compilations of a call that depends on the position, those included: of the nine models' with contexts of 8192 none
 # needs more.
@@ -89,10 +92,11 @@ def write_compiled(
     Raises:
         PlanError: a plan breaks the hardware's limits.
         ToolchainError: a compiler failed.
-        ValueError: a call's instructions follow no rule, two arrays have one name, or an array is compiled and its
-            calls are not.
+        ValueError: a call's instructions follow no rule, two arrays have one name, an array is compiled and its
+            calls are not, or the controller's heap has no room for all.
     """
     array_files: dict[str, str] = {}
+    sizes: dict[str, int] = {}  # what lies in the controller's heap
     complete = True
     for call in calls_of(programs):
         report(call)
@@ -105,6 +109,9 @@ def write_compiled(
         identity = zlib.crc32((folder.path / xclbin).read_bytes())
         write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
         array_files[call.array] = xclbin
+        sizes[call.array] = (folder.path / xclbin).stat().st_size
+        sizes[f"{call.array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
+    _require_room(sizes, LIMITS[folder.target].heap_bytes)
     if complete:
         Index(folder.path, folder.target, emulated=False, programs=programs, array_files=array_files).write()
     return len(folder.compiled)
@@ -126,6 +133,17 @@ def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], Non
         say(f"{call.array} {call.name}: all classes of positions are compiled, for {error}")
         return call.family(instructions, checks=1, lone_chunks=False)
     return family
+
+
+def _require_room(sizes: dict[str, int], heap: int) -> None:
+    """A session holds the arrays, and the instructions of each call, in one heap."""
+    if (need := sum(sizes.values())) > heap:
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
+        named = ", ".join(f"{name} {sizes[name]}" for name in largest)
+        raise ValueError(
+            f"[artifacts] expected arrays and instructions of {heap} bytes or less together, what the controller's heap "
+            f"holds, got {need} bytes ({named}): build for a shorter --context"
+        )
 
 
 class _Instructions:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["HEADER_WORDS", "WORD_BYTES", "operations", "operations_of_step", "words_of_steps"]
+__all__ = ["HEADER_WORDS", "WORD_BYTES", "operations", "operations_of_step", "words_of_step", "words_of_steps"]
 
 WORD_BYTES = 4
 HEADER_WORDS = 4
@@ -52,9 +52,14 @@ def operations_of_step(step: Step) -> tuple[int, ...]:
             return ()
 
 
+def words_of_step(step: Step) -> int:
+    """How many words a step becomes."""
+    return sum(_WORDS[code] for code in operations_of_step(step))
+
+
 def words_of_steps(steps: Iterable[Step]) -> int:
     """How many words a sequence has."""
-    return HEADER_WORDS + sum(_WORDS[code] for step in steps for code in operations_of_step(step))
+    return HEADER_WORDS + sum(map(words_of_step, steps))
 
 
 def operations(words: Integers) -> list[tuple[int, Integers]]:

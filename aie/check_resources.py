@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from flownpu.aie.buffer_addresses import placed_buffers
 from flownpu.aie.check_structure import describe
 from flownpu.aie.lowering import Lowered, link_ranges, lower, statements
 from flownpu.aie.plan import BufferArgument, Call, Load, Store
@@ -28,6 +29,7 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
     lowered = lower(array, limits)
     return [
         *_memory(array, lowered, limits),
+        *_constants(array, lowered, limits),
         *_channels(lowered, limits),
         *_descriptors(lowered, limits),
         *_lengths(array, lowered, limits),
@@ -44,6 +46,17 @@ def _memory(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violatio
             ordered = sorted(parts, key=lambda part: (part.bytes, str(part)), reverse=True)
             detail = " + ".join(map(str, ordered))
             yield Violation(describe(tile, limits), "memory", f"{need} bytes", f"{have} bytes", detail)
+
+
+def _constants(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violation]:
+    """The linker gives a core's constants what lies behind the highest buffer; what is too full at all says `memory`."""
+    placed = placed_buffers(array, limits, lowered)
+    for core in array.cores:
+        room = limits.tile(core.tile.column, core.tile.row).memory_bytes - placed[core.tile].end
+        if 0 <= room < limits.constant_bytes:
+            place, need = describe(core.tile, limits), f"{limits.constant_bytes} bytes"
+            detail = "constants of its kernels go there"
+            yield Violation(place, "memory behind the highest buffer", need, f"{room} bytes", detail)
 
 
 def _channels(lowered: Lowered, limits: Limits) -> Iterator[Violation]:

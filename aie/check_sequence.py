@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.check_resources import words
 from flownpu.aie.check_structure import describe
+from flownpu.aie.instructions import WORD_BYTES, words_of_steps
 from flownpu.aie.plan import Await, Free, SetBarrier, Transfer, WriteParameter
 from flownpu.aie.violation import Violation
 
@@ -28,7 +29,14 @@ __all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteratio
 def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
     """Every transfer by itself, then all of them in order."""
     found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits)]
-    return found or list(_order(plan, limits))
+    return found or [*_order(plan, limits), *_instructions(plan, limits)]
+
+
+def _instructions(plan: Plan, limits: Limits) -> Iterator[Violation]:
+    """All of a call's instructions lie in the controller's heap."""
+    need = words_of_steps(plan.sequence.steps) * WORD_BYTES
+    if need > limits.heap_bytes:
+        yield Violation("sequence", "instructions", f"{need} bytes", f"{limits.heap_bytes} bytes", "the heap")
 
 
 def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:

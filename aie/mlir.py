@@ -9,6 +9,8 @@ are printed one to one; the rest as the passes want it:
 - Depths are printed for every end, so that the compiler takes them as they are.
 - A transfer is a DMA task: its repetitions are its `repeat_count`, its length is that of one of them, and a run of
   neighbours has no dimensions.
+- A tile whose buffers leave no room for constants if they are spread over banks, or that banks are too small for, asks
+  for its buffers one behind the other (buffer_addresses.py).
 - A barrier is a lock of the tile; a core's program is an `scf.for` without end around its statements.
 """
 
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flownpu.aie.buffer_addresses import placed_buffers
 from flownpu.aie.check_sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.mlir_core import CorePrinter
 from flownpu.aie.mlir_text import Lines, attribute_list, dimensions, memref, scalar, units
+from flownpu.aie.npu_limits import LIMITS
 from flownpu.aie.plan import Await, Free, SetBarrier, Transfer, WriteParameter
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ class _Module:
         self.tiles: dict[Tile, str] = {}
         self.buffers: dict[str, tuple[str, str]] = {}  # name: its value, its type
         self.locks: dict[str, str] = {}
+        self.placed = placed_buffers(plan.array, LIMITS[plan.array.target])
 
     def text(self) -> str:
         array, lines = self.array, self.lines
@@ -82,7 +87,9 @@ class _Module:
     def _tile(self, tile: Tile) -> None:
         value = f"%tile_{tile.column}_{tile.row}"
         self.tiles[tile] = value
-        place = f"col = {tile.column} : i32, row = {tile.row} : i32"
+        placed = self.placed.get(tile)
+        scheme = f'allocation_scheme = "{placed.scheme}", ' if placed and placed.scheme else ""
+        place = f"{scheme}col = {tile.column} : i32, row = {tile.row} : i32"
         self.lines.add(f'{value} = "aie.tile"() <{{{place}}}> : () -> index')
 
     def _buffer(self, buffer: Buffer) -> None:

@@ -75,7 +75,9 @@ class Limits:
     padding_maxima: tuple[int, int, int]
     task_queue: int
     stack_bytes: int
+    constant_bytes: int
     program_bytes: int
+    heap_bytes: int
     stream_bits: int
     cascade_bits: int
     shim_burst_bytes: int
@@ -172,7 +174,9 @@ TABLE: tuple[Row, ...] = (
     Row("padding_maxima", (63, 31, 15), (63, 31, 15), "words, innermost first", "FIM43-Redeye/xdna-emu:catalog-dma.md (memory tiles, MM2S only)"),
     Row("task_queue", 4, 4, "tasks a channel", "amd/IRON:iron/operators/flm/gemm/README.md measured 4 good, 8 hanging; the register manual says 8"),
     Row("stack_bytes", 1024, 1024, "bytes", f"{_TARGET_MODEL_HEADER} (default of aie.core's stack_size)"),
+    Row("constant_bytes", 1024, 1024, "bytes", "what a core's kernels are left for .data and .rodata behind the highest buffer (Xilinx/mlir-aie:lib/Targets/AIETargetLdScript.cpp). An estimate: as compiled for this machine by g++ the largest, flow_qkv, has constants of 268 bytes, in vectors of 128 bits, and AIE's have 512: 4 x 256. No object of Peano's was seen"),
     Row("program_bytes", 16384, 16384, "bytes", "AMD AM020 and AM025 (16 KB a core)"),
+    Row("heap_bytes", 1 << 26, 1 << 26, "bytes", f"{_DRIVER}: what the controller reads, instructions and arrays' configurations, lies in a heap of 64 MB a process (at most 512 MB; XRT 2.25 asks for 64)"),
     Row("stream_bits", 32, 32, "bits a cycle", "AMD AM020 (AXI4-Stream width of a port)"),
     Row("cascade_bits", 512, 512, "bits a cycle", f"{_TARGET_MODEL_HEADER} (getAccumulatorCascadeSize)"),
     Row("shim_burst_bytes", 256, 512, "bytes", f"{_TARGET_MODEL} (getShimBurstEncodingsAndLengths)"),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, Core, Expression, Fifo, Link, Plan, Statement
+    from flownpu.aie.plan import Step, Array, Core, Expression, Fifo, Link, Plan, Statement
 
 __all__ = ["Span", "TimedDataflow"]
 
@@ -262,9 +262,15 @@ class TimedDataflow:
         """The sequence had to wait, and what it waited for is there: cycles until it knows."""
         return 0.0
 
+    def _read(self, _step: Step) -> float:
+        """Cycles that a step's instructions take."""
+        return 0.0
+
     def _sequence(self) -> _Process:
         complete_at: dict[str, tuple[_Host, int]] = {}
         for step in self.plan.sequence.steps:
+            if (cycles := self._read(step)) > 0:
+                yield cycles
             if isinstance(step, Transfer):
                 host, size = self.hosts[step.fifo], step.tap.elements * self.fifos[step.fifo].type.item_bytes
                 self._transfer_started(step, size)

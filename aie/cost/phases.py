@@ -4,7 +4,10 @@
 A *phase* of a sequence ends where the sequence waits for the last of a fifo's results: what comes then needs what was
 made until then. Within a phase everything goes on side by side, so
 
-    call  = sum over its phases of (the busiest of cores, streams and main memory + a wait)
+    call  = sum over its phases of (the busiest of cores, streams, main memory and the controller + a wait)
+
+The controller goes through a phase's instructions while what its first transfer started is going on already; only what
+comes before that, parameters and barriers, is added.
 
 Cores that call the same kernels are one *kind*, and so are streams into such cores, and out of them. A kind is as busy
 as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
@@ -23,7 +26,8 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
-from flownpu.aie.plan import Await, Call, Free, Loop, SetBarrier, Transfer, WriteParameter
+from flownpu.aie.instructions import words_of_step, words_of_steps
+from flownpu.aie.plan import Await, Call, Loop, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
@@ -32,12 +36,9 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan import Array, Plan, Statement, Tile
 
-__all__ = ["ARRAY", "KERNELS", "WAITS", "Cost", "call_cost"]
+__all__ = ["ARRAY", "CONTROLLER", "KERNELS", "WAITS", "Cost", "call_cost"]
 
-KERNELS, WAITS, ARRAY = "kernels", "waits", "streams of the array"
-# 32-bit words of the controller's instructions (mlir-aie, lib/Dialect/AIEX, AIETargetNPU.cpp): a write of a descriptor
-# (4 + 8), its address (12), its place in a queue (6); a wait (4); a write of one word (6), a parameter's or a lock's.
-_WORDS: dict[type, int] = {Transfer: 30, Await: 4, Free: 0, WriteParameter: 6, SetBarrier: 6}
+KERNELS, WAITS, ARRAY, CONTROLLER = "kernels", "waits", "streams of the array", "controller"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Cost:
     """What a call, a program or several take.
 
     Attributes:
-        seconds: by what takes them: of a call "kernels", "waits", "streams of the array", or the host buffer that is
-            moved; of a program see program.py.
+        seconds: by what takes them: of a call "kernels", "waits", "streams of the array", "controller", or the host
+            buffer that is moved; of a program see program.py.
         read_bytes: of main memory, by the array.
         written_bytes: to it.
         words: of instructions, as mlir-aie writes them.
@@ -83,12 +84,17 @@ _SUMS = [each.name for each in fields(Cost)][1:]
 
 @dataclass
 class _Phase:
-    """Bytes of each fifo from or to main memory, as many as they cost in runs as short as they are; by buffer, too."""
+    """Bytes of each fifo from or to main memory, as many as they cost in runs as short as they are; by buffer, too.
+
+    `ahead`: words of the instructions before the first transfer; `words`: of the others.
+    """
 
     moved: Counter[str] = field(default_factory=Counter)
     cost: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     buffers: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     waits: bool = False
+    ahead: int = 0
+    words: int = 0
 
     def add(self, transfer: Transfer, size: int, cost: float) -> None:
         """One more transfer."""
@@ -144,16 +150,16 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
             given[key] = _given(plan.array, array_flow(plan.array, phase.moved))
         busy = cores.seconds(given[key])
         moving = max(streams.seconds(phase.cost), sum(phase.cost.values()) / values["memory_read"])
+        ahead, told = (words * values["instruction_word"] for words in (phase.ahead, phase.words))
         name = KERNELS if busy > moving else max(phase.buffers, key=phase.buffers.__getitem__, default=KERNELS)
-        seconds[name] += max(busy, moving)
+        seconds[CONTROLLER if told > max(busy, moving) else name] += max(busy, moving, told)
+        seconds[CONTROLLER] += ahead
         seconds[WAITS] += phase.waits * values["wait"]
     inside = max(of_streams.values(), default=0.0) - sum(seconds.values())
     if inside > 0:
         seconds[ARRAY] = inside
     read = sum(moved[fifo.name] for fifo in plan.array.fifos if from_shim(fifo, device))
-    return Cost(
-        dict(seconds), read, sum(moved.values()) - read, sum(_WORDS[type(step)] for step in plan.sequence.steps)
-    )
+    return Cost(dict(seconds), read, sum(moved.values()) - read, words_of_steps(plan.sequence.steps))
 
 
 def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
@@ -163,6 +169,10 @@ def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
     pending = Counter[str]()
     phase = _Phase()
     for step in plan.sequence.steps:
+        if phase.moved:
+            phase.words += words_of_step(step)
+        else:
+            phase.ahead += words_of_step(step)
         if isinstance(step, Transfer):
             item = fifos[step.fifo].type.item_bytes
             walk = (step.tap.walk, item)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.phases import Cost, call_cost
 from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.instructions import WORD_BYTES
 from flownpu.aie.programs.call import HOST
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["CHANGES", "DISPATCHES", "Prices", "prompt_runs"]
 
 CHANGES, DISPATCHES, INSTRUCTIONS = "changes of array", "dispatches", "instructions"
-_WORD_BYTES = 4
 # Positions from the knot at which no window bounds a call any more to the next: as many as a long chunk has, so that
 # what a single chunk of keys is rounded up by counts little.
 _SPAN = 4096
@@ -129,7 +129,7 @@ class Prices:
             seconds[f"{call.operator}: {views.get(name, name)}"] += value
         seconds[DISPATCHES] += values["dispatch"]
         if call.moves:
-            seconds[INSTRUCTIONS] += of_call.words * _WORD_BYTES / values["host_memory"]
+            seconds[INSTRUCTIONS] += of_call.words * WORD_BYTES / values["host_memory"]
         return Cost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
 
     def _host(self, step: Step) -> Cost:

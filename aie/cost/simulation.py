@@ -5,6 +5,7 @@ To what `flownpu.aie.timed_dataflow` has (cores, streams and the sequence, which
 
 - streams from main memory at the rate that was published of them, slower in short runs of contiguous bytes;
 - the rate that all streams share: memory serves their objects one after the other;
+- the time that the controller takes for each step's instructions;
 - the time in which the sequence learns that something is over, once for awaits that follow one another;
 - cycles of kernels as published (`kernels.py`).
 """
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
 from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.instructions import words_of_step
 from flownpu.aie.timed_dataflow import Span, TimedDataflow
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan import Fifo, Plan, Tile, Transfer
+    from flownpu.aie.plan import Fifo, Plan, Step, Tile, Transfer
 
 __all__ = ["Simulated", "simulate"]
 
@@ -85,6 +87,9 @@ class _Memory(TimedDataflow):
     def _awaited(self) -> float:
         told, self._knows = self._knows, True
         return 0.0 if told else self._values["wait"] * self._clock
+
+    def _read(self, step: Step) -> float:
+        return words_of_step(step) * self._values["instruction_word"] * self._clock
 
     def _stream_cycles(self, fifo: Fifo, size: int) -> float:
         on_the_array = super()._stream_cycles(fifo, size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from flownpu import __version__
 from flownpu.aie.artifacts import ArtifactFolder
-from flownpu.aie.compiled_artifacts import write_compiled
+from flownpu.aie.compiled_artifacts import build_cost, write_compiled
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -82,6 +82,7 @@ def build_artifacts(
     output: Path | None = None,
     ways: Sequence[str] = DECODE_WAYS,
     report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """Makes the artifacts of a model, or brings them up to date.
 
@@ -94,6 +95,7 @@ def build_artifacts(
         output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
         ways: of decoding, to choose from.
         report: hears which call is done next, how many are done, and of how many.
+        say: hears what compiling costs, before it starts, and what costs more than that.
 
     Raises:
         FlowNPUError: the model is none, or the NPU's designs have no place for it.
@@ -121,7 +123,9 @@ def build_artifacts(
         toolchain, tools = find_toolchain()
         missing = [str(tool) for tool in tools]
         folder = ArtifactFolder(output, target, toolchain, versions={"flownpu": __version__})
-        made = write_compiled(folder, programs, report=advance)
+        if toolchain is not None:
+            say(str(build_cost(calls)))
+        made = write_compiled(folder, programs, report=advance, say=say)
     return Built(output, positions, len(calls), made, left_out, missing)
 
 

@@ -18,7 +18,7 @@ from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.memory import burst_efficiency, contiguous_bytes, read_rate
 from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.aie.cost.phases import WAITS, call_cost
+from flownpu.aie.cost.phases import CONTROLLER, WAITS, call_cost
 from flownpu.aie.cost.program import CHANGES, DISPATCHES, Prices, prompt_runs
 from flownpu.aie.cost.simulation import simulate
 from flownpu.aie.cost.totals import array_flow, core_cycles, stream_seconds
@@ -27,6 +27,7 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.vector_operators import RMSNorm
+from flownpu.aie.instructions import HEADER_WORDS, words_of_steps
 from flownpu.aie.plan import Dimension, HostBuffer, Tap, Transfer
 from flownpu.aie.programs.call import HOST, ArtifactCall, fixed_call
 from flownpu.aie.programs.program import Buffer, CacheLayout, Program, ProgramWriter, Role, Step
@@ -35,7 +36,7 @@ from tests.aie.test_designs import ALL, plan_of
 
 DEVICE = DEVICES["kraken-350"]
 # As fast as memory and streams may be: what is left is the array's.
-FREE = {**VALUES, "memory_read": 1e15, "channel_read": 1e15, "wait": 0.0}
+FREE = {**VALUES, "memory_read": 1e15, "channel_read": 1e15, "wait": 0.0, "instruction_word": 0.0}
 
 
 def moved(plan):
@@ -165,7 +166,8 @@ def test_where_one_part_is_busy_both_agree(plan):
 
 def test_counting_takes_no_longer_for_long_sequences():
     """128 times the keys are 128 times the work, in a plan whose loops are as many statements."""
-    short, long = (call_cost(plan_of(FlowKV("npu2", 8, 4, 256).program(n, n)), DEVICE) for n in (1024, 131072))
+    values = {**VALUES, "instruction_word": 0.0}  # their number follows the tasks'
+    short, long = (call_cost(plan_of(FlowKV("npu2", 8, 4, 256).program(n, n)), DEVICE, values) for n in (1024, 131072))
     assert long.read_bytes == pytest.approx(128 * short.read_bytes, rel=1e-3)
     waits = [cost.seconds[WAITS] for cost in (short, long)]
     assert waits[0] == waits[1]
@@ -185,9 +187,22 @@ def test_a_chain_by_hand():
 
 def test_the_sequence_waits_once_for_what_it_awaits_together():
     plan = plan_of(FusedDQP("npu2", 1280).program(1024, 1152))
-    without, with_waits = (simulate(plan, DEVICE, {**VALUES, "wait": wait}).seconds for wait in (0.0, 1e-3))
+    values = {**VALUES, "instruction_word": 0.0}  # a wait may hide them
+    without, with_waits = (simulate(plan, DEVICE, {**values, "wait": wait}).seconds for wait in (0.0, 1e-3))
     # x is awaited, then the outputs; weights' windows are awaited besides.
     assert 1e-3 < with_waits - without < 4e-3
+
+
+def test_instructions_count_where_nothing_else_takes_as_long():
+    """A chain's: seven parameters, barriers, transfers and awaits; and not where weights are read meanwhile."""
+    plan = chain()
+    words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
+    values = {**FREE, "instruction_word": 1e-6}
+    assert call_cost(plan, DEVICE, values).seconds[CONTROLLER] == pytest.approx(words * 1e-6, rel=0.1)
+    assert simulate(plan, DEVICE, values).seconds == pytest.approx(words * 1e-6, rel=0.1)
+    long = plan_of(FusedDQP("npu2", 2560).program(10240, 2560))
+    without, counted = (call_cost(long, DEVICE, {**VALUES, "instruction_word": each}).total for each in (0.0, 15e-9))
+    assert without < counted < 1.1 * without
 
 
 def test_memory_is_shared():
@@ -213,11 +228,12 @@ DECODE_LAYERS = {way: partial(DecodeLayer, way=way) for way in WAYS}
 def test_phases_take_what_events_make_of_them(name, kind, position):
     """Two layers of a token: weights are sent ahead of their phases, and phases wait for one another.
 
-    The rest are the first objects' ways in and the last ones' out.
+    The rest are the first objects' ways in and the last ones' out, and instructions that come after a phase's streams
+    are through: counted as beside them.
     """
     plan = plan_of(DECODE_LAYERS[kind](SHAPES[name]).program(position, 2560, layers=(Layer(),) * 2))
     counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
-    assert counted.total == pytest.approx(followed.seconds, rel=0.05)
+    assert counted.total == pytest.approx(followed.seconds, rel=0.08)
     assert (counted.read_bytes, counted.written_bytes) == (followed.read_bytes, followed.written_bytes)
     # Six waits a layer, seven with split keys, and one for the residual stream.
     waits = counted.seconds[WAITS] / VALUES["wait"]
@@ -325,7 +341,8 @@ def test_prompts_go_in_the_chunks_that_the_host_takes():
 def test_prices_between_knots_are_those_of_the_plans(window):
     """A token's call and a chunk's at positions that were not counted: but for a chunk, where a window begins in one.
 
-    That is one of 34 for each 32 queries, and what comes with it.
+    That is one of 34 for each 32 queries, and what comes with it. At the first positions a chunk's instructions count,
+    which do not grow with it but with its tasks.
     """
     from flownpu.aie.call_family import CallSweep
     from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -347,5 +364,5 @@ def test_prices_between_knots_are_those_of_the_plans(window):
     for call in (layer, chunk):
         for position in (0, 300, 511, 700, 3000, 9001, 16000):
             counted = call_cost(plan_of(call.program(position)), DEVICE)
-            assert prices.of_call(call, position).total == pytest.approx(counted.total, rel=0.06)
+            assert prices.of_call(call, position).total == pytest.approx(counted.total, rel=0.1 if position < 512 else 0.06)
             assert prices.of_call(call, position).read_bytes == pytest.approx(counted.read_bytes, rel=0.06)

@@ -5,12 +5,13 @@ import json
 import sys
 
 # Writes the files that its options name; what it links is in the folder it runs in. FAIL makes it fail as it says.
-# Instructions are the numbers of each step, a dimension of one step without its stride.
-STAND_IN = """#!{python}
-import array, json, os, pathlib, re, sys
+# Instructions are as aie/instructions.py has them: descriptors by the lowest number that is free on their tile, in them
+# the numbers of each transfer, a dimension of one step without its stride. UNKNOWN ends them with an operation of no step.
+STAND_IN = r"""#!{python}
+import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
 if "--version" in sys.argv:
-    print("XRT Build Version: 2.25.00" if name == "xclbinutil" else f"{{name}} {version}\\nsecond line")
+    print("XRT Build Version: 2.25.00" if name == "xclbinutil" else f"{{name}} {version}\nsecond line")
     sys.exit()
 with open({log!r}, "a") as log:
     print(json.dumps([name, *sys.argv[1:]]), file=log)
@@ -29,17 +30,45 @@ elif name == "xclbinutil":
     pdi = pathlib.Path(partition["PDIs"][0]["file_name"]).read_text()
     pathlib.Path(options["--output"]).write_text(f"{{len(kernels[0]['arguments'])}} arguments, {{pdi}}")
 else:
-    words = array.array("I")
-    for line in pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")[2].splitlines():
-        if "dma_bd" in line:
-            pairs = [(int(n), int(s)) for n, s in re.findall(r"size = (\\d+), stride = (\\d+)", line)]
+    design, _, sequence = pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")
+    tiles = {{}}
+    for ends, name in re.findall(r'"aie.objectfifo"\((.*?)\) <.*?sym_name = "(\w+)"', design):
+        tiles[name] = next((end for end in ends.split(", ") if end.endswith("_0")), "")
+    words, count, used, tasks = array.array("I", [1, 8, 0, 0]), 0, {{}}, {{}}
+    def add(*operation):
+        global count
+        words.extend(word % 2**32 for word in operation)
+        count += 1
+    for line in sequence.splitlines():
+        if found := re.search(r"(%\w+) = .*configure_task_for.*alloc = @(\w+), issue_token = (\w+)", line):
+            task, fifo, token = found.groups()
+            tile = tiles[fifo]
+            number = min(set(range(99)) - used.setdefault(tile, set()))
+            used[tile].add(number)
+            tasks[task] = tile, number, fifo
+            repeat = int((re.findall("repeat_count = ([0-9]+)", line) or [0])[0])
+        elif "dma_bd" in line:
+            pairs = [(int(n), int(s)) for n, s in re.findall(r"size = (\d+), stride = (\d+)", line)]
             pairs = [(0, 0)] * (4 - len(pairs)) + [(n - 1, s if n > 1 else 0) for n, s in pairs]
-            words.extend(number for pair in pairs for number in pair)
-            words.extend(int(number) for number in re.findall(r"(?:len|offset) = (\\d+)", line))
-        elif "configure_task" in line:
-            words.append(int((re.findall("repeat_count = ([0-9]+)", line) or [0])[0]))
-        else:
-            words.extend(int(number) % 2**32 for number in re.findall(r"value = (-?\\d+)", line))
+            length, offset, argument = (int(re.search(key, line)[1])
+                                        for key in (r"len = (\d+)", r"offset = (\d+)", r"%arg(\d+)"))
+            place = zlib.crc32(tile.encode()) << 8
+            row = [size << 20 | stride % 2**20 for size, stride in pairs]
+            add(1, 0, place + 32 * number, 48, length, offset, *row, sum(size for size, _ in pairs), 7)
+            add(129, 48, 0, 0, 0, 0, place + 32 * number + 4, 0, argument, 0, 2 * offset, 0)
+            if token == "true":
+                add(3, 0, place, 0, 1, 2, 28)
+            add(0, 0, zlib.crc32(fifo.encode()), 0, repeat << 16 | number, 24)
+        elif found := re.search(r'dma_(await|free)_task"\((%\w+)\)', line):
+            tile, number, fifo = tasks[found[2]]
+            used[tile].discard(number)
+            if found[1] == "await":
+                add(128, 16, zlib.crc32(fifo.encode()), 0)
+        elif found := re.search(r"(npu.rtp_write|set_lock).*value = (-?\d+)", line):
+            add(0, 0, zlib.crc32(line.split("value")[0].encode()), 0, int(found[2]), 24)
+    if pathlib.Path({unknown!r}).exists():
+        add(0, 0, 0, 0, 0, 24)
+    words[2], words[3] = count, 4 * len(words)
     objects = sorted(file.name for file in pathlib.Path.cwd().glob("*.o") if file.exists())
     for option in sys.argv:
         key, _, value = option.partition("=")
@@ -54,7 +83,7 @@ class Tools:
     """The stand-ins."""
 
     def __init__(self, folder, monkeypatch):
-        self.log, self.fail = folder / "log", folder / "fail"
+        self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
         self.xclbinutil = folder / "xrt" / "xclbinutil"
@@ -66,8 +95,8 @@ class Tools:
     def install(self, version):
         for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
-            text = STAND_IN.format(python=sys.executable, version=version, log=str(self.log), fail=str(self.fail))
-            file.write_text(text)
+            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown")}
+            file.write_text(STAND_IN.format(python=sys.executable, version=version, **files))
             file.chmod(0o755)
 
     def commands(self):

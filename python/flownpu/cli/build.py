@@ -159,6 +159,7 @@ def _build_model(
             weights=weights and weights.value,
             output=output,
             report=lambda call, done, total: bar.update(task, description=call, completed=done, total=total),
+            say=status,
         )
     if as_json:
         print_json({"for": kind.value, "target": target.value, **asdict(built), "folder": str(built.folder)})

@@ -3,7 +3,7 @@
 
 A task is known to be complete when it was awaited, or a later one of the same channel was (a channel's queue is in
 order), or a drain that its data reaches was: the output cannot be there before the input (arXiv 2512.13282, section
-4.4). Only then is freeing its buffer descriptor right; freed earlier, the descriptor is written while the DMA reads it.
+4.4; `_Known`). Only then is freeing its buffer descriptor right; freed earlier, it is written while the DMA reads it.
 """
 
 from __future__ import annotations

@@ -146,7 +146,9 @@ def missing_transfers(plan: Plan) -> Mutants:
 
 def ends_that_do_not_wait(plan: Plan) -> Mutants:
     """A drain's descriptor is freed instead of awaited."""
-    drains = {step.name for _, step in _transfers(plan) if step.token}
+    # A fill that is awaited after the drains of its data has ended then, and may as well be freed.
+    fills = {fifo.name for fifo in plan.array.fifos if fifo.producer.tile.row == 0}
+    drains = {step.name for _, step in _transfers(plan) if step.token and step.fifo not in fills}
     for place, step in enumerate(plan.sequence.steps):
         if isinstance(step, Await) and step.transfer in drains:
             yield step.transfer, _with_step(plan, place, Free(step.transfer))

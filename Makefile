@@ -11,7 +11,7 @@ MODEL := out/gemma3-topics
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mlir-opt xrt-headers sanitize fuzz figures clean
+.PHONY: help demo test lint mlir-opt xrt-headers xrt sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -26,7 +26,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xrt-headers lint mlir-opt build/testing/built sanitize
+test: xrt lint mlir-opt build/testing/built sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/test
@@ -39,6 +39,10 @@ mlir-opt: | .venv
 # What the plugin for XRT (ops/npu/xrt/) is compiled against, in tests and lint; the same.
 xrt-headers: | .venv
 	@$(BIN)/python -m scripts.xrt_headers
+
+# XRT itself, on which the tests run that plugin; the same.
+xrt: xrt-headers
+	@$(BIN)/python -m scripts.xrt_runtime
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile

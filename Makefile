@@ -15,7 +15,7 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mlir-opt xrt-headers xclbinutil sanitize fuzz figures clean
+.PHONY: help demo test lint mlir-opt xrt-headers xrt sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -30,7 +30,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xclbinutil lint mlir-opt sanitize
+test: xrt lint mlir-opt sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .venv/test
@@ -44,9 +44,9 @@ mlir-opt: | .venv
 xrt-headers: | .venv
 	@$(BIN)/python -m scripts.xrt_headers
 
-# What the tests pack xclbins with, and read them; the same.
-xclbinutil: | .venv
-	@$(BIN)/python -m scripts.xclbinutil
+# XRT itself, on which the tests run that plugin; the same.
+xrt: xrt-headers
+	@$(BIN)/python -m scripts.xrt_runtime
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile

@@ -31,11 +31,6 @@ def find() -> str | None:
     return str(folder) if (folder / "xrt" / "xrt_device.h").is_file() else None
 
 
-def library() -> Path | None:
-    """Debian's libxrt_coreutil, which needs a newer C library than this machine may have."""
-    return next(iter(sorted((FOLDER / "root" / "usr" / "lib").glob("*/libxrt_coreutil.so.2"))), None)
-
-
 def reason() -> str:
     """What to say where there are none."""
     return debian_packages.reason(FOLDER, "there are no headers of XRT: python -m scripts.xrt_headers gets Debian's")
@@ -47,9 +42,13 @@ def version_of(package_version: str) -> str:
     return match[1] if match else ""
 
 
-def _is_new_enough(apt: Apt) -> bool:
-    version = version_of(apt.candidate("libxrt-dev"))
-    return bool(version) and tuple(map(int, version.split("."))) >= OLDEST
+def is_new_enough(version: str) -> bool:
+    """Whether a package's version is of an XRT for NPUs."""
+    return tuple(map(int, version_of(version).split("."))) >= OLDEST if version_of(version) else False
+
+
+def _is_wanted(apt: Apt) -> bool:
+    return is_new_enough(apt.candidate("libxrt-dev"))
 
 
 def fetch() -> None:
@@ -61,8 +60,8 @@ def fetch() -> None:
     apt = Apt(FOLDER, "XRT")
     apt.run("apt-get", "update", "-q")
     apt.unpack("uuid-dev")
-    if not _is_new_enough(apt):
-        use_suite_where(apt, _is_new_enough, ".".join(map(str, OLDEST)))
+    if not _is_wanted(apt):
+        use_suite_where(apt, _is_wanted, ".".join(map(str, OLDEST)))
     apt.unpack("libxrt-dev", "libxrt2")
     apt.finish()
     if find() is None:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runtime of a real NPU: XRT, through the plugin libflownpu_xrt.so, which is loaded here.
 //
-// No NPU has run it: it is compiled against XRT's headers and tested with a double of
-// libxrt_coreutil (tests/npu/xrt_double/).
+// No NPU has run it: it is tested over Debian's XRT, below which a double of the kernel's driver
+// computes with the emulator (tests/npu/xdna_driver/).
 #pragma once
 
 #include <memory>

@@ -22,14 +22,13 @@ from tests.end_to_end.test_same_tokens import generator_of, reply
 from tests.npu.xrt import Driver
 
 CAPACITY = 512
-NEW_TOKENS = 32
 KEPT = 20  # tokens before the rewind's end
 
 
 def converse(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
     """Two turns, and one after the second was taken back."""
     generator = generator_of(og.Model(folder), CAPACITY)
-    replies = [reply(generator, prompts[0], NEW_TOKENS), reply(generator, prompts[1], NEW_TOKENS)]
+    replies = [reply(generator, prompts[0], 32), reply(generator, prompts[1], 8)]
     generator.rewind_to(KEPT)
     replies.append(reply(generator, prompts[2], 8))
     logits = b"".join(row.tobytes() for one in replies for row in one.logits)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of the small model with device=npu, over XRT, one after the other in one process of a machine with an NPU.
 
-    python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS
+    python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
 
 prints a JSON document: for each scenario the logits' tokens, the errors, and what was open in the driver at its end.
 The library is a copy with the plugin beside it; a process that has registered it is of no further use.
@@ -40,7 +40,7 @@ REFUSED = {
 }
 
 
-def main(library: str, model: str, artifacts: str, ids: str) -> None:
+def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: str) -> None:
     driver = Driver()
     onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "FlowNPUExecutionProvider"][:1]
@@ -101,6 +101,7 @@ def main(library: str, model: str, artifacts: str, ids: str) -> None:
             )
     for name, (fault, amount, after) in REFUSED.items():
         document[name] = scenario(lambda fault=fault, amount=amount, after=after: refused(fault, amount, after))
+    document["too few buffers"] = scenario(lambda: generate(open_session(artifacts=too_few_buffers)))
     document["well again"] = scenario(lambda: generate(open_session()))
     print(json.dumps(document))
 

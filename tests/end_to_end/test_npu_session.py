@@ -47,8 +47,9 @@ def sessions(
     """What npu_session.py printed."""
     folder = tmp_path_factory.mktemp("npu")
     artifacts = build_for_double(converted(), folder / "artifacts", CONTEXT)
-    ids = json.dumps(held_out[:CONTEXT])
-    done = Machine(folder).python("-m", "tests.end_to_end.npu_session", plugin, converted(), artifacts, ids)
+    few = build_for_double(converted(), folder / "few", CONTEXT, most_buffers=5)
+    arguments = plugin, converted(), artifacts, json.dumps(held_out[:CONTEXT]), few
+    done = Machine(folder).python("-m", "tests.end_to_end.npu_session", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return document
@@ -62,30 +63,41 @@ def conversation_artifacts(converted: Callable[..., Path], tmp_path_factory: pyt
     return {"npu": build_for_double(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
 
 
-@pytest.mark.parametrize("name", DRIVERS)
-def test_a_conversation_is_that_of_the_emulator(
-    name: str, plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
-    held_out: Tokens, prompts: list[Tokens], tmp_path: Path,
-) -> None:  # fmt: skip
-    """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
-    folders = []
-    for device, artifacts in conversation_artifacts.items():
-        folder = Path(shutil.copytree(converted(), tmp_path / device))
-        config = json.loads((folder / "genai_config.json").read_text())
-        options = {"device": device, "artifacts": str(artifacts)}
-        config["model"]["decoder"]["session_options"]["provider_options"] = [{"FlowNPUExecutionProvider": options}]
-        (folder / "genai_config.json").write_text(json.dumps(config))
-        folders.append(folder)
+@pytest.fixture(scope="module")
+def conversations(
+    plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
+    held_out: Tokens, prompts: list[Tokens], tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:  # fmt: skip
+    """By the driver, and the emulator's: what npu_conversation.py printed."""
     texts = json.dumps([held_out[:110], prompts[0], prompts[1]])
-    machine = Machine(tmp_path, **DRIVERS[name])  # type: ignore[arg-type]
-    done = machine.python("-m", "tests.end_to_end.npu_conversation", plugin, texts, *folders)
-    assert done.returncode == 0, done.stderr[-3000:]
-    document = json.loads(done.stdout.splitlines()[-1])
-    array, emulator = (document[str(folder)] for folder in folders)
-    assert [len(tokens) for tokens in array["tokens"]] == [32, 32, 8]
-    assert array == emulator
-    assert document["violations"] == []
-    assert document["alive"] == 0
+    found: dict[str, Any] = {}
+    for name, driver in DRIVERS.items():
+        home = tmp_path_factory.mktemp("conversation")
+        folders = {}
+        for device, artifacts in conversation_artifacts.items():
+            if device in found:
+                continue
+            folder = folders[device] = Path(shutil.copytree(converted(), home / device))
+            config = json.loads((folder / "genai_config.json").read_text())
+            options = {"device": device, "artifacts": str(artifacts)}
+            config["model"]["decoder"]["session_options"]["provider_options"] = [{"FlowNPUExecutionProvider": options}]
+            (folder / "genai_config.json").write_text(json.dumps(config))
+        machine = Machine(home, **driver)  # type: ignore[arg-type]
+        done = machine.python("-m", "tests.end_to_end.npu_conversation", plugin, texts, *folders.values())
+        assert done.returncode == 0, done.stderr[-3000:]
+        document = json.loads(done.stdout.splitlines()[-1])
+        assert (document["violations"], document["alive"]) == ([], 0)
+        found[name] = document[str(folders["npu"])]
+        if "emulate" in folders:
+            found["emulate"] = document[str(folders["emulate"])]
+    return found
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_conversation_is_that_of_the_emulator(name: str, conversations: dict[str, Any]) -> None:
+    """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
+    assert [len(tokens) for tokens in conversations[name]["tokens"]] == [32, 8, 8]
+    assert conversations[name] == conversations["emulate"]
 
 
 def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
@@ -157,6 +169,7 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
         ("no context", "close other programs that use the NPU"),
         ("firmware", "install XRT 2.19 or newer and the driver that comes with it"),
         ("locked memory", "ulimit -l unlimited"),
+        ("too few buffers", "takes 5 buffers, and its call "),
     ],
 )
 def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:

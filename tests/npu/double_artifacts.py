@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.program import Program
 
 
-def build_for_double(model: Path, folder: Path, context: int) -> Path:
-    """A folder that `device=npu` takes, with the programs of a model."""
-    return write_for_double(folder, programs_of_model(model, "npu2", context)[0])
+def build_for_double(model: Path, folder: Path, context: int, most_buffers: int | None = None) -> Path:
+    """A folder that `device=npu` takes, with the programs of a model; see `write_for_double`."""
+    return write_for_double(folder, programs_of_model(model, "npu2", context)[0], most_buffers)
 
 
-def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
-    """The same of any programs."""
+def write_for_double(folder: Path, programs: Sequence[Program], most_buffers: int | None = None) -> Path:
+    """The same of any programs; `most_buffers`: how many a kernel takes, where its calls have more."""
     files: dict[str, str] = {}
     calls = calls_of(programs)
     for call in calls:
@@ -34,7 +34,7 @@ def write_for_double(folder: Path, programs: Sequence[Program]) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if call.array not in files:
             buffers = max(len(other.buffers) for other in calls if other.array == call.array)
-            write_xclbin(folder / file, flat.words, buffers)
+            write_xclbin(folder / file, flat.words, min(buffers, most_buffers or buffers))
         files[call.array] = file
         family = call.family(lambda position, call=call, flat=flat: halves(flat.flatten(call.sequence(position))))
         (folder / call.family_file).write_bytes(family.flatten(call.name, flat.identity).tobytes())

@@ -86,15 +86,15 @@ class Machine:
         node.parent.mkdir(parents=True, exist_ok=True)
         node.touch()
 
-    def environment(self) -> dict[str, str]:
-        """Of a process on this machine."""
+    def variables(self) -> dict[str, str]:
+        """What the environment of a process on this machine has beside our own."""
         libraries = Path(xrt_runtime.find() or "")
         # The run time of a sanitizer (Makefile) comes first; with it, the C++ run time that XRT needs.
         before = [
             str(libraries / "libstdc++.so.6") if Path(library).name.startswith("libstdc++") else library
             for library in os.environ.get("LD_PRELOAD", "").split()
         ]
-        return os.environ | {
+        return {
             "XDNA_DRIVER_ROOT": str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
@@ -117,5 +117,5 @@ class Machine:
         """Runs Python on this machine."""
         return subprocess.run(
             self.command(*arguments, without=without),
-            env=self.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout,
+            env=os.environ | self.variables(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout,
         )  # fmt: skip

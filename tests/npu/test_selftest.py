@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest --device npu` without an NPU: over the double of XRT, whose calls the emulator runs.
+"""`flownpu selftest --device npu` without an NPU: over XRT, below which a double of the driver has the emulator.
 
 What is compiled are stand-ins for aiecc's files (double_artifacts.py); the rest is the way of a real NPU.
 """
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +34,7 @@ main(Path(sys.argv[1]))
 
 
 @pytest.fixture
-def npu_of_the_double(tmp_path, monkeypatch):
+def npu_of_the_driver(tmp_path, monkeypatch):
     """A machine with a toolchain and an NPU."""
     require()
     native = Path(shutil.copy(_native.__file__, tmp_path))
@@ -44,12 +43,12 @@ def npu_of_the_double(tmp_path, monkeypatch):
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
     monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
     machine = Machine(tmp_path)
-    command = ["env", *(f"{name}={value}" for name, value in machine.environment().items() if name in OURS)]
+    command = ["env", *(f"{name}={value}" for name, value in machine.variables().items())]
     command += machine.command("-c", WORKER)
     monkeypatch.setattr(climb, "worker_command", lambda folder: [*command, str(folder), str(native)])
 
 
-@pytest.mark.usefixtures("npu_of_the_double")
+@pytest.mark.usefixtures("npu_of_the_driver")
 def test_rungs_run_and_are_timed(tmp_path, capfd):
     patterns = ("copy*", "kernel fused_dqp*", "decode_layer*", "token")
     options = [option for pattern in patterns for option in ("--only", pattern)]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How packages of Debian's come into a folder: what apt is asked, and what is said where it cannot do it."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from scripts import xrt_headers
+from scripts import xrt_headers, xrt_runtime
 from scripts.debian_packages import Apt, UnavailableError, make_sure, reason
 
 KEYS = "/usr/share/keyrings/some-archive.gpg"
@@ -151,7 +154,7 @@ def fetched(tool, tmp_path, monkeypatch):
         f"""case $1 in
         indextargets) echo 'Debian|Debian|main|mirror/|/dev/null:1' ;;
         update) if [ -f {folder}/newer.sources ]; then
-            while read -r line; do [ "$line" = 'Suites: stable-backports' ] && exit 100; done < {folder}/newer.sources
+            while read -r l; do [ "$l" = 'Suites: stable stable-backports' ] && exit 100; done < {folder}/newer.sources
         fi ;;
         download) : > $3.deb ;;
         esac
@@ -173,7 +176,33 @@ def test_xrt_is_of_the_first_suite_that_has_it(fetched, tmp_path, capsys):
         "apt-get download -q libxrt-dev libxrt2",
         f"dpkg-deb -x {fetched}/packages/libxrt-dev.deb {fetched}/root",
     ]
-    assert xrt_headers.library() is None
+
+
+@pytest.mark.usefixtures("fetched")
+def test_xrt_itself(tool, tmp_path, monkeypatch, capsys):
+    """With the libraries that it needs, and theirs; another version than the tests know is not taken."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(xrt_runtime, "FOLDER", folder)
+    depends = "echo '  Depends: libc6\n  Depends: python3'; case $* in *libc6*) echo '  PreDepends: zlib1g' ;; esac"
+    policy = "[ -f {}/newer.sources ] && echo 'Candidate: 1:{}.0' || echo 'Candidate: 1:2.19.0'"
+    tool("apt-cache", f"case $1 in depends) {depends} ;; *) {policy.format(folder, '2.25')} ;; esac")
+    libraries = "$3/usr/lib/any"
+    files = f"{libraries}/libxrt_driver_xdna.so.2 {libraries}/ld-linux-any.so.2 $3/usr/bin/xclbinutil"
+    tool("dpkg-deb", f"/bin/mkdir -p {libraries} $3/usr/bin; for file in {files}; do : > $file; done")
+    xrt_runtime.main()
+    assert xrt_runtime.find() == str(folder / "root/usr/lib/any")
+    downloads = [line for line in asked(tmp_path) if "download" in line]
+    assert downloads == ["apt-get download -q libc6 libxrt-npu2 libxrt-utils libxrt2 zlib1g"]
+    command = xrt_runtime.command(["program", "argument"], without=["libxrt_driver"])
+    assert command[0] == f"{folder}/root/usr/lib/any/ld-linux-any.so.2"
+    assert command[3:] == ["program", "argument"]
+    assert [file.name for file in Path(command[2]).iterdir()] == ["ld-linux-any.so.2"]
+
+    shutil.rmtree(folder)
+    tool("apt-cache", policy.format(folder, "2.26"))
+    xrt_runtime.main()
+    assert "none of Debian's suites stable-backports, testing, unstable has 2.25" in xrt_runtime.reason()
+    assert capsys.readouterr().out.endswith("The tests that need it are skipped\n")
 
 
 def test_no_suite_has_xrt(fetched, tool, capsys):

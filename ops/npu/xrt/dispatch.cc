@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "ops/npu/xrt/status.h"
-#include "ops/npu/xrt/waiting.h"
 
 namespace flownpu::npu::xrt_abi {
 namespace {
@@ -185,7 +184,7 @@ void Submission::require_device() const {
 
 bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
   if (!under_way_) return true;
-  Sleeper sleeper;
+  Sleeper sleeper(instructions_.front()->expectation());
   const auto deadline = Sleeper::Clock::now() + timeout;
   auto next_check = Sleeper::Clock::now() + kDeviceCheck;
   while (!has_ended(failed)) {
@@ -198,8 +197,10 @@ bool Submission::wait(std::chrono::milliseconds timeout, std::size_t& failed) {
       require_device();
       next_check = now + kDeviceCheck;
     }
-    sleeper.sleep(deadline);
+    // Not over the next check, if the call takes longer than was expected.
+    sleeper.sleep(std::min(deadline, next_check));
   }
+  sleeper.learn();
   end();
   succeeded_ = true;
   return true;

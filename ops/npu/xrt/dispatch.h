@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/npu/xrt/waiting.h"
 #include "ops/npu/xrt_abi.h"
 
 namespace flownpu::npu::xrt_abi {
@@ -51,6 +52,8 @@ class Instructions {
   const xrt::bo& buffer() const { return buffer_; }
   std::uint32_t count() const { return count_; }
   std::atomic<int>& under_way() { return under_way_; }
+  // How long dispatches take that begin with it.
+  Expectation& expectation() { return expectation_; }
 
  private:
   xrt::bo buffer_;
@@ -60,6 +63,7 @@ class Instructions {
   std::size_t first_ = 0;
   std::size_t last_;
   std::atomic<int> under_way_{0};
+  Expectation expectation_;
 };
 
 struct Array {

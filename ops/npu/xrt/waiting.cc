@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/xrt/waiting.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 namespace flownpu::npu::xrt_abi {
 namespace {
@@ -19,7 +21,42 @@ constexpr milliseconds kUnknown{15000};
 // Starting the context anew.
 constexpr milliseconds kRecovery{1000};
 
+// Below the shortest, a sleep takes the system's own 50 us in any case; the longest is what it may
+// add to a call of which nothing is known.
+constexpr std::chrono::microseconds kShortest{10};
+constexpr std::chrono::microseconds kLongest{250};
+// The long sleep leaves a part of the expected time, for dispatches differ. Short ones are this
+// part of the time since.
+constexpr int kPart = 16;
+
 }  // namespace
+
+void Expectation::learn(Duration taken, bool overslept) {
+  const Duration expected = expected_;
+  if (expected == Duration::zero()) {
+    expected_ = taken;
+  } else if (overslept) {
+    expected_ = expected - expected / 4;
+  } else {
+    // One that took long for reasons of its own says little of the next.
+    expected_ = std::min(taken, expected + expected / 4);
+  }
+}
+
+Sleeper::Sleeper(Expectation& expectation)
+    : expectation_(expectation), expected_(expectation.get()) {}
+
+void Sleeper::sleep(Clock::time_point until) {
+  const auto now = Clock::now();
+  const auto taken = now - begin_;
+  const auto quiet = expected_ - expected_ / kPart;
+  is_long_ = taken < quiet;
+  auto part = is_long_
+                  ? quiet - taken
+                  : std::clamp<Clock::duration>((taken - quiet) / kPart + quiet / (kPart * kPart),
+                                                kShortest, kLongest);
+  std::this_thread::sleep_for(std::min(part, std::max(until - now, Clock::duration::zero())));
+}
 
 milliseconds watchdog_patience() {
   std::error_code ignored;

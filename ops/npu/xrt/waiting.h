@@ -8,31 +8,42 @@
 // what is looked at, between sleeps.
 #pragma once
 
-#include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <thread>
 
 namespace flownpu::npu::xrt_abi {
 
-// Sleeps before the next look: a part of the time that the call has taken so far, so that what it
-// adds to a call is in proportion, and no more than the longest. Numbers are in docs/npu.md.
+// How long a dispatch takes, learnt from those before. A token's take what the last one's did.
+class Expectation {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+
+  Duration get() const { return expected_; }
+  // `overslept`: it had ended at the first look after the long sleep, who knows when.
+  void learn(Duration taken, bool overslept);
+
+ private:
+  std::atomic<Duration> expected_{};
+};
+
+// Sleeps between looks at a call: most of the expected time at once, so that waiting takes next to
+// no CPU time, then short ones. What they add to a call is in proportion to it; docs/npu.md has the
+// numbers, and those of other ways.
 class Sleeper {
  public:
   using Clock = std::chrono::steady_clock;
 
-  void sleep(Clock::time_point until) {
-    const auto now = Clock::now();
-    const auto part = std::clamp<Clock::duration>((now - begin_) / kPart, kShortest, kLongest);
-    std::this_thread::sleep_for(std::min(part, std::max(until - now, Clock::duration::zero())));
-  }
-  Clock::duration taken() const { return Clock::now() - begin_; }
+  explicit Sleeper(Expectation& expectation);
+  // Before the next look.
+  void sleep(Clock::time_point until);
+  // The call has ended.
+  void learn() { expectation_.learn(Clock::now() - begin_, is_long_); }
 
  private:
-  static constexpr int kPart = 16;
-  static constexpr std::chrono::microseconds kShortest{10};
-  static constexpr std::chrono::microseconds kLongest{250};
-
+  Expectation& expectation_;
   Clock::time_point begin_ = Clock::now();
+  Expectation::Duration expected_;
+  bool is_long_ = false;  // the last sleep
 };
 
 // How long a call that makes no progress may stay until the driver's watchdog has ended it. Zero:

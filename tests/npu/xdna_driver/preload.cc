@@ -3,9 +3,8 @@
 // (LD_PRELOAD): /dev/accel/accel0 opens as a device of ours, and sysfs is read in a folder that the
 // environment variable XDNA_DRIVER_ROOT names and the test fills. All else goes where it goes.
 //
-// It is written from the kernel's public interface and steered as the double of XRT is
-// (device_double/state.h); real XRT runs on it unchanged. It cannot tell what a driver, firmware or
-// an array of silicon do.
+// It is written from the kernel's public interface and steered through state.h; real XRT runs on it
+// unchanged. It cannot tell what a driver, firmware or an array of silicon do.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -4,8 +4,8 @@
     for violation in check(plan):
         print(violation)
 
-What aie-opt rejects and what it does not was asked of one, case by case; docs/npu-designs.md lists both. Nothing here is
-rounded in favour of a plan: where sources differ, the smaller limit counts.
+What aie-opt rejects and what it does not was asked of one, case by case; docs/npu-designs.md lists both. Nothing here
+is rounded in favour of a plan: where sources differ, the smaller limit counts.
 """
 
 from __future__ import annotations

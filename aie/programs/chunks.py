@@ -2,7 +2,8 @@
 """From how many tokens on a chunk of a prompt is worth its time.
 
 On the array a chunk takes as long whatever share of it is tokens: every array is changed to, every weight dequantised,
-every row multiplied. (The host's steps compute tokens only; they are a tenth of it, and are priced whole.) So a rest of a prompt takes a chunk only if shorter ones and single tokens would take longer:
+every row multiplied. (The host's steps compute tokens only; they are a tenth of it, and are priced whole.) So a rest of
+a prompt takes a chunk only if shorter ones and single tokens would take longer:
 
     fewest(chunk) = the least t with seconds(chunk) <= best(t)
     best(t)       = the least seconds of t tokens by shorter programs, each taken where it is worth it

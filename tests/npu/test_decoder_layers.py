@@ -222,13 +222,15 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV.
     # Then the last token.
     assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
-    # The host sends what it normalised, queries, keys and values, and reads products, all of whole chunks, and no more:
-    # the embeddings and the residual stream never leave it.
+    # The host sends what it normalised, queries, keys and values, and reads products, of the tokens but the last and no
+    # more: the embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
     of = session.attributes
     queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
-    x = CHUNK * of["hidden"] * 2
-    assert prompt["bytes_to_device"] == x * (1 + 2 * (layers - 1)) + layers * CHUNK * (queries + both) * 2 + lines
-    product = CHUNK * MEGATILE * 2
+    tokens, kept = 255, 264 - 2
+    x = tokens * of["hidden"] * 2
+    of_heads = (tokens * queries + kept * both) * 2
+    assert prompt["bytes_to_device"] == x * (1 + 2 * (layers - 1)) + layers * of_heads + lines
+    product = tokens * MEGATILE * 2
     assert prompt["bytes_to_host"] == product * (layers + 2 * (layers - 1)) + logits
     assert prompt["buffer_bytes"] == 0
 

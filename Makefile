@@ -15,12 +15,14 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test lint mlir-opt xrt-headers xrt sanitize fuzz figures clean
+.PHONY: help demo test check site lint mlir-opt xrt-headers xrt sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
 	@echo 'make test      all checks and tests, as in CI'
+	@echo 'make check     the same of what differs from main, in minutes: its style, its types, the tests that look at it'
 	@echo 'make lint      the checks alone; FIX=1 mends what tools can mend, CHANGED=main looks at less'
+	@echo 'make site      the documentation as a site, in out/site'
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
@@ -32,6 +34,12 @@ demo: .venv/demo
 
 test: xrt lint mlir-opt sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
+
+check: .venv/test
+	$(TOOLS) python -m scripts.check $(BASE)
+
+site: .venv/test
+	$(TOOLS) mkdocs build --strict --quiet
 
 lint: .venv/test
 	$(BIN)/python scripts/lint.py $(if $(FIX),--fix) $(if $(CHANGED),--changed $(CHANGED))
@@ -51,8 +59,9 @@ xrt: xrt-headers
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-# Of tests/aie those that each look at another part of the C++: kernels, aie/host/, the emulator. The rest runs plans, which
-# is Python, or the same C++ many times over.
+# What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
+# more of the same C++. Of tests/aie those that each look at another part of it: kernels, aie/host/, the emulator. The rest
+# runs plans, which is Python, or the same C++ many times over.
 SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
 	emulator.py emulator_deadlocks.py conformance.py)
 
@@ -61,7 +70,7 @@ SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/t
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest $(PARALLEL) --capture=sys --library build/sanitize/libflownpu_ep.so $(SANITIZED)
+	$(BIN)/python -m pytest $(PARALLEL) --capture=sys -m "not slow" --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
 # The same command runs the same cases. Decoders take ten times as long as graphs: there are a tenth as many.
 CASES ?= 2000

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from scripts import lint
@@ -77,7 +78,10 @@ def tests_of(changed: Iterable[Path]) -> list[str]:
 
 
 def tests_of_file(file: Path) -> set[str]:
-    """Those beside it or in its folder's place, and those that import or name it."""
+    """Those in its folder's place, those that have its name, and those that import it.
+
+    If none do: those that have its folder's name, or import what imports it.
+    """
     if is_test(file):
         return {file.as_posix()}
     if file.suffix == ".md" or file.parts[0] == "docs":
@@ -85,9 +89,11 @@ def tests_of_file(file: Path) -> set[str]:
     found = {mirror} if (mirror := mirror_of(file)) and mirror not in MANY else set()
     if file.suffix not in lint.SOURCES:
         return found
-    wanted = naming(file)
-    texts = {test: (ROOT / test).read_text(encoding="utf-8") for test in test_files()}
-    return found | {str(test) for test, text in texts.items() if wanted.search(text)}
+    found |= named(file.parent.name if file.stem == "__init__" else file.stem) | importing(file, test_files())
+    if not found:
+        users = [Path(user) for user in importing(file, source_files())]
+        found = named(file.parent.name).union(*(importing(user, test_files()) for user in users))
+    return found
 
 
 def mirror_of(file: Path) -> str:
@@ -104,14 +110,22 @@ def mirror_of(file: Path) -> str:
     return mirror.as_posix()
 
 
-def naming(file: Path) -> re.Pattern[str]:
-    """What a test says that is about a file: its import, or its stem where that is more than one word."""
-    stem = file.parent.name if file.stem == "__init__" else file.stem
+def named(name: str) -> set[str]:
+    """The tests whose file has this name, or has it in its name."""
+    pattern = re.compile(rf"(^|_){re.escape(name.strip('_'))}(_|\.)")
+    return {test.as_posix() for test in test_files() if pattern.search(test.name)}
+
+
+def importing(file: Path, files: Iterable[Path]) -> set[str]:
+    """Those of the files that import a Python module."""
+    if file.suffix != ".py":
+        return set()
     module = ".".join(file.with_suffix("").parts).removeprefix("python.").removesuffix(".__init__")
     module = module if module.startswith(("flownpu", "tests", "scripts")) else f"flownpu.{module}"
     package, _, name = module.rpartition(".")
-    ways = [rf"\b{re.escape(module)}\b", rf"from {re.escape(package)} import \(?[^)\n]*\b{re.escape(name)}\b"]
-    return re.compile("|".join([*ways, rf"\b{re.escape(stem)}\b"] if "_" in stem.strip("_") else ways))
+    ways = rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(name)}\b"
+    pattern = re.compile(ways)
+    return {str(user) for user in files if user != file and pattern.search((ROOT / user).read_text(encoding="utf-8"))}
 
 
 def is_test(file: Path) -> bool:
@@ -119,10 +133,21 @@ def is_test(file: Path) -> bool:
     return file.suffix == ".py" and (file.name.startswith("test_") or file.name.endswith("_test.py"))
 
 
+def python_files(*folders: str) -> list[Path]:
+    """All in these folders."""
+    return [file.relative_to(ROOT) for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@cache
 def test_files() -> list[Path]:
-    """All of them."""
-    found = [file for folder in ("tests", "graph_rewrites") for file in sorted((ROOT / folder).rglob("*.py"))]
-    return [file.relative_to(ROOT) for file in found if is_test(file)]
+    """All that pytest collects."""
+    return [file for file in python_files("tests", "graph_rewrites") if is_test(file)]
+
+
+@cache
+def source_files() -> list[Path]:
+    """The modules of the package."""
+    return [file for file in python_files("aie", "graph_rewrites", "ops", "python") if not is_test(file)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of style and types, at a desk and in CI alike: licences, ruff, mypy, clang-format, clang-tidy."""
+"""Every check of style and types, at a desk and in CI alike: licences, ruff, mypy, clang-format, clang-tidy, docs."""
 
 import argparse
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +21,7 @@ FOLDERS = ("aie", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
 SOURCES = (".cc", ".h", ".py")
 # Says of each file that it is not formatted, not of each place in it.
 FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
+INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
 # One finding of clang-tidy: its line and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
 
@@ -31,7 +35,7 @@ def main() -> int:
         metavar="BASE",
         nargs="?",
         const="main",
-        help="run clang-tidy only on what differs from BASE [main]",
+        help="run what takes long (mypy, clang-tidy, the site) only on what differs from BASE [main]",
     )
     arguments = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -40,16 +44,17 @@ def main() -> int:
     files = [file.relative_to(ROOT) for file in files]
     cxx = [file for file in files if file.suffix in (".cc", ".h")]
     changed = set(differing(arguments.changed) if arguments.changed else files)
-    # A header is checked along with the files that include it; which those are is for the compiler to know.
-    headers_changed = any(file.suffix == ".h" for file in changed)
-    units = [file for file in cxx if file.suffix == ".cc" and (headers_changed or file in changed)]
+    units = [file for file in cxx if file.suffix == ".cc"]
+    if arguments.changed:
+        units = units_of(changed, units)
     checks = {
         "licence": check_licences(files),
         "ruff check": run("ruff", "check", *(["--fix"] if arguments.fix else []), "."),
         "ruff format": run("ruff", "format", *([] if arguments.fix else ["--check"]), "."),
-        "mypy": check_types(),
+        "mypy": not any(file.suffix == ".py" for file in changed) or check_types(),
         "clang-format": run_on(cxx, "clang-format", *(["-i"] if arguments.fix else FORMAT_CHECK)),
-        "clang-tidy": tidy(units, fix=arguments.fix),
+        "clang-tidy": tidy(units, fix=arguments.fix, quick=bool(arguments.changed)),
+        "site": not any(shown(file) for file in changed) or run("mkdocs", "build", "--strict", "--quiet"),
     }
     failed = [name for name, passed in checks.items() if not passed]
     print(f"lint: {', '.join(failed)} failed" if failed else "lint: all passed")
@@ -63,6 +68,35 @@ def differing(base: str) -> list[Path]:
         done = subprocess.run([tool("git"), *command], cwd=ROOT, check=True, capture_output=True, text=True)
         names += done.stdout.splitlines()
     return [Path(name) for name in names]
+
+
+def shown(file: Path) -> bool:
+    """Whether the site shows something of a file: a page, or docstrings."""
+    return file.suffix in (".md", ".yml") or file.is_relative_to("python/flownpu") or file.is_relative_to("ops")
+
+
+def units_of(changed: set[Path], units: list[Path]) -> list[Path]:
+    """What clang-tidy is to read: changed units, and for each changed header one that includes it."""
+    found = {unit for unit in units if unit in changed}
+    for header in (file for file in changed if file.suffix in (".h", ".hpp") and (ROOT / file).exists()):
+        users = [unit for unit in units if ROOT / header in includes(ROOT / unit)]
+        if users and not found.intersection(users):
+            found.add(min(users, key=lambda unit: (unit.with_suffix(".h") != header, unit)))
+    return sorted(found)
+
+
+@cache
+def includes(file: Path) -> frozenset[Path]:
+    """The project's files that a file includes, directly or not, and itself."""
+    found, ways = {file}, [file]
+    while ways:
+        one = ways.pop()
+        for name in INCLUDE.findall(one.read_text(encoding="utf-8")):
+            places = (ROOT / name, one.parent / name, ROOT / "aie" / "host" / name)
+            if (place := next((place for place in places if place.is_file()), None)) and place not in found:
+                found.add(place)
+                ways.append(place)
+    return frozenset(found)
 
 
 def tool(name: str) -> str:
@@ -108,45 +142,70 @@ def check_licences(files: list[Path]) -> bool:
 
 
 def check_types() -> bool:
-    """Checks the package with mypy, put together as it is installed: `ops/` is `flownpu.ops`."""
-    package = BUILD / "types" / "flownpu"
-    shutil.rmtree(package.parent, ignore_errors=True)
-    package.mkdir(parents=True)
-    parts = {file.name: file for file in (ROOT / "python" / "flownpu").iterdir() if file.name != "__pycache__"}
+    """Checks the package and the scripts with mypy; in `python/` links lead to the parts that lie elsewhere."""
+    source = ROOT / "python"
     # Of the native module, what the build wrote of it: `make lint` installs first.
-    parts["_native.pyi"] = Path(sysconfig.get_path("platlib")) / "flownpu" / "_native.pyi"
-    for name, target in {**parts, **{part: ROOT / part for part in ("aie", "graph_rewrites", "ops")}}.items():
-        (package / name).symlink_to(target)
-    text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(package.parent))
+    stub = Path(sysconfig.get_path("platlib")) / "flownpu" / "_native.pyi"
+    if stub.exists():
+        shutil.copy(stub, source / "flownpu" / "_native.pyi")
+    text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(source))
+    text += complaints("mypy", "--strict", "--follow-imports=silent", "scripts", MYPYPATH=str(source))
     # A reader wants the names of the files, not of the links to them.
-    links = {f"flownpu/{part}": part for part in ("aie", "graph_rewrites", "ops")}
-    for link, folder in {**links, "": "python"}.items():
-        text = text.replace(str(Path("build/lint/types", link)), folder)
-    text += complaints("mypy", "--strict", "--follow-imports=silent", "scripts", MYPYPATH=str(package.parent))
+    for part in ("aie", "graph_rewrites", "ops"):
+        text = text.replace(f"python/flownpu/{part}/", f"{part}/")
     print(text, end="")
     return not text
 
 
-def tidy(files: list[Path], *, fix: bool) -> bool:
-    """Checks translation units with clang-tidy, as many at once as there are cores."""
+def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
+    """Checks translation units with clang-tidy, as many at once as there are cores; not again those that were clean.
+
+    Kernels are compiled once for each instruction set or architecture: if `quick`, they are read for the last only, for
+    which they have most.
+    """
     if not files:
         return True
     settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DPython_EXECUTABLE={sys.executable}")
-    configured = run("cmake", "-S", ".", "-B", str(BUILD), *settings)
-    if not configured:
+    if not run("cmake", "-S", ".", "-B", str(BUILD), *settings):
         return False
-    commands = (BUILD / "compile_commands.json").read_text(encoding="utf-8")
-    if left_out := [str(file) for file in files if str(ROOT / file) not in commands]:
+    entries = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))
+    entries = list({entry["file"]: entry for entry in entries}.values()) if quick else entries
+    (BUILD / "tidy").mkdir(exist_ok=True)
+    (BUILD / "tidy" / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
+    commands: dict[Path, list[str]] = {}
+    for entry in entries:
+        commands.setdefault(Path(entry["file"]), []).append(entry["command"])
+    if left_out := [str(file) for file in files if ROOT / file not in commands]:
         print(f"clang-tidy: not built on this machine, and not looked at: {', '.join(left_out)}")
-        files = [file for file in files if str(file) not in left_out]
-    options = ["-p", str(BUILD), "--quiet", "--warnings-as-errors=*", *(["--fix"] if fix else [])]
+    units = [ROOT / file for file in files if ROOT / file in commands]
     # Two fixes of one header at the same time would both be written.
     with ThreadPoolExecutor(1 if fix else os.cpu_count()) as pool:
-        outputs = pool.map(lambda file: complaints("clang-tidy", *options, str(file)), files)
+        outputs = pool.map(lambda unit: tidy_unit(unit, commands[unit], fix=fix), units)
     # What is wrong with a header is said once for each file that includes it.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     print("".join(found), end="")
     return not found
+
+
+def tidy_unit(unit: Path, commands: list[str], *, fix: bool) -> str:
+    """What clang-tidy says of a unit; nothing if it, all that it includes and the rules are those of a clean run."""
+    rules = [folder / ".clang-tidy" for folder in unit.parents if folder.is_relative_to(ROOT)]
+    parts = [version_of("clang-tidy"), *commands]
+    parts += [file.read_text(encoding="utf-8") for file in [*rules, *sorted(includes(unit))] if file.is_file()]
+    clean = BUILD / "tidy" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    if clean.exists():
+        return ""
+    options = ["-p", str(BUILD / "tidy"), "--quiet", "--warnings-as-errors=*", *(["--fix"] if fix else [])]
+    said = complaints("clang-tidy", *options, str(unit))
+    if not said:
+        clean.touch()
+    return said
+
+
+@cache
+def version_of(name: str) -> str:
+    """What a tool says of its version."""
+    return subprocess.run([tool(name), "--version"], check=True, capture_output=True, text=True).stdout
 
 
 if __name__ == "__main__":

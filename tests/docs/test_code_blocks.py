@@ -14,15 +14,20 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 def test_the_pages_have_blocks_to_test():
     pages = ("bring-your-model", "eager", "images", "model-gemm", "npu-designs", "options", "q4nx")
-    assert {block.page for block in blocks()} == {"README.md", *(f"docs/{page}.md" for page in pages)}
+    assert {block.page for block in blocks()} == {
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{page}.md" for page in pages),
+    }
     # A block that readers are to type is marked; what is not is a fragment, or the build itself.
     unmarked = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) // 2 - len(blocks())
-    assert unmarked == 2  # README: make demo, make test; robustness: fuzzing for hours
+    # README: make demo, make test; CONTRIBUTING: make check, make test; robustness: fuzzing for hours
+    assert unmarked == 3
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: f"{block.page}-{block.language}")
 def test_block(block: Block, tmp_path: Path):
-    for folder in ("tests", "docs"):
+    for folder in ("tests", "docs", ".git", "ops"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     model = "out/gemma3-topics"
     if model in block.text and f" {model}\n" not in block.text.partition("flownpu convert")[2]:

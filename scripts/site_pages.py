@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks of MkDocs: the pages at the root of the repository are pages of the site, and links to sources lead to them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+# Of the repository's root, by their names in the site.
+PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
+IMAGE = re.compile(r'src="docs/')
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not in docs/."""
+    for name, source in PAGES.items():
+        text = IMAGE.sub('src="', (ROOT / source).read_text(encoding="utf-8"))
+        files.append(File.generated(config, name, content=in_site(text, "", config.repo_url)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mends the links of a page in docs/."""
+    del files
+    return markdown if page.file.src_uri in PAGES else in_site(markdown, "docs", config.repo_url)
+
+
+def in_site(text: str, folder: str, repository: str | None) -> str:
+    """A page's text with links as the site has them.
+
+    Args:
+        text: Markdown.
+        folder: of the repository in which the page is.
+        repository: where sources are shown; None: nowhere, and of a link to one the text stays.
+    """
+
+    def mended(link: re.Match[str]) -> str:
+        image, said, target = link.groups()
+        file, hash_, anchor = target.partition("#")
+        if "://" in target or not file:
+            return link[0]
+        path = posixpath.normpath(posixpath.join(folder, file))
+        page = next((name for name, source in PAGES.items() if source == path), path.removeprefix("docs/"))
+        if page != path or path.startswith("docs/"):
+            return f"{image}[{said}]({page}{hash_}{anchor})"
+        return f"[{said}]({repository}/blob/main/{path})" if repository else said
+
+    return LINK.sub(mended, text)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests `make check` runs for a change."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import check, lint
+
+ROOT = Path(__file__).parents[2]
+
+
+def chosen(*names: str) -> list[str]:
+    return check.tests_of([Path(name) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests"),
+    [
+        ("ep/planner.cc", ["tests/ep"]),
+        ("ops/contract.cc", ["tests/ops"]),
+        ("ops/lowering/qk_norm.cc", ["graph_rewrites/qk_norm_test.py", "tests/ops"]),
+        ("graph_rewrites/gelu.py", ["graph_rewrites", "tests/rewrites/test_signatures.py"]),
+        ("docs/npu.md", ["tests/docs"]),
+        ("tests/ep/test_names.py", ["tests/ep/test_names.py"]),
+        ("tests/ep/conftest.py", ["tests/ep"]),
+        (".gitignore", []),
+        ("ops/no_such_file.cc", []),  # it was taken away
+    ],
+)
+def test_layers(changed: str, tests: list[str]) -> None:
+    assert chosen(changed) == tests
+
+
+def test_a_command_is_tested_by_its_name_and_a_module_by_what_imports_it() -> None:
+    assert "tests/cli/test_run.py" in chosen("python/flownpu/cli/run.py")
+    importing = chosen("python/flownpu/registration.py")
+    assert "tests/cli/test_registration.py" in importing
+    assert all("flownpu" in (ROOT / test).read_text(encoding="utf-8") for test in importing)
+
+
+def test_what_a_folder_has_is_run_once() -> None:
+    assert chosen("tests/ep/test_names.py", "ep/planner.cc", "ep/planner.h") == ["tests/ep"]
+
+
+def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
+    for folder in (
+        "aie/kernels",
+        "aie/designs",
+        "aie/cost",
+        "ep",
+        "graph_rewrites",
+        "ops/cpu",
+        "ops/lowering",
+        "ops/npu",
+    ):
+        files = [file for file in sorted((ROOT / folder).rglob("*")) if file.suffix in lint.SOURCES]
+        found = check.tests_of([file.relative_to(ROOT) for file in files])
+        assert found, folder
+        assert all((ROOT / test).exists() for test in found)
+
+
+def test_of_pages_only_the_blocks_of_those_that_changed() -> None:
+    assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == ["-k", "not test_block or docs/q4nx.md"]
+    assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_block"]
+
+
+# --- clang-tidy -------------------------------------------------------------------------------------------------------
+
+
+def test_includes_are_followed() -> None:
+    found = {file.relative_to(ROOT).as_posix() for file in lint.includes(ROOT / "ops" / "contract.cc")}
+    assert {"ops/contract.cc", "ops/contract.h", "ops/error.h", "ops/tensor.h"} <= found
+
+
+def test_a_changed_header_is_read_with_its_own_unit_or_another_that_includes_it() -> None:
+    units = [Path("ops/node.cc"), Path("ops/contract.cc"), Path("ep/names.cc")]
+    units = [unit for unit in units if (ROOT / unit).exists()]
+    assert lint.units_of({Path("ops/contract.h")}, units) == [Path("ops/contract.cc")]
+    assert lint.units_of({Path("ops/error.h")}, [Path("ops/contract.cc")]) == [Path("ops/contract.cc")]
+    assert lint.units_of({Path("README.md")}, units) == []
+
+
+def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "build" / "tidy").mkdir(parents=True)
+    (tmp_path / "one.h").write_text("int one;\n")
+    unit = tmp_path / "one.cc"
+    unit.write_text('#include "one.h"\n')
+    read: list[str] = []
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    monkeypatch.setattr(lint, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(lint, "version_of", lambda _: "1")
+    monkeypatch.setattr(lint, "complaints", lambda *arguments: read.append(arguments[-1]) or said)
+
+    def readings(*commands: str) -> int:
+        lint.includes.cache_clear()
+        read.clear()
+        lint.tidy_unit(unit, list(commands), fix=False)
+        return len(read)
+
+    said = "a finding"
+    assert [readings("c++"), readings("c++")] == [1, 1]  # what is wrong is said again
+    said = ""
+    assert [readings("c++"), readings("c++")] == [1, 0]
+    assert readings("c++ -O3") == 1
+    (tmp_path / "one.h").write_text("int two;\n")
+    assert [readings("c++"), readings("c++")] == [1, 0]
+    (tmp_path / ".clang-tidy").write_text("Checks: '*'\n")
+    assert readings("c++") == 1

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation as a site: links of pages that are moved or lead to sources."""
+
+import pytest
+
+pytest.importorskip("mkdocs", reason="needs the extra dev")
+
+from scripts.site_pages import in_site
+
+
+@pytest.mark.parametrize(
+    ("folder", "link", "shown"),
+    [
+        ("", "[a](docs/npu.md#prefill)", "[a](npu.md#prefill)"),
+        ("", "![a](docs/figures/demo.svg)", "![a](figures/demo.svg)"),
+        ("", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("docs", "[a](../README.md)", "[a](index.md)"),
+        ("docs", "[a](npu.md)", "[a](npu.md)"),
+        ("docs", "[a](#words)", "[a](#words)"),
+        ("docs", "[a](https://example.org/x)", "[a](https://example.org/x)"),
+        ("docs", "[`a`](../ops/npu)", "[`a`](https://example.org/flownpu/blob/main/ops/npu)"),
+    ],
+)
+def test_links(folder: str, link: str, shown: str) -> None:
+    assert in_site(link, folder, "https://example.org/flownpu") == shown
+
+
+def test_without_a_place_where_sources_are_shown_the_text_stays() -> None:
+    assert in_site("see [`ops/npu`](../ops/npu) too", "docs", None) == "see `ops/npu` too"

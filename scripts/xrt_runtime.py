@@ -42,8 +42,8 @@ def loader(folder: Path) -> Path | None:
 
 
 def xclbinutil() -> Path | None:
-    """XRT's program that makes xclbins."""
-    file = FOLDER / "root" / "usr" / "bin" / "xclbinutil"
+    """What starts XRT's program that makes xclbins, with its libraries."""
+    file = FOLDER / "xclbinutil"
     return file if file.is_file() else None
 
 
@@ -96,8 +96,26 @@ def fetch() -> None:
         xrt_headers.use_suite_where(apt, _is_wanted, VERSION)
     apt.unpack(*apt.libraries(*PACKAGES))
     apt.finish()
+    _write_starter()
     if find() is None:
         raise UnavailableError("Debian's libxrt-npu2 was unpacked, and there is no libxrt_driver_xdna.so.2 in it")
+
+
+def _write_starter() -> None:
+    """A script that runs xclbinutil wherever this folder is."""
+    folder = _library_folder()
+    if folder is None or (start := loader(folder)) is None:
+        return
+    libraries, program = folder.relative_to(FOLDER), start.relative_to(FOLDER)
+    file = FOLDER / "xclbinutil"
+    file.write_text(
+        f'''#!/bin/sh
+here=$(dirname "$0")
+exec "$here/{program}" --library-path "$here/{libraries}" "$here/root/usr/bin/xclbinutil" "$@"
+''',
+        encoding="utf-8",
+    )
+    file.chmod(0o755)
 
 
 def _is_wanted(apt: Apt) -> bool:

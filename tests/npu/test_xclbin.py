@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """xclbins by XRT's own xclbinutil, of what `flownpu build` gives it, and what the same tool reads in them.
 
-`make test` gets Debian's (scripts/xclbinutil.py). A PDI is bytes to it, so stand-ins take the compilers' place.
+`make test` gets Debian's (scripts/xrt_runtime.py). A PDI is bytes to it, so stand-ins take the compilers' place.
 """
 
 import json
@@ -15,11 +15,11 @@ import pytest
 from flownpu.aie.artifacts import ArtifactFolder
 from flownpu.aie.toolchain import Toolchain, ToolchainError, find_toolchain
 from flownpu.aie.xclbin import KERNEL, MOST_BUFFERS, pack_xclbin
-from scripts import xclbinutil
+from scripts import xrt_runtime
 from tests.aie.programs import chain
 
-TOOL = xclbinutil.find()
-pytestmark = pytest.mark.skipif(TOOL is None, reason=xclbinutil.reason())
+TOOL = xrt_runtime.xclbinutil()
+pytestmark = pytest.mark.skipif(TOOL is None, reason=xrt_runtime.reason())
 COLUMNS = {"npu1": 4, "npu2": 8}
 
 

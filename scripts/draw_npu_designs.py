@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/npu-designs.md, one a design, from their plans; a test sees to it that they are up to date."""
+"""Draws the pictures of docs/npu-designs.md, one a design, from their plans; a test compares them."""
 
 import sys
 from pathlib import Path

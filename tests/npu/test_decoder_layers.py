@@ -21,7 +21,7 @@ from tests.npu.rounding import array_error
 from tests.ops.device import _argument
 
 CONTEXT = 512
-CHUNK, CHUNKS = 256, "256 or 512"  # that fit the context
+CHUNKS = "256 or 512"  # that fit the context
 TURNS = 50, 51, 70, 71, 72, 73
 SLOW = pytest.mark.slow
 MEGATILE = 1024  # columns of a product are padded to those of GEMM's
@@ -223,7 +223,7 @@ def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed)
     # Then the last token.
     assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
     # The host sends what it normalised, queries, keys and values, and reads products, of the tokens but the last and no
-    # more: the embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
+    # more: embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
     of = session.attributes
     queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
     tokens, kept = 255, 264 - 2

@@ -7,8 +7,6 @@ the packages is needed; only glibc as new as that of the tests' Python. Run it a
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts import debian_packages, xrt_headers
@@ -128,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

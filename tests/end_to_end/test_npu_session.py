@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from flownpu.npu_artifacts import build_artifacts
+from tests.aie.host_kernels import BUILT
 from tests.end_to_end.npu_session import FAULTS, PLACES
 from tests.npu import xrt
 from tests.npu.double_artifacts import build_for_double
@@ -35,7 +36,7 @@ def plugin(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library with the plugin beside it."""
     require()
     folder = tmp_path_factory.mktemp("plugin")
-    for file in (library, xrt.PLUGIN, *xrt.BUILT.glob("libflownpu_aie_xdna*.so")):
+    for file in (library, xrt.PLUGIN, *BUILT.glob("libflownpu_aie_xdna*.so")):
         shutil.copy(file, folder)
     return folder / library.name
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from scripts import xrt_headers, xrt_runtime
+from tests.aie.host_kernels import BUILT
 from tests.npu import xrt
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Machine:
             xrt.SETTINGS: self._settings,
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "FLOWNPU_TESTING_DIR": str(xrt.BUILT.resolve()),
+            "FLOWNPU_TESTING_DIR": str(BUILT.resolve()),
         }
 
     def command(self, *arguments: str | Path, without: Iterable[str] = ()) -> list[str]:

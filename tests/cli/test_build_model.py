@@ -201,9 +201,7 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
 def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, monkeypatch):
     limits = with_limits(NPU2, heap_bytes=4000)
     monkeypatch.setattr(compiled_artifacts, "LIMITS", {"npu2": limits})
-    with pytest.raises(
-        ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"
-    ):
+    with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
         build_artifacts(model, kind="xclbin", context=CONTEXT, output=tmp_path / "out")
     assert not (tmp_path / "out" / "index.words").exists()
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Step, Array, Core, Expression, Fifo, Link, Plan, Statement
+    from flownpu.aie.plan import Array, Core, Expression, Fifo, Link, Plan, Statement, Step
 
 __all__ = ["Span", "TimedDataflow"]
 

@@ -159,7 +159,8 @@ class AttentionTiling:
 
 def tile_attention(shape: AttentionShape, device: Device, values: Values = VALUES) -> AttentionTiling:
     """The fastest tiling that L1 holds, as much folded as can be."""
-    room = device.limits.compute.memory_bytes - device.limits.stack_bytes - _CORE_BYTES
+    limits = device.limits
+    room = limits.compute.memory_bytes - limits.stack_bytes - limits.constant_bytes - _CORE_BYTES
     find = _decode if shape.queries == 1 and shape.causal and not shape.bias else _prefill
     found = list(find(shape, device, values, room))
     if not found:

@@ -39,8 +39,8 @@ _SHARE = TILES // STREAMS
 _LIMITS = limits_of("npu2")
 # Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
 _MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2
-# Bytes of it for run-time parameters, objects' counters and what alignment takes.
-_SMALL_THINGS = 512
+# Bytes of it for constants of kernels, and for run-time parameters, objects' counters and what alignment takes.
+_SMALL_THINGS = _LIMITS.constant_bytes + 512
 
 
 class Ends(NamedTuple):

@@ -112,7 +112,7 @@ class FlowQKV:
     def _most_rows(self, step: int) -> int:
         """The rows that L1 holds, in multiples of a step."""
         limits = limits_of(self.target)
-        room = limits.compute.memory_bytes - limits.stack_bytes - _CORE_BYTES
+        room = limits.compute.memory_bytes - limits.stack_bytes - limits.constant_bytes - _CORE_BYTES
         fitting = (n for n in range(step, _MOST_ROWS + 1, step) if tile_bytes(n, self.keys, self.d) <= room)
         return max(fitting, default=0)
 

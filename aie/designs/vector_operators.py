@@ -26,7 +26,7 @@ __all__ = [
     "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",
 ]  # fmt: skip
 
-_SMALL_THINGS = 2048  # bytes of a tile for the stack, run-time parameters and the like
+_SMALL_THINGS = 2176  # bytes of a tile: 1024 each for the stack and constants of kernels, run-time parameters, counters
 
 
 @dataclass(frozen=True)

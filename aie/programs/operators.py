@@ -108,7 +108,7 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
     where = f"{k} x {n}"
     x, y, panels = f"given-{line}", f"made-{n}", "weights"
     if rows == 1 and quantised:
-        dqp = FusedDQP(target, line)
+        dqp = FusedDQP(target, line, 32 if target == "npu2" else 16)
         array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}"
         writer.step(fixed_call("fused_dqp", array, name, partial(dqp.program, n, k)), where, "weights", x, y)
     else:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real aie-opt, where there is one: mlir-aie's, or a build of its passes. The tests that need it are skipped elsewhere.
+"""A real aie-opt, where there is one: mlir-aie's, or a build of its passes. Tests that need it are skipped elsewhere.
 
-It is looked for at FLOWNPU_AIE_OPT and on the path. The passes are those of tools/aiecc/aiecc.cpp, in its order, but for
-those that compile cores.
+It is looked for at FLOWNPU_AIE_OPT and on the path. The passes are those of tools/aiecc/aiecc.cpp, in its order, but
+for those that compile cores.
 """
 
 import os

@@ -107,7 +107,9 @@ def test_buffers_are_where_the_compiler_puts_them(plan):
         tile, end = Tile(int(column), int(row)), int(address) + int(count) * widths[kind]
         ends[tile] = max(ends.get(tile, 0), end)
     placed = placed_buffers(array, LIMITS[array.target])
-    assert {tile: end for tile, end in ends.items() if tile.row} == {tile: placed[tile].end for tile in ends if tile.row}
+    assert {tile: end for tile, end in ends.items() if tile.row} == {
+        tile: placed[tile].end for tile in ends if tile.row
+    }
 
 
 @needs_aie_opt

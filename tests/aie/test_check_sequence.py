@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 
+from flownpu.aie.check_sequence import check_sequence
 from flownpu.aie.npu_limits import NPU2 as LIMITS
 from flownpu.aie.npu_limits import with_limits
 from flownpu.aie.plan import (
@@ -212,3 +213,12 @@ def test_descriptors_live_at_once():
     longer = with_limits(LIMITS, task_queue=64)
     assert messages(tasks(8), longer) == []
     assert "[shim tile (0, 0)] buffer descriptors live at once: need 17, have 16" in messages(tasks(9), longer)
+
+
+def test_instructions_are_bounded_by_the_controllers_heap():
+    """Of a header, a parameter, a barrier, two transfers, one of which gives a token, and its await: 87 words."""
+    words = 4 + 6 + 6 + 30 + 37 + 4
+    assert len(CHAIN.sequence.steps) == 5
+    assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []
+    (found,) = check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words - 1))
+    assert str(found) == f"[sequence] instructions: need {4 * words} bytes, have {4 * words - 1} bytes (the heap)"

@@ -364,5 +364,7 @@ def test_prices_between_knots_are_those_of_the_plans(window):
     for call in (layer, chunk):
         for position in (0, 300, 511, 700, 3000, 9001, 16000):
             counted = call_cost(plan_of(call.program(position)), DEVICE)
-            assert prices.of_call(call, position).total == pytest.approx(counted.total, rel=0.1 if position < 512 else 0.06)
+            assert prices.of_call(call, position).total == pytest.approx(
+                counted.total, rel=0.1 if position < 512 else 0.06
+            )
             assert prices.of_call(call, position).read_bytes == pytest.approx(counted.read_bytes, rel=0.06)

@@ -7,7 +7,7 @@ import pytest
 from flownpu.aie.call_family import CallSweep, Positions, derive
 from flownpu.aie.check_sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.designs.flow_kv import FlowKV
-from flownpu.aie.instruction_pieces import PieceError, PiecedWords
+from flownpu.aie.instruction_pieces import PiecedWords, PieceError
 from flownpu.aie.instructions import (
     BLOCK_WRITE,
     HEADER_WORDS,
@@ -103,6 +103,7 @@ def test_classes_cost_no_compilations():
     most = LIMITS["npu2"].iteration_maximum
     counts = []
     for capacity in (4 * most * flow.keys, 16 * most * flow.keys):
+
         def plan(position, capacity=capacity):
             return flow.program(position + 1, capacity).resolve_program("call")
 
@@ -131,8 +132,7 @@ def test_a_compiler_that_writes_something_else_is_noticed():
     for make, message in ((squares, "that follow its numbers"), (in_another_order, "expected operations")):
         words, _, positions = pieces_of("flow_qkv", make)
         with pytest.raises(PieceError, match=message):
-            for position in range(0, positions.count, positions.count // 7):
-                words.compile(position)
+            [words.compile(position) for position in range(0, positions.count, positions.count // 7)]
 
 
 @pytest.mark.parametrize(

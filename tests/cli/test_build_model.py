@@ -10,15 +10,17 @@ import numpy as np
 import onnx
 import pytest
 
+from flownpu.aie import compiled_artifacts
 from flownpu.aie.call_family import Positions
 from flownpu.aie.designs.decode_layer import LayerShape
 from flownpu.aie.mlir import to_mlir
+from flownpu.aie.npu_limits import NPU2, with_limits
 from flownpu.aie.programs import prefill
 from flownpu.aie.programs.decoder import Decoder
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
-from flownpu.npu_artifacts import CHUNKS, programs_of_model
+from flownpu.npu_artifacts import CHUNKS, build_artifacts, programs_of_model
 from flownpu.npu_decoder import read_decoder
 from flownpu.npu_models import MODELS
 from tests.aie.words import read_family, read_index, words_of
@@ -180,6 +182,8 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
         for place, (name, _, _) in enumerate(arrays)
     }
     assert max(buffers.values()) > 5  # a decode layer's
+    most = sum(FEW if call.moves else 1 for call in by_name.values())
+    assert f"up to {most} programs of {len(arrays)} arrays are compiled" in done.err
     for record in calls:
         array, xclbin, _ = arrays[record["array"]]
         arguments, _, pdi = (folder / xclbin).read_text().partition(" arguments, ")
@@ -199,6 +203,15 @@ def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path,
     tools.commands()
     assert flownpu("build", model, "--for", "xclbin", "--context", CONTEXT, "--output", folder).code == 0
     assert tools.commands() == []
+
+
+@pytest.mark.usefixtures("without_products", "tools")
+def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, monkeypatch):
+    limits = with_limits(NPU2, heap_bytes=4000)
+    monkeypatch.setattr(compiled_artifacts, "LIMITS", {"npu2": limits})
+    with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
+        build_artifacts(model, kind="xclbin", context=CONTEXT, output=tmp_path / "out")
+    assert not (tmp_path / "out" / "index.words").exists()
 
 
 # --- The decoder ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/npu/xdna_driver/device_file.h"
 
-#include <sys/ioctl.h>
 #include <xrt/detail/ert.h>
 
 #include <algorithm>
@@ -34,10 +33,16 @@ constexpr std::int64_t kContexts = 16;
 // A fault that is an error number, as the driver returns it.
 int refused(const char* fault) { return -static_cast<int>(struck(fault).value_or(0)); }
 
+// What a program names by its address.
+template <typename Structure>
+Structure* at(std::uint64_t address) {
+  return reinterpret_cast<Structure*>(address);  // NOLINT(performance-no-int-to-ptr): the interface
+}
+
 template <typename Answer>
 int write(const Info& request, const Answer& answer) {
   if (request.bytes < sizeof(answer)) return -EINVAL;
-  std::memcpy(reinterpret_cast<void*>(request.buffer), &answer, sizeof(answer));
+  std::memcpy(at<void>(request.buffer), &answer, sizeof(answer));
   return 0;
 }
 
@@ -64,9 +69,9 @@ DeviceFile::~DeviceFile() {
   buffers_.clear();
 }
 
-int DeviceFile::handle(unsigned long request, void* argument) {
+int DeviceFile::handle(Request request, void* argument) {
   if (is_lost()) return -ENODEV;
-  switch (static_cast<Request>(_IOC_NR(request))) {
+  switch (request) {
     case Request::kCreateContext:
       return create_context(as<CreateContext>(argument));
     case Request::kDestroyContext:
@@ -124,7 +129,7 @@ int DeviceFile::destroy_context(const DestroyContext& request) {
 int DeviceFile::configure_context(const ConfigureContext& request) {
   const std::shared_ptr<Context> configured = context(request.handle);
   if (configured == nullptr || request.type != 0) return -EINVAL;
-  const auto& units = *reinterpret_cast<const ComputeUnits*>(request.value);
+  const auto& units = *at<const ComputeUnits>(request.value);
   const std::shared_ptr<Buffer> buffer = buffers_.find(units.first.buffer);
   if (units.count != 1 || buffer == nullptr) return -EINVAL;
   try {
@@ -185,7 +190,7 @@ int DeviceFile::execute(Execute& request) {
       if (job.chained.back() == nullptr) return -ENOENT;
     }
   }
-  const auto* const handles = reinterpret_cast<const std::uint32_t*>(request.arguments);
+  const auto* const handles = at<const std::uint32_t>(request.arguments);
   for (std::uint32_t i = 0; i < request.argument_count; ++i) {
     job.used.push_back(buffers_.find(handles[i]));
     if (job.used.back() == nullptr) return -ENOENT;
@@ -216,7 +221,7 @@ int DeviceFile::wait_for_timeline(const TimelineWait& request) {
   std::shared_ptr<Context> waited;
   {
     const std::lock_guard lock(mutex_);
-    const auto found = timelines_.find(*reinterpret_cast<const std::uint32_t*>(request.handles));
+    const auto found = timelines_.find(*at<const std::uint32_t>(request.handles));
     if (found == timelines_.end()) return -ENOENT;
     waited = found->second;
   }
@@ -226,7 +231,7 @@ int DeviceFile::wait_for_timeline(const TimelineWait& request) {
   } else {
     violate("a call was waited for without a limit");
   }
-  return result_of(waited->wait(*reinterpret_cast<const std::uint64_t*>(request.points), deadline));
+  return result_of(waited->wait(*at<const std::uint64_t>(request.points), deadline));
 }
 
 int DeviceFile::info(const Info& request) {

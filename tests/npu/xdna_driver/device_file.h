@@ -25,7 +25,7 @@ class DeviceFile {
   DeviceFile& operator=(const DeviceFile&) = delete;
 
   // 0, or a negative error number.
-  int handle(unsigned long request, void* argument);
+  int handle(Request request, void* argument);
 
  private:
   int create_context(CreateContext& request);

@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -197,6 +198,7 @@ ssize_t readlink(const char* path, char* link, std::size_t size) {
 
 char* realpath(const char* path, char* resolved) { return real_path_as(path, resolved); }
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the C library's own name
 char* __realpath_chk(const char* path, char* resolved, std::size_t /*size*/) {
   return real_path_as(path, resolved);
 }
@@ -222,6 +224,7 @@ int close(int file) {
   return next<int (*)(int)>("close")(file);
 }
 
+// NOLINTBEGIN(google-runtime-int): as the C library declares it
 int ioctl(int file, unsigned long request, ...) {
   va_list list;
   va_start(list, request);
@@ -231,9 +234,10 @@ int ioctl(int file, unsigned long request, ...) {
   if (device == nullptr) {
     return next<int (*)(int, unsigned long, void*)>("ioctl")(file, request, argument);
   }
-  const int result = device->handle(request, argument);
+  const int result = device->handle(static_cast<xdna_driver::Request>(_IOC_NR(request)), argument);
   return result < 0 ? fail_with(-result) : result;
 }
+// NOLINTEND(google-runtime-int)
 
 }  // extern "C"
 

@@ -180,7 +180,7 @@ class PiecedWords:
                     if step.transfer in live:
                         tile, number = live.pop(step.transfer)
                         used[tile].discard(number)
-                    yield _Piece((type(step), fifos[step.transfer]), type(step), (), codes)
+                    yield _Piece((type(step).__name__, fifos[step.transfer]), type(step).__name__, (), codes)
                 case WriteParameter():
                     yield _Piece((WriteParameter, step.buffer, step.index), WriteParameter, (step.value,), codes)
                 case SetBarrier():

@@ -49,7 +49,7 @@ def _memory(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violatio
 
 
 def _constants(array: Array, lowered: Lowered, limits: Limits) -> Iterator[Violation]:
-    """The linker gives a core's constants what lies behind the highest buffer; what is too full at all says `memory`."""
+    """The linker gives a core's constants what lies behind the highest buffer; tiles too full at all say `memory`."""
     placed = placed_buffers(array, limits, lowered)
     for core in array.cores:
         room = limits.tile(core.tile.column, core.tile.row).memory_bytes - placed[core.tile].end

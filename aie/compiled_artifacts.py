@@ -141,8 +141,8 @@ def _require_room(sizes: dict[str, int], heap: int) -> None:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
         named = ", ".join(f"{name} {sizes[name]}" for name in largest)
         raise ValueError(
-            f"[artifacts] expected arrays and instructions of {heap} bytes or less together, what the controller's heap "
-            f"holds, got {need} bytes ({named}): build for a shorter --context"
+            f"[artifacts] expected arrays and instructions of {heap} bytes or less together, what the controller's "
+            f"heap holds, got {need} bytes ({named}): build for a shorter --context"
         )
 
 

@@ -12,8 +12,8 @@ it is what the steps of compiled positions span: a step whose numbers lie outsid
 be compiled, and so each position's words are either put together of what is known, or compiled. Words that follow no
 such rule are found where a compiled position holds more steps than it needs to tell.
 
-The number of a descriptor is not in a plan. A compiler takes the lowest that is free on its tile, and an await or a free
-gives it back (mlir-aie, lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp).
+The number of a descriptor is not in a plan. A compiler takes the lowest that is free on its tile, and an await or a
+free gives it back (mlir-aie, lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class PiecedWords:
                     if step.transfer in live:
                         tile, number = live.pop(step.transfer)
                         used[tile].discard(number)
-                    yield _Piece((type(step), fifos[step.transfer]), type(step), (), codes)
+                    yield _Piece((type(step).__name__, fifos[step.transfer]), type(step).__name__, (), codes)
                 case WriteParameter():
                     yield _Piece((WriteParameter, step.buffer, step.index), WriteParameter, (step.value,), codes)
                 case SetBarrier():

@@ -107,10 +107,10 @@ def _write_starter() -> None:
     libraries, program = folder.relative_to(FOLDER), start.relative_to(FOLDER)
     file = FOLDER / "xclbinutil"
     file.write_text(
-        f'''#!/bin/sh
+        f"""#!/bin/sh
 here=$(dirname "$0")
 exec "$here/{program}" --library-path "$here/{libraries}" "$here/root/usr/bin/xclbinutil" "$@"
-''',
+""",
         encoding="utf-8",
     )
     file.chmod(0o755)

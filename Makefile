@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.py') CMakeLists.txt pyproject.toml
-TESTING_SOURCES := $(wildcard tests/*/*.cc tests/*/*.h tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root)
+TESTING_SOURCES := $(wildcard tests/*/*.cc tests/*/*.h tests/aie/*/*.cc tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root)
 MODEL := out/gemma3-topics
 # What pyproject.toml says that a build requires, and what builds faster than make.
 BUILD_TOOLS := 'cmake>=3.25' 'nanobind>=3' ninja 'scikit-build-core>=0.11'
@@ -62,8 +62,8 @@ PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 # What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
 # more of the same C++. Of tests/aie those that each look at another part of it: kernels, aie/host/, the emulator. The rest
 # runs plans, which is Python, or the same C++ many times over.
-SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/test_,host.py kernels.py attention_kernels.py decode_layer_kernels.py \
-	emulator.py emulator_deadlocks.py conformance.py)
+SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention.py \
+	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
 
 # The sanitizers' run time, and the C++ run time whose exceptions it watches, must be there before Python is; Python itself
 # is not free of leaks. graph_rewrites is there for flownpu._native. What a sanitizer says goes past pytest's capture of stderr.

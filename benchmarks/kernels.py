@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.roofs import Roofs, measure_roofs
 from flownpu.convert.decoder import Decoder
 from flownpu.convert.families import read_decoder
-from flownpu.convert.shapes import SHAPES
+from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 from tests.ops.device import ISAS, Node
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engine_process import EngineProcess
+from flownpu.bench.roofline import read_bandwidth
 from flownpu.peers import own_engine, prepare
-from flownpu.roofline import read_bandwidth
 
 _WORKER = Path(__file__).with_name("long_context_worker.py")
 

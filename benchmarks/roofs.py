@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from flownpu.roofline import read_bandwidth
+from flownpu.bench.roofline import read_bandwidth
 
 __all__ = ["Roofs", "measure_roofs"]
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from flownpu.generation import LanguageModel, Sampling, Timing
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
 _NEW_TOKENS = 32
 

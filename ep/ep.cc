@@ -13,7 +13,7 @@
 #include "ep/compute.h"
 #include "ep/graph.h"
 #include "ep/profiling.h"
-#include "ops/npu/npu_device.h"
+#include "ops/npu/device.h"
 #include "ops/utf8.h"
 
 namespace flownpu {

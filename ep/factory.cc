@@ -6,7 +6,7 @@
 
 #include "ep/context.h"
 #include "ep/options.h"
-#include "ops/npu/npu_device.h"
+#include "ops/npu/device.h"
 
 namespace flownpu {
 namespace {

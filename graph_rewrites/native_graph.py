@@ -84,7 +84,7 @@ def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_nati
 
 
 def describe_decoder(model: ir.Model) -> dict[str, Any]:
-    """The sizes of a model's decoder, exported or converted, by the names of DecoderShape (ops/npu/decoder_shape.h).
+    """The sizes of a model's decoder, exported or converted, by the names of ops/npu/nodes/decoder_shape.h.
 
     Raises:
         ValueError: a session would not give it to an NPU; with the reason that it tells.
@@ -93,7 +93,7 @@ def describe_decoder(model: ir.Model) -> dict[str, Any]:
 
 
 def describe_encoder(model: ir.Model) -> dict[str, Any]:
-    """The same of an encoder of images, by the names of EncoderShape (ops/npu/encoder_shape.h)."""
+    """The same of an encoder of images, by the names of EncoderShape (ops/npu/nodes/encoder_shape.h)."""
     return _native.describe_encoder(*native_graph(model), _weights(model.graph))
 
 

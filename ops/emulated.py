@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.aie.emulator import Emulator
-    from flownpu.aie.iron_compat import Program
-    from flownpu.aie.plan import Plan
+    from flownpu.aie.iron.compat import Program
+    from flownpu.aie.plan.data import Plan
 
 __all__ = ["attend", "project", "refuse"]
 
@@ -156,7 +156,7 @@ def _attention(
 
 
 def _checked(program: Program, name: str) -> Plan:
-    from flownpu.aie.checker import require_valid  # noqa: PLC0415
+    from flownpu.aie.check import require_valid  # noqa: PLC0415
 
     return require_valid(program.resolve_program(name))
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where inputs and outputs of FlowQKVAttention and FlowKVAttention stand;
-// ops/definitions/flow_qkv_attention.py says what they mean, ops/cpu/attention.cc that these are
-// its names in its order.
+// ops/definitions/flow_qkv_attention.py says what they mean, ops/cpu/attention/step.cc that these
+// are its names in its order.
 #pragma once
 
 #include <cstdint>

@@ -4,10 +4,10 @@
 import sys
 from pathlib import Path
 
-from flownpu.aie.checker import require_valid
-from flownpu.aie.drawing import draw
-from flownpu.aie.npu_limits import LIMITS
-from flownpu.npu_catalogue import catalogue
+from flownpu.aie.check import require_valid
+from flownpu.aie.plan.drawing import draw
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.npu.catalogue import catalogue
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 TARGET = "npu2"

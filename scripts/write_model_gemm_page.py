@@ -16,7 +16,7 @@ from flownpu.aie.cost.gemm_tuner import rank_for_shapes
 from flownpu.aie.cost.parameters import Parameter
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.npu_models import MODELS
+from flownpu.npu.models import MODELS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model-gemm.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

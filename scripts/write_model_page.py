@@ -10,13 +10,13 @@ from pathlib import Path
 
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.aie.cost.program import CHANGES, DISPATCHES, Prices, prompt_runs
-from flownpu.convert.shapes import SHAPES
-from flownpu.prediction import Prediction
-from flownpu.prediction_report import Point, predict
-from flownpu.prediction_target import known
-from flownpu.prediction_validation import markdown, validate
-from flownpu.published import CONTEXTS, TABLES, Role
+from flownpu.aie.programs.cost import CHANGES, DISPATCHES, Prices, prompt_runs
+from flownpu.model.shapes import SHAPES
+from flownpu.predict.prices import Prediction
+from flownpu.predict.published import CONTEXTS, TABLES, Role
+from flownpu.predict.report import Point, predict
+from flownpu.predict.target import known
+from flownpu.predict.validation import markdown, validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)

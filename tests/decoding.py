@@ -27,7 +27,7 @@ STORED = {
 }
 
 
-class Decoder:
+class DecoderSession:
     """A decoder's ONNX file in ONNX Runtime's CPU provider, or on other devices, with a cache that grows.
 
     Where the folder's genai_config.json says that layers keep a cache of their window's size, they do.

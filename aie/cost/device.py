@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flownpu.aie.npu_limits import NPU2, Limits
+from flownpu.aie.plan.limits import NPU2, Limits
 
 __all__ = ["DEVICES", "Device"]
 

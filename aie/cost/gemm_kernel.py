@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_kernel import Precision

@@ -21,7 +21,7 @@ from flownpu.aie.cost.gemm_kernel import (
 )
 from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Order, Tiling, predict_gemm
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan.limits import LIMITS
 
 __all__ = ["Candidate", "GemmSearch", "l2_bytes"]
 

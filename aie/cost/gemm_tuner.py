@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from flownpu.aie.checker import check
+from flownpu.aie.check import check
 from flownpu.aie.cost.gemm_kernel import L1_BYTES, PRECISIONS
 from flownpu.aie.cost.gemm_model import GemmPrediction, predict_design
 from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS, ceil_div

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import KernelSize, call_cycles, precision_of
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
-from flownpu.aie.timeline import kernel_cycles
+from flownpu.aie.cost.timeline import kernel_cycles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ _FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
 def published_cycles(device: Device, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
     """The cycles of a call with these integers, over buffers of so many bytes together.
 
-    What is in no published list takes one pass over its buffers, 64 bytes a cycle (`flownpu.aie.timeline`).
+    What is in no published list takes one pass over its buffers, 64 bytes a cycle (`flownpu.aie.cost.timeline`).
     """
     if kernel in _BLOCKS:
         cycles = values[_BLOCKS[kernel]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan import Tap
+    from flownpu.aie.plan.data import Tap
 
 __all__ = ["STORED_WEIGHT_RUN", "burst_efficiency", "contiguous_bytes", "read_rate", "relative_efficiency"]
 

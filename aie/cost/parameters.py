@@ -49,10 +49,11 @@ TABLE: dict[str, Parameter] = {
     "channel_read": Parameter(5.271e9, "bytes/s", "what a shim tile's stream reads; 32 bits a cycle would be 7.2e9 at 1.8 GHz", "2026-11", _DECODE_TABLES),
     "burst_bytes": Parameter(64.0, "bytes", "a burst of DDR5 (16 beats of 32 bits): a shorter run costs as much", "2026-11"),
     "run_overhead_bytes": Parameter(12.0, "bytes", "B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON flm GEMM): 16 / (64 + x) = 10 / 47", "2026-11"),
-    # --- Dispatches, waits, changes of array ----------------------------------------------------------------------------
+    # --- Dispatches, waits, changes of array
+    # ----------------------------------------------------------------------------
     "dispatch": Parameter(47e-6, "s", f"{_IRON_COSTS}: 44 to 50 us", "2026-11"),
     "wait": Parameter(3.4e-6, "s", f"{_IRON_COSTS}: a step inside a fused ELF, the cheapest (RMSNorm), all of it taken for the wait", "2026-11"),
-    "instruction_word": Parameter(15e-9, "s", f"a word of the controller's instructions, read and done. **Assumed**: {_IRON_COSTS}'s cheapest step, RMSNorm, 3.4 us, has 71 words at least (two transfers and a wait, aie/instructions.py); less what a row of 2048 takes by this table (two streams of 4096 bytes, 2048 elements) 1.08 us is left for them. At least 0.8e-9, a word from main memory at `channel_read`; at most 48e-9, if moving took nothing", "2026-11"),
+    "instruction_word": Parameter(15e-9, "s", f"a word of the controller's instructions, read and done. **Assumed**: {_IRON_COSTS}'s cheapest step, RMSNorm, 3.4 us, has 71 words at least (two transfers and a wait, aie/plan/instructions.py); less what a row of 2048 takes by this table (two streams of 4096 bytes, 2048 elements) 1.08 us is left for them. At least 0.8e-9, a word from main memory at `channel_read`; at most 48e-9, if moving took nothing", "2026-11"),
     "array_change": Parameter(2.7e-3, "s", "one warm switch between two xclbins, 2.7 to 5.8 ms: a comment on pull request 71 of amd/IRON; 4.9 ms, not warm, in arXiv 2512.13282, section 5.3.1. The least is taken", "2026-11"),
     "reconfiguration": Parameter(4.9e-3, "s", "arXiv 2512.13282, section 5.3.1: a whole GEMM design, XDNA2; of the published implementation", "2026-11"),
     # --- The host -----------------------------------------------------------------------------------------------------

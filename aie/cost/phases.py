@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
-from flownpu.aie.instructions import words_of_step, words_of_steps
-from flownpu.aie.plan import Await, Call, Loop, Transfer
+from flownpu.aie.plan.data import Await, Call, Loop, Transfer
+from flownpu.aie.plan.instructions import words_of_step, words_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan import Array, Plan, Statement, Tile
+    from flownpu.aie.plan.data import Array, Plan, Statement, Tile
 
 __all__ = ["ARRAY", "CONTROLLER", "KERNELS", "WAITS", "Cost", "call_cost"]
 
@@ -47,7 +47,7 @@ class Cost:
 
     Attributes:
         seconds: by what takes them: of a call "kernels", "waits", "streams of the array", "controller", or the host
-            buffer that is moved; of a program see program.py.
+            buffer that is moved; of a program see programs/cost.py.
         read_bytes: of main memory, by the array.
         written_bytes: to it.
         words: of instructions, as mlir-aie writes them.

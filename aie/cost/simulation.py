@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan followed event by event, with main memory: the timed dataflow, its streams sharing memory's rate.
 
-To what `flownpu.aie.timed_dataflow` has (cores, streams and the sequence, which wait for one another) this adds
+To what `flownpu.aie.cost.timed_dataflow` has (cores, streams and the sequence, which wait for one another) this adds
 
 - streams from main memory at the rate that was published of them, slower in short runs of contiguous bytes;
 - the rate that all streams share: memory serves their objects one after the other;
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
 from flownpu.aie.cost.parameters import VALUES
-from flownpu.aie.instructions import words_of_step
-from flownpu.aie.timed_dataflow import Span, TimedDataflow
+from flownpu.aie.cost.timed_dataflow import Span, TimedDataflow
+from flownpu.aie.plan.instructions import words_of_step
 
 if TYPE_CHECKING:
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan import Fifo, Plan, Step, Tile, Transfer
+    from flownpu.aie.plan.data import Fifo, Plan, Step, Tile, Transfer
 
 __all__ = ["Simulated", "simulate"]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
-from flownpu.aie.lowering import link_ranges, shared_memory
-from flownpu.aie.plan import (
+from flownpu.aie.plan.data import (
     Acquire,
     BarrierWait,
     BufferArgument,
@@ -28,13 +27,14 @@ from flownpu.aie.plan import (
     Variable,
     WriteParameter,
 )
+from flownpu.aie.plan.resources import link_ranges, shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
-    from flownpu.aie.plan import Array, Core, Expression, Fifo, Plan, Statement
+    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Plan, Statement
 
 __all__ = ["array_flow", "core_cycles", "from_shim", "stream_seconds"]
 

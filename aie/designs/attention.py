@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 from flownpu.aie.designs.common import bits, ceil_div
-from flownpu.aie.iron_compat import TensorAccessPattern
+from flownpu.aie.iron.compat import TensorAccessPattern
 
 __all__ = ["ALL_KEYS", "MOVING", "Cache", "PackedQKV", "Sweep", "sweep"]
 

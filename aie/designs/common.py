@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 import numpy as np
 from ml_dtypes import bfloat16
 
-from flownpu.aie.iron_compat import (
+from flownpu.aie.iron.compat import (
     NPU1,
     NPU2,
     Buffer,
@@ -22,12 +22,12 @@ from flownpu.aie.iron_compat import (
     WorkerRuntimeBarrier,
     object_file,
 )
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flownpu.aie.npu_limits import Limits
+    from flownpu.aie.plan.limits import Limits
 
 __all__ = [
     "BF16", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_ROWS", "F32", "I32", "PARAMETERS", "TILES", "U8",
@@ -162,7 +162,7 @@ class RunTimeParameters:
         """In a sequence: write a core's first words; those that hold the value already are left out.
 
         But not the first `moving` of them, which change with the position: with them left out where they happen to be
-        equal, the steps of two positions would differ in more than their numbers (call_family.py).
+        equal, the steps of two positions would differ in more than their numbers (programs/call_family.py).
         """
         for index, value in enumerate(words):
             if index < moving or self._written.get((core, index)) != value:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import I32, kernel, tensor
 from flownpu.aie.designs.stream import each, stream
-from flownpu.aie.iron_compat import range_
+from flownpu.aie.iron.compat import range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import Program
+    from flownpu.aie.iron.compat import Program
 
 __all__ = ["Copy"]
 

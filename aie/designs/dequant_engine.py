@@ -17,7 +17,7 @@ A *group* is what a column turns at a time, four blocks; groups are dealt to the
 - A gate and an up projection, one after the other in the file, are woven: 64 columns of the gate, the same 64 of the up
   projection, and so on, so that a compute tile of GEMM finds both in one run. The gate enters on the first stream, the
   up projection on the second; a group is a block of each of two rows of both. Where their rows of blocks take turns, as
-  the decode layer reads them (`decode_layer_shape.interleave`), they are taken from there: one copy of the weights
+  the decode layer reads them (`decode_layer.shape.interleave`), they are taken from there: one copy of the weights
   serves decoding and prefilling.
 
 A core has no run-time parameters: it turns blocks as long as they come.
@@ -45,10 +45,10 @@ from flownpu.aie.designs.common import (
     tensor,
     worker,
 )
-from flownpu.aie.iron_compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile
+from flownpu.aie.iron.compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["DequantEngine"]
 

@@ -44,10 +44,10 @@ from flownpu.aie.designs.common import (
     untiled,
     worker,
 )
-from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["FlowQKV", "tile_bytes"]
 

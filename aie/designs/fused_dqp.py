@@ -49,12 +49,12 @@ from flownpu.aie.designs.common import (
     tensor,
     worker,
 )
-from flownpu.aie.iron_compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Program, Runtime, TensorAccessPattern, Tile, range_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Worker
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["FusedDQP"]
 

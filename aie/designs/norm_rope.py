@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import BF16, I32, bits, kernel, limits_of, tensor
 from flownpu.aie.designs.stream import Operand, each, stream
-from flownpu.aie.iron_compat import Buffer, TensorAccessPattern, range_
+from flownpu.aie.iron.compat import Buffer, TensorAccessPattern, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import ObjectFifoHandle, Program
+    from flownpu.aie.iron.compat import ObjectFifoHandle, Program
 
 __all__ = ["NormRope"]
 

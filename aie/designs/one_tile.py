@@ -29,12 +29,12 @@ from flownpu.aie.designs.common import (
     tensor,
 )
 from flownpu.aie.designs.stream import each, stream
-from flownpu.aie.iron_compat import Buffer, range_
+from flownpu.aie.iron.compat import Buffer, range_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from flownpu.aie.iron_compat import Kernel, Program
+    from flownpu.aie.iron.compat import Kernel, Program
 
 __all__ = ["GEMM_TILE", "KERNELS", "ROW", "ROW_HEADS", "OneTile", "Operands"]
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import BF16, F32, I32, bits, kernel, limits_of, pieces, tensor
 from flownpu.aie.designs.stream import Operand, each, once, stream
-from flownpu.aie.iron_compat import Buffer, TensorAccessPattern, range_
+from flownpu.aie.iron.compat import Buffer, TensorAccessPattern, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.iron_compat import ObjectFifoHandle, Program
+    from flownpu.aie.iron.compat import ObjectFifoHandle, Program
 
 __all__ = ["PatchPooling"]
 

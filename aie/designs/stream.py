@@ -28,13 +28,13 @@ from flownpu.aie.designs.common import (
     tensor,
     worker,
 )
-from flownpu.aie.iron_compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.iron.compat import ObjectFifo, Program, Runtime, TensorAccessPattern, Tile
+from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from flownpu.aie.iron_compat import Kernel
+    from flownpu.aie.iron.compat import Kernel
 
 __all__ = ["Operand", "ahead", "each", "once", "stream"]
 

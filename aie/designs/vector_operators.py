@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.common import F32, I32, bits, bytes_of, kernel, limits_of, tensor
 from flownpu.aie.designs.stream import ahead, each, once, stream
-from flownpu.aie.iron_compat import Buffer, range_
+from flownpu.aie.iron.compat import Buffer, range_
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flownpu.aie.iron_compat import Kernel, ObjectFifoHandle, Program
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Program
 
 __all__ = [
     "RMSNorm", "ResidualLayerNorm", "ResidualRMSNorm", "RotaryEmbedding", "Softmax", "gated_activation",

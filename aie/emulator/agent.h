@@ -69,7 +69,7 @@ class Scheduler {
 
 class Lock {
  public:
-  // What six bits hold (npu_limits.py, lock_maximum).
+  // What six bits hold (plan/limits.py, lock_maximum).
   static constexpr std::int64_t kMost = 63;
 
   Lock(const LockRecord& record, Scheduler& scheduler) : record_(&record), scheduler_(&scheduler) {

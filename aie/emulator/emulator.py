@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu import _native
+from flownpu.aie.cost.timeline import kernel_cycles
 from flownpu.aie.emulator.flatten import flatten_array
-from flownpu.aie.npu_limits import LIMITS
-from flownpu.aie.plan import DTYPES
-from flownpu.aie.timeline import kernel_cycles
+from flownpu.aie.plan.data import DTYPES
+from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from flownpu.aie import plan
+    from flownpu.aie.plan import data as plan
 
 __all__ = ["Emulator"]
 

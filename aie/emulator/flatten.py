@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers a plan to the flat form that the emulator's C++ runs: buffers, locks, DMA channels with their descriptors.
+"""Makes of a plan the flat form that the emulator's C++ runs: buffers, locks, DMA channels with their descriptors.
 
-The rules are those of `flownpu.aie.lowering`, with the depths as the plan has them (a printed plan gives the depth of
-every end, and the compiler takes it):
+The rules are those of `flownpu.aie.plan.resources`, with the depths as the plan has them (a printed plan gives the
+depth of every end, and the compiler takes it):
 
 - A pool's objects are buffers, with two locks, *free* and *full*; one pair for each part where a link splits or joins.
   Who fills an object takes from *free* and adds to *full*; who empties it does the reverse.
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.emulator.flatten_core import CoreCode
-from flownpu.aie.emulator.words import ARRAY, SEQUENCE, Words
-from flownpu.aie.lowering import consumer_at, link_ranges, shared_memory
-from flownpu.aie.npu_limits import LIMITS
-from flownpu.aie.plan import DTYPES, Await, Dimension, Free, SetBarrier, Transfer, WriteParameter
+from flownpu.aie.plan.data import DTYPES, Await, Dimension, Free, SetBarrier, Transfer, WriteParameter
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.plan.resources import consumer_at, link_ranges, shared_memory
+from flownpu.aie.words.writer import ARRAY, SEQUENCE, Words
 
 if TYPE_CHECKING:
-    from flownpu.aie.npu_limits import Limits
-    from flownpu.aie.plan import Array, Buffer, End, Fifo, Link, Sequence, Tile
+    from flownpu.aie.plan.data import Array, Buffer, End, Fifo, Link, Sequence, Tile
+    from flownpu.aie.plan.limits import Limits
 
 __all__ = ["FlatArray", "flatten_array"]
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from flownpu.aie.lowering import statements
-from flownpu.aie.plan import (
+from flownpu.aie.plan.data import (
     Acquire,
     BarrierRelease,
     BarrierWait,
@@ -23,11 +22,12 @@ from flownpu.aie.plan import (
     Store,
     Variable,
 )
+from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.aie.plan import Core
+    from flownpu.aie.plan.data import Core
 
 __all__ = ["CoreCode", "Op"]
 

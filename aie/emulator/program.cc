@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kProgram = "[emulator] the program";
 
-// Of a tile's memory: the largest there is has 512 KiB (aie/npu_limits.py).
+// Of a tile's memory: the largest there is has 512 KiB (aie/plan/limits.py).
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
 // A walk whose bytes, and whose highest, can be counted.

@@ -9,9 +9,14 @@
 #include <vector>
 
 #include "aie/emulator/walk.h"
-#include "aie/emulator/word_reader.h"
+#include "aie/words/reader.h"
 
 namespace flownpu::emulator {
+
+using words::Error;
+using words::read_words;
+using words::WordKind;
+using words::WordReader;
 
 // Memory of a tile: an object of a fifo, or a buffer. `parameters`: run-time parameters, of which
 // a core may only load words that were written.
@@ -143,7 +148,7 @@ struct Sequence {
   std::vector<Step> steps;
 };
 
-// Reads what aie/emulator/words.py describes. Throws Error if it is something else, of another
+// Reads what aie/words/writer.py describes. Throws Error if it is something else, of another
 // version, or refers to what is not there.
 Array read_array(std::span<const std::int64_t> words);
 Sequence read_sequence(std::span<const std::int64_t> words);

@@ -2,7 +2,7 @@
 // Part `index` of a vector that is sent on in parts of n: part = whole[index n .. (index + 1) n].
 //
 // Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. Callers:
-// decode_layer_array.py, norm_rope.py and vector_operators.py in aie/designs/.
+// decode_layer/array.py, norm_rope.py and vector_operators.py in aie/designs/.
 #include <aie_api/aie.hpp>
 #include <cstdint>
 

@@ -6,7 +6,7 @@
 // Dataflow: shares are taken in parts; weights of all heads at once; then a head's outputs, some
 // tiles' at a time, are summed in f32; tile 0 begins a sum. Layout: shares [KV heads][tiles][m,
 // l][8 rows] f32, as they came in bf16 words; weights f32 [heads][32]; outputs [tiles][d]. Caller:
-// aie/designs/decode_layer_split.py.
+// aie/designs/decode_layer/split.py.
 #include "aie/kernels/attention.h"
 #include "aie/kernels/kernels.h"
 

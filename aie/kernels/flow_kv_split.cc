@@ -8,7 +8,7 @@
 // l, from which flow_kv_merge.cc makes the attention of all shares. Layout: block bf16
 // [2][keys][d]; x [KV heads][rows][d], the queries; state: 16 words of position, then m and l,
 // [2][8 rows][16 equal lanes]; y [rows][d]; shares f32 [KV heads][m, l][8 rows]. Caller:
-// aie/designs/decode_layer_split.py.
+// aie/designs/decode_layer/split.py.
 //
 // Arithmetic as in attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
 #include "aie/kernels/attention.h"

@@ -8,7 +8,7 @@
 // so scales are applied once a group, and the sums of x, shared by all rows, are made once a
 // vector. Layout: block as in q4nx.h; x [K], zeros beyond the weight's last column; sums
 // [K/32][high, low]; y f32 [32 rows]. Caller: aie/designs/fused_dqp.py: group_sums once; for each
-// row of blocks zero_f32, this for every block j along K, store_*. decode_layer_array.py takes x in
+// row of blocks zero_f32, this for every block j along K, store_*. decode_layer/array.py takes x in
 // parts of 256 instead, with their sums.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"

@@ -5,7 +5,7 @@
 //
 // Dataflow: a head's mean first, then 16 pairs at a time; x' stays in f32, so that a head is
 // rounded once on its way to the KV cache. Layout: x, y lines(heads, d); the table holds cos[d/2],
-// then sin[d/2], of the token's position. Callers: decode_layer_attention.py and norm_rope.py in
+// then sin[d/2], of the token's position. Callers: decode_layer/attention.py and norm_rope.py in
 // aie/designs/.
 #include "aie/kernels/kernels.h"
 #include "aie/kernels/normalize.h"

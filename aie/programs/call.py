@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.call_family import Positions, constant, derive
-from flownpu.aie.check_sequence import check_sequence
-from flownpu.aie.checker import PlanError, require_valid
+from flownpu.aie.check import PlanError, require_valid
+from flownpu.aie.check.sequence import check_sequence
 from flownpu.aie.designs.common import limits_of
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.programs.call_family import Positions, constant, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from flownpu.aie.call_family import CallFamily, CallSweep
-    from flownpu.aie.iron_compat import Program as DesignProgram
-    from flownpu.aie.plan import HostBuffer, Plan, Sequence
+    from flownpu.aie.iron.compat import Program as DesignProgram
+    from flownpu.aie.plan.data import HostBuffer, Plan, Sequence
+    from flownpu.aie.programs.call_family import CallFamily, CallSweep
 
 __all__ = ["HOST", "ArtifactCall", "HostArgument", "HostCall", "fixed_call", "moving_call"]
 
@@ -148,7 +148,7 @@ class HostArgument:
 
 @dataclass(frozen=True)
 class HostCall:
-    """A step that the host computes (ops/npu/host_operators.h), at any position.
+    """A step that the host computes (ops/npu/run/host_operators.h), at any position.
 
     Attributes:
         operator: stem of the operator.

@@ -8,7 +8,7 @@ a prompt takes a chunk only if shorter ones and single tokens would take longer:
     fewest(chunk) = the least t with seconds(chunk) <= best(t)
     best(t)       = the least seconds of t tokens by shorter programs, each taken where it is worth it
 
-The host then takes the longest chunk that the tokens which are left are worth (ops/npu/decoder_layers.cc).
+The host then takes the longest chunk that the tokens which are left are worth (ops/npu/run/decoder_layers.cc).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.program import Prices
+from flownpu.aie.programs.cost import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

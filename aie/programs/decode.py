@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a token: all layers and the LM head, in a call or a few of `decode_layer` (designs/decode_layer.py).
+"""The program of a token: all layers and the LM head, in a call or a few of the design `decode_layer`.
 
     state   bf16  what passes between the phases of a layer; it begins with the residual stream and the update that is
                   to be added to it, a line each: the token's embedding, and zeros
@@ -14,21 +14,21 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.call_family import CallSweep
 from flownpu.aie.cost.device import DEVICES
-from flownpu.aie.cost.program import Prices
-from flownpu.aie.designs.decode_layer import WAYS, DecodeLayer, Layer
+from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
 from flownpu.aie.programs.call import moving_call
+from flownpu.aie.programs.call_family import CallSweep
+from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
-from flownpu.aie.programs.decoder import DecoderBuffers
+from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flownpu.aie.iron_compat import Program as DesignProgram
+    from flownpu.aie.iron.compat import Program as DesignProgram
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.decoder import Decoder
+    from flownpu.aie.programs.decoder_shape import DecoderShape
 
 __all__ = ["DECODE_WAYS", "DecodeChoice", "decode_program"]
 
@@ -45,7 +45,7 @@ class DecodeChoice(NamedTuple):
     refused: list[str]
 
 
-def decode_program(decoder: Decoder, target: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> DecodeChoice:
+def decode_program(decoder: DecoderShape, target: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> DecodeChoice:
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
 
     Args:
@@ -85,7 +85,7 @@ def _seconds(program: Program) -> float:
     return Prices(DEVICES["kraken-350"]).of(program, program.context - 1).total
 
 
-def _layers_program(decoder: Decoder, design: DecodeLayer, target: str, context: int) -> Program:
+def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int) -> Program:
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers = decoder.shape, DecoderBuffers(decoder, context)
@@ -117,7 +117,9 @@ def _layers_program(decoder: Decoder, design: DecodeLayer, target: str, context:
     )
 
 
-def _call(decoder: Decoder, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int) -> ArtifactCall:
+def _call(
+    decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int
+) -> ArtifactCall:
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
     shape, norms = decoder.shape, "-post" * decoder.shape.post_norms + "-qk" * decoder.shape.qk_norm
     windows = decoder.windows[first:end]
@@ -131,7 +133,7 @@ def _call(decoder: Decoder, design: DecodeLayer, context: int, first: int, end: 
 
 
 def _layers(
-    decoder: Decoder, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int, position: int
+    decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int, position: int
 ) -> DesignProgram:
     kinds = zip(decoder.windows[first:end], decoder.tables[first:end], strict=True)
     layers = [Layer(window or None, table) for window, table in kinds]

@@ -15,29 +15,29 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.call_family import CallSweep
 from flownpu.aie.designs.common import BLOCK_COLUMNS, ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from flownpu.aie.programs.call import fixed_call, moving_call
-from flownpu.aie.programs.decoder import DecoderBuffers
+from flownpu.aie.programs.call_family import CallSweep
+from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.program import Program, ProgramWriter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flownpu.aie.designs.decode_layer_shape import Projection
-    from flownpu.aie.iron_compat import Program as DesignProgram
+    from flownpu.aie.designs.decode_layer.shape import Projection
+    from flownpu.aie.iron.compat import Program as DesignProgram
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.decoder import Decoder
+    from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.aie.programs.program import View
 
 __all__ = ["TokenSteps", "operators_program"]
 
 
-def operators_program(decoder: Decoder, target: str, context: int) -> Program:
+def operators_program(decoder: DecoderShape, target: str, context: int) -> Program:
     """The program of one token, with caches of `context` positions, a multiple of a chunk (`FlowKV.keys`).
 
     Raises:
@@ -59,7 +59,7 @@ def operators_program(decoder: Decoder, target: str, context: int) -> Program:
 class TokenSteps:
     """Writes the steps of layers, and of an LM head, of a decoder for one token."""
 
-    def __init__(self, decoder: Decoder, target: str, context: int, writer: ProgramWriter) -> None:
+    def __init__(self, decoder: DecoderShape, target: str, context: int, writer: ProgramWriter) -> None:
         self._decoder, self._shape, self._target, self._context = decoder, decoder.shape, target, context
         self._buffers, self._writer = DecoderBuffers(decoder, context), writer
         self._calls: dict[tuple[str, str], ArtifactCall] = {}

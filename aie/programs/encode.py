@@ -12,7 +12,7 @@ attention and back. All products are one array's (designs/gemm.py).
 Weights are not quantised: there is no dequantisation engine, B is packed once by the host, a bias is a row of it.
 
 **Buffers**, bf16 but for the residual stream, `rows` = padded_tokens(patches); weights and vectors:
-ops/npu/encoder_shape.h
+ops/npu/nodes/encoder_shape.h
 
     patches    [rows][line]          A of the embedding, from the host
     embedded   [rows][padded D]      its product
@@ -48,12 +48,12 @@ from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Progra
 
 if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.encoder_shape import Dense, Encoder
+    from flownpu.aie.programs.encoder_shape import DenseProjection, EncoderShape
 
 __all__ = ["encode_program"]
 
 
-def encode_program(encoder: Encoder, target: str) -> Program:
+def encode_program(encoder: EncoderShape, target: str) -> Program:
     """The program of one image.
 
     Raises:
@@ -64,7 +64,7 @@ def encode_program(encoder: Encoder, target: str) -> Program:
 
 @dataclass
 class _Image:
-    encoder: Encoder
+    encoder: EncoderShape
     target: str
     where: str = "embedding"
     multiplied: int = 0  # bytes of the weights of the products so far
@@ -118,7 +118,7 @@ class _Image:
         call = self.calls.setdefault((array, name), fixed_call(operator, array, name, make))
         self.writer.step(call, self.where, *views)
 
-    def _multiply(self, part: Dense, source: str, product: str, *, rows: int = 0, line: int = 0) -> None:
+    def _multiply(self, part: DenseProjection, source: str, product: str, *, rows: int = 0, line: int = 0) -> None:
         """Product = act(W source + bias); weights follow one another in the order of their products."""
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
         gemm, plain = self.gemm, not part.gelu
@@ -142,7 +142,7 @@ class _Image:
         array = f"flow_qkv-h{heads}-g{heads}-d{d}"
         self._step("flow_qkv", array, f"tokens{tokens}-nca", make, "qkv", "qkv", "context")
 
-    def _add_layer_norm(self, made_by: Dense, update: str, before: str, normal: str) -> None:
+    def _add_layer_norm(self, made_by: DenseProjection, update: str, before: str, normal: str) -> None:
         """The update is added to the stream; normal = norm(the sum), by the next of the norms."""
         rows, n = self.encoder.patches, self.encoder.hidden
         y_line = self.encoder.projections[0].padded_rows if normal == "x" else n

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of an encoder of images (a vision transformer); see EncoderShape in ops/npu/encoder_shape.h."""
+"""The sizes of an encoder of images (a vision transformer); see EncoderShape in ops/npu/nodes/encoder_shape.h."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.programs.program import BF16_BYTES, attribute_words
 
-__all__ = ["Dense", "Encoder", "padded_tokens"]
+__all__ = ["DenseProjection", "EncoderShape", "padded_tokens"]
 
-# As ops/npu/encoder_shape.cc has them: rows and least columns of what a call of GEMM makes, K and N as B holds them.
+# As ops/npu/nodes/encoder_shape.cc has them: rows and least columns of what a call of GEMM makes, K and N as B holds
+# them.
 _ROWS, _COLUMNS, _INNER, _PANEL = 512, 256, 256, 32
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A product y [columns] = act(W x + b), of x [inner]; see DenseProjection in ops/npu/encoder_shape.h."""
+class DenseProjection:
+    """A product y [columns] = act(W x + b), of x [inner]; see DenseProjection in ops/npu/nodes/encoder_shape.h."""
 
     inner: int
     columns: int
@@ -46,8 +47,8 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """What an encoder's calls depend on; see EncoderShape in ops/npu/encoder_shape.h."""
+class EncoderShape:
+    """What an encoder's calls depend on; see EncoderShape in ops/npu/nodes/encoder_shape.h."""
 
     channels: int
     patch: int
@@ -74,25 +75,25 @@ class Encoder:
         return (self.grid // self.pooling) ** 2
 
     @property
-    def embedding(self) -> Dense:
+    def embedding(self) -> DenseProjection:
         """Of a patch's values."""
-        return Dense(self.channels * self.patch**2, self.hidden)
+        return DenseProjection(self.channels * self.patch**2, self.hidden)
 
     @property
-    def projections(self) -> tuple[Dense, Dense, Dense, Dense]:
+    def projections(self) -> tuple[DenseProjection, DenseProjection, DenseProjection, DenseProjection]:
         """QKV, output, up, down."""
         attention = self.heads * self.head_size
         return (
-            Dense(self.hidden, 3 * attention),
-            Dense(attention, self.hidden),
-            Dense(self.hidden, self.feed_forward, gelu=True),
-            Dense(self.feed_forward, self.hidden),
+            DenseProjection(self.hidden, 3 * attention),
+            DenseProjection(attention, self.hidden),
+            DenseProjection(self.hidden, self.feed_forward, gelu=True),
+            DenseProjection(self.feed_forward, self.hidden),
         )
 
     @property
-    def projector(self) -> Dense:
+    def projector(self) -> DenseProjection:
         """Of a pooled token."""
-        return Dense(self.hidden, self.features, bias=False)
+        return DenseProjection(self.hidden, self.features, bias=False)
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:

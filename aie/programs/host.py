@@ -12,7 +12,7 @@ that begins (embeddings, an encoder's positions) is bf16. Rows of x, y and q are
                    -> the cache at the position of the first row and on
 
 The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their
-order; what they are is checked by ops/npu/host_operators.h, which computes them.
+order; what they are is checked by ops/npu/run/host_operators.h, which computes them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flownpu.aie.plan import HostBuffer, Type
+from flownpu.aie.plan.data import HostBuffer, Type
 from flownpu.aie.programs.call import HostArgument, HostCall
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer_shape import LayerShape
+    from flownpu.aie.designs.decode_layer.shape import LayerShape
 
 __all__ = ["NormOfRows", "norm_rope"]
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.call_family import CallSweep
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
@@ -37,7 +36,8 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import fixed_call, moving_call
-from flownpu.aie.programs.encoder_shape import Dense
+from flownpu.aie.programs.call_family import CallSweep
+from flownpu.aie.programs.encoder_shape import DenseProjection
 from flownpu.aie.programs.program import (
     BF16_BYTES,
     Buffer,
@@ -85,7 +85,7 @@ def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int
 
     Args:
         kind: the operator's stem.
-        sizes: by the names that ops/npu/array_operator.h has for them; the host finds the program by them.
+        sizes: by the names that ops/npu/match/array_operator.h has for them; the host finds the program by them.
         target: npu1 or npu2.
         rows: one of its `buckets`.
         context: of attention, keys that there is room for, rounded up to a chunk.
@@ -100,7 +100,7 @@ def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int
 
 def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context: int) -> Program:
     """Y [rows, columns] = X [rows, inner] W."""
-    part = Dense(sizes["inner"], sizes["columns"], bias=False)
+    part = DenseProjection(sizes["inner"], sizes["columns"], bias=False)
     k, n, line = part.inner, part.padded_columns, part.padded_rows
     quantised = kind != "dense_matmul"
     blocks = n // BLOCK_ROWS * (line // BLOCK_COLUMNS)

@@ -28,7 +28,7 @@ behind its weights. Nobody reads them. A GEMM reads K padded to 256 elements of 
 (`Gemm.program`'s `line`): behind their last row x, context and activated have the elements that it lacks, which only
 have to be finite. Rows of a chunk that no token is in are no step's of the host's: of these rows arrays multiply what
 earlier runs left, which is finite, and nobody reads what comes of it. They have no keys: the cache is written for
-tokens, and zeros follow them (ops/npu/program_record.h says why).
+tokens, and zeros follow them (ops/npu/artifacts/program_record.h says why).
 
 **Of the last layer** only keys and values are wanted: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
@@ -44,19 +44,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.call_family import CallSweep
 from flownpu.aie.designs.common import TILES, ceil_div
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
-from flownpu.aie.programs.decoder import DecoderBuffers
+from flownpu.aie.programs.call_family import CallSweep
+from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.host import NormOfRows, norm_rope
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
     from flownpu.aie.programs.call import HostCall
-    from flownpu.aie.programs.decoder import Decoder
+    from flownpu.aie.programs.decoder_shape import DecoderShape
 
 __all__ = ["prefill_program"]
 
@@ -70,7 +70,7 @@ _ATTENDED = 128
 
 
 def prefill_program(
-    decoder: Decoder, target: str, context: int, tokens: int, weights: str = "bf16", *, block: bool = False
+    decoder: DecoderShape, target: str, context: int, tokens: int, weights: str = "bf16", *, block: bool = False
 ) -> Program:
     """The program of a chunk of so many tokens, with caches of `context` positions; `fewest` is chunks.py's to set.
 
@@ -90,7 +90,7 @@ def prefill_program(
 
 @dataclass
 class _Chunk:
-    decoder: Decoder
+    decoder: DecoderShape
     target: str
     context: int
     tokens: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/program.h).
+"""Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/run/).
 
 A program is a list of **steps**, calls over arrays with views of buffers as their arguments, or operators that the host
 computes between them. **Buffers** have a role:
@@ -12,7 +12,7 @@ computes between them. **Buffers** have a role:
 Steps over one array that follow one another are one **dispatch**, and so are steps of the host. The host writes the
 rows of `given` before a run, and reads those of `made` after it.
 
-In an index of artifacts (artifact_index.py), which ops/npu/program_record.h reads:
+In an index of artifacts (artifacts/index.py), which ops/npu/artifacts/program_record.h reads:
 
     text kind; attributes of the model (text key, list); tokens, fewest, context
     cache: bytes from layer to layer, position to position, KV head to KV head, a key to its value
@@ -38,7 +38,7 @@ from flownpu.aie.programs.call import HOST, ArtifactCall, HostCall
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from flownpu.aie.emulator.words import Words
+    from flownpu.aie.words.writer import Words
 
 __all__ = [
     "BF16_BYTES", "Buffer", "CacheLayout", "Program", "ProgramWriter", "Role", "Rows", "Step", "View",

@@ -10,7 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "ops/cpu/cpu_step.h"
+#include "ops/cpu/step.h"
 #include "ops/error.h"
 #include "ops/node.h"
 #include "ops/tensor.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/npu/layers.h"
+#include "ops/npu/match/layers.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;
@@ -48,11 +48,11 @@ void bind_describe(nb::module_& module) {
   };
   bind("describe_decoder", true,
        "The sizes of the decoder that an NPU's array computes of a graph, by the names of "
-       "DecoderShape (ops/npu/decoder_shape.h). Nodes, outputs and weights: as of Rewriting. "
+       "DecoderShape (ops/npu/nodes/decoder_shape.h). Nodes, outputs and weights: as of Rewriting. "
        "Raises ValueError if there is none, with the reason that a session would tell.");
   bind("describe_encoder", false,
        "The same of an encoder of images, by the names of EncoderShape "
-       "(ops/npu/encoder_shape.h).");
+       "(ops/npu/nodes/encoder_shape.h).");
   module.def(
       "describe_operators",
       [](const std::vector<Node>& nodes, const std::vector<std::string>& outputs,
@@ -70,7 +70,7 @@ void bind_describe(nb::module_& module) {
       },
       nb::arg("nodes"), nb::arg("outputs"), nb::arg("weights") = lowering::Promised(),
       "What an NPU's array would compute by itself of a graph: (stem, sizes) of each operator, by "
-      "the names of ops/npu/array_operator.h; and why it leaves others to the host.");
+      "the names of ops/npu/match/array_operator.h; and why it leaves others to the host.");
 }
 
 }  // namespace flownpu::native

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs of a folder of artifacts, run without a model: Python gives the constants that a session
 // would pack, and reads whatever buffer it likes. All else is what a session does
-// (ops/npu/program.h).
+// (ops/npu/run/program.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -22,9 +22,9 @@
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/error.h"
-#include "ops/npu/compiled_designs.h"
-#include "ops/npu/host_operators.h"
-#include "ops/npu/program.h"
+#include "ops/npu/artifacts/compiled_designs.h"
+#include "ops/npu/run/host_operators.h"
+#include "ops/npu/run/program.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;

@@ -3,7 +3,7 @@
 
     y = emulate(FusedDQP("npu2", 512).program(m, k), w=blocks, x=x)["y"]
 
-A `Case` is a plan with its inputs and what must come out; `tests/aie/cases.py` makes them for the designs.
+A `Case` is a plan with its inputs and what must come out; `tests/aie/designs/cases.py` makes them for the designs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.aie.checker import require_valid
+from flownpu.aie.check import require_valid
 from flownpu.aie.emulator import Emulator
-from flownpu.aie.plan import DTYPES, Plan
+from flownpu.aie.plan.data import DTYPES, Plan
 from tests.aie.host_kernels import BUILT, assert_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from flownpu.aie.iron_compat import Program
-    from flownpu.aie.plan import Array
+    from flownpu.aie.iron.compat import Program
+    from flownpu.aie.plan.data import Array
     from flownpu.selftest.reference import case as known
 
 ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}

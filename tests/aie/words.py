@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files of words by the description of their format (aie/emulator/words.py)."""
+"""Reads files of words by the description of their format (aie/words/writer.py)."""
 
 import struct
 import zlib
 
 import numpy as np
 
-from flownpu.aie.call_family import CallFamily, CallSweep, Patch, Positions, WordClass
+from flownpu.aie.programs.call_family import CallFamily, CallSweep, Patch, Positions, WordClass
 
 
 class Reader:

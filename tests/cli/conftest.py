@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flownpu.aie import toolchain
+from flownpu.aie.artifacts import toolchain
 from flownpu.cli import main
 from flownpu.convert import convert
 from tests.cli.stand_ins import Tools

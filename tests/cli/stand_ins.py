@@ -5,8 +5,8 @@ import json
 import sys
 
 # Writes the files that its options name; what it links is in the folder it runs in. FAIL makes it fail as it says.
-# Instructions are as aie/instructions.py has them: descriptors by the lowest number that is free on their tile, in them
-# the numbers of each transfer, a dimension of one step without its stride. UNKNOWN adds an operation of no step.
+# Instructions are as aie/plan/instructions.py has them: descriptors by the lowest number that is free on their tile, in
+# them the numbers of each transfer, a dimension of one step without its stride. UNKNOWN adds an operation of no step.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name

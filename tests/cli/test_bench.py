@@ -13,12 +13,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from flownpu import peers
-from flownpu.benchmark import Case, Engine, Measurement, Measurements, Spread, measure
-from flownpu.benchmark_report import Report
+from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
+from flownpu.bench.report import Report
+from flownpu.bench.roofline import DecodeTraffic, decode_traffic, read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.machine import Machine
-from flownpu.model_summary import summarize
-from flownpu.roofline import DecodeTraffic, decode_traffic, read_bandwidth
+from flownpu.model.summary import summarize
 
 CPU = ("--provider", "cpu")
 SMALL = ("--prompt", 40, "--generate", 5, "--repeats", 1)
@@ -56,7 +56,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second a round, which nobody looks at here."""
-    monkeypatch.setattr("flownpu.benchmark.read_bandwidth", lambda _threads: 1e9)
+    monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: 1e9)
 
 
 def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
@@ -136,7 +136,7 @@ def test_the_share_of_the_roof_is_that_of_each_round():
 
 def test_the_roof_is_measured_before_and_after_the_first_engine(monkeypatch, peer):
     rates = iter([1e9, 3e9, 5e9, 6e9])
-    monkeypatch.setattr("flownpu.benchmark.read_bandwidth", lambda _threads: next(rates))
+    monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: next(rates))
     found = measure([peer("own"), peer()], [Case(0, 4, 2)], repeats=2, threads=1, vocabulary_size=9)
     assert found.bandwidth == [2e9, 5.5e9]
 

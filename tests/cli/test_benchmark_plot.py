@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flownpu.benchmark_plot import draw
+from flownpu.bench.plot import draw
 
 RATES = {1024: 10.0, 4096: 20.0, 16384: 40.0}
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from flownpu import __version__
-from flownpu.aie import artifacts, toolchain
-from flownpu.aie.checker import check
+from flownpu.aie.artifacts import folder as artifacts
+from flownpu.aie.artifacts import toolchain
+from flownpu.aie.check import check
 from flownpu.aie.designs.flow_kv import FlowKV
-from flownpu.aie.mlir import to_mlir
-from flownpu.aie.plan_json import from_json
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.as_json import from_json
 
 ROOT = Path(__file__).parents[2]
 # One operator of one model: two arrays (down to XDNA2's 32 tiles: none, geglu), five calls.
@@ -224,7 +225,7 @@ def sources(tmp_path):
 
 def add_calls(folder, tools_found, sources):
     """Builds FusedDQP and GeGLU with kernels of another folder."""
-    from flownpu.npu_catalogue import catalogue
+    from flownpu.npu.catalogue import catalogue
 
     artifact = artifacts.ArtifactFolder(folder, "npu2", tools_found, include_root=sources)
     for call in catalogue("npu2", ["fused_dqp", "geglu"], ["gemma3-1b"]):

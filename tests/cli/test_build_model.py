@@ -10,19 +10,19 @@ import numpy as np
 import onnx
 import pytest
 
-from flownpu.aie import compiled_artifacts
-from flownpu.aie.call_family import Positions
-from flownpu.aie.designs.decode_layer import LayerShape
-from flownpu.aie.mlir import to_mlir
-from flownpu.aie.npu_limits import NPU2, with_limits
+from flownpu.aie.artifacts import compiled as compiled_artifacts
+from flownpu.aie.designs.decode_layer.design import LayerShape
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.limits import NPU2, with_limits
 from flownpu.aie.programs import prefill
-from flownpu.aie.programs.decoder import Decoder
+from flownpu.aie.programs.call_family import Positions
+from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
-from flownpu.npu_artifacts import CHUNKS, build_artifacts, programs_of_model
-from flownpu.npu_decoder import read_decoder
-from flownpu.npu_models import MODELS
+from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
+from flownpu.npu.decoder import read_decoder
+from flownpu.npu.models import MODELS
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 320  # positions, five chunks of the cache; prompts come in chunks of 256 tokens, not of 512
@@ -49,7 +49,7 @@ def bits_of(value):
 @pytest.fixture(scope="module")
 def built(model, tmp_path_factory):
     """The folder for the emulator."""
-    from flownpu.npu_artifacts import build_artifacts
+    from flownpu.npu.artifacts import build_artifacts
 
     return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
 
@@ -258,7 +258,7 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
         model.post_norms, model.head_norms,
     )  # fmt: skip
     windows = (model.window or 0, 0, 0)  # the last layer has no attention
-    decoder = Decoder(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
+    decoder = DecoderShape(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
     for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
         plan = call.last_plan  # which the checker takes
         assert call.positions == Positions(context) or call.moves

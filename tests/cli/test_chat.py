@@ -10,8 +10,8 @@ import signal
 import numpy as np
 import pytest
 
-from flownpu.conversation import Conversation
-from flownpu.generation import LanguageModel, Sampling, Timing
+from flownpu.generate.conversation import Conversation
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
 CPU = ("--provider", "cpu")
 GREEDY = Sampling(temperature=0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from flownpu.convert.shapes import SHAPES
+from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
 

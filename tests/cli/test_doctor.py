@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-import flownpu.diagnosis
-import flownpu.npu_diagnosis
-import flownpu.xrt_diagnosis
-from flownpu.checks import Check, Host, Status
-from flownpu.diagnosis import diagnose_software
+import flownpu.doctor.diagnosis
+import flownpu.doctor.npu
+import flownpu.doctor.xrt
+from flownpu.doctor.checks import Check, Host, Status
+from flownpu.doctor.diagnosis import diagnose_software
+from flownpu.doctor.npu import diagnose_npu
 from flownpu.machine import cpu_isa, describe_machine
-from flownpu.npu_artifacts import build_artifacts
-from flownpu.npu_diagnosis import diagnose_npu
+from flownpu.npu.artifacts import build_artifacts
 
 
 class MadeUp:
@@ -427,7 +427,7 @@ def test_a_machine_without_cpuinfo(machine):
 
 def software(monkeypatch, versions):
     """The checks where the distributions of a module are these."""
-    monkeypatch.setattr("flownpu.diagnosis.module_versions", lambda module: versions.get(module, {}))
+    monkeypatch.setattr("flownpu.doctor.diagnosis.module_versions", lambda module: versions.get(module, {}))
     return {check.name: check for check in diagnose_software()}
 
 
@@ -464,7 +464,7 @@ def test_without_genai_only_generation_is_missing(monkeypatch):
 
 def test_a_library_that_does_not_load(monkeypatch, tmp_path):
     (tmp_path / "libflownpu_ep.so").write_bytes(b"not a library")
-    monkeypatch.setattr("flownpu.diagnosis.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
+    monkeypatch.setattr("flownpu.doctor.diagnosis.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
     checks = software(monkeypatch, GOOD)
     assert checks["provider library"].status is Status.BAD
     assert "does not load" in checks["provider library"].found
@@ -532,7 +532,7 @@ def test_every_bad_check_has_a_remedy():
     import inspect
 
     source = "".join(
-        inspect.getsource(module) for module in (flownpu.diagnosis, flownpu.npu_diagnosis, flownpu.xrt_diagnosis)
+        inspect.getsource(module) for module in (flownpu.doctor.diagnosis, flownpu.doctor.npu, flownpu.doctor.xrt)
     )
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check"]

@@ -11,12 +11,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from flownpu import partition_drawing
-from flownpu.explanation import Explanation
-from flownpu.explanation_placement import Place, Placement, by_layer, layer_of
-from flownpu.explanation_speed import NPU, Speed
-from flownpu.npu_artifacts import programs_of_model
-from flownpu.npu_decoder import read_decoder
+from flownpu.explain import drawing as partition_drawing
+from flownpu.explain.overview import Explanation
+from flownpu.explain.placement import Place, Placement, by_layer, layer_of
+from flownpu.explain.speed import NPU, Speed
+from flownpu.npu.artifacts import programs_of_model
+from flownpu.npu.decoder import read_decoder
 from flownpu.ops.definitions import add_functions
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -235,7 +235,7 @@ def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):
 
 
 def test_the_bandwidth_is_measured_unless_it_is_given(flownpu, model, monkeypatch):
-    monkeypatch.setattr("flownpu.explanation_speed.read_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("flownpu.explain.speed.read_bandwidth", lambda: 20e9)
     document = json.loads(flownpu("explain", model, "--json").out)
     assert document["speed"]["read_bandwidth"] == 20e9
     given = json.loads(flownpu("explain", model, "--json", "--bandwidth", 10).out)["speed"]["points"][0]

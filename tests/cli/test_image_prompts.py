@@ -11,10 +11,10 @@ import onnxruntime_genai
 import pytest
 from PIL import Image
 
-from flownpu.conversation import Conversation
 from flownpu.errors import FlowNPUError
-from flownpu.generation import LanguageModel, Sampling, Timing
-from flownpu.image_prompts import IMAGE, expand_images, mark_images, read_images
+from flownpu.generate.conversation import Conversation
+from flownpu.generate.image_prompts import IMAGE, expand_images, mark_images, read_images
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
 CPU = ("--provider", "cpu")
 GREEDY = Sampling(temperature=0)
@@ -234,7 +234,7 @@ def test_images_given_to_a_text_model_are_an_error(model):
 
 def test_without_pillow_the_package_is_named(flownpu, seeing_model, files, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    monkeypatch.delitem(__import__("sys").modules, "flownpu.images")
+    monkeypatch.delitem(__import__("sys").modules, "flownpu.generate.images")
     done = flownpu("run", seeing_model, "-p", QUESTION, "--image", files[0])
     assert done.code == 1
     assert 'Reading images needs the Python package PIL: pip install "flownpu[genai]"' in done.err

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from flownpu import images
 from flownpu.errors import FlowNPUError
-from flownpu.images import DECODING_MEMORY, ImageSize, read_image
+from flownpu.generate import images
+from flownpu.generate.images import DECODING_MEMORY, ImageSize, read_image
 
 SIZE = ImageSize(96, 96)
 # Lossless and lossy, of every mode that these formats have.
@@ -279,9 +279,9 @@ def test_what_takes_more_memory_is_refused(tmp_path, monkeypatch, suffix, option
 MEASURE = """
 import json, resource, sys
 from pathlib import Path
-from flownpu import images
+from flownpu.generate import images
 from flownpu.errors import FlowNPUError
-from flownpu.images import ImageSize, read_image
+from flownpu.generate.images import ImageSize, read_image
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,9 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from flownpu.aie.plan import Acquire, Await, Transfer
-from flownpu.aie.plan_json import to_json
-from tests.aie.programs import chain, with_body, with_end, with_steps
+from flownpu.aie.plan.as_json import to_json
+from flownpu.aie.plan.data import Acquire, Await, Transfer
+from tests.aie.small_programs import chain, with_body, with_end, with_steps
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_picture(flownpu, plan, tmp_path):
 def test_a_timeline(flownpu, plan, tmp_path):
     done = flownpu("inspect", plan, "--trace", tmp_path / "chain.trace")
     assert done.code == 0
-    # tests/aie/test_timeline.py works the 392 cycles out.
+    # tests/aie/cost/test_timeline.py works the 392 cycles out.
     assert "about 392 cycles, 0.2 us at 1800 MHz; estimated, not measured" in done.err
     document = json.loads((tmp_path / "chain.trace").read_text())
     assert document["otherData"]["plan"] == "chain"

@@ -5,12 +5,12 @@ import subprocess
 
 import pytest
 
-from flownpu.aie.checker import check
-from flownpu.aie.mlir import to_mlir
-from flownpu.aie.npu_limits import LIMITS
-from flownpu.convert.shapes import SHAPES
-from flownpu.npu_catalogue import OPERATORS, catalogue
-from flownpu.npu_models import MODELS
+from flownpu.aie.check import check
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.model.shapes import SHAPES
+from flownpu.npu.catalogue import OPERATORS, catalogue
+from flownpu.npu.models import MODELS
 from scripts import mlir_opt
 
 

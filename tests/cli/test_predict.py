@@ -10,14 +10,14 @@ import typer
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.cli.predict import parse_contexts
-from flownpu.convert.shapes import SHAPES
-from flownpu.npu_decoder import read_decoder
-from flownpu.prediction import Prediction
-from flownpu.prediction_fit import fit
-from flownpu.prediction_target import known, target
-from flownpu.prediction_validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
-from flownpu.published import CONTEXTS, TABLES, Role, Row, power
-from flownpu.published.implementation import image_seconds, prompt_seconds, token_seconds
+from flownpu.model.shapes import SHAPES
+from flownpu.npu.decoder import read_decoder
+from flownpu.predict.fit import fit
+from flownpu.predict.prices import Prediction
+from flownpu.predict.published import CONTEXTS, TABLES, Role, Row, power
+from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
+from flownpu.predict.target import known, target
+from flownpu.predict.validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
 from flownpu.selftest.climb import Outcome, Result
 from flownpu.selftest.report import Report
 

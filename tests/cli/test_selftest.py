@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flownpu.aie.artifacts.toolchain import KERNELS
 from flownpu.aie.cost.device import DEVICES
 from flownpu.aie.cost.kernels import published_cycles
 from flownpu.aie.cost.parameters import TABLE, VALUES
-from flownpu.aie.npu_limits import NPU2
+from flownpu.aie.plan.limits import NPU2
 from flownpu.aie.programs.call import ArtifactCall
-from flownpu.aie.toolchain import KERNELS
 from flownpu.selftest import climb, rungs
 from flownpu.selftest.climb import Climber, Outcome, Result
 from flownpu.selftest.decoder import SHAPE

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 
 TOKENS = 4
 # Long enough for a chunk.

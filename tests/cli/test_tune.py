@@ -7,7 +7,7 @@ import pytest
 
 from flownpu.aie.cost.gemm_model import Order, Tiling, predict_gemm
 from flownpu.aie.cost.gemm_tuner import best_gemm
-from flownpu.npu_models import MODELS
+from flownpu.npu.models import MODELS
 
 SIZE = ("-m", 500, "-k", 1000, "-n", 1100)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flownpu.ops.q4nx import NARROW
-from flownpu.verification import PARAGRAPH, Stage, tokens_of
-from flownpu.verification_runs import relative_error
+from flownpu.verify.comparison import PARAGRAPH, Stage, tokens_of
+from flownpu.verify.runs import relative_error
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra verify")
 

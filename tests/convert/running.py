@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.convert.test_numbers import random_ids, tolerance
-from tests.decoding import Decoder
+from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LASTS = [stop - 1 for _, stop in CALLS]
 def logits_of(folder: Path, devices: Sequence[onnxruntime.OrtEpDevice] = ()) -> NDArray[np.float32]:
     """Logits of the last token of each call, [calls, V]: of stock ONNX Runtime, or of FlowNPU on its devices."""
     chosen = [device for device in devices if device.device.type.name == "CPU"]
-    decoder = Decoder(folder, chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
+    decoder = DecoderSession(folder, chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
     return np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
 
 

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from flownpu.convert import ConversionError, convert
 from flownpu.convert.checkpoint import Checkpoint
-from flownpu.convert.prequantised import PrequantisedWeights, read_packing
 from flownpu.convert.quantise import Carried
+from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
 from flownpu.ops import q4nx
 from tests.convert.prequantised_checkpoints import Form, change_config, quantised, write_prequantised
 from tests.convert.running import check_logits

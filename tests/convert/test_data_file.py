@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from flownpu.convert.data_file import ALIGNMENT, DataFile
+from flownpu.convert.graph.data_file import ALIGNMENT, DataFile
 
 if TYPE_CHECKING:
     import pytest

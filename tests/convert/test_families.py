@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from flownpu.convert import ConversionError
 from flownpu.convert.decoder import LinearScaling, Llama3Scaling, Rotary
 from flownpu.convert.families import read_decoder
-from flownpu.convert.shapes import SHAPES
+from flownpu.model.shapes import SHAPES
 
 LLAMA3 = {
     "rope_type": "llama3",

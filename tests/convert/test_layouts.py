@@ -12,10 +12,11 @@ from gguf.constants import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from flownpu.convert import convert, data_file, decoder_folder
+from flownpu.convert import convert, decoder_folder
+from flownpu.convert.graph import data_file
 from flownpu.convert.model_writer import _SMALL_FILES
 from flownpu.convert.output import output_folder
-from flownpu.converted_model import ConvertedModel
+from flownpu.model.converted import ConvertedModel
 from flownpu.ops import q4nx
 from tests.convert.conftest import TinyModel, write_tiny
 from tests.convert.gguf_files import write_model

@@ -14,8 +14,8 @@ import transformers
 from flownpu.convert import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.make_model import RandomWeights, make_model
-from flownpu.convert.shapes import SHAPES
-from flownpu.convert.weights import NormWeight, Projection, TensorSource, weight_plan
+from flownpu.convert.weights import NormWeight, ProjectionWeight, TensorSource, weight_plan
+from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
 # As the models' cards give them, in millions, embeddings counted once where they are tied.
@@ -55,7 +55,7 @@ def test_weights_are_those_of_transformers_model(shape: str) -> None:
     expected = {name.removeprefix("model."): tuple(p.shape) for name, p in model.named_parameters()}
     found: dict[str, tuple[int, ...]] = {}
     for weight in weight_plan(read_decoder(SHAPES[shape])):
-        if isinstance(weight, Projection):
+        if isinstance(weight, ProjectionWeight):
             found.update({source.tensor: (source.rows, weight.columns) for source in weight.sources})
         else:
             found[weight.tensor] = (weight.size,)
@@ -66,7 +66,7 @@ def test_weights_are_those_of_transformers_model(shape: str) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 512), (40, 1152), (33, 300)])
 def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, columns: int, symmetric: bool) -> None:
-    projection = Projection("w", (TensorSource("w", rows),), columns)
+    projection = ProjectionWeight("w", (TensorSource("w", rows),), columns)
     random = RandomWeights(1, symmetric=symmetric)
     layout = random.layout(projection)
     assert layout == (q4nx.SYMMETRIC if symmetric else q4nx.NARROW)
@@ -83,7 +83,7 @@ def test_random_blocks_have_the_promised_moments_and_empty_padding(rows: int, co
 
 
 def test_gated_blocks_are_drawn_for_both_halves() -> None:
-    projection = Projection("w", (TensorSource("gate", 40), TensorSource("up", 40)), 256, gated=True)
+    projection = ProjectionWeight("w", (TensorSource("gate", 40), TensorSource("up", 40)), 256, gated=True)
     parts = list(RandomWeights(1).blocks(projection))
     assert np.concatenate([part.blocks for part in parts]).shape == projection.blocks_shape(q4nx.NARROW) == (4, 8, 640)
     assert sum(part.size for part in parts) == projection.size == 80 * 256

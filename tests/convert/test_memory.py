@@ -10,9 +10,10 @@ import onnx
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from flownpu import integrity
-from flownpu.convert import convert, data_file, quantise
+from flownpu.convert import convert, quantise
 from flownpu.convert.export_q4nx import export_q4nx
+from flownpu.convert.graph import data_file
+from flownpu.model import integrity
 from tests.convert.conftest import write_tiny
 from tests.convert.gguf_files import write_gguf
 

@@ -15,7 +15,7 @@ import transformers
 from numpy.typing import NDArray
 
 from flownpu.convert import convert
-from tests.decoding import Decoder, float32_tolerance
+from tests.decoding import DecoderSession, float32_tolerance
 
 FAMILIES = ("gemma3_text", "llama", "qwen3")
 
@@ -46,7 +46,7 @@ def test_prefill_and_decode_equal_transformers(family: str, tiny_models: Callabl
     ids = random_ids(1, 40)
     expected = tiny.logits(ids)
     atol = tolerance(expected, tiny.reference.config)
-    decoder = Decoder(tmp_path / "model")
+    decoder = DecoderSession(tmp_path / "model")
     # A prompt beyond the window of 8, a second part of several tokens, then single ones.
     for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
@@ -70,7 +70,7 @@ def test_narrow_caches_round_keys_and_values_and_nothing_else(
     step = {"bf16": 2**-8, "fp16": 2**-11}[kv_dtype]
     flip = step / math.sqrt(tiny.reference.config.head_dim) * np.abs(expected).max()
     atol = tolerance(expected, tiny.reference.config) + flip / 8
-    decoder = Decoder(tmp_path / "model")
+    decoder = DecoderSession(tmp_path / "model")
     for start, stop in ((0, 30), *((i, i + 1) for i in range(30, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
         np.testing.assert_allclose(logits[0, 0], expected[0, stop - 1], rtol=0, atol=atol)
@@ -82,7 +82,7 @@ def test_logits_of_all_tokens(tiny_models: Callable[[str], Any], tmp_path: Path)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", logits="all")
     ids = random_ids(2, 20)
     expected = tiny.logits(ids)
-    logits = Decoder(tmp_path / "model")(ids, np.ones_like(ids))
+    logits = DecoderSession(tmp_path / "model")(ids, np.ones_like(ids))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=tolerance(expected, tiny.reference.config))
 
 
@@ -93,7 +93,7 @@ def test_rows_of_different_lengths_yield_their_own_last_token(
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     ids, lengths = random_ids(3, 21), np.array([20, 3, 11])
     mask = (np.arange(20) < lengths[:, None]).astype(np.int64)
-    decoder = Decoder(tmp_path / "model")
+    decoder = DecoderSession(tmp_path / "model")
     logits = decoder(np.where(mask, ids[:, :20], 0), mask)
     following = decoder(ids[:, 20:], np.concatenate([mask, np.ones((3, 1), np.int64)], axis=1))
     for row, length in enumerate(lengths):
@@ -114,7 +114,7 @@ def test_a_softcap_of_the_logits_is_in_the_graph(
     convert(checkpoint, tmp_path / "model", kv_dtype="fp32")
     ids = random_ids(1, 12)
     expected = 2 * np.tanh(tiny.logits(ids)[0, -1] / 2)
-    logits = Decoder(tmp_path / "model")(ids, np.ones_like(ids))
+    logits = DecoderSession(tmp_path / "model")(ids, np.ones_like(ids))
     atol = tolerance(tiny.logits(ids), tiny.reference.config)
     np.testing.assert_allclose(logits[0, 0], expected, rtol=0, atol=atol)
 
@@ -126,7 +126,7 @@ def test_sliding_window_cache_of_fixed_capacity(tiny_models: Callable[[str], Any
     ids = random_ids(1, 40)
     expected = tiny.logits(ids)
     atol = tolerance(expected, tiny.reference.config)
-    decoder = Decoder(tmp_path / "model")
+    decoder = DecoderSession(tmp_path / "model")
     kinds = tiny.reference.config.layer_types
     capacities = [11 if kinds[int(v.name.split(".")[1])] == "sliding_attention" else 40 for v in decoder.cache_inputs]
     decoder.cache = [

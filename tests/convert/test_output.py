@@ -17,7 +17,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from flownpu.convert import ConversionError, Progress, convert, data_file
+from flownpu.convert import ConversionError, Progress, convert
+from flownpu.convert.graph import data_file
 from flownpu.convert.output import output_folder
 from flownpu.graph_rewrites.testing import declare_simplified_layer_normalization
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from flownpu.convert import ConversionError, convert
-from flownpu.convert.data_file import aligned
-from flownpu.convert.vision_configuration import read_vision
-from flownpu.convert.vision_writer import vision_bytes
-from flownpu.integrity import damage
+from flownpu.convert.graph.data_file import aligned
+from flownpu.convert.vision.configuration import read_vision
+from flownpu.convert.vision.writer import vision_bytes
+from flownpu.model.integrity import damage
 from flownpu.ops import q4nx
 from tests.convert.picture_models import TEXT, VISION, reference, stored_matrices, write_pictures_checkpoint
 from tests.convert.test_checkpoint import change_config, change_tensors

@@ -8,10 +8,10 @@ import pytest
 
 from flownpu.convert import quantise
 from flownpu.convert.checkpoint import Checkpoint
-from flownpu.convert.checkpoint_weights import CheckpointWeights
 from flownpu.convert.families import read_decoder
 from flownpu.convert.quantise import QuantizedWeights
-from flownpu.convert.weights import Projection, weight_plan
+from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
+from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.ops import q4nx
 
 
@@ -22,7 +22,7 @@ def test_parts_are_the_whole(at_once: int, checkpoint: Path, monkeypatch: pytest
     source = Checkpoint(checkpoint)
     decoder = read_decoder(source.config)
     weights = QuantizedWeights(CheckpointWeights(source))
-    for projection in (weight for weight in weight_plan(decoder) if isinstance(weight, Projection)):
+    for projection in (weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)):
         tensors = [source.rows(f"model.{part.tensor}", 0, part.rows).astype(np.float32) for part in projection.sources]
         quantized = [q4nx.quantize(tensor) for tensor in tensors]
         layout = weights.layout(projection)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule between the folders (docs/architecture.md): a lower layer uses no higher one and names no model."""
+"""The rules between the folders (docs/architecture.md): a lower layer uses no higher one and names no model, packages
+import one another in one direction only, and no file says its folder's name again."""
 
 import ast
 import re
-
-import pytest
+from collections import defaultdict
+from pathlib import PurePosixPath
 
 from tests.docs.pages import ROOT
 
@@ -16,22 +17,19 @@ PYTHON = {
     "ops": {"ops", "_native", "aie"},
     "graph_rewrites": {"graph_rewrites", "ops", "_native"},
 }
-INCLUDE = re.compile(r'^#include "(\w+)/', re.MULTILINE)
-IMPORT = re.compile(r"^\s*(?:from|import) flownpu(?:\.(\w+))?(?: import (\w+))?", re.MULTILINE)
+INCLUDE = re.compile(r'^#include "([\w/.]+)"', re.MULTILINE)
 MODELS = re.compile(r"gemma|llama|qwen|siglip|mistral|phi[34]", re.IGNORECASE)
 
 
-def sources(folders):
+def sources(*folders, suffixes=(".h", ".cc", ".py")):
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
-    return [path for path in files if path.suffix in {".h", ".cc", ".py"}]
+    found = [path for path in files if path.suffix in suffixes]
+    assert found, f"{folders} have no {suffixes}: the test looks at nothing"
+    return found
 
 
 def name_of(path):
-    return str(path.relative_to(ROOT))
-
-
-def layer_of(path):
-    return path.relative_to(ROOT).parts[0]
+    return path.relative_to(ROOT).as_posix()
 
 
 def code(path):
@@ -46,17 +44,111 @@ def code(path):
     return ast.unparse(tree)
 
 
-@pytest.mark.parametrize("path", [path for path in sources(CXX) if path.suffix != ".py"], ids=name_of)
-def test_includes(path):
-    assert set(INCLUDE.findall(code(path))) <= CXX[layer_of(path)]
+def installed(path):
+    """Where a Python file is in the package: the folders of the tree are flownpu's."""
+    name = name_of(path)
+    return name.removeprefix("python/") if name.startswith("python/") else f"flownpu/{name}"
 
 
-@pytest.mark.parametrize("path", [path for path in sources(PYTHON) if path.suffix == ".py"], ids=name_of)
-def test_imports(path):
-    imported = {module or name for module, name in IMPORT.findall(code(path))}
-    assert imported <= PYTHON[layer_of(path)]
+def imports(path):
+    """The dotted names that a file imports of this project, whole: `from a import b` is a.b."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "flownpu")
 
 
-@pytest.mark.parametrize("path", sources(["aie", "ep", "ops"]), ids=name_of)
-def test_no_model_is_named(path):
-    assert MODELS.findall(code(path)) == []
+def offenders(found):
+    """One line for each file and what is wrong with it."""
+    return [f"{file}: {', '.join(sorted(wrong))}" for file, wrong in found if wrong]
+
+
+def test_includes():
+    found = []
+    for layer, allowed in CXX.items():
+        for path in sources(layer, suffixes=(".h", ".cc")):
+            used = {include.split("/")[0] for include in INCLUDE.findall(code(path)) if "/" in include}
+            found.append((name_of(path), used - allowed))
+    assert offenders(found) == []
+
+
+def test_imports():
+    found = []
+    for layer, allowed in PYTHON.items():
+        files = sources(layer, suffixes=(".py",))
+        found += [(name_of(path), {name.split(".")[1] for name in imports(path)} - allowed) for path in files]
+    assert offenders(found) == []
+
+
+def test_no_model_is_named():
+    assert offenders((name_of(path), set(MODELS.findall(code(path)))) for path in sources("aie", "ep", "ops")) == []
+
+
+def circles(uses):
+    """Folders that use themselves by way of others, at each level of the tree.
+
+    Args:
+        uses: of each file, the files that it uses.
+
+    A folder counts with all that is in it; a file beside folders counts by itself. Two files of one folder may use each
+    other.
+    """
+    beside = defaultdict(lambda: defaultdict(set))  # of each folder: what in it uses what in it
+    for file, used in uses.items():
+        for other in used:
+            parts, others = PurePosixPath(file).parts, PurePosixPath(other).parts
+            level = next(i for i, (one, two) in enumerate(zip(parts, others, strict=False)) if one != two)
+            beside[parts[:level]][parts[level]].add(others[level])
+    found = set()
+    for folder, graph in beside.items():
+        for start in [name for name in graph if "." not in name]:
+            ways, reached = [(start, other) for other in graph[start]], set()
+            while ways:
+                way = ways.pop(0)
+                if way[-1] == start:
+                    found.add(f"{'/'.join(folder)}: {' -> '.join(way)}")
+                    break
+                if way[-1] not in reached:
+                    reached.add(way[-1])
+                    ways += [(*way, other) for other in graph.get(way[-1], ())]
+    return sorted(found)
+
+
+def test_no_circle_between_packages():
+    """Of imports for types alone as well: what names another's types cannot be read without it."""
+    files = {
+        installed(path): path for path in sources("aie", "ops", "graph_rewrites", "python/flownpu", suffixes=(".py",))
+    }
+    modules = {}
+    for file in files:
+        modules[file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = file
+    uses = {}
+    for file, path in files.items():
+        used = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in imports(path)}
+        uses[file] = used - {None, file}
+    assert circles(uses) == []
+
+
+def test_no_circle_between_folders_of_cxx():
+    """Headers count with the folder that they lie in: what includes one is compiled anew when it changes."""
+    paths = {
+        name_of(path): path for path in sources("aie", "ops", "ep", "python/native", suffixes=(".h", ".cc", ".hpp"))
+    }
+    uses = {file: set(INCLUDE.findall(code(path))) & set(paths) - {file} for file, path in paths.items()}
+    assert circles(uses) == []
+
+
+def test_what_a_circle_is():
+    assert circles({"a/x.py": {"b/y.py"}, "b/z.py": {"a/w.py"}}) == [": a -> b -> a", ": b -> a -> b"]
+    assert circles({"p/a/x.py": {"p/f.py"}, "p/f.py": {"p/a/y.py"}}) == ["p: a -> f.py -> a"]
+    assert circles({"a/x.py": {"a/y.py"}, "a/y.py": {"a/x.py", "b/z.py"}}) == []
+
+
+def test_no_file_says_its_folders_name_again():
+    folders = ("aie", "ep", "ops", "graph_rewrites", "python")
+    found = [name_of(path) for path in sources(*folders) if path.stem.startswith(f"{path.parent.name}_")]
+    assert found == []

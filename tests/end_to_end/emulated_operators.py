@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, wide
 from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions

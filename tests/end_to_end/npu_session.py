@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from tests.decoding import Decoder
+from tests.decoding import DecoderSession
 from tests.npu.xrt import Driver
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
@@ -47,10 +47,10 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
     tokens = np.array(json.loads(ids))
     options = {"device": "npu", "artifacts": artifacts, "activations": "bf16"}
 
-    def open_session(**more: str) -> Decoder:
-        return Decoder(Path(model), devices, options | more)
+    def open_session(**more: str) -> DecoderSession:
+        return DecoderSession(Path(model), devices, options | more)
 
-    def generate(decoder: Decoder, before: Any = lambda _step: None) -> dict[str, Any]:
+    def generate(decoder: DecoderSession, before: Any = lambda _step: None) -> dict[str, Any]:
         """The prompt and some tokens of the text; a step that fails is tried once more."""
         found: dict[str, Any] = {"top": [], "errors": []}
         steps = [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + STEPS))]

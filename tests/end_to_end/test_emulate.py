@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.npu_artifacts import build_artifacts
-from tests.decoding import Decoder
+from flownpu.npu.artifacts import build_artifacts
+from tests.decoding import DecoderSession
 from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
 from tests.npu.models import Models
 from tests.npu.rounding import array_error
@@ -156,11 +156,11 @@ def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], 
     """A prompt beyond the window of 32 and two tokens through ONNX Runtime, against transformers in float32.
 
     Artifacts are where they are looked for: beside the model. Twice the expected rms, as in
-    tests/npu/test_decoder_layers.py.
+    tests/npu/run/test_decoder_layers.py.
     """
     shutil.copytree(models.converted(name), folder := tmp_path / "model")
     build_artifacts(folder, context=256)
-    decoder = Decoder(folder, ep_devices[:1], {"device": "emulate"})
+    decoder = DecoderSession(folder, ep_devices[:1], {"device": "emulate"})
     ids = np.random.default_rng(0).integers(3, 320, 52)
     steps = ((0, 50), (50, 51), (51, 52))
     found = np.array([decoder(ids[None, a:b], np.ones((1, b), np.int64))[0, 0] for a, b in steps])

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from flownpu.convert import convert
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.convert.picture_models import reference, write_pictures_checkpoint
 from tests.npu.rounding import encoder_error
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from flownpu.convert import convert
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.convert.picture_models import reference
 from tests.fixtures.shapes_pictures import draw, random_scene
 from tests.npu.rounding import decoder_error

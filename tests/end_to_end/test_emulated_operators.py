@@ -13,12 +13,12 @@ import onnxruntime
 import pytest
 
 from flownpu.errors import FlowNPUError
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import dense_matmul, flow_kv_attention, flow_qkv_attention, q4nx_matmul
 from flownpu.selftest.reference.attention import ALL, attention_expectation
 from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, projection_tolerance
-from tests.aie.cases import product_error
+from tests.aie.designs.cases import product_error
 from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, PRODUCT, bf16, wide
 from tests.end_to_end.emulated_operators import Alone, numbers, session_of, weights, write_node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from flownpu.convert import convert
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.fixtures.shapes_pictures import draw, random_question, random_scene
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-shapes"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.aie.host_kernels import BUILT
 from tests.end_to_end.npu_session import FAULTS, PLACES
 from tests.npu import xrt

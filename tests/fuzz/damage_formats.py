@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.ep import context_files
 from tests.fuzz.damage_edits import DEEP, damaged_bytes, damaged_tree
-from tests.npu.folders import INDEX
+from tests.npu.artifacts.folders import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def _write_safetensors(tree: Any, content: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[_safetensors_head(content) :]
 
 
-# --- GGUF (convert/gguf_file.py) --------------------------------------------------------------------------------------
+# --- GGUF (convert/gguf/file.py) --------------------------------------------------------------------------------------
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
@@ -182,7 +182,7 @@ def _write_context(tree: Any, _: bytes) -> bytes:
     return context_files.write(context_files.ContextFile(tree["compatibility"], nodes, tree["blobs"]))
 
 
-# --- Words (aie/emulator/words.py): magic, version, kind, sum of what follows -----------------------------------------
+# --- Words (aie/words/writer.py): magic, version, kind, sum of what follows -----------------------------------------
 
 
 def _read_words(content: bytes) -> Any:

@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
+from flownpu.bench.roofline import decode_traffic
 from flownpu.cli.inspect_plan import inspect_plan
 from flownpu.convert import convert
 from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.errors import FlowNPUError
-from flownpu.explanation import explain
-from flownpu.image_prompts import image_size
-from flownpu.images import ImageSize, read_image
-from flownpu.integrity import damage
-from flownpu.model_folder import has_chat_template, read_genai_config
-from flownpu.model_summary import summarize
-from flownpu.npu_artifacts import build_artifacts
-from flownpu.npu_decoder import read_decoder
-from flownpu.npu_encoder import read_encoder
+from flownpu.explain.overview import explain
+from flownpu.generate.image_prompts import image_size
+from flownpu.generate.images import ImageSize, read_image
+from flownpu.model.folder import has_chat_template, read_genai_config
+from flownpu.model.integrity import damage
+from flownpu.model.summary import summarize
+from flownpu.npu.artifacts import build_artifacts
+from flownpu.npu.decoder import read_decoder
+from flownpu.npu.encoder import read_encoder
 from flownpu.ops import q4nx_file
-from flownpu.roofline import decode_traffic
-from flownpu.verification import is_made_of
-from tests.decoding import Decoder
+from flownpu.verify.comparison import is_made_of
+from tests.decoding import DecoderSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,11 +148,11 @@ def _explained(folder: Path) -> list[str]:
 def _decode(folder: Path, options: dict[str, str], *lengths: int) -> list[str]:
     """Steps of a decoder of some tokens each."""
 
-    def run(decoder: Decoder) -> None:
+    def run(decoder: DecoderSession) -> None:
         for length in lengths:
             decoder(np.full((1, length), 3))
 
-    return _of_session(lambda: Decoder(folder, _devices(), options), run)
+    return _of_session(lambda: DecoderSession(folder, _devices(), options), run)
 
 
 def _compiled(folder: Path) -> list[str]:

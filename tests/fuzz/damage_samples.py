@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from flownpu.convert import convert
 from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.convert.families import read_decoder
-from flownpu.convert.vision_configuration import read_vision
-from flownpu.convert.vision_weights import Dense, vision_weight_plan
-from flownpu.convert.weights import Projection, weight_plan
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.convert.vision.configuration import read_vision
+from flownpu.convert.vision.weights import DenseWeight, vision_weight_plan
+from flownpu.convert.weights import ProjectionWeight, weight_plan
+from flownpu.npu.artifacts import build_artifacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def _tensors(config: dict[str, Any]) -> Tensors:
     """The tensors of a checkpoint, by the names that transformers gives them."""
     tensors: Tensors = {}
     for weight in weight_plan(read_decoder(config)):
-        if isinstance(weight, Projection):
+        if isinstance(weight, ProjectionWeight):
             for source in weight.sources:
                 prefix = "" if source.tensor == "lm_head.weight" else "model."
                 tensors[prefix + source.tensor] = _random((source.rows, weight.columns))
@@ -167,7 +167,7 @@ def _pictures(folder: Path) -> None:
     tensors = {f"language_model.{name}": tensor for name, tensor in _tensors(PICTURES["text_config"]).items()}
     for weight in vision_weight_plan(read_vision(PICTURES, decoder.hidden_size)):
         for source in weight.sources:
-            if isinstance(weight, Dense):
+            if isinstance(weight, DenseWeight):
                 rows = weight.rows // len(weight.sources)
                 shape: tuple[int, ...] = (weight.columns, rows) if weight.transposed else (rows, weight.columns)
             else:
@@ -333,7 +333,7 @@ def _q4nx(folder: Path) -> None:
 
 def _plan(folder: Path) -> None:
     from flownpu.aie.designs.vector_operators import RMSNorm
-    from flownpu.aie.plan_json import to_json
+    from flownpu.aie.plan.as_json import to_json
 
     plan = RMSNorm("npu2", 64, cores=1).program(4, 1e-6).resolve_program("rms_norm")
     (folder / "plan.json").write_text(to_json(plan))

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from flownpu.convert.decoder import Decoder, Layer, Llama3Scaling, Rotary
-from flownpu.convert.graph import build_model, rotary_cache_names
+from flownpu.convert.graph.decoder import build_model, rotary_cache_names
 from flownpu.convert.make_model import RandomWeights
-from flownpu.convert.weights import Projection, weight_plan
+from flownpu.convert.weights import ProjectionWeight, weight_plan
 
 if TYPE_CHECKING:
     from tests.fuzz.choices import Choices
@@ -87,7 +87,7 @@ def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: b
     weights = RandomWeights(choices.seed(), symmetric=choices.chance(50))
     tensors: dict[str, ir.TensorProtocol] = {}
     for weight in weight_plan(decoder):
-        if isinstance(weight, Projection):
+        if isinstance(weight, ProjectionWeight):
             tensors[weight.name] = ir.tensor(np.concatenate([part.blocks for part in weights.blocks(weight)]))
         else:
             # Not of ones, which a lost or swapped weight would not show in.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from hypothesis import strategies
 
 from flownpu.convert.decoder import Decoder, Layer, Rotary
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoder_models import CONTEXT, VOCABULARY, converted
 from tests.fuzz.decoders import BYTES, DecoderCase, DecoderOracle, script

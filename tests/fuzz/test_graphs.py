@@ -45,7 +45,7 @@ def test_random_graphs(workers: Workers) -> None:
 
 def test_every_operator_that_is_taken_is_there() -> None:
     """In graphs of all opsets, those that the CPU device lists and those that are lowered to them."""
-    text = "".join(path.read_text() for path in [*(ROOT / "ops/cpu").glob("*.cc"), ROOT / "ops/lowering/lowering.cc"])
+    text = "".join(path.read_text() for path in [*(ROOT / "ops/cpu").rglob("*.cc"), ROOT / "ops/lowering/lowering.cc"])
     taken = set(re.findall(r'\{(?:"[a-z.]*"|kDomain), "(\w+)"', text)) | set(
         re.findall(r'\{"(\w+)", \w+_obstacle\}', text)
     )

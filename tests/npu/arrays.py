@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu.aie.emulator import flatten_array
-from flownpu.aie.plan import DTYPES
+from flownpu.aie.plan.data import DTYPES
 from tests.ops.device import testing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flownpu.aie.plan import Plan
+    from flownpu.aie.plan.data import Plan
 
 npu = testing.npu
 Argument = tuple[Any, int, int]

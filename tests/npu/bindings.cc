@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "ops/crc32.h"
-#include "ops/npu/artifacts.h"
-#include "ops/npu/call_family.h"
-#include "ops/npu/emulated_runtime.h"
-#include "ops/npu/runtime.h"
-#include "ops/npu/xrt_runtime.h"
+#include "ops/npu/artifacts/call_family.h"
+#include "ops/npu/artifacts/index.h"
+#include "ops/npu/driver/emulated_runtime.h"
+#include "ops/npu/driver/runtime.h"
+#include "ops/npu/driver/xrt_runtime.h"
 
 namespace nb = nanobind;
 using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the module is its face

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/npu/kv_cache.h"
-#include "ops/npu/layers.h"
-#include "ops/npu/npu_device.h"
+#include "ops/npu/device.h"
+#include "ops/npu/match/layers.h"
+#include "ops/npu/run/kv_cache.h"
 #include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flownpu.aie.artifact_index import Index
+from flownpu.aie.artifacts.index import Index
 from flownpu.aie.emulator import flatten_array
 from flownpu.aie.programs.program import calls_of
-from flownpu.npu_artifacts import programs_of_model
+from flownpu.npu.artifacts import programs_of_model
 from tests.npu.xrt import halves, write_xclbin
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/npu/host_operators.h"
+#include "ops/npu/run/host_operators.h"
 #include "tests/npu/bindings.h"
 
 namespace nb = nanobind;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.programs.decode import DECODE_WAYS
 from flownpu.convert import convert
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.convert.conftest import TinyModel, write_tiny
 from tests.end_to_end.conftest import load_checkpoint
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flownpu.aie.artifacts import ArtifactFolder
-from flownpu.aie.toolchain import Toolchain, ToolchainError, find_toolchain
-from flownpu.aie.xclbin import KERNEL, MOST_BUFFERS, pack_xclbin
+from flownpu.aie.artifacts.folder import ArtifactFolder
+from flownpu.aie.artifacts.toolchain import Toolchain, ToolchainError, find_toolchain
+from flownpu.aie.artifacts.xclbin import KERNEL, MOST_BUFFERS, pack_xclbin
 from scripts import xrt_runtime
-from tests.aie.programs import chain
+from tests.aie.small_programs import chain
 
 TOOL = xrt_runtime.xclbinutil()
 pytestmark = pytest.mark.skipif(TOOL is None, reason=xrt_runtime.reason())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from flownpu.aie import xclbin
+from flownpu.aie.artifacts import xclbin
 from scripts import xrt_runtime
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tests.npu import xclbin
 from tests.npu.arrays import Bench, npu
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan import Plan
+    from flownpu.aie.plan.data import Plan
 
 __all__ = ["DRIVER", "PLUGIN", "SETTINGS", "Driver", "XrtBench", "halves", "write_xclbin"]
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "ops/cpu/attention_plan.h"
+#include "ops/cpu/attention/plan.h"
 #include "ops/cpu/kernels.h"
-#include "ops/cpu/q4nx_matmul_plan.h"
+#include "ops/cpu/products/q4nx_matmul_plan.h"
 #include "tests/npu/bindings.h"
 
 namespace nb = nanobind;

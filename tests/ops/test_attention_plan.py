@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention is cut into tasks (ops/cpu/attention_plan.h): all of the work, and enough for every thread."""
+"""How attention is cut into tasks (ops/cpu/attention/plan.h): all of the work, and enough for every thread."""
 
 from __future__ import annotations
 

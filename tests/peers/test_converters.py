@@ -22,7 +22,7 @@ from flownpu.peers.export import encode, export_model, taken_over
 from flownpu.peers.exported import ExportedModel
 from tests.convert.conftest import CONFIGS, SIZES, TinyModel, is_projection, write_tiny
 from tests.convert.test_numbers import random_ids, tolerance
-from tests.decoding import Decoder
+from tests.decoding import DecoderSession
 
 FAMILIES = tuple(CONFIGS)
 Exported = Callable[..., tuple[ExportedModel, TinyModel]]
@@ -133,7 +133,7 @@ def test_the_graph_for_onnxruntime_equals_transformers(family: str, exported, tm
     ir.save(graph, tmp_path / "model.onnx")
     ids = random_ids(1, 40)
     expected = tiny.logits(ids)
-    decoder = Decoder(tmp_path)
+    decoder = DecoderSession(tmp_path)
     for start, stop in ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40))):
         logits = decoder(ids[:, start:stop], np.ones((1, stop), np.int64))
         assert logits.shape == (1, 1, 300)

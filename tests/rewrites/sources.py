@@ -19,7 +19,7 @@ from flownpu.convert import convert
 from tests.convert.conftest import write_tiny
 from tests.convert.gguf_files import write_model
 from tests.convert.prequantised_checkpoints import Form, write_prequantised
-from tests.decoding import Decoder
+from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import SIZES as GENAI_SIZES
 from tests.rewrites.optimum_export import DECODER as OPTIMUM_SIZES
 
@@ -124,10 +124,10 @@ def make_entry(source: str, family: str, folder: Path, request: pytest.FixtureRe
         return Entry(folder / "model", Transformers(model), config.num_hidden_layers, config.intermediate_size)
     if source == "optimum":
         made = request.getfixturevalue("folded")[family]
-        reference = Decoder(request.getfixturevalue("references")[family])
+        reference = DecoderSession(request.getfixturevalue("references")[family])
         return Entry(made, reference, OPTIMUM_SIZES["num_hidden_layers"], OPTIMUM_SIZES["intermediate_size"])
     made = export = request.getfixturevalue("exports")[family]
     if source != UNCONVERTED:
         made = folder / "model"
         convert(export, made, kv_dtype="fp32")
-    return Entry(made, Decoder(export), GENAI_SIZES["num_hidden_layers"], GENAI_SIZES["intermediate_size"])
+    return Entry(made, DecoderSession(export), GENAI_SIZES["num_hidden_layers"], GENAI_SIZES["intermediate_size"])

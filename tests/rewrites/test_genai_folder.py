@@ -14,7 +14,7 @@ import onnxruntime_genai as og
 import pytest
 
 from flownpu.convert import ConversionError, convert
-from tests.decoding import Decoder
+from tests.decoding import DecoderSession
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,7 @@ def test_genai_runs_it(kv_dtype: str, sliding_window_cache: bool, exports: dict[
     # 100 tokens, beyond the window of 64, in caches that GenAI shares between past and present; and the same in caches
     # that grow. Only a tie of the two likeliest tokens to float32's last bits could tell the two apart.
     tokens = _generate(folder, 100)
-    decoder, prompt = Decoder(folder), tokens[:-100]
+    decoder, prompt = DecoderSession(folder), tokens[:-100]
 
     def likeliest(new: list[int]) -> int:
         logits = decoder(np.array([new]))[0, -1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING
-from flownpu.npu_artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts
 from tests.end_to_end.emulated_operators import session_of
 from tests.npu.rounding import BLOCK_ROUNDING
 from tests.rewrites.optimum_export import ENCODER

@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from flownpu.explanation import explain
-from tests.decoding import Decoder, float32_tolerance
+from flownpu.explain.overview import explain
+from tests.decoding import DecoderSession, float32_tolerance
 from tests.end_to_end.test_numbers import logit_error
 from tests.rewrites.optimum_export import DECODERS, ENCODER, TASKS
 from tests.rewrites.optimum_reference import (
@@ -74,9 +74,9 @@ def test_decoder(
 ) -> None:
     entry = make_entry(source, name, tmp_path, request)
     placement = tmp_path / "placement.json"
-    decoders = [Decoder(entry.folder, ep_devices[:1], OPTIONS | {"placement": str(placement)})]
+    decoders = [DecoderSession(entry.folder, ep_devices[:1], OPTIONS | {"placement": str(placement)})]
     if source != UNCONVERTED:  # without FlowNPU it is its reference
-        decoders.append(Decoder(entry.folder))
+        decoders.append(DecoderSession(entry.folder))
     expected, found, *stock = run(entry, decoders)
     for logits in stock:
         np.testing.assert_allclose(

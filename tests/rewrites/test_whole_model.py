@@ -14,7 +14,7 @@ import pytest
 from flownpu.convert import convert
 from flownpu.graph_rewrites import rewrite
 from flownpu.ops import q4nx
-from tests.decoding import Decoder, float32_tolerance
+from tests.decoding import DecoderSession, float32_tolerance
 from tests.rewrites.genai_export import WINDOW
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_same_logits_in_stock_onnxruntime(
     name: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
 ) -> None:
     convert(exports[name], tmp_path / "model", kv_dtype="fp32", logits="all", sliding_window_cache=sliding_window_cache)
-    original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
+    original, converted = DecoderSession(exports[name]), DecoderSession(tmp_path / "model")
     ids = np.random.default_rng(1).integers(4, VOCABULARY[name], 90)
     assert len(ids) > (64 if name == "topics" else WINDOW)
     # A prompt, a second part of several tokens, then single ones.
@@ -50,7 +50,7 @@ def test_same_logits_in_stock_onnxruntime(
 @pytest.mark.parametrize("name", LAYERS)
 def test_last_token_only(name: str, exports: dict[str, Path], tmp_path: Path) -> None:
     convert(exports[name], tmp_path / "model", kv_dtype="fp32")
-    original, converted = Decoder(exports[name]), Decoder(tmp_path / "model")
+    original, converted = DecoderSession(exports[name]), DecoderSession(tmp_path / "model")
     ids = np.random.default_rng(2).integers(4, VOCABULARY[name], 40)
     for start, stop in ((0, 30), (30, 37), *((i, i + 1) for i in range(37, 40))):
         expected, result = (decoder(ids[None, start:stop])[0] for decoder in (original, converted))

@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/xrt/waiting.h"
-#include "ops/npu/xrt_abi.h"
 
 namespace flownpu::npu::xrt_abi {
 

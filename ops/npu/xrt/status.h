@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "ops/npu/xrt_abi.h"
+#include "ops/npu/driver/xrt_abi.h"
 
 namespace flownpu::npu::xrt_abi {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libflownpu_xrt.so: the functions of ../xrt_abi.h over XRT.
+// libflownpu_xrt.so: the functions of ../driver/xrt_abi.h over XRT.
 #include <dlfcn.h>
 #include <xrt/experimental/xrt_ext.h>
 #include <xrt/experimental/xrt_system.h>
@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
+#include "ops/npu/driver/xrt_abi.h"
 #include "ops/npu/xrt/dispatch.h"
 #include "ops/npu/xrt/status.h"
-#include "ops/npu/xrt_abi.h"
 
 namespace flownpu::npu::xrt_abi {
 

@@ -14,16 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flownpu.benchmark import Case, Engine, Measurements, measure
-from flownpu.benchmark_plot import check_plotting, plot
-from flownpu.benchmark_report import Report
+from flownpu.bench.measurement import Case, Engine, Measurements, measure
+from flownpu.bench.plot import check_plotting, plot
+from flownpu.bench.report import Report
+from flownpu.bench.roofline import DecodeTraffic, decode_traffic
 from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
 from flownpu.errors import FlowNPUError, MissingDependencyError, require
 from flownpu.machine import describe_machine
-from flownpu.model_folder import read_genai_config
+from flownpu.model.folder import read_genai_config
 from flownpu.peers import PEERS, own_engine, prepare, remove_exported
-from flownpu.roofline import DecodeTraffic, decode_traffic
 
 # What a shell says of a command that SIGINT ended.
 INTERRUPTED = 130

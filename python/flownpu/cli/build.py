@@ -12,17 +12,17 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from flownpu import __version__
-from flownpu.aie.artifacts import ArtifactFolder, write_text
-from flownpu.aie.checker import require_valid
-from flownpu.aie.mlir import to_mlir
-from flownpu.aie.plan import Plan
-from flownpu.aie.plan_json import to_json
-from flownpu.aie.toolchain import find_toolchain
+from flownpu.aie.artifacts.folder import ArtifactFolder, write_text
+from flownpu.aie.artifacts.toolchain import find_toolchain
+from flownpu.aie.check import require_valid
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.as_json import to_json
+from flownpu.aie.plan.data import Plan
 from flownpu.cli.options import AsJson
 from flownpu.cli.output import print_json, progress_bar, status
 
 if TYPE_CHECKING:
-    from flownpu.npu_catalogue import Call
+    from flownpu.npu.catalogue import Call
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
@@ -125,7 +125,7 @@ def build(
         return
     if context is not None or weights is not None or as_json:
         raise typer.BadParameter("--context, --weights and --json go with a MODEL folder")
-    from flownpu.npu_catalogue import catalogue  # noqa: PLC0415 other commands need not read the designs
+    from flownpu.npu.catalogue import catalogue  # noqa: PLC0415 other commands need not read the designs
 
     try:
         calls = catalogue(target.value, names, model or ())
@@ -147,7 +147,7 @@ def _build_model(
     as_json: bool,
 ) -> None:
     """Builds the artifacts of a converted model."""
-    from flownpu.npu_artifacts import build_artifacts  # noqa: PLC0415 other commands need not read the designs
+    from flownpu.npu.artifacts import build_artifacts  # noqa: PLC0415 other commands need not read the designs
 
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("calls", total=None)

@@ -13,13 +13,13 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.output import status, waiting
 from flownpu.cli.run import placements, reading, summary
-from flownpu.conversation import Conversation
 from flownpu.errors import FlowNPUError
-from flownpu.generation import Sampling, Timing
-from flownpu.image_prompts import read_images
+from flownpu.generate.conversation import Conversation
+from flownpu.generate.image_prompts import read_images
+from flownpu.generate.language_model import Sampling, Timing
 
 if TYPE_CHECKING:
-    from flownpu.images import PreparedImage
+    from flownpu.generate.images import PreparedImage
 
 HELP = (
     "/image FILE shows the next message an image, /reset begins a new conversation, /help shows this, /exit or Ctrl-D "

@@ -3,7 +3,7 @@
 
 from flownpu.cli import options
 from flownpu.cli.convert import Force, Output, print_made
-from flownpu.compilation import compile_model
+from flownpu.convert.compilation import compile_model
 
 
 def compile_model_folder(

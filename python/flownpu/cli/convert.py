@@ -15,7 +15,7 @@ from flownpu.cli.output import bytes_text, error_text, progress_bar, status
 from flownpu.convert.progress import Progress as Done
 from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
-from flownpu.model_folder import MANIFEST, read_json
+from flownpu.model.folder import MANIFEST, read_json
 
 KvDtypeOption = Annotated[Literal["bf16", "fp16", "fp32"], typer.Option("--kv-dtype", help="Type of the KV cache.")]
 LogitsOption = Annotated[

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from flownpu.checks import Host, Status
 from flownpu.cli import options
 from flownpu.cli.output import console, print_json
-from flownpu.diagnosis import diagnose
-from flownpu.xrt_diagnosis import load_plugin
+from flownpu.doctor.checks import Host, Status
+from flownpu.doctor.diagnosis import diagnose
+from flownpu.doctor.xrt import load_plugin
 
 # A word beside the colour, for terminals and eyes without it.
 MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.BAD: "[red]BAD [/]"}

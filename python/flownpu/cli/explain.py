@@ -14,8 +14,8 @@ from flownpu.cli.output import bytes_text, console, print_json, status
 from flownpu.errors import require
 
 if TYPE_CHECKING:
-    from flownpu.explanation import Attention, Explanation
-    from flownpu.explanation_program import ProgramPrice
+    from flownpu.explain.overview import Attention, Explanation
+    from flownpu.explain.program import ProgramPrice
 
 _SHOWN = 3  # names of nodes that share a reason
 
@@ -47,12 +47,12 @@ def explain(
     for an NPU. Of a model that is not converted, the rules of `flownpu convert` are tried in memory.
     """
     require("onnx_ir", extra="convert", purpose="flownpu explain")
-    from flownpu.explanation import explain as explain_model  # noqa: PLC0415 other commands need none of it
+    from flownpu.explain.overview import explain as explain_model  # noqa: PLC0415 other commands need none of it
 
     chosen = options.provider_options(device, None, option)
     explanation = explain_model(model, chosen, None if bandwidth is None else 1e9 * bandwidth)
     if svg is not None:
-        from flownpu.partition_drawing import draw  # noqa: PLC0415
+        from flownpu.explain.drawing import draw  # noqa: PLC0415
 
         svg.write_text(draw(explanation), encoding="utf-8")
         status(f"wrote {svg}")

@@ -14,8 +14,8 @@ from rich.table import Table
 from flownpu.cli import options
 from flownpu.cli.output import bytes_text, console, error_text, print_json
 from flownpu.errors import FlowNPUError
-from flownpu.integrity import damage
-from flownpu.model_summary import Summary, Value, summarize
+from flownpu.model.integrity import damage
+from flownpu.model.summary import Summary, Value, summarize
 
 
 def inspect(

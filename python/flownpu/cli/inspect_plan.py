@@ -9,16 +9,16 @@ from typing import Any
 
 from rich.table import Table
 
-from flownpu.aie.artifacts import write_text
-from flownpu.aie.check_structure import check_structure
-from flownpu.aie.checker import check
-from flownpu.aie.drawing import draw, family
-from flownpu.aie.lowering import shared_memory
-from flownpu.aie.npu_limits import LIMITS
-from flownpu.aie.plan import Fifo, Plan, Transfer
-from flownpu.aie.plan_json import from_json
-from flownpu.aie.timeline import trace
-from flownpu.aie.usage import TileUse, tile_uses
+from flownpu.aie.artifacts.folder import write_text
+from flownpu.aie.check import check
+from flownpu.aie.check.structure import check_structure
+from flownpu.aie.cost.timeline import trace
+from flownpu.aie.plan.as_json import from_json
+from flownpu.aie.plan.data import Fifo, Plan, Transfer
+from flownpu.aie.plan.drawing import draw, family
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.plan.resources import shared_memory
+from flownpu.aie.plan.usage import TileUse, tile_uses
 from flownpu.cli.output import bytes_text, console, print_json, status
 from flownpu.errors import FlowNPUError
 

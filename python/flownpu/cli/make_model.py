@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from flownpu.cli import convert
-from flownpu.convert.shapes import SHAPES
 from flownpu.errors import require
+from flownpu.model.shapes import SHAPES
 
 
 def make_model(

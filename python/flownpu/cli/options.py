@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from flownpu.generation import LanguageModel
+from flownpu.generate.language_model import LanguageModel
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]

@@ -14,7 +14,7 @@ from flownpu.cli import options
 from flownpu.cli.output import console, print_json, status, waiting
 
 if TYPE_CHECKING:
-    from flownpu.prediction_report import Report
+    from flownpu.predict.report import Report
 
 _LENGTH = re.compile(r"(\d+)(k?)", re.IGNORECASE)
 
@@ -61,9 +61,9 @@ def predict(
     """
     from flownpu.aie.cost.device import DEVICES  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
-    from flownpu.measured_parameters import measured_values  # noqa: PLC0415
-    from flownpu.prediction_report import predict as predict_model  # noqa: PLC0415
-    from flownpu.prediction_target import nearest, target  # noqa: PLC0415
+    from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
+    from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
+    from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
     if device not in DEVICES:
         raise typer.BadParameter(f"no such chip: {device}{nearest(device, DEVICES)}", param_hint="--device")
@@ -83,7 +83,7 @@ def predict(
 
 
 def _print(report: "Report", chip: str, source: str) -> None:
-    from flownpu.published import TABLES  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.published import TABLES  # noqa: PLC0415 other commands need none of it
 
     console.print(f"{report.model} on {chip}", markup=False)
     console.print(

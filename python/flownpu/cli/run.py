@@ -10,13 +10,13 @@ import typer
 
 from flownpu.cli import options
 from flownpu.cli.output import print_json, seconds_text, status, waiting
-from flownpu.generation import LanguageModel, Sampling, Timing, Tokens
-from flownpu.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
+from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flownpu.images import PreparedImage
+    from flownpu.generate.images import PreparedImage
 
 
 def run(

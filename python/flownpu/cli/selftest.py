@@ -11,13 +11,13 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flownpu.aie.artifacts import write_text
-from flownpu.aie.toolchain import find_toolchain
+from flownpu.aie.artifacts.folder import write_text
+from flownpu.aie.artifacts.toolchain import find_toolchain
 from flownpu.cli.build import Target, say_missing
 from flownpu.cli.output import console, print_json, progress_bar, status
 
 if TYPE_CHECKING:
-    from flownpu.aie.toolchain import Toolchain
+    from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.selftest.climb import Climber, Result
     from flownpu.selftest.report import Report
     from flownpu.selftest.rung import Rung

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from flownpu.bench.roofline import read_bandwidth
+from flownpu.bench.tracing import OperatorTime, Trace, make_trace, record, write_trace
 from flownpu.cli import options
 from flownpu.cli.output import bytes_text, console, print_json, seconds_text, status
 from flownpu.machine import describe_machine
-from flownpu.roofline import read_bandwidth
-from flownpu.tracing import OperatorTime, Trace, make_trace, record, write_trace
 
 _PROMPT = "The quick brown fox jumps over the lazy dog."
 

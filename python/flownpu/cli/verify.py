@@ -14,7 +14,7 @@ from flownpu.cli.output import console, print_json, progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:
-    from flownpu.verification import Stage, Verification
+    from flownpu.verify.comparison import Stage, Verification
 
 
 def verify(
@@ -43,8 +43,8 @@ def verify(
     if text is not None and file is not None:
         raise typer.BadParameter("give the text with --text or with --file, not both", param_hint="--file")
     require("onnx_ir", extra="convert", purpose="flownpu verify")
-    from flownpu.verification import PARAGRAPH  # noqa: PLC0415 other commands need none of it
-    from flownpu.verification import verify as verify_model  # noqa: PLC0415
+    from flownpu.verify.comparison import PARAGRAPH  # noqa: PLC0415 other commands need none of it
+    from flownpu.verify.comparison import verify as verify_model  # noqa: PLC0415
 
     chosen = options.provider_options(device, activations, option)
     if provider == "cpu" and (device is not None or option):

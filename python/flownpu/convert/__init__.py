@@ -12,7 +12,7 @@ from flownpu.errors import require
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flownpu.convert.graph import Logits
+    from flownpu.convert.graph.decoder import Logits
     from flownpu.convert.progress import ProgressCallback
 
 __all__ = ["ConversionError", "Progress", "convert"]
@@ -63,19 +63,19 @@ def convert(
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
-        from flownpu.convert.gguf import convert_gguf  # noqa: PLC0415
+        from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415
 
         convert_gguf(request)
     elif (source / "genai_config.json").is_file():
-        from flownpu.convert.genai_folder import convert_genai_folder  # noqa: PLC0415
+        from flownpu.convert.sources.genai_folder import convert_genai_folder  # noqa: PLC0415
 
         convert_genai_folder(request)
     elif (source / "config.json").is_file() and any(source.glob("*.onnx")):
-        from flownpu.convert.optimum_folder import convert_optimum_folder  # noqa: PLC0415
+        from flownpu.convert.sources.optimum_folder import convert_optimum_folder  # noqa: PLC0415
 
         convert_optimum_folder(request)
     elif (source / "config.json").is_file():
-        from flownpu.convert.huggingface import convert_checkpoint  # noqa: PLC0415
+        from flownpu.convert.sources.huggingface import convert_checkpoint  # noqa: PLC0415
 
         convert_checkpoint(request, vision_weights)
     else:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a decoder-only transformer is made of, free of any model family's names.
 
-`families.py` fills these classes from a Hugging Face configuration; `graph.py` writes the ONNX graph they describe.
+`families.py` fills these classes from a Hugging Face configuration; `graph/decoder.py` writes the ONNX graph they
+describe.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.convert.decoder import Decoder
-    from flownpu.convert.pictures import Pictures
     from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.vision.pictures import Pictures
     from flownpu.convert.weights import WeightSource
 
 __all__ = ["PACKAGES", "limit_context", "make_decoder_folder"]

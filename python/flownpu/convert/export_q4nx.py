@@ -16,7 +16,7 @@ import numpy as np
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Stage, silent
-from flownpu.converted_model import ConvertedModel
+from flownpu.model.converted import ConvertedModel
 from flownpu.ops import q4nx, q4nx_file
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.converted_model import Part
+    from flownpu.model.converted import Part
 
 __all__ = ["export_q4nx"]
 

@@ -16,8 +16,8 @@ from flownpu.convert.manifest import write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.shapes import SHAPES
 from flownpu.convert.weights import BlockPart
+from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.convert.weights import NormWeight, Projection
+    from flownpu.convert.weights import NormWeight, ProjectionWeight
 
 __all__ = ["make_model"]
 
@@ -79,11 +79,11 @@ class RandomWeights:
         """Ones: norms leave the scale as it is."""
         return np.ones(weight.size, np.float32)
 
-    def layout(self, projection: Projection) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
+    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
         """Every projection's is the same."""
         return self._codes.layout
 
-    def blocks(self, projection: Projection) -> Iterator[BlockPart]:
+    def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
         """Draws the blocks of a projection, whole rows of blocks at a time."""
         _, across, _ = projection.blocks_shape(self._codes.layout)
         for run in projection.runs:

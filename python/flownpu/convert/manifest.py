@@ -8,8 +8,8 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from flownpu.integrity import sha256, tensor_sums
-from flownpu.model_folder import MANIFEST
+from flownpu.model.folder import MANIFEST
+from flownpu.model.integrity import sha256, tensor_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from flownpu.convert.data_file import DataFile, aligned
-from flownpu.convert.embedding_graph import build_embedding_model
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
-from flownpu.convert.graph import KV_DTYPES, Logits, build_model, rotary_cache_names
+from flownpu.convert.graph.data_file import DataFile, aligned
+from flownpu.convert.graph.decoder import KV_DTYPES, Logits, build_model, rotary_cache_names
+from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.weights import Projection, embedding_table, weight_plan
+from flownpu.convert.weights import ProjectionWeight, embedding_table, weight_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ class ModelOptions:
 def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
     """The bytes that `write_model` writes, rounded up."""
     size = sum(
-        aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, Projection) else 4 * w.size)
+        aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, ProjectionWeight) else 4 * w.size)
         for w in weight_plan(decoder)
     )
     caches = 2 * len(decoder.rotaries) * aligned(4 * decoder.context_length * decoder.head_size // 2)
@@ -102,13 +102,13 @@ def write_model(
         OSError: the folder cannot be written to.
     """
     plan = weight_plan(decoder)
-    total = sum(weight.size for weight in plan if isinstance(weight, Projection))
+    total = sum(weight.size for weight in plan if isinstance(weight, ProjectionWeight))
     counter = Stage(progress, stage, total, "weights")
     errors: dict[str, float] = {}
     tensors: dict[str, ir.TensorProtocol] = {}
     with DataFile(folder / _DATA_FILE) as data:
         for weight in plan:
-            if isinstance(weight, Projection):
+            if isinstance(weight, ProjectionWeight):
                 shape = weight.blocks_shape(weights.layout(weight))
                 parts = _measured(weights, weight, errors, counter)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, shape, parts)
@@ -141,7 +141,7 @@ def write_model(
 
 
 def _measured(
-    weights: WeightSource, projection: Projection, errors: dict[str, float], counter: Stage
+    weights: WeightSource, projection: ProjectionWeight, errors: dict[str, float], counter: Stage
 ) -> Iterator[NDArray[np.uint8]]:
     """The blocks of a projection; notes its relative error in `errors` at the end."""
     squared_error = squares = 0.0

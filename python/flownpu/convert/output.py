@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flownpu.convert.errors import ConversionError
-from flownpu.model_folder import MANIFEST
+from flownpu.model.folder import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import BlockPart, NormWeight, Projection
+from flownpu.convert.weights import BlockPart, NormWeight, ProjectionWeight
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class QuantizedWeights:
     def check(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError unless every tensor that is needed is there and has its shape."""
         for weight in plan:
-            if isinstance(weight, Projection):
+            if isinstance(weight, ProjectionWeight):
                 for source in weight.sources:
                     self._tensors.check(source.tensor, (source.rows, weight.columns))
             else:
@@ -89,12 +89,12 @@ class QuantizedWeights:
         """
         return self._offset + self._tensors.vector(weight.tensor, weight.size)
 
-    def layout(self, projection: Projection) -> q4nx.Layout:
+    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
         """Without minima if every source has none; a source that has some gives them to its neighbours too."""
         symmetric = all(self._tensors.is_symmetric(source.tensor) for source in projection.sources)
         return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
 
-    def blocks(self, projection: Projection) -> Iterator[BlockPart]:
+    def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
         """Reads and quantises a projection on all cores.
 
         Raises:
@@ -135,7 +135,7 @@ class QuantizedWeights:
         return BlockPart(q4nx.pack(*stacked, layout), stacked.codes.size, squared_error, squares)
 
 
-def _row_parts(projection: Projection) -> Iterator[tuple[Sequence[TensorSource], int, int]]:
+def _row_parts(projection: ProjectionWeight) -> Iterator[tuple[Sequence[TensorSource], int, int]]:
     """The rows of a projection, in parts that fill whole rows of blocks (but for the last of a run)."""
     at_once = max(1, _WEIGHTS_AT_ONCE // (projection.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
     for run in projection.runs:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockPart",
     "NormWeight",
-    "Projection",
+    "ProjectionWeight",
     "TensorSource",
     "Weight",
     "WeightSource",
@@ -37,7 +37,7 @@ class TensorSource:
 
 
 @dataclass(frozen=True)
-class Projection:
+class ProjectionWeight:
     """A weight that is stored as Q4NX: the rows of its sources below one another."""
 
     name: str
@@ -75,7 +75,7 @@ class NormWeight:
     size: int
 
 
-Weight: TypeAlias = Projection | NormWeight
+Weight: TypeAlias = ProjectionWeight | NormWeight
 
 
 class BlockPart(NamedTuple):
@@ -97,19 +97,19 @@ class BlockPart(NamedTuple):
 class WeightSource(Protocol):
     """Where the values of a decoder's weights come from."""
 
-    def layout(self, projection: Projection) -> q4nx.Layout:
+    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
         """How the projection's blocks are laid out: narrow, without minima where the weight needs none."""
 
-    def blocks(self, projection: Projection) -> Iterator[BlockPart]:
+    def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
         """The projection's blocks, part by part in their order."""
 
     def norm(self, weight: NormWeight) -> NDArray[np.float32]:
         """The norm's weight as the operator multiplies by it, [size]."""
 
 
-def embedding_table(decoder: Decoder) -> Projection:
+def embedding_table(decoder: Decoder) -> ProjectionWeight:
     """The table of the tokens' embeddings, which is the LM head too where the two are tied."""
-    return Projection(
+    return ProjectionWeight(
         "embed_tokens", (TensorSource("embed_tokens.weight", decoder.vocabulary_size),), decoder.hidden_size
     )
 
@@ -128,23 +128,25 @@ def weight_plan(decoder: Decoder) -> list[Weight]:
             TensorSource(f"{attention}.v_proj.weight", kv_heads),
         )
         gate_up = tuple(TensorSource(f"{mlp}.{name}_proj.weight", feed_forward) for name in ("gate", "up"))
-        plan += [_norm(layer, "input_layernorm", hidden), Projection(f"{attention}.qkv_proj", qkv, hidden)]
+        plan += [_norm(layer, "input_layernorm", hidden), ProjectionWeight(f"{attention}.qkv_proj", qkv, hidden)]
         if decoder.qk_norm:
             plan += [_norm(attention, name, decoder.head_size) for name in ("q_norm", "k_norm")]
-        plan.append(Projection(f"{attention}.o_proj", (TensorSource(f"{attention}.o_proj.weight", hidden),), heads))
+        plan.append(
+            ProjectionWeight(f"{attention}.o_proj", (TensorSource(f"{attention}.o_proj.weight", hidden),), heads)
+        )
         if decoder.sandwich_norms:
             plan.append(_norm(layer, "post_attention_layernorm", hidden))
         down = (TensorSource(f"{mlp}.down_proj.weight", hidden),)
         plan += [
             _norm(layer, before_mlp, hidden),
-            Projection(f"{mlp}.gate_up_proj", gate_up, hidden, gated=True),
-            Projection(f"{mlp}.down_proj", down, feed_forward),
+            ProjectionWeight(f"{mlp}.gate_up_proj", gate_up, hidden, gated=True),
+            ProjectionWeight(f"{mlp}.down_proj", down, feed_forward),
         ]
         if decoder.sandwich_norms:
             plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
     plan.append(NormWeight("norm", "norm.weight", hidden))
     if not decoder.tied_embeddings:
-        plan.append(Projection("lm_head", (TensorSource("lm_head.weight", decoder.vocabulary_size),), hidden))
+        plan.append(ProjectionWeight("lm_head", (TensorSource("lm_head.weight", decoder.vocabulary_size),), hidden))
     return plan
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flownpu.benchmark import WORKER, Engine
+from flownpu.bench.measurement import WORKER, Engine
 from flownpu.peers import export, exported, llama_cpp, onnxruntime_genai, openvino_genai
 from flownpu.peers.environment import cache_folder, finished_folder, make_environment, model_key, run
 

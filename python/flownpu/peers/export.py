@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from flownpu.converted_model import ConvertedModel
 from flownpu.errors import FlowNPUError
+from flownpu.model.converted import ConvertedModel
 from flownpu.ops import q4nx
 from flownpu.peers.exported import GROUP
 

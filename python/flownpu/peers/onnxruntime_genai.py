@@ -99,7 +99,7 @@ class Engine:
 
 
 class _Builder:
-    """Writes the graph; shapes as in `flownpu.convert.graph`."""
+    """Writes the graph; shapes as in `flownpu.convert.graph.decoder`."""
 
     def __init__(self, model: "ExportedModel") -> None:
         import onnx_ir  # noqa: PLC0415 only this peer's environment has it

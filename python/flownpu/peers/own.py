@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flownpu.generation import LanguageModel, Sampling
+from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.peers import onnxruntime_genai
 
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu import __version__
-from flownpu.aie.artifacts import ArtifactFolder
-from flownpu.aie.compiled_artifacts import write_compiled
-from flownpu.aie.emulated_artifacts import write_emulated
+from flownpu.aie.artifacts.compiled import write_compiled
+from flownpu.aie.artifacts.emulated import write_emulated
+from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.selftest.worker import FOUND, Request, Run, write_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from flownpu.aie.toolchain import Toolchain
+    from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.selftest.reference.case import Deviation
     from flownpu.selftest.rung import Rung, Trial
 

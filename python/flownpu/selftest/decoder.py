@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.designs.decode_layer import Layer, LayerShape
-from flownpu.aie.designs.decode_layer_shape import Projection
+from flownpu.aie.designs.decode_layer.design import Layer, LayerShape
+from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.decode import decode_program
-from flownpu.aie.programs.decoder import Decoder
+from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.selftest.reference.layer import (
     EPSILON,
@@ -130,7 +130,7 @@ def _prompt(target: str, rng: Rng) -> Trial:
     return Trial(program, given, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))
 
 
-def _decoder() -> Decoder:
+def _decoder() -> DecoderShape:
     windows = tuple(layer.window or 0 for layer in _LAYERS)
     tables = tuple(layer.table for layer in _LAYERS)
-    return Decoder(SHAPE, EPSILON, SHAPE.d**-0.5, windows, tables, _VOCABULARY, _CONTEXT, SHAPE.feed_forward)
+    return DecoderShape(SHAPE, EPSILON, SHAPE.d**-0.5, windows, tables, _VOCABULARY, _CONTEXT, SHAPE.feed_forward)

@@ -2,7 +2,7 @@
 """What the rungs' times tell of the cost model's parameters (aie/cost/parameters.py).
 
 Two rungs of one array that differ in `work` only, whatever that counts, give its cost without the dispatch's:
-(seconds, more - seconds) / (work, more - work). Cycles are those of the highest clock (aie/npu_limits.py), as they are
+(seconds, more - seconds) / (work, more - work). Cycles are those of the highest clock (aie/plan/limits.py), as they are
 in the model. On the emulator time means nothing, so nothing is derived there.
 """
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.cost.parameters import TABLE
 from flownpu.aie.designs.common import TILES
-from flownpu.aie.designs.decode_layer import DecodeLayer
-from flownpu.aie.designs.decode_layer_weights import STREAMS
-from flownpu.aie.npu_limits import LIMITS
+from flownpu.aie.designs.decode_layer.design import DecodeLayer
+from flownpu.aie.designs.decode_layer.weights import STREAMS
+from flownpu.aie.plan.limits import LIMITS
 from flownpu.selftest.decoder import SHAPE
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu import __version__
 from flownpu.aie.cost.parameters import TABLE
-from flownpu.checks import Host
+from flownpu.doctor.checks import Host
+from flownpu.doctor.npu import diagnose_npu
+from flownpu.doctor.xrt import load_plugin
 from flownpu.machine import describe_machine
-from flownpu.npu_diagnosis import diagnose_npu
 from flownpu.selftest.measures import measure
-from flownpu.xrt_diagnosis import load_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

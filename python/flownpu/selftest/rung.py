@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.plan import DTYPES
+from flownpu.aie.plan.data import DTYPES
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
 from flownpu.selftest.reference.case import Deviation, compare

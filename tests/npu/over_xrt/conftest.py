@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.npu import test_emulated_runtime as emulated
 from tests.npu import xrt
 from tests.npu.arrays import whole
+from tests.npu.driver import test_emulated_runtime as emulated
 
 collect_ignore_glob = [] if "XDNA_DRIVER_ROOT" in os.environ else ["test_*.py"]
 

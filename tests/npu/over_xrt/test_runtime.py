@@ -15,11 +15,11 @@ import pytest
 
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.vector_operators import RMSNorm
-from tests.aie.cases import fused_dqp_case
-from tests.npu import test_emulated_runtime as emulated
+from tests.aie.designs.cases import fused_dqp_case
 from tests.npu import xrt
 from tests.npu.arrays import npu, read, whole
-from tests.npu.test_emulated_runtime import BYTES, ROWS, N, device_error
+from tests.npu.driver import test_emulated_runtime as emulated
+from tests.npu.driver.test_emulated_runtime import BYTES, ROWS, N, device_error
 
 # After so many ms the driver ends a call that hangs.
 WATCHDOG = 60

@@ -12,7 +12,7 @@
 
 namespace xdna_driver {
 
-// `words`: of an array (aie/emulator/words.py). Throws emulator::Error.
+// `words`: of an array (aie/words/writer.py). Throws emulator::Error.
 std::unique_ptr<flownpu::emulator::Emulator> make_emulator(std::span<const std::int64_t> words);
 
 // Words of 32 bits as instructions are, of each of the emulator's the low half first. Throws

@@ -13,7 +13,7 @@ from flownpu.selftest.reference.numbers import wide
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flownpu.aie.iron_compat import Program
+    from flownpu.aie.iron.compat import Program
 
 __all__ = ["Case", "Deviation", "compare"]
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flownpu.aie.designs.decode_layer import DecodeLayer
-from flownpu.aie.designs.decode_layer_shape import interleave
+from flownpu.aie.designs.decode_layer.design import DecodeLayer
+from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer import Layer
-    from flownpu.aie.designs.decode_layer_shape import LayerShape, Projection
-    from flownpu.aie.iron_compat import Program
+    from flownpu.aie.designs.decode_layer.design import Layer
+    from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
+    from flownpu.aie.iron.compat import Program
 
     Rng = np.random.Generator
 

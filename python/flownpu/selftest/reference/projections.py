@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.bias import bias_column, with_bias
-from flownpu.aie.designs.decode_layer_shape import interleave
+from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.aie.designs.one_tile import GEMM_TILE
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import fused_dqp, q4nx_matmul

@@ -32,7 +32,7 @@ from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flownpu.aie.designs.decode_layer import Layer, LayerShape
+    from flownpu.aie.designs.decode_layer.design import Layer, LayerShape
     from flownpu.selftest.reference.layer import LayerWeights
 
     _Step = tuple[int, str, np.ndarray, np.ndarray]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of artifacts for an NPU: what folder.py compiles, families of calls (programs/call_family.py) and the index.
+
+A call that depends on the position is compiled at a few, each a call of its own to folder.py,
+`<call>-position<position>`; the instructions of others that its family is derived from are put together of pieces of
+those (instruction_pieces.py). Where a compiler's instructions have no such pieces all these positions are compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from flownpu.aie.artifacts.folder import write_bytes
+from flownpu.aie.artifacts.index import Index
+from flownpu.aie.artifacts.instruction_pieces import PiecedWords, PieceError
+from flownpu.aie.plan.instructions import WORD_BYTES
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.programs.program import calls_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from flownpu.aie.artifacts.folder import ArtifactFolder
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.call_family import CallFamily
+    from flownpu.aie.programs.program import Program
+
+__all__ = ["BuildCost", "build_cost", "write_compiled"]
+
+_NAMED = 3  # of what there is no room for
+_COMPARED = 2  # positions of a call that are compiled to see whether the pieces are right
+# Compilations of a call that depends on the position, those included: of Gemma3-1B's with a context of 8192 none needs
+# more than 10.
+_MOST = 12
+# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each.
+_SECONDS = 5.5
+
+
+class BuildCost(NamedTuple):
+    """What there is to compile, where nothing is up to date.
+
+    Attributes:
+        arrays: xclbins.
+        programs: instructions, at most.
+    """
+
+    arrays: int
+    programs: int
+
+    def __str__(self) -> str:
+        minutes = math.ceil(self.programs * _SECONDS / 60)
+        return (
+            f"up to {self.programs} programs of {self.arrays} arrays are compiled, what is up to date is not: about "
+            f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program), and what Peano takes "
+            "for the arrays' own cores, which nobody has measured"
+        )
+
+
+def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
+    """Of the calls of some programs."""
+    programs = sum(min(_MOST, call.positions.count) if call.moves else 1 for call in calls)
+    return BuildCost(len({call.array for call in calls}), programs)
+
+
+def write_compiled(
+    folder: ArtifactFolder,
+    programs: Sequence[Program],
+    *,
+    report: Callable[[ArtifactCall], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Compiles the calls of some programs, derives their families and writes the index.
+
+    Without a toolchain plans and MLIR are written, each at the call's last position, and no index.
+
+    Args:
+        folder: to add the calls to.
+        programs: all that the index is to hold.
+        report: hears of each call before it is compiled.
+        say: hears of calls that need many compilations, and why.
+
+    Returns:
+        How many files were compiled.
+
+    Raises:
+        PlanError: a plan breaks the hardware's limits.
+        ToolchainError: a compiler failed.
+        ValueError: a call's instructions follow no rule, two arrays have one name, an array is compiled and its
+            calls are not, or the controller's heap has no room for all.
+    """
+    array_files: dict[str, str] = {}
+    sizes: dict[str, int] = {}  # what lies in the controller's heap
+    complete = True
+    for call in calls_of(programs):
+        report(call)
+        _add(folder, call, call.last)
+        xclbin, pdi = folder.xclbin(call.array), folder.pdi(call.array)
+        if xclbin is None or pdi is None:
+            complete = False
+            continue
+        family = _family(folder, call, say)
+        identity = zlib.crc32((folder.path / pdi).read_bytes())
+        write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
+        array_files[call.array] = xclbin
+        sizes[call.array] = (folder.path / xclbin).stat().st_size
+        sizes[f"{call.array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
+    _require_room(sizes, LIMITS[folder.target].heap_bytes)
+    if complete:
+        Index(folder.path, folder.target, emulated=False, programs=programs, array_files=array_files).write()
+    return len(folder.compiled)
+
+
+def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], None]) -> CallFamily:
+    """The call's, derived from few compiled positions, or if that cannot be from all that its classes need."""
+    instructions = _Instructions(folder, call)
+    if not call.moves:
+        return call.family(instructions)
+    words = PiecedWords(call.last_plan.array, lambda position: call.sequence(position).steps, instructions)
+    try:
+        words.compile(call.last)
+        family = call.family(words, checks=1, lone_chunks=False)
+        left = [position for position in range(call.positions.count) if position not in set(words.compiled)]
+        for position in random.Random(0).sample(left, min(_COMPARED, len(left))):  # noqa: S311
+            words.compile(position)
+    except PieceError as error:
+        say(f"{call.array} {call.name}: all classes of positions are compiled, for {error}")
+        return call.family(instructions, checks=1, lone_chunks=False)
+    return family
+
+
+def _require_room(sizes: dict[str, int], heap: int) -> None:
+    """A session holds the arrays, and the instructions of each call, in one heap."""
+    if (need := sum(sizes.values())) > heap:
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
+        named = ", ".join(f"{name} {sizes[name]}" for name in largest)
+        raise ValueError(
+            f"[artifacts] expected arrays and instructions of {heap} bytes or less together, what the controller's "
+            f"heap holds, got {need} bytes ({named}): build for a shorter --context"
+        )
+
+
+class _Instructions:
+    """The instructions of a call at any position."""
+
+    def __init__(self, folder: ArtifactFolder, call: ArtifactCall) -> None:
+        self._folder, self._call = folder, call
+
+    def __call__(self, position: int) -> NDArray[np.int64]:
+        call = self._call
+        _add(self._folder, call, position)
+        file = self._folder.instructions(call.array, _name(call, position))
+        if file is None:
+            raise ValueError(
+                f"[artifacts] expected instructions of {call.name} in {self._folder.path}, whose manifest says that "
+                "its array is compiled, and found none: build them into a new folder"
+            )
+        return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
+
+
+def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
+    plan = call.last_plan if position == call.last else call.plan(position)
+    folder.add(call.operator, call.array, _name(call, position), plan)
+
+
+def _name(call: ArtifactCall, position: int) -> str:
+    return f"{call.name}-position{position}" if call.moves else call.name

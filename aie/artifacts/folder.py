@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of compiled designs: xclbins, instructions, and the manifest that says what each was made of.
+
+    manifest.json
+    kernels/<source>.o             one object a kernel's source
+    <array>/array.pdi              what is compiled once for all calls of an array
+    <array>/array.xclbin           the same as XRT takes it, with arguments for the call with the most buffers
+    <array>/<call>.json, .mlir     the plan of a call, and what the compiler gets of it
+    <array>/<call>.insts           the instructions that XRT sends for that call
+
+The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
+itself. Where both still hold nothing is compiled again. Without a toolchain the plans and the MLIR are written all the
+same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.artifacts.xclbin import pack_xclbin
+from flownpu.aie.check import require_valid
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.as_json import to_json
+from flownpu.aie.plan.data import Sequence
+
+if TYPE_CHECKING:
+    from flownpu.aie.artifacts.toolchain import Toolchain
+    from flownpu.aie.plan.data import Kernel, Plan
+
+__all__ = ["MANIFEST", "ArtifactFolder", "digest", "write_bytes", "write_text"]
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+class ArtifactFolder:
+    """The artifacts of one target.
+
+    Attributes:
+        path: the folder.
+        target: npu1 or npu2.
+        compiled: files that were compiled since this was opened; empty where all were up to date.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        target: str,
+        toolchain: Toolchain | None,
+        *,
+        versions: dict[str, str] | None = None,
+        include_root: Path | None = None,
+    ) -> None:
+        """Opens a folder, which need not be there.
+
+        Args:
+            path: the folder.
+            target: npu1 or npu2.
+            toolchain: what compiles; None writes plans and MLIR only.
+            versions: of other software, for the manifest.
+            include_root: folder whose `aie/kernels/` holds the sources; that of this package by default.
+
+        Raises:
+            ValueError: its manifest is another format's or another target's.
+        """
+        self.path, self.target, self.compiled = path, target, list[Path]()
+        self._toolchain = toolchain
+        self._include_root = include_root or Path(__file__).parents[2]
+        self._arrays_seen: dict[str, str] = {}
+        self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
+
+    def add(self, operator: str, array: str, call: str, plan: Plan) -> None:
+        """Writes a call, and compiles what is not up to date.
+
+        Args:
+            operator: whose design it is.
+            array: name of the array, the same for all calls that share one.
+            call: name of the call among the array's.
+            plan: the program.
+
+        Raises:
+            PlanError: the plan breaks the hardware's limits.
+            ValueError: another array had that name.
+            ToolchainError: a compiler failed.
+        """
+        require_valid(plan)
+        text = to_mlir(plan)
+        array_digest = digest(to_mlir(replace(plan, sequence=Sequence("sequence", (), ()))))
+        if self._arrays_seen.setdefault(array, array_digest) != array_digest:
+            raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
+        folder = self.path / array
+        write_text(folder / f"{call}.json", to_json(plan))
+        write_text(folder / f"{call}.mlir", text)
+
+        record = self._array_record(operator, array, plan, array_digest)
+        old = record["calls"].get(call, {})
+        inputs = {"mlir": digest(text), "aiecc": self._compiler("aiecc", old)}
+        record["calls"][call] = {
+            "buffers": [{"name": b.name, "type": str(b.type), "bytes": b.type.bytes} for b in plan.sequence.buffers],
+            "plan": self._file(folder / f"{call}.json"),
+            "mlir": self._file(folder / f"{call}.mlir"),
+            "inputs": inputs,
+            "instructions": self._kept(old, "instructions", inputs),
+        }
+        if self._toolchain is not None:
+            self._compile(record, call, text, plan, folder)
+        self._write_manifest()
+
+    def xclbin(self, array: str) -> str | None:
+        """An array's xclbin, by its name in the folder; None: it is not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["xclbin"])
+
+    def pdi(self, array: str) -> str | None:
+        """An array's PDI, which its xclbin is made of, by its name in the folder; None: it is not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["pdi"])
+
+    def instructions(self, array: str, call: str) -> str | None:
+        """A call's instructions, by their name in the folder; None: they are not compiled."""
+        return self._compiled_file(self._manifest["arrays"][array]["calls"][call]["instructions"])
+
+    @staticmethod
+    def _compiled_file(record: dict[str, str] | None) -> str | None:
+        return record["file"] if record else None
+
+    # --- What is compiled ---------------------------------------------------------------------------------------------
+
+    def _compile(self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path) -> None:
+        """Makes the objects, the PDI, the instructions and the xclbin that are not up to date."""
+        assert self._toolchain is not None
+        objects = [self._object(kernel) for kernel in plan.array.kernels]
+        of_call = record["calls"][call]
+        if not (record["pdi"] and of_call["instructions"]):
+            self._compile_design(record, of_call, text, objects, folder / call)
+        self._pack(record, folder)
+
+    def _compile_design(
+        self, record: dict[str, Any], of_call: dict[str, Any], text: str, objects: list[Path], stem: Path
+    ) -> None:
+        """Makes what is missing of an array's PDI and a call's instructions."""
+        assert self._toolchain is not None
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
+            work = Path(name)
+            for file in dict.fromkeys(objects):
+                (work / file.name).symlink_to(file.absolute())
+            write_text(work / "design.mlir", text)
+            instructions = None if of_call["instructions"] else work / "design.insts"
+            pdi = None if record["pdi"] else work / "design.pdi"
+            self._toolchain.compile_design(work / "design.mlir", instructions, pdi)
+            if instructions:
+                of_call["instructions"] = self._take(instructions, stem.with_name(f"{stem.name}.insts"))
+            if pdi:
+                record["pdi"] = self._take(pdi, stem.with_name("array.pdi"))
+
+    def _pack(self, record: dict[str, Any], folder: Path) -> None:
+        """Makes the xclbin, and makes it anew where a call has more buffers than those before it had."""
+        assert self._toolchain is not None
+        buffers = max(len(call["buffers"]) for call in record["calls"].values())
+        packed_of = {
+            "pdi": record["pdi"]["sha256"],
+            "buffers": buffers,
+            "xclbinutil": self._toolchain.versions["xclbinutil"],
+        }
+        if record["xclbin"] and record["packed_of"] == packed_of:
+            return
+        with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
+            xclbin = Path(name) / "array.xclbin"
+            pdi = self.path / record["pdi"]["file"]
+            pack_xclbin(self._toolchain.xclbinutil, pdi, xclbin, target=self.target, buffers=buffers)
+            record["xclbin"] = self._take(xclbin, folder / xclbin.name)
+        record["packed_of"] = packed_of
+
+    def _object(self, kernel: Kernel) -> Path:
+        """The object file of a kernel's source."""
+        assert self._toolchain is not None
+        name = Path(kernel.source).stem + ".o"
+        file = self.path / "kernels" / name
+        old = self._manifest["kernels"].get(name, {})
+        inputs = self._kernel_inputs(kernel, old)
+        if not self._kept(old, "object", inputs):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as work:
+                built = Path(work) / name
+                source = self._include_root / "aie" / kernel.source
+                self._toolchain.compile_kernel(source, self._include_root, self.target, kernel.flags, built)
+                self._manifest["kernels"][name] = {
+                    "source": kernel.source,
+                    "inputs": inputs,
+                    "object": self._take(built, file),
+                }
+        return file
+
+    def _kernel_inputs(self, kernel: Kernel, old: dict[str, Any]) -> dict[str, str]:
+        """What an object is made of; all headers count, whichever a source includes."""
+        folder = self._include_root / "aie" / "kernels"
+        headers = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.h")))
+        return {
+            "source": digest((self._include_root / "aie" / kernel.source).read_text(encoding="utf-8")),
+            "headers": digest(headers),
+            "flags": " ".join(kernel.flags),
+            "peano": self._compiler("peano", old),
+        }
+
+    def _compiler(self, name: str, old: dict[str, Any]) -> str:
+        """A compiler's version; without one, that which made what is there, so that it still counts."""
+        if self._toolchain is not None:
+            return self._toolchain.versions[name]
+        return str(old.get("inputs", {}).get(name, ""))
+
+    # --- The manifest -------------------------------------------------------------------------------------------------
+
+    def _array_record(self, operator: str, name: str, plan: Plan, array_digest: str) -> dict[str, Any]:
+        """The manifest's record of an array: what it had, if that is still true, or a new one."""
+        array = plan.array
+        old = self._manifest["arrays"].get(name, {})
+        kernels = {kernel.source: self._kernel_inputs(kernel, old) for kernel in array.kernels}
+        inputs = {"array": array_digest, "kernels": digest(json.dumps(kernels, sort_keys=True))}
+        inputs |= {compiler: self._compiler(compiler, old) for compiler in ("aiecc", "peano")}
+        record = {
+            "operator": operator,
+            "inputs": inputs,
+            "pdi": self._kept(old, "pdi", inputs),
+            "xclbin": self._kept(old, "xclbin", inputs),
+            "packed_of": old.get("packed_of"),
+            "compute_tiles": [[core.tile.column, core.tile.row] for core in array.cores],
+            "kernels": {kernel.entry: [str(kind) for kind in kernel.arguments] for kernel in array.kernels},
+            # Calls of another array, though of the same name, are of no use any more.
+            "calls": old.get("calls", {}) if old.get("inputs", {}).get("array") == array_digest else {},
+        }
+        self._manifest["arrays"][name] = record
+        return record
+
+    def _kept(self, old: dict[str, Any], kind: str, inputs: dict[str, str]) -> dict[str, str] | None:
+        """The record of a file that was made of just these inputs and is as it was made; else None."""
+        record: dict[str, str] | None = old.get(kind)
+        if not record or old.get("inputs") != inputs:
+            return None
+        file = self.path / record["file"]
+        return record if file.is_file() and digest(file.read_bytes()) == record["sha256"] else None
+
+    def _take(self, built: Path, file: Path) -> dict[str, str]:
+        """Puts what a compiler wrote into its place."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        built.replace(file)
+        self.compiled.append(file)
+        return self._file(file)
+
+    def _file(self, file: Path) -> dict[str, str]:
+        return {"file": str(file.relative_to(self.path)), "sha256": digest(file.read_bytes())}
+
+    def _write_manifest(self) -> None:
+        write_text(self.path / MANIFEST, json.dumps(self._manifest, indent=1, sort_keys=True) + "\n")
+
+
+def digest(content: str | bytes) -> str:
+    """The sha256 of a text or of bytes, in hexadecimal digits."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a text file, whole or not at all; its folder is made."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """Writes a file, whole or not at all; its folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(file)
+
+
+def _read_manifest(file: Path, target: str) -> dict[str, Any]:
+    """A manifest, or an empty one where there is none.
+
+    Raises:
+        ValueError: it is another format's or another target's, or no manifest.
+    """
+    empty: dict[str, Any] = {"format": _FORMAT, "target": target, "kernels": {}, "arrays": {}}
+    if not file.is_file():
+        return empty
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        is_ours = (found["format"], found["target"]) == (_FORMAT, target) and _is_complete(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        raise ValueError(
+            f"[artifacts] expected {file} to be a manifest of format {_FORMAT} for {target}, and it is not: "
+            "choose another folder, or remove this one"
+        )
+    return dict(found)
+
+
+def _is_complete(manifest: dict[str, Any]) -> bool:
+    """Whether all that is read of a manifest's records is there, and of its type."""
+
+    def records(of: dict[str, Any], key: str) -> list[Any]:
+        found = of.get(key)
+        return list(found.values()) if isinstance(found, dict) else [found]
+
+    def has_files(record: Any, *kinds: str) -> bool:
+        files = [record.get(kind) for kind in kinds] if isinstance(record, dict) else [""]
+        return all(
+            file is None or (isinstance(file, dict) and isinstance(file.get("file"), str) and "sha256" in file)
+            for file in files
+        ) and isinstance(record.get("inputs", {}), dict)
+
+    arrays = records(manifest, "arrays")
+    return (
+        all(has_files(record, "object") for record in records(manifest, "kernels"))
+        and all(has_files(record, "pdi", "xclbin") for record in arrays)
+        and all(has_files(call, "instructions") for record in arrays for call in records(record, "calls"))
+    )

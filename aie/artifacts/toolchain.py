@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and calls AMD's open toolchain: Peano compiles kernels, aiecc makes a PDI and instructions of MLIR.
+
+XRT's xclbinutil packs the PDI (xclbin.py).
+
+The options are those of mlir-aie in generation C (1.4.5 and newer; tools/aiecc/README.md and
+python/utils/compile/utils.py there). **Neither compiler has been on the machines this was written on**: what is tested
+is which commands are run, with stand-ins that record them. xclbinutil is Debian's own in the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "KERNELS",
+    "OLDEST_XRT",
+    "MissingTool",
+    "Toolchain",
+    "ToolchainError",
+    "expect_file",
+    "find_toolchain",
+    "run_tool",
+]
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+OLDEST_XRT = (2, 19)
+"""The first with xrt::ext::bo and run lists of NPUs (ops/npu/xrt/table.cc refuses older ones)."""
+_ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
+_SHOWN_LINES = 20  # of a failed command's output: its errors come last
+_WHEELS = "https://github.com/Xilinx"
+_XRT = Path("/opt/xilinx/xrt")  # of AMD's own packages
+
+
+class ToolchainError(RuntimeError):
+    """A compiler failed; the message has the command and the end of what it said."""
+
+
+@dataclass(frozen=True)
+class MissingTool:
+    """A part of the toolchain that was not found, and how to get it."""
+
+    name: str
+    searched: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name} was not found ({self.searched}): {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The two compilers and xclbinutil, and what `--version` says of them."""
+
+    aiecc: Path
+    peano: Path
+    xclbinutil: Path
+    versions: dict[str, str]
+
+    def kernel_options(self, target: str, flags: Sequence[str] = ()) -> list[str]:
+        """What Peano is told of any kernel's source, but for the files' names."""
+        return [
+            f"--target={_ARCHITECTURES[target]}-none-unknown-elf",
+            "-std=c++20",
+            "-O2",
+            "-DNDEBUG",
+            # aie_api's bridge to a header that only Vitis has: its include guard keeps it out.
+            "-D__AIE_API_AIE_ADF_HPP__",
+            "-ffunction-sections",
+            "-fdata-sections",
+            # aiecc compares the frames with the core's stack.
+            "-fstack-size-section",
+            *flags,
+        ]
+
+    def compile_kernel(self, source: Path, include_root: Path, target: str, flags: Sequence[str], output: Path) -> None:
+        """Compiles a kernel's source into an object file.
+
+        Args:
+            source: the C++ file.
+            include_root: folder that holds `aie/kernels/`.
+            target: npu1 or npu2.
+            flags: more options of the compiler.
+            output: the object file; on an error there is none.
+
+        Raises:
+            ToolchainError: the compiler failed.
+        """
+        headers = self.aiecc.resolve().parents[1] / "include"
+        command: list[str | Path] = [self.peano / "bin" / "clang++", *self.kernel_options(target, flags)]
+        command += [f"-I{include_root}", f"-I{headers}", "-c", source, "-o", output]
+        run_tool(command, output.parent)
+        expect_file(output, command)
+
+    def compile_design(self, mlir: Path, instructions: Path | None, pdi: Path | None) -> None:
+        """Makes the instructions of a design's sequence, or its PDI, or both.
+
+        Args:
+            mlir: the design; the object files that it links lie beside it.
+            instructions: file to write, the transaction that XRT sends; None: not this time.
+            pdi: file to write, the configuration of the array; None: not this time.
+
+        Raises:
+            ToolchainError: aiecc failed, or said "error:" (it may exit with 0 all the same).
+        """
+        work = mlir.parent / "work"
+        command: list[str | Path] = [self.aiecc, mlir, f"--peano={self.peano}", f"--tmpdir={work}"]
+        if instructions is not None:
+            command += ["--get-npu-insts", f"--npu-insts-name={instructions}"]
+        if pdi is not None:
+            command += ["--get-pdi", f"--pdi-name={pdi}"]
+        output = run_tool(command, mlir.parent)
+        if re.search(r"\berror:", output):
+            raise _failure(command, "said that there was an error", output)
+        for file in filter(None, (instructions, pdi)):
+            expect_file(file, command)
+
+
+def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:
+    """The installed toolchain, or what of it is missing.
+
+    aiecc: the environment variable AIECC_PATH, mlir-aie's wheel in this Python, PATH. Peano: PEANO_INSTALL_DIR,
+    llvm-aie's wheel in this Python. xclbinutil: AIE_XCLBINUTIL (which aiecc reads too), PATH, the place of AMD's XRT.
+
+    Raises:
+        ToolchainError: a tool is there, but cannot say its version.
+    """
+    packages = Path(sysconfig.get_paths()["purelib"])
+    aiecc = _first(os.environ.get("AIECC_PATH"), packages / "mlir_aie" / "bin" / "aiecc", shutil.which("aiecc"))
+    folders = [os.environ.get("PEANO_INSTALL_DIR"), packages / "llvm-aie"]
+    clang = _first(*(Path(folder) / "bin" / "clang++" for folder in folders if folder))
+    missing = []
+    if aiecc is None:
+        wheel = f"pip install mlir_aie -f {_WHEELS}/mlir-aie/releases/expanded_assets/latest-wheels-4"
+        missing.append(MissingTool("aiecc", "AIECC_PATH, mlir_aie's wheel, PATH", wheel))
+    if clang is None:
+        wheel = f"pip install llvm-aie -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
+        missing.append(MissingTool("Peano", "PEANO_INSTALL_DIR, llvm-aie's wheel", wheel))
+    xclbinutil = _first(os.environ.get("AIE_XCLBINUTIL"), shutil.which("xclbinutil"), _XRT / "bin" / "xclbinutil")
+    packer = _version(xclbinutil) if xclbinutil else ""
+    found = re.search(r"(\d+)\.(\d+)", packer)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_XRT:
+        searched = f"found {packer or 'one without a version'}" if xclbinutil else f"AIE_XCLBINUTIL, PATH, {_XRT}"
+        oldest = ".".join(map(str, OLDEST_XRT))
+        package = f"install the package libxrt-utils of XRT {oldest} or newer; `flownpu doctor` says how to get its XRT"
+        missing.append(MissingTool("xclbinutil", searched, package))
+    if aiecc is None or clang is None or xclbinutil is None or missing:
+        return None, missing
+    versions = {"aiecc": _version(aiecc), "peano": _version(clang), "xclbinutil": packer}
+    return Toolchain(aiecc, clang.parents[1], xclbinutil, versions), []
+
+
+def _first(*candidates: str | Path | None) -> Path | None:
+    return next((Path(file).absolute() for file in candidates if file and Path(file).is_file()), None)
+
+
+def _version(tool: Path) -> str:
+    text = run_tool([tool, "--version"], None).strip()
+    return text.splitlines()[0] if text else "unknown"
+
+
+def run_tool(command: Sequence[str | Path], folder: Path | None) -> str:
+    """Runs a command in a folder; all that it said.
+
+    Raises:
+        ToolchainError: it could not be started, or its exit code was not 0.
+    """
+    try:
+        done = subprocess.run(
+            list(map(str, command)),
+            cwd=folder,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise ToolchainError(f"[toolchain] {command[0]} cannot be started: {error}") from error
+    if done.returncode:
+        raise _failure(command, f"ended with exit code {done.returncode}", done.stdout)
+    return done.stdout
+
+
+def expect_file(file: Path, command: Sequence[str | Path]) -> None:
+    """Makes sure that a command wrote a file.
+
+    Raises:
+        ToolchainError: it did not.
+    """
+    if not file.is_file():
+        raise _failure(command, f"ended well, and did not write {file.name}", "")
+
+
+def _failure(command: Sequence[str | Path], what: str, output: str) -> ToolchainError:
+    lines = output.rstrip().splitlines()[-_SHOWN_LINES:]
+    name = Path(command[0]).name
+    shown = shlex.join(map(str, command))
+    return ToolchainError("\n".join([f"[toolchain] {name} {what}:", *lines, f"the command: {shown}"]))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a plan against the hardware's limits, and against the mistakes that the real compiler lets pass.
+
+    for violation in check(plan):
+        print(violation)
+
+What aie-opt rejects and what it does not was asked of one, case by case; docs/npu-designs.md lists both. Nothing here
+is rounded in favour of a plan: where sources differ, the smaller limit counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flownpu.aie.check.cores import check_cores
+from flownpu.aie.check.flow import check_flow
+from flownpu.aie.check.resources import check_resources
+from flownpu.aie.check.sequence import check_sequence
+from flownpu.aie.check.structure import check_structure
+from flownpu.aie.check.violation import PlanError, Violation
+from flownpu.aie.plan.limits import LIMITS
+
+if TYPE_CHECKING:
+    from flownpu.aie.plan.data import Plan
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = ["PlanError", "Violation", "check", "require_valid"]
+
+
+def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
+    """All that is wrong with a plan; empty if nothing is.
+
+    Later checks need what earlier ones look at (a link that names no fifo has no size), so after the first kind of
+    mistake that is found the rest are not looked for.
+    """
+    limits = limits or LIMITS[plan.array.target]
+    for one in (check_structure, check_resources, check_cores, check_sequence, check_flow):
+        if found := one(plan, limits):
+            return found
+    return []
+
+
+def require_valid(plan: Plan, limits: Limits | None = None) -> Plan:
+    """The plan itself.
+
+    Raises:
+        PlanError: it has violations; the message is all of them.
+    """
+    found = check(plan, limits)
+    if found:
+        raise PlanError(plan.name, found)
+    return plan

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks core programs: what they acquire, use and release, and what they give to kernels.
+
+A loop's body is followed until a pass leaves what the one before left. In a loop of unknown length that must come soon,
+or the core would hold more (or less) with every pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from flownpu.aie.check.structure import describe
+from flownpu.aie.check.violation import Violation
+from flownpu.aie.plan.data import (
+    Acquire,
+    BarrierRelease,
+    BarrierWait,
+    BufferArgument,
+    Call,
+    Element,
+    Load,
+    Loop,
+    Release,
+    Statement,
+    Store,
+    Type,
+)
+from flownpu.aie.plan.resources import statements
+
+if TYPE_CHECKING:
+    from flownpu.aie.plan.data import Array, Buffer, Core, Fifo, Kernel, Plan
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = ["check_cores"]
+
+_WORD_BYTES = 4
+_MANY = 3  # passes after which a loop of unknown length must hold what it held before
+
+
+def _passes(loop: Loop) -> int | None:
+    if isinstance(loop.start, int) and isinstance(loop.stop, int) and isinstance(loop.step, int):
+        return len(range(loop.start, loop.stop, loop.step))
+    return None
+
+
+def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
+    """Follow every core's program."""
+    return [violation for core in plan.array.cores for violation in _CoreCheck(plan.array, core, limits).run()]
+
+
+class _CoreCheck:
+    """One core's program, followed once from its start."""
+
+    def __init__(self, array: Array, core: Core, limits: Limits) -> None:
+        self.core, self.limits = core, limits
+        self.place = describe(core.tile, limits)
+        self.fifos: dict[str, Fifo] = {fifo.name: fifo for fifo in array.fifos}
+        self.buffers: dict[str, Buffer] = {buffer.name: buffer for buffer in array.buffers}
+        self.kernels: dict[str, Kernel] = {kernel.entry: kernel for kernel in array.kernels}
+        self.barriers = {barrier.name for barrier in array.barriers if barrier.tile == core.tile}
+        self.linked = {(name, "consume") for link in array.links for name in link.inputs}
+        self.linked |= {(name, "produce") for link in array.links for name in link.outputs}
+        self.held: Counter[tuple[str, str]] = Counter()
+        self.released: Counter[tuple[str, str]] = Counter()
+        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # what was released by the last acquire
+        self.views: dict[str, tuple[tuple[str, str], int, int]] = {}  # view: end, first object, count
+        self.found: dict[Violation, None] = {}  # without doubles: loops are followed twice
+
+    def run(self) -> list[Violation]:
+        """All violations."""
+        self._repeat(self.core.body, None if self.core.forever else 1)
+        used: defaultdict[tuple[str, str], set[type]] = defaultdict(set)
+        for statement in statements(self.core.body):
+            if isinstance(statement, (Acquire, Release)):
+                used[statement.fifo, statement.port].add(type(statement))
+        for name, fifo in self.fifos.items():
+            mine = [("produce", fifo.producer)] + [("consume", end) for end in fifo.consumers]
+            for port, end in mine:
+                if end.tile == self.core.tile and (name, port) not in self.linked:
+                    for verb, kind in (("acquires", Acquire), ("releases", Release)):
+                        if kind not in used[name, port]:
+                            self._add(f"a statement that {verb} fifo {name} ({port})", 1, 0)
+        return list(self.found)
+
+    def _add(self, resource: str, need: object, have: object, detail: str = "") -> None:
+        self.found[Violation(self.place, resource, need, have, detail)] = None
+
+    def _repeat(self, body: tuple[Statement, ...], passes: int | None) -> None:
+        """Follow a loop's body until another pass changes nothing; `passes`: how many there are, if that is known."""
+        for number in range(_MANY if passes is None else passes):
+            before = +self.held
+            self._follow(body)
+            if number and before == +self.held:
+                return
+        if passes is None:
+            for end in sorted(set(self.held) | set(before)):
+                if before[end] != self.held[end]:
+                    resource = f"objects of fifo {end[0]} ({end[1]}) held after a pass of a loop"
+                    self._add(resource, before[end], self.held[end], "every pass must release what it acquires")
+
+    def _follow(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            match statement:
+                case Loop():
+                    self._loop(statement)
+                    self._repeat(statement.body, _passes(statement))
+                case Acquire():
+                    self._acquire(statement)
+                case Release():
+                    self._release(statement)
+                case Call():
+                    self._call(statement)
+                case Load() | Store():
+                    self._word(statement)
+                case BarrierWait() | BarrierRelease():
+                    if statement.barrier not in self.barriers:
+                        self._add(f"barrier {statement.barrier}", "one on this tile", "none")
+                    if not 0 <= statement.value <= self.limits.lock_maximum:
+                        self._add(f"value of {statement.barrier}", statement.value, f"0..{self.limits.lock_maximum}")
+
+    def _loop(self, loop: Loop) -> None:
+        """A loop of unknown length with acquires must not be unrolled; aie-opt ends with a segmentation fault on it."""
+        moves = any(isinstance(statement, (Acquire, Release)) for statement in statements(loop.body))
+        if moves and _passes(loop) is None and not self.core.dynamic:
+            detail = "the loop's length is a run-time parameter: Worker(dynamic_objfifo_lowering=True)"
+            self._add("lowering of acquires in a loop", "dynamic", "static", detail)
+
+    def _depth(self, statement: Acquire | Release) -> int | None:
+        fifo = self.fifos.get(statement.fifo)
+        ends = () if fifo is None else (fifo.producer,) if statement.port == "produce" else fifo.consumers
+        depth = next((end.depth for end in ends if end.tile == self.core.tile), None)
+        if depth is None:
+            self._add(f"a {statement.port} end of fifo {statement.fifo} on this tile", 1, 0)
+        return depth
+
+    def _acquire(self, statement: Acquire) -> None:
+        depth, end = self._depth(statement), (statement.fifo, statement.port)
+        if depth is None:
+            return
+        name = f"fifo {statement.fifo} ({statement.port})"
+        if statement.count > depth:
+            self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
+        # What is held can be acquired anew behind a release, to be indexed from its new oldest.
+        if statement.count <= self.held[end] and self.acquired_at[end] == self.released[end]:
+            detail = "acquire counts what is held already: it gets no new object without a release before it"
+            self._add(f"objects of {name} to acquire", f"more than the {self.held[end]} held", statement.count, detail)
+        self.held[end] = max(self.held[end], statement.count)
+        self.acquired_at[end] = self.released[end]
+        self.views[statement.name] = (end, self.released[end], statement.count)
+
+    def _release(self, statement: Release) -> None:
+        end = (statement.fifo, statement.port)
+        if self._depth(statement) is None:
+            return
+        if statement.count > self.held[end]:
+            name = f"objects of fifo {statement.fifo} ({statement.port}) held to release"
+            self._add(name, statement.count, self.held[end])
+        self.held[end] -= min(statement.count, self.held[end])
+        self.released[end] += statement.count
+
+    def _call(self, statement: Call) -> None:
+        kernel = self.kernels.get(statement.kernel)
+        if kernel is None:
+            self._add(f"kernel {statement.kernel}", "one of the array's kernels", "none")
+            return
+        if len(statement.arguments) != len(kernel.arguments):
+            self._add(f"arguments of {kernel.entry}", len(kernel.arguments), len(statement.arguments))
+            return
+        for place, (argument, kind) in enumerate(zip(statement.arguments, kernel.arguments, strict=True)):
+            given = self._type(argument, kernel.entry)
+            same = given is not None and (given.elements, given.dtype) == (kind.elements, kind.dtype)
+            if given is not None and (not same or bool(given.shape) != bool(kind.shape)):
+                self._add(f"argument {place} of {kernel.entry}", str(kind), str(given))
+
+    def _type(self, argument: object, entry: str) -> Type | None:
+        if isinstance(argument, BufferArgument):
+            buffer = self.buffers.get(argument.buffer)
+            if buffer is None:
+                self._add(f"buffer {argument.buffer} for {entry}", "one of the array's buffers", "none")
+            return buffer.type if buffer is not None else None
+        if not isinstance(argument, Element):
+            return Type((), "i32")
+        if argument.view not in self.views:
+            self._add(f"view {argument.view} for {entry}", "one acquired before", "none")
+            return None
+        end, first, count = self.views[argument.view]
+        place = first + argument.index
+        if not 0 <= argument.index < count:
+            self._add(f"index into {argument.view} of fifo {end[0]}", argument.index, f"0..{count - 1}")
+        elif not self.released[end] <= place < self.released[end] + self.held[end]:
+            self._add(f"object of fifo {end[0]} for {entry}", "held", "released before the call")
+        elif self.core.dynamic and first != self.released[end]:
+            detail = "a dynamic lowering counts an index from the oldest that is held at the call"
+            self._add(
+                f"view {argument.view} of fifo {end[0]} for {entry}",
+                "acquired behind the last release",
+                "before it",
+                detail,
+            )
+        return self.fifos[end[0]].type if end[0] in self.fifos else None
+
+    def _word(self, statement: Load | Store) -> None:
+        buffer = self.buffers.get(statement.buffer)
+        if buffer is None:
+            self._add(f"buffer {statement.buffer}", "one of the array's buffers", "none")
+        elif buffer.type.item_bytes != _WORD_BYTES:
+            self._add(f"element type of buffer {statement.buffer}", "32-bit integers", str(buffer.type))
+        elif isinstance(statement.index, int) and not 0 <= statement.index < buffer.type.elements:
+            self._add(f"index into buffer {statement.buffer}", statement.index, f"0..{buffer.type.elements - 1}")

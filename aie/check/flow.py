@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that what goes in is what comes out: for every fifo, the elements sent in one call are the elements taken.
+
+The sequence says how much enters and leaves the array. A core that waits on a barrier runs its program once for every
+time the sequence sets it, with the run-time parameters written by then; its counts are exact. A core without a barrier
+repeats until its inputs end: how often follows from any fifo that is known, and must then suit all the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeAlias
+
+from flownpu.aie.check.structure import describe
+from flownpu.aie.check.violation import Violation
+from flownpu.aie.plan.data import (
+    BarrierWait,
+    Load,
+    Loop,
+    Operation,
+    Release,
+    SetBarrier,
+    Statement,
+    Transfer,
+    Variable,
+    WriteParameter,
+)
+from flownpu.aie.plan.resources import statements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Plan, Tile
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = ["check_flow", "evaluate", "objects_moved"]
+
+Ends: TypeAlias = "Counter[tuple[str, str]]"
+_Parameters: TypeAlias = "Mapping[tuple[str, int], int]"
+
+
+def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
+    """The value of an expression.
+
+    Raises:
+        KeyError: a variable is not known.
+        ZeroDivisionError: as in Python.
+    """
+    if isinstance(value, Variable):
+        return variables[value.name]
+    if isinstance(value, Operation):
+        left, right = evaluate(value.left, variables), evaluate(value.right, variables)
+        return {
+            "+": lambda: left + right,
+            "-": lambda: left - right,
+            "*": lambda: left * right,
+            "//": lambda: left // right,
+            "%": lambda: left % right,
+        }[value.operator]()
+    return value
+
+
+def objects_moved(body: tuple[Statement, ...], parameters: _Parameters, variables: dict[str, int]) -> Ends:
+    """How many objects of each (fifo, port) a program releases.
+
+    Raises:
+        KeyError: the program reads a run-time parameter that was not written.
+    """
+    moved: Ends = Counter()
+    for statement in body:
+        if isinstance(statement, Release):
+            moved[statement.fifo, statement.port] += statement.count
+        elif isinstance(statement, Load):
+            variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
+        elif isinstance(statement, Loop):
+            start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
+            passes = range(start, stop, step)
+            if _depends_on_index(statement):
+                for index in passes:
+                    moved.update(objects_moved(statement.body, parameters, variables | {statement.variable: index}))
+            elif passes:
+                once = objects_moved(statement.body, parameters, variables | {statement.variable: passes[0]})
+                moved.update({end: count * len(passes) for end, count in once.items()})
+    return moved
+
+
+def _depends_on_index(loop: Loop) -> bool:
+    """Whether the number of objects moved may differ from pass to pass: a bound or a load inside uses the index."""
+
+    def uses(value: Expression) -> bool:
+        if isinstance(value, Operation):
+            return uses(value.left) or uses(value.right)
+        return value == Variable(loop.variable)
+
+    inner = list(statements(loop.body))
+    bounds = [bound for s in inner if isinstance(s, Loop) for bound in (s.start, s.stop, s.step)]
+    return any(map(uses, [*bounds, *(s.index for s in inner if isinstance(s, Load))]))
+
+
+def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
+    """Count what every fifo is given and what is taken from it."""
+    return _Flow(plan, limits).run()
+
+
+class _Flow:
+    def __init__(self, plan: Plan, limits: Limits) -> None:
+        self.plan, self.limits = plan, limits
+        self.array: Array = plan.array
+        self.fifos: dict[str, Fifo] = {fifo.name: fifo for fifo in plan.array.fifos}
+        # Elements over the whole call at each end: (fifo, tile, port).
+        self.known: dict[tuple[str, Tile, str], Fraction] = {}
+        self.starts = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
+        self.idle: dict[Tile, str] = {}  # cores that no step starts
+        self.found: list[Violation] = []
+
+    def run(self) -> list[Violation]:
+        self._host()
+        open_cores: list[tuple[Core, Ends]] = []
+        for core in self.array.cores:
+            waits = [s for s in statements(core.body) if isinstance(s, BarrierWait)]
+            try:
+                if waits:
+                    self._take(core, self._passes(core, waits[0]))
+                else:
+                    open_cores.append((core, objects_moved(core.body, self._initial(), {})))
+            except KeyError as error:
+                self._add(describe(core.tile, self.limits), "run-time parameters written before the core starts",
+                          f"{error.args[0]}", "not written")  # fmt: skip
+        if self.found:
+            return self.found
+        self._spread(open_cores)
+        self._compare()
+        return self.found
+
+    def _add(self, place: str, resource: str, need: object, have: object, detail: str = "") -> None:
+        self.found.append(Violation(place, resource, need, have, detail))
+
+    def _initial(self) -> dict[tuple[str, int], int]:
+        return {(b.name, i): int(v) for b in self.array.buffers for i, v in enumerate(b.initial_value)}
+
+    def _host(self) -> None:
+        moved: defaultdict[str, int] = defaultdict(int)
+        for step in self.plan.sequence.steps:
+            if isinstance(step, Transfer):
+                moved[step.fifo] += step.tap.elements
+        for fifo in self.array.fifos:
+            for end, port in [(fifo.producer, "produce"), *((end, "consume") for end in fifo.consumers)]:
+                if self.limits.kind(end.tile.column, end.tile.row) == "shim":
+                    self.known[fifo.name, end.tile, port] = Fraction(moved[fifo.name])
+
+    def _passes(self, core: Core, wait: BarrierWait) -> Ends:
+        """What a core moves in all the passes that the sequence starts."""
+        parameters = self._initial()
+        moved: Ends = Counter()
+        passes = 0
+        for step in self.starts:
+            if isinstance(step, WriteParameter):
+                parameters[step.buffer, step.index] = step.value
+            elif (step.barrier, step.value) == (wait.barrier, wait.value):
+                moved.update(objects_moved(core.body, parameters, {}))
+                passes += 1
+        if not passes:
+            self.idle[core.tile] = f"no step sets {wait.barrier} to {wait.value}: the core never starts"
+        return moved
+
+    def _take(self, core: Core, moved: Ends, times: Fraction = Fraction(1)) -> None:
+        for statement in statements(core.body):
+            if isinstance(statement, Release):  # moved or not: a loop may have no pass
+                end, fifo = (statement.fifo, statement.port), self.fifos[statement.fifo]
+                self.known[statement.fifo, core.tile, statement.port] = moved[end] * fifo.type.elements * times
+
+    # --- Spreading what is known --------------------------------------------------------------------------------------
+
+    def _spread(self, open_cores: list[tuple[Core, Ends]]) -> None:
+        """Carry counts through fifos, links and cores until nothing changes."""
+        before = -1
+        while before != len(self.known):
+            before = len(self.known)
+            for fifo in self.array.fifos:
+                self._through_fifo(fifo)
+            for link in self.array.links:
+                self._through_link(link.inputs, link.outputs, link.kind)
+            for core, moved in list(open_cores):
+                for (name, port), objects in (+moved).items():
+                    count = self.known.get((name, core.tile, port))
+                    if count is not None:
+                        times = count / (objects * self.fifos[name].type.elements)
+                        if times.denominator != 1:
+                            self._add(describe(core.tile, self.limits), f"passes of the core for fifo {name} ({port})",
+                                      "a whole number", str(float(times)))  # fmt: skip
+                        self._take(core, moved, times)
+                        open_cores.remove((core, moved))
+                        break
+
+    def _ends(self, fifo: Fifo) -> list[tuple[tuple[str, Tile, str], Fraction]]:
+        """A fifo's ends and their factors: elements on the stream for each element at the end."""
+        sent = Fraction(fifo.repeat_count)
+        if fifo.padding:
+            for dimension, (before, after) in zip(fifo.producer.walk, fifo.padding, strict=True):
+                sent *= Fraction(before + dimension.size + after, dimension.size)
+        ends = [((fifo.name, fifo.producer.tile, "produce"), sent)]
+        return ends + [((fifo.name, end.tile, "consume"), Fraction(1)) for end in fifo.consumers]
+
+    def _through_fifo(self, fifo: Fifo) -> None:
+        ends = self._ends(fifo)
+        streams = [self.known[end] * factor for end, factor in ends if end in self.known]
+        for end, factor in ends:
+            if streams and end not in self.known:
+                self.known[end] = streams[0] / factor
+
+    def _through_link(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> None:
+        tile = self.fifos[outputs[0]].producer.tile
+        keys = [(name, tile, "consume") for name in inputs]
+        keys += [(name, self.fifos[name].producer.tile, "produce") for name in outputs]
+        shares = dict(zip(keys, self._shares(inputs, outputs, kind), strict=True))
+        known = next((self.known[key] / shares[key] for key in keys if key in self.known), None)
+        if known is not None:
+            for key in keys:
+                self.known.setdefault(key, known * shares[key])
+
+    def _shares(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> list[Fraction]:
+        """Which part of the link's data each of its fifos carries."""
+        link = next(link for link in self.array.links if (link.inputs, link.outputs) == (inputs, outputs))
+        if kind == "forward":
+            return [Fraction(1), Fraction(1)]
+        whole = self.fifos[inputs[0] if kind == "split" else outputs[0]].type.elements
+        stops = [*link.offsets[1:], whole]
+        parts = [Fraction(stop - start, whole) for start, stop in zip(link.offsets, stops, strict=True)]
+        return [Fraction(1), *parts] if kind == "split" else [*parts, Fraction(1)]
+
+    def _compare(self) -> None:
+        for fifo in self.array.fifos:
+            ends = self._ends(fifo)
+            (producer, factor), consumers = ends[0], ends[1:]
+            for end, _ in consumers:
+                sent, taken = self.known.get(producer), self.known.get(end)
+                if sent is None or taken is None:
+                    self._add(
+                        f"fifo {fifo.name}",
+                        "data in a call",
+                        "some",
+                        "none",
+                        "nothing that the sequence moves reaches it",
+                    )
+                elif sent * factor != taken:
+                    where = describe(end[1], self.limits)
+                    detail = self.idle.get(end[1]) or self.idle.get(producer[1], "have: what its producer sends")
+                    self._add(f"fifo {fifo.name}", f"elements that its consumer at {where} takes in a call",
+                              int(taken), int(sent * factor), detail)  # fmt: skip
+        for link in self.array.links:
+            shares = self._shares(link.inputs, link.outputs, link.kind)
+            tile = self.fifos[link.outputs[0]].producer.tile
+            keys = [(name, tile, "consume") for name in link.inputs]
+            keys += [(name, self.fifos[name].producer.tile, "produce") for name in link.outputs]
+            through = [
+                int(self.known[key] / share) for key, share in zip(keys, shares, strict=True) if key in self.known
+            ]
+            if len(set(through)) > 1:
+                place = f"link {', '.join(link.inputs)} -> {', '.join(link.outputs)}"
+                entering, leaving = through[: len(link.inputs)], through[len(link.inputs) :]
+                self._add(
+                    place, "elements in a call", f"{entering} in", f"{leaving} out", "as seen by each of its fifos"
+                )

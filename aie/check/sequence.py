@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a sequence: what each transfer touches, and how many are under way at once.
+
+A task is known to be complete when it was awaited, or a later one of the same channel was (a channel's queue is in
+order), or a drain that its data reaches was: the output cannot be there before the input (arXiv 2512.13282, section
+4.4; `_Known`). Only then is freeing its buffer descriptor right; freed earlier, it is written while the DMA reads it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from flownpu.aie.check.resources import words
+from flownpu.aie.check.structure import describe
+from flownpu.aie.check.violation import Violation
+from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
+from flownpu.aie.plan.instructions import WORD_BYTES, words_of_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = ["check_sequence", "contiguous", "descriptor", "downstream", "iteration_stride"]
+
+
+def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
+    """Every transfer by itself, then all of them in order."""
+    found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits)]
+    return found or [*_order(plan, limits), *_instructions(plan, limits)]
+
+
+def _instructions(plan: Plan, limits: Limits) -> Iterator[Violation]:
+    """All of a call's instructions lie in the controller's heap."""
+    need = words_of_steps(plan.sequence.steps) * WORD_BYTES
+    if need > limits.heap_bytes:
+        yield Violation("sequence", "instructions", f"{need} bytes", f"{limits.heap_bytes} bytes", "the heap")
+
+
+def descriptor(tap: Tap) -> tuple[int, tuple[Dimension, ...]]:
+    """A tap as a shim tile's buffer descriptor: the repetitions of the task, and the walk of one of them.
+
+    A tap of 4 dimensions, or one whose outermost stride is 0, repeats its outermost dimension; steps of 1 are left out.
+    """
+    walk = tuple(dimension for dimension in tap.walk if dimension.size != 1) or tap.walk[-1:]
+    if len(walk) > 1 and (len(walk) == 4 or walk[0].stride == 0):
+        return walk[0].size, walk[1:]
+    return 1, walk
+
+
+def iteration_stride(tap: Tap) -> int:
+    """The stride of `descriptor`'s repetitions, in elements."""
+    repeats, _ = descriptor(tap)
+    return 0 if repeats == 1 else next(dimension.stride for dimension in tap.walk if dimension.size != 1)
+
+
+def contiguous(walk: tuple[Dimension, ...]) -> bool:
+    """Whether a walk is a run of neighbours, which the length register holds without any wrap."""
+    run = 1
+    for dimension in reversed(walk):
+        if dimension.size > 1 and dimension.stride != run:
+            return False
+        run *= dimension.size
+    return True
+
+
+def _step(step: object, plan: Plan, limits: Limits) -> Iterator[Violation]:
+    array = plan.array
+    if isinstance(step, Transfer):
+        yield from _transfer(step, plan, limits)
+    elif isinstance(step, WriteParameter):
+        buffer = next((buffer for buffer in array.buffers if buffer.name == step.buffer), None)
+        place = f"run-time parameter {step.buffer}"
+        if buffer is None or not buffer.run_time_parameter:
+            yield Violation(place, "a buffer for run-time parameters", 1, 0)
+        elif not 0 <= step.index < buffer.type.elements:
+            yield Violation(place, "index", step.index, f"0..{buffer.type.elements - 1}")
+        elif buffer.type.item_bytes != limits.granule_bytes:
+            yield Violation(place, "element type", "32-bit words", str(buffer.type))
+        if not -(1 << 31) <= step.value < 1 << 32:
+            yield Violation(place, "value", step.value, "32 bits")
+    elif isinstance(step, SetBarrier):
+        if all(barrier.name != step.barrier for barrier in array.barriers):
+            yield Violation(f"barrier {step.barrier}", "a lock of that name", 1, 0)
+        if not 0 <= step.value <= limits.lock_maximum:
+            yield Violation(f"barrier {step.barrier}", "value", step.value, f"0..{limits.lock_maximum}")
+
+
+def _transfer(step: Transfer, plan: Plan, limits: Limits) -> Iterator[Violation]:
+    place = f"transfer {step.name}"
+    fifo = next((fifo for fifo in plan.array.fifos if fifo.name == step.fifo), None)
+    buffer = next((buffer for buffer in plan.sequence.buffers if buffer.name == step.buffer), None)
+    if fifo is None or _shim_tile(fifo, limits) is None:
+        yield Violation(place, f"an end of fifo {step.fifo} at a shim tile", 1, 0)
+        return
+    if buffer is None:
+        yield Violation(place, f"the host buffer {step.buffer}", 1, 0)
+        return
+    if buffer.type.dtype != fifo.type.dtype:
+        yield Violation(place, "element type", str(fifo.type), str(buffer.type))
+        return
+    yield from _tap(place, step.tap, buffer, limits)
+    if step.tap.elements % fifo.type.elements:
+        need = f"whole objects of {fifo.type.elements} elements"
+        yield Violation(place, f"elements for fifo {fifo.name}", need, step.tap.elements)
+
+
+def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[Violation]:
+    size, granule, shim = buffer.type.item_bytes, limits.granule_bytes, limits.shim
+    repeats, walk = descriptor(tap)
+    stride = iteration_stride(tap) * size
+    if tap.offset < 0 or tap.last >= buffer.type.elements:
+        yield Violation(place, f"last element of host buffer {buffer.name}", tap.last, f"0..{buffer.type.elements - 1}")
+    if tap.offset * size % granule:
+        yield Violation(place, "offset", f"a multiple of {granule} bytes", f"{tap.offset} x {size} bytes")
+    if len(walk) > shim.dimensions:
+        yield Violation(place, "dimensions", len(tap.walk), shim.dimensions + 1, "with the iteration")
+    if repeats > limits.iteration_maximum:
+        yield Violation(place, "iteration", repeats, limits.iteration_maximum, "outermost dimension")
+    if stride % granule:
+        yield Violation(place, "stride of the iteration", f"a multiple of {granule} bytes", f"{stride} bytes")
+    if stride // granule > 1 << shim.stride_bits:
+        yield Violation(place, "stride of the iteration in words", stride // granule, 1 << shim.stride_bits)
+    if any(dimension.stride < 1 and dimension.size > 1 for dimension in walk):
+        yield Violation(place, "stride", "1 or more, but for the outermost", [d.stride for d in walk])
+    if not contiguous(walk):
+        yield from words(place, size, walk, shim.wrap_bits, shim.stride_bits, shim.dimensions, limits)
+    length = tap.elements // repeats * size
+    if length // granule >= 1 << shim.length_bits:
+        yield Violation(place, "length in words", length // granule, (1 << shim.length_bits) - 1)
+    if contiguous(walk) and length % granule:
+        yield Violation(place, "length", f"a multiple of {granule} bytes", f"{tap.elements // repeats} x {size} bytes")
+
+
+def _shim_tile(fifo: Fifo, limits: Limits) -> Tile | None:
+    """Where the host's end of a fifo is."""
+    ends = (fifo.producer, *fifo.consumers)
+    return next((end.tile for end in ends if limits.kind(end.tile.column, end.tile.row) == "shim"), None)
+
+
+def downstream(array: Array) -> dict[str, set[str]]:
+    """For each fifo those that its data reaches: through links, and from the inputs of a core to its outputs."""
+    next_fifos: defaultdict[str, set[str]] = defaultdict(set)
+    for link in array.links:
+        for name in link.inputs:
+            next_fifos[name] |= set(link.outputs)
+    produced: defaultdict[Tile, set[str]] = defaultdict(set)
+    for fifo in array.fifos:
+        produced[fifo.producer.tile].add(fifo.name)
+    cores = {core.tile for core in array.cores}
+    for fifo in array.fifos:
+        for end in fifo.consumers:
+            if end.tile in cores:
+                next_fifos[fifo.name] |= produced[end.tile]
+    reached: dict[str, set[str]] = {}
+    for fifo in array.fifos:
+        seen: set[str] = set()
+        waiting = [fifo.name]
+        while waiting:
+            for name in next_fifos[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        reached[fifo.name] = seen
+    return reached
+
+
+class _Known:
+    """What is known of other transfers when one has ended.
+
+    A channel's transfers end in the order they are started in. What flows to a transfer from others ends with it if it
+    was started before it; or, started after it (a drain is often queued before its fills), if of all that its fifo
+    moves in the sequence no larger share is moved up to it than of the ended one's. That takes the cores to produce as
+    they consume: of two drains of one size the first needs the first half of what is filled. The emulator, which
+    follows the data, refuses a descriptor that is freed while it is used whatever is known here.
+    """
+
+    def __init__(self, steps: Iterable[Step], reach: dict[str, set[str]]) -> None:
+        self._reach = reach
+        self._order: dict[str, int] = {}
+        self._moved: dict[str, int] = {}  # elements of its fifo, this transfer's and those before it
+        self._total: defaultdict[str, int] = defaultdict(int)
+        for number, step in enumerate(steps):
+            if isinstance(step, Transfer):
+                self._total[step.fifo] += step.tap.elements
+                self._order[step.name], self._moved[step.name] = number, self._total[step.fifo]
+
+    def ends_with(self, other: Transfer, ended: Transfer) -> bool:
+        """Whether `other` has ended when `ended` has."""
+        if other.fifo == ended.fifo:
+            return self._order[other.name] <= self._order[ended.name]
+        if ended.fifo not in self._reach[other.fifo]:
+            return False
+        if self._order[other.name] <= self._order[ended.name]:
+            return True
+        share, shares = self._moved[other.name], self._total[other.fifo]
+        return share * self._total[ended.fifo] <= self._moved[ended.name] * shares
+
+
+def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
+    """Follow the sequence: descriptors in use on each shim tile, tasks queued on each channel."""
+    known = _Known(plan.sequence.steps, downstream(plan.array))
+    places: dict[Tile | None, Tile | None] = {}  # one object a tile, to compare quickly
+    tiles = {fifo.name: _shim_tile(fifo, limits) for fifo in plan.array.fifos}
+    tiles = {name: places.setdefault(tile, tile) for name, tile in tiles.items()}
+    live: dict[str, Transfer] = {}
+    running: dict[str, Transfer] = {}  # not known to be complete
+    started: set[str] = set()
+    ended: set[str] = set()
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            if step.name in started:
+                yield Violation(f"transfer {step.name}", "transfers of this name", 2, 1)
+            started.add(step.name)
+            live[step.name], running[step.name] = step, step
+            yield from _counts(step, live, running, tiles, limits)
+        elif isinstance(step, (Await, Free)):
+            place = f"transfer {step.transfer}"
+            if step.transfer in ended:
+                yield Violation(place, "ends", 2, 1, "awaited or freed before")
+            elif step.transfer not in live:
+                yield Violation(place, "a transfer started before its end", 1, 0)
+            else:
+                transfer = live.pop(step.transfer)
+                ended.add(step.transfer)
+                yield from _end(step, transfer, running, known)
+    for name in live:
+        yield Violation(f"transfer {name}", "an Await or a Free before the sequence ends", 1, 0)
+
+
+def _counts(
+    step: Transfer,
+    live: dict[str, Transfer],
+    running: dict[str, Transfer],
+    tiles: dict[str, Tile | None],
+    limits: Limits,
+) -> Iterator[Violation]:
+    tile = tiles[step.fifo]
+    if tile is None:
+        return
+    on_tile = sum(tiles[other.fifo] is tile for other in live.values())
+    if on_tile > limits.shim.buffer_descriptors:
+        yield Violation(
+            describe(tile, limits), "buffer descriptors live at once", on_tile, limits.shim.buffer_descriptors
+        )
+    queued = sum(other.fifo == step.fifo for other in running.values())
+    if queued > limits.task_queue:
+        yield Violation(describe(tile, limits), f"tasks queued for fifo {step.fifo}", queued, limits.task_queue)
+
+
+def _end(
+    step: Await | Free,
+    transfer: Transfer,
+    running: dict[str, Transfer],
+    known: _Known,
+) -> Iterator[Violation]:
+    place = f"transfer {transfer.name}"
+    if isinstance(step, Free):
+        if transfer.name in running:
+            detail = "await it, or a drain of its data, first; its descriptor is still live"
+            yield Violation(place, "completion known before Free", "yes", "no", detail)
+        return
+    if not transfer.token:
+        yield Violation(place, "a token to await", 1, 0, "start it with wait=True")
+    for name, other in list(running.items()):
+        if known.ends_with(other, transfer):
+            del running[name]

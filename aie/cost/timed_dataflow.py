@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows a plan in time: one process for each core, each fifo's stream and the sequence, which wait for one another.
+
+What each takes is `flownpu.aie.cost.timeline`'s to say; this has the order. Objects are counted in bytes, no data is
+moved.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from flownpu.aie.plan.data import (
+    Acquire,
+    Await,
+    BarrierRelease,
+    BarrierWait,
+    BufferArgument,
+    Call,
+    Element,
+    Load,
+    Loop,
+    Operation,
+    Release,
+    SetBarrier,
+    Store,
+    Tile,
+    Transfer,
+    Variable,
+    WriteParameter,
+)
+from flownpu.aie.plan.resources import consumer_at, link_ranges, resources_of, shared_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from flownpu.aie.plan.data import Array, Core, Expression, Fifo, Link, Plan, Statement, Step
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = ["Span", "TimedDataflow"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a lane of a tile does from `start` for `cycles`; the host's lanes have no tile."""
+
+    tile: Tile | None
+    lane: str
+    name: str
+    start: float
+    cycles: float
+
+
+@dataclass
+class _Waitable:
+    """Something that processes wait for to change."""
+
+    waiting: list[_Process] = field(default_factory=list)
+
+
+# A process yields the cycles it takes, or what it waits for.
+_Process: TypeAlias = "Generator[float | _Waitable, None, None]"
+
+
+@dataclass
+class _Objects(_Waitable):
+    """Objects in the memory of a tile, counted in bytes.
+
+    An object is whole when every writer has written its share of it, and free again when every reader has read its.
+    """
+
+    depth: int = 0
+    write_shares: list[int] = field(default_factory=list)
+    read_shares: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+    def writer(self, share: int) -> int:
+        """One more writer; its number."""
+        self.write_shares.append(share)
+        self.written.append(0)
+        return len(self.written) - 1
+
+    def reader(self, share: int) -> int:
+        """One more reader; its number."""
+        self.read_shares.append(share)
+        self.read.append(0)
+        return len(self.read) - 1
+
+    def space(self, writer: int) -> int:
+        """Bytes that a writer may write."""
+        free = min(done // share for done, share in zip(self.read, self.read_shares, strict=True))
+        return (self.depth + free) * self.write_shares[writer] - self.written[writer]
+
+    def available(self, reader: int) -> int:
+        """Bytes that a reader may read."""
+        whole = min(done // share for done, share in zip(self.written, self.write_shares, strict=True))
+        return whole * self.read_shares[reader] - self.read[reader]
+
+
+@dataclass
+class _Host(_Waitable):
+    """The host's end of a fifo: bytes of the transfers that were started, and those that were moved."""
+
+    started: int = 0
+    moved: int = 0
+
+
+@dataclass
+class _Barrier(_Waitable):
+    value: int = 0
+
+
+# An end of a stream: the objects and the number of its reader or writer, or the host.
+_End: TypeAlias = tuple[_Objects, int] | _Host
+
+
+class TimedDataflow:
+    """Processes for cores, streams and the sequence, run in the order of their times."""
+
+    def __init__(self, plan: Plan, limits: Limits, call_cycles: Callable[[str, list[int], int], float]) -> None:
+        """Sets up a valid plan.
+
+        Args:
+            plan: what to follow.
+            limits: of its target.
+            call_cycles: the cycles of a kernel's call, by its name, its integer arguments and its buffers' bytes.
+        """
+        self.plan, self.limits, self.call_cycles = plan, limits, call_cycles
+        self.now = 0.0
+        self.spans: list[Span] = []
+        self.ready: list[tuple[float, int, _Process]] = []
+        self.numbers = itertools.count()
+        self.words: dict[tuple[str, int], int] = {}
+        for buffer in plan.array.buffers:
+            self.words.update({(buffer.name, i): int(v) for i, v in enumerate(buffer.initial_value)})
+        self.barriers = {barrier.name: _Barrier(value=barrier.initial_value) for barrier in plan.array.barriers}
+        self.fifos = {fifo.name: fifo for fifo in plan.array.fifos}
+        self.kernels = {kernel.entry: kernel for kernel in plan.array.kernels}
+        self.bytes_of = {buffer.name: buffer.type.bytes for buffer in plan.array.buffers}
+        self.lanes = {
+            (channel.fifo, channel.tile): f"DMA {'S2MM' if channel.direction == 'in' else 'MM2S'} {channel.number}"
+            for channel in resources_of(plan.array, limits).channels
+        }
+        # (fifo, tile, whether it is the producer's): where the end's objects are.
+        self.ends: dict[tuple[str, Tile, bool], _End] = {}
+        self.hosts: dict[str, _Host] = {}
+
+    def run(self) -> list[Span]:
+        """All spans, by start."""
+        self._place_objects(self.plan.array)
+        for core in self.plan.array.cores:
+            self._start(self._core(core))
+        self._start(self._sequence())
+        while self.ready:
+            self.now, _, process = heapq.heappop(self.ready)
+            self._resume(process)
+        return sorted(self.spans, key=lambda span: span.start)
+
+    def _start(self, process: _Process, delay: float = 0.0) -> None:
+        heapq.heappush(self.ready, (self.now + delay, next(self.numbers), process))
+
+    def _resume(self, process: _Process) -> None:
+        step = next(process, None)
+        if isinstance(step, _Waitable):
+            step.waiting.append(process)
+        elif step is not None:
+            self._start(process, step)
+
+    def _changed(self, *things: _Waitable) -> None:
+        for thing in things:
+            waiting, thing.waiting = thing.waiting, []
+            for process in waiting:
+                self._start(process)
+
+    # --- Fifos --------------------------------------------------------------------------------------------------------
+
+    def _place_objects(self, array: Array) -> None:
+        """Gives every end of every fifo its objects, and every fifo that needs one a stream."""
+        linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
+        for link in array.links:
+            self._place_link(link)
+        for fifo in array.fifos:
+            if shared_memory(fifo, fifo.name in linked, self.limits) is not None:
+                objects = self._objects(fifo, fifo.producer.depth)
+                self.ends[fifo.name, fifo.producer.tile, True] = objects, 0
+                self.ends[fifo.name, fifo.consumers[0].tile, False] = objects, 0
+                continue
+            for end, producing in [(fifo.producer, True), *((end, False) for end in fifo.consumers)]:
+                if self.limits.kind(end.tile.column, end.tile.row) == "shim":
+                    self.ends[fifo.name, end.tile, producing] = self.hosts[fifo.name] = _Host()
+                elif (fifo.name, end.tile, producing) not in self.ends:
+                    repeats = fifo.repeat_count if producing else 1
+                    self.ends[fifo.name, end.tile, producing] = self._objects(fifo, end.depth, repeats), 0
+            self._start(self._stream(fifo))
+
+    def _place_link(self, link: Link) -> None:
+        """The objects that the ends of a link share: every input writes a share of each, every output reads one."""
+        inputs, outputs = ([self.fifos[name] for name in names] for names in (link.inputs, link.outputs))
+        first, last = inputs[0], outputs[0]
+        entering = consumer_at(first, last.producer.tile)
+        if link.kind == "forward":
+            whole = max(first.type.bytes, last.type.bytes)
+            # Padding makes what is sent longer than what came; else a larger object is cut, or put together.
+            written, read = ([first.type.bytes], [last.type.bytes]) if last.padding else ([whole], [whole])
+            depth = entering.depth if first.type.bytes >= last.type.bytes else last.producer.depth
+        else:
+            parent, ranges = link_ranges(link, self.fifos)
+            parts = [(end - start) * parent.type.item_bytes for start, end in ranges]
+            written, read = ([parent.type.bytes], parts) if link.kind == "split" else (parts, [parent.type.bytes])
+            depth = entering.depth if link.kind == "split" else last.producer.depth
+        objects, tile = _Objects(depth=depth), last.producer.tile
+        for fifo, share in zip(inputs, written, strict=True):
+            self.ends[fifo.name, tile, False] = objects, objects.writer(share)
+        for fifo, share in zip(outputs, read, strict=True):
+            self.ends[fifo.name, tile, True] = objects, objects.reader(share * fifo.repeat_count)
+
+    def _objects(self, fifo: Fifo, depth: int, repeats: int = 1) -> _Objects:
+        """Objects with one writer and one reader."""
+        objects = _Objects(depth=depth)
+        objects.writer(fifo.type.bytes)
+        objects.reader(fifo.type.bytes * repeats)
+        return objects
+
+    def _stream(self, fifo: Fifo) -> _Process:
+        """Moves what is there to where there is room."""
+        source = self.ends[fifo.name, fifo.producer.tile, True]
+        targets = [self.ends[fifo.name, end.tile, False] for end in fifo.consumers]
+        chunk = fifo.type.bytes
+        for end, shares in [(source, "read_shares"), *((target, "write_shares") for target in targets)]:
+            if not isinstance(end, _Host):
+                chunk = math.gcd(chunk, getattr(end[0], shares)[end[1]])
+        tiles = [fifo.producer.tile, *(end.tile for end in fifo.consumers)]
+        while True:
+            while _left(source, reading=True) < chunk:
+                yield _waitable(source)
+            for target in targets:
+                while _left(target, reading=False) < chunk:
+                    yield _waitable(target)
+            start, cycles = self.now, self._stream_cycles(fifo, chunk)
+            yield cycles
+            for tile in tiles:
+                self.spans.append(Span(tile, self.lanes[fifo.name, tile], fifo.name, start, cycles))
+            _move(source, chunk, reading=True)
+            for target in targets:
+                _move(target, chunk, reading=False)
+            self._changed(_waitable(source), *map(_waitable, targets))
+
+    def _stream_cycles(self, fifo: Fifo, size: int) -> float:  # noqa: ARG002 a subclass has other streams
+        """How long so many bytes of a fifo take its stream, from now on."""
+        return size * 8 / self.limits.stream_bits
+
+    # --- The sequence -------------------------------------------------------------------------------------------------
+
+    def _transfer_started(self, transfer: Transfer, size: int) -> None:
+        """The sequence starts a transfer of so many bytes."""
+
+    def _awaited(self) -> float:
+        """The sequence had to wait, and what it waited for is there: cycles until it knows."""
+        return 0.0
+
+    def _read(self, _step: Step) -> float:
+        """Cycles that a step's instructions take."""
+        return 0.0
+
+    def _sequence(self) -> _Process:
+        complete_at: dict[str, tuple[_Host, int]] = {}
+        for step in self.plan.sequence.steps:
+            if (cycles := self._read(step)) > 0:
+                yield cycles
+            if isinstance(step, Transfer):
+                host, size = self.hosts[step.fifo], step.tap.elements * self.fifos[step.fifo].type.item_bytes
+                self._transfer_started(step, size)
+                host.started += size
+                complete_at[step.name] = host, host.started
+                self._changed(host)
+            elif isinstance(step, Await):
+                host, moved = complete_at[step.transfer]
+                start = self.now
+                while host.moved < moved:
+                    yield host
+                if self.now > start:
+                    if (later := self._awaited()) > 0:
+                        yield later
+                    self.spans.append(Span(None, "sequence", f"await {step.transfer}", start, self.now - start))
+            elif isinstance(step, WriteParameter):
+                self.words[step.buffer, step.index] = step.value
+            elif isinstance(step, SetBarrier):
+                self.barriers[step.barrier].value = step.value
+                self._changed(self.barriers[step.barrier])
+
+    # --- Cores --------------------------------------------------------------------------------------------------------
+
+    def _core(self, core: Core) -> _Process:
+        variables: dict[str, int] = {}
+        views: dict[str, Fifo] = {}
+        while True:
+            waited = False
+            for step in self._body(core, core.body, variables, views):
+                waited = True
+                yield step
+            # A pass that waits for nothing and takes no time would go on for ever.
+            if not (core.forever and waited):
+                return
+
+    def _body(
+        self, core: Core, body: tuple[Statement, ...], variables: dict[str, int], views: dict[str, Fifo]
+    ) -> Iterator[float | _Waitable]:
+        for statement in body:
+            match statement:
+                case Loop():
+                    bounds = (_value(bound, variables) for bound in (statement.start, statement.stop, statement.step))
+                    for index in range(*bounds):
+                        variables[statement.variable] = index
+                        yield from self._body(core, statement.body, variables, views)
+                case Acquire():
+                    views[statement.name] = self.fifos[statement.fifo]
+                    yield from self._acquire(core, statement)
+                case Release():
+                    end = self.ends[statement.fifo, core.tile, statement.port == "produce"]
+                    size = statement.count * self.fifos[statement.fifo].type.bytes
+                    _move(end, size, reading=statement.port == "consume")
+                    self._changed(_waitable(end))
+                case Call():
+                    yield from self._call(core, statement, variables, views)
+                case Load():
+                    key = statement.buffer, _value(statement.index, variables)
+                    variables[statement.variable] = self.words.get(key, 0)
+                case Store():
+                    key = statement.buffer, _value(statement.index, variables)
+                    self.words[key] = _value(statement.value, variables)
+                case BarrierWait():
+                    barrier = self.barriers[statement.barrier]
+                    while barrier.value != statement.value:
+                        yield barrier
+                case BarrierRelease():
+                    self.barriers[statement.barrier].value += statement.value
+                    self._changed(self.barriers[statement.barrier])
+
+    def _acquire(self, core: Core, statement: Acquire) -> Iterator[float | _Waitable]:
+        reading = statement.port == "consume"
+        end = self.ends[statement.fifo, core.tile, not reading]
+        need = statement.count * self.fifos[statement.fifo].type.bytes
+        while _left(end, reading=reading) < need:
+            yield _waitable(end)
+
+    def _call(
+        self, core: Core, call: Call, variables: dict[str, int], views: dict[str, Fifo]
+    ) -> Iterator[float | _Waitable]:
+        integers, size = [], 0
+        for argument in call.arguments:
+            if isinstance(argument, Element):
+                size += views[argument.view].type.bytes
+            elif isinstance(argument, BufferArgument):
+                size += self.bytes_of[argument.buffer]
+            else:
+                integers.append(_value(argument, variables))
+        cycles = self.call_cycles(call.kernel, integers, size)
+        self.spans.append(Span(core.tile, "core", call.kernel, self.now, cycles))
+        yield cycles
+
+
+def _waitable(end: _End) -> _Waitable:
+    return end if isinstance(end, _Host) else end[0]
+
+
+def _left(end: _End, *, reading: bool) -> int:
+    """Bytes that can be read at an end, or written."""
+    if isinstance(end, _Host):
+        return end.started - end.moved
+    objects, number = end
+    return objects.available(number) if reading else objects.space(number)
+
+
+def _move(end: _End, size: int, *, reading: bool) -> None:
+    """Counts bytes that were read at an end, or written."""
+    if isinstance(end, _Host):
+        end.moved += size
+    else:
+        (end[0].read if reading else end[0].written)[end[1]] += size
+
+
+def _value(expression: Expression, variables: dict[str, int]) -> int:
+    if isinstance(expression, Variable):
+        return variables[expression.name]
+    if isinstance(expression, Operation):
+        left, right = _value(expression.left, variables), _value(expression.right, variables)
+        return _OPERATIONS[expression.operator](left, right)
+    return expression
+
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}

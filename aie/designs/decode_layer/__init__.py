@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder layer as one design: from the residual stream to the next, for one token."""

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a way of attention brings into a decode layer (design.py), and the RoPE tile, which each way has.
+
+The RoPE tile takes the heads of a token in batches (`LayerShape.batch`): first the queries, which go where the way
+wants them, then the keys, which leave for the KV cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from flownpu.aie.designs.common import I32, kernel, limits_of, tensor, worker
+from flownpu.aie.designs.decode_layer.shape import ROPE_COLUMN, LayerShape
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flownpu.aie.designs.attention import Sweep
+    from flownpu.aie.designs.common import RunTimeParameters
+    from flownpu.aie.designs.decode_layer.call import Token
+    from flownpu.aie.designs.decode_layer.sequence import LayerSequence
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
+
+__all__ = ["Attention", "AttentionEnds", "rope_tile"]
+
+
+class AttentionEnds(NamedTuple):
+    """The host's ends of streams that are attention's, by column."""
+
+    keys: list[ObjectFifoHandle]
+    values: list[ObjectFifoHandle]
+    contexts: list[ObjectFifoHandle]
+
+
+@dataclass(frozen=True)
+class Attention(ABC):
+    """A way of attention in layers of a shape: pairs.py, split.py.
+
+    What other tiles do for it besides their own work is a pair of functions each: one makes buffers of the tile, the
+    other is the part of its core's program. Their defaults do nothing.
+
+    Attributes:
+        shape: of the layers.
+    """
+
+    shape: LayerShape
+    waits: ClassVar[int]  # of a layer, for main memory and the sequence
+
+    # --- Sizes --------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def columns(self) -> int:
+        """Columns that project."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> int:
+        """Positions of a chunk, of which attention reads whole ones."""
+
+    @property
+    def regions(self) -> Mapping[str, int]:
+        """Elements of the regions of `state` that this way adds."""
+        return {}
+
+    @property
+    def context_lines(self) -> int:
+        """Lines that the residual tile deals between the projections of QKV and of the output."""
+        return self.shape.lines(self.shape.heads * self.shape.d)
+
+    def cache_bytes(self, _layers: int, _capacity: int) -> int | None:
+        """Bytes of the cache that attention reads as bytes, an argument of its own; None: it reads `cache`."""
+        return None
+
+    # --- The array ----------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def cores(self) -> list[str]:
+        """Names of the cores that have run-time parameters of attention, but for the RoPE tile."""
+
+    @abstractmethod
+    def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
+        """Let the queries go on from the RoPE tile. Returns attention's ends, and the tiles that only attend.
+
+        The first of the parameters are the RoPE tile's, then come those of `cores`.
+        """
+
+    def share(self) -> tuple[dict[str, Any], list[Kernel]]:
+        """Types of the buffers, by name, and kernels that a projecting tile has for attention."""
+        return {}, []
+
+    def attend_to_share(  # noqa: B027 (not every way has a share here)
+        self, w: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
+        buffers: list[Buffer], kernels: list[Kernel],
+    ) -> None:  # fmt: skip
+        """In a projecting tile, after its first phase; `take`: takes parts of x."""
+
+    def merger(self) -> tuple[dict[str, Any], list[Kernel]]:
+        """Types of the buffers, by name, and kernels that the RoPE tile has for attention."""
+        return {}, []
+
+    def merge(  # noqa: B027 (the same)
+        self, heads: ObjectFifoHandle, tables: ObjectFifoHandle, queries: ObjectFifoHandle, buffers: list[Buffer],
+        kernels: list[Kernel],
+    ) -> None:  # fmt: skip
+        """In the RoPE tile, after the keys."""
+
+    # --- The sequence -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
+        """Run-time parameters of each of the cores; of a phase without attention (None) what keeps them from it."""
+
+    def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)
+        """What the weights' streams carry for a layer after its first projection."""
+
+    @abstractmethod
+    def send_queries(self, steps: LayerSequence) -> list[Any]:
+        """Send queries and keys to the RoPE tile. Returns drains to wait for with that of the keys."""
+
+    @abstractmethod
+    def attend(self, steps: LayerSequence, index: int) -> list[Any]:
+        """Start a layer's attention. Returns the drains of its output."""
+
+
+def rope_tile(
+    way: Attention, parameters: RunTimeParameters
+) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
+    """The stream of batches of heads, that of their norms and angles, the queries, the keys, and the tile.
+
+    Words: epsilon's bits.
+    """
+    shape, batch, d = way.shape, way.shape.batch, way.shape.d
+    heads_of_batch, head = tensor(batch * d), tensor(d)
+    heads, tables = ObjectFifo(heads_of_batch, name="heads"), ObjectFifo(head, name="tables")
+    queries, key = ObjectFifo(heads_of_batch, name="queries"), ObjectFifo(heads_of_batch, name="key")
+    if shape.qk_norm:
+        rope = kernel("norm_rope", "rms_norm_rope", heads_of_batch, head, head, heads_of_batch, *[I32] * 3)
+    else:
+        rope = kernel("rope", "rope", heads_of_batch, head, heads_of_batch, *[I32] * 2)
+
+    def core(
+        heads: ObjectFifoHandle, tables: ObjectFifoHandle, queries: ObjectFifoHandle, key: ObjectFifoHandle,
+        rtp: Buffer, barrier: Any, rope: Kernel, merge_buffers: list[Buffer], merge_kernels: list[Kernel],
+    ) -> None:  # fmt: skip
+        barrier.wait_for_value(1)
+        barrier.release_with_value(1)
+        epsilon = rtp[0]
+        held: Any = tables.acquire(3 if shape.qk_norm else 1)
+        for place, (out, count) in enumerate([(queries, shape.heads), (key, shape.kv_heads)]):
+            for _ in range_(count // batch):
+                if shape.qk_norm:
+                    rope(heads.acquire(1), held[place], held[2], out.acquire(1), batch, d, epsilon)
+                else:
+                    rope(heads.acquire(1), held, out.acquire(1), batch, d)
+                heads.release(1)
+                out.release(1)
+        tables.release(3 if shape.qk_norm else 1)
+        way.merge(heads, tables, queries, merge_buffers, merge_kernels)
+
+    fifos = heads.cons(), tables.cons(depth=3), queries.prod(), key.prod()
+    kinds, kernels = way.merger()
+    buffers = [Buffer(kind, name=name) for name, kind in kinds.items()]
+    arguments = [*fifos, parameters.buffers[0], parameters.barrier, rope, buffers, kernels]
+    tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
+    return heads, tables, queries, key, worker(core, arguments, tile=tile)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call of decode layers is given (design.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["HostBuffers", "Layer", "Token"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What tells a layer of a call from the others.
+
+    Attributes:
+        window: keys that the token sees, its own included; None: all.
+        table: which table of `rotary` turns its heads.
+    """
+
+    window: int | None = None
+    table: int = 0
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a call is for.
+
+    Attributes:
+        position: the token's.
+        capacity: positions of a layer's cache, see `DecodeLayer.program`.
+        epsilon: of all norms.
+        scale: of the scores.
+        positions: of a table of `rotary`.
+        tables: tables of `rotary`.
+    """
+
+    position: int
+    capacity: int
+    epsilon: float
+    scale: float
+    positions: int
+    tables: int = 1
+
+
+class HostBuffers(NamedTuple):
+    """The buffers of a call (shape.py), as its sequence has them.
+
+    `cache_bytes`: the cache once more, as bytes, if attention reads it so; `logits`: if the call has a head.
+    """
+
+    weights: Any
+    vectors: Any
+    rotary: Any
+    cache: Any
+    state: Any
+    cache_bytes: Any = None
+    logits: Any = None

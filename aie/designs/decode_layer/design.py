@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder layer for one token, and all layers and the LM head of a token, over one array configuration.
+
+    norm -> QKV -> (QK-norm) RoPE -> cache, FlowKV -> output -> (norm) add, norm -> gate, up, GeGLU or SwiGLU -> down
+
+The array (npu2):
+
+    columns 0-..    project: FusedDQP (fused_dqp.py), two streams of weights a column; with `split` they attend, too
+    columns ..-5    attend, with `pairs`
+    (6, bottom)     the residual tile: adds, normalises, and deals x to the projecting tiles, in parts of 256
+    (7, bottom)     the RoPE tile: QK-norm and RoPE; its queries go on to attention, keys and values to the cache
+
+**Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
+arXiv 2602.06063, section 3.2.3), and `split` keys, on the tiles that project (split.py). Split keys
+use all streams for all there is to move; pairs take head sizes that do not divide 1280, and larger groups.
+
+**Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
+stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention (with split
+keys twice: for the shares, and for what they make together), for the output projection, for the gated activations, for
+the down projection. What need not go that way does not: the residual
+stream stays in its tile from one norm to the other, norms go to the projecting tiles and queries to the pairs inside
+the array. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does,
+so that no layer of a call waits for the addition, and an entry is the same wherever it is.
+
+**Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
+in L2 and four blocks a tile in L1: 400 KB in all, 7 us of the 57.6 GB/s that eight streams carry at 1.8 GHz.
+
+**One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
+a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
+are below 2^31 bytes (`DecodeLayer.calls`). Lengths, windows, positions, which layer's weights: all are run-time
+parameters and taps. The array is compiled for `LayerShape`, sizes, which norms there are, and the activation, and for
+the way of attention.
+
+What else was thought of:
+
+- An xclbin for each operator: nine dispatches a layer at 44-50 us and a configuration switch of 39 us each (published
+  for Strix Halo), where the weights of a Gemma3-1B layer take 0.3 ms.
+- All 32 tiles in every role: 16 KB of program memory have to hold every kernel, and it would not be faster. Eight shim
+  streams carry about what main memory gives.
+- Products that never leave the array: a tile takes two streams, so four columns cannot be gathered without cores that
+  only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
+- Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
+
+Resources, largest of all shapes (checked; limits in brackets): a projecting tile 57,804 bytes of L1 (65,536), with
+split keys 62 KB, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 51,276; a V tile
+42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6 channels and 32 of 48 descriptors. All 16 shim streams
+into the array are used. No core links more than five entries of three sources, with split keys ten of four; that they
+fit 16 KB is expected, not known, until Peano has compiled them.
+
+Run-time parameters: see the tiles' functions. Host buffers: shape.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.common import U8, device, named, tensor
+from flownpu.aie.designs.decode_layer.array import Ends, build
+from flownpu.aie.designs.decode_layer.attention import AttentionEnds
+from flownpu.aie.designs.decode_layer.call import HostBuffers, Layer, Token
+from flownpu.aie.designs.decode_layer.pairs import PairsOfTiles
+from flownpu.aie.designs.decode_layer.sequence import LayerSequence
+from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
+from flownpu.aie.designs.decode_layer.split import SplitKeys
+from flownpu.aie.iron.compat import Program, Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flownpu.aie.designs.decode_layer.attention import Attention
+    from flownpu.aie.designs.decode_layer.shape import Region
+
+__all__ = ["WAYS", "DecodeLayer", "Layer", "LayerShape"]
+
+# Ways of attention.
+WAYS: Mapping[str, type[Attention]] = {"pairs": PairsOfTiles, "split": SplitKeys}
+# Offsets into a host buffer are 32-bit signed numbers of elements (aie.dma_bd's `offset`).
+_WEIGHTS_MAXIMUM = 1 << 31
+
+
+@dataclass(frozen=True)
+class DecodeLayer:
+    """The array for decoder layers of one shape; npu2.
+
+    Attributes:
+        shape: of the layers.
+        way: of attention, pairs or split.
+    """
+
+    shape: LayerShape
+    way: str = "pairs"
+
+    def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise ValueError(f"[decode_layer] expected a way of attention of {', '.join(WAYS)}, got {self.way!r}")
+        _ = self.attention  # refuses shapes that it does not take
+
+    @cached_property
+    def attention(self) -> Attention:
+        """The way, for the shape."""
+        return WAYS[self.way](self.shape)
+
+    @cached_property
+    def regions(self) -> dict[str, Region]:
+        """Those of `state`."""
+        return self.shape.regions(self.attention.regions)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of `state`."""
+        return sum(region.size for region in self.regions.values())
+
+    @property
+    def capacity_step(self) -> int:
+        """What a capacity is a multiple of."""
+        return self.attention.keys if self.attention.cache_bytes(1, 0) is None else 1
+
+    def calls(self, layers: int, vocabulary: int = 0) -> list[int]:
+        """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
+
+        Args:
+            layers: of the model.
+            vocabulary: rows of the LM head; 0: none.
+
+        Raises:
+            ValueError: a layer and the head are more than a call takes.
+        """
+        room = _WEIGHTS_MAXIMUM - (self._head(vocabulary).bytes if vocabulary else 0)
+        if room < self.shape.weight_bytes:
+            what = f"a layer{' and the LM head' if vocabulary else ''} in {_WEIGHTS_MAXIMUM} bytes"
+            raise ValueError(
+                f"[decode_layer] expected {what}, got one of {self.shape.weight_bytes} with {vocabulary} rows: "
+                "go operator by operator (fused_dqp.py)"
+            )
+        counts = list[int]()
+        while sum(counts) < layers:
+            counts.insert(0, min(layers - sum(counts), room // self.shape.weight_bytes))
+            room = _WEIGHTS_MAXIMUM
+        return counts
+
+    def program(
+        self,
+        position: int,
+        capacity: int,
+        *,
+        layers: Sequence[Layer] = (Layer(),),
+        vocabulary: int = 0,
+        epsilon: float = 1e-6,
+        scale: float | None = None,
+        positions: int | None = None,
+        tables: int = 1,
+    ) -> Program:
+        """Neighbouring layers of a model for the token at `position`, and the LM head after the last of them.
+
+        Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs
+        to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
+        (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. State's `hidden` and `update` are the
+        token's embedding and zeros for the model's first layers, and what the call before left for others.
+
+        Args:
+            position: the token's, from 0.
+            capacity: positions of a layer's cache, a multiple of `capacity_step`. What it holds beyond the token must
+                be finite.
+            layers: what tells them apart.
+            vocabulary: rows of the LM head, a multiple of 32; 0: none.
+            epsilon: of all norms.
+            scale: of the scores; None: 1 / sqrt(d).
+            positions: of a table of `rotary`; None: as many as the capacity.
+            tables: tables of `rotary`.
+
+        Raises:
+            ValueError: a position, table or capacity that does not fit, no layer, or more weights than a call takes.
+        """
+        shape = self.shape
+        token = Token(position, capacity, epsilon, scale or shape.d**-0.5, positions or capacity, tables)
+        head = self._require(token, layers, vocabulary)
+        array, buffers = build(self.attention), self._host_buffers(token, layers, head)
+
+        def sequence(ends: list[Any], *given: Any) -> None:
+            *others, attention = ends
+            here = array._replace(ends=Ends._make([*others, AttentionEnds._make(attention)]))
+            held = HostBuffers(**dict(zip(buffers, given, strict=True)))
+            LayerSequence(self.attention, here, held, token, layers, head).write()
+
+        runtime = Runtime(named(sequence, ["ends", *buffers]), [[*array.ends], *buffers.values()])
+        return Program(device("npu2"), runtime, array.workers)
+
+    def _head(self, vocabulary: int) -> Projection:
+        return Projection(vocabulary, self.shape.hidden)
+
+    def _host_buffers(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> dict[str, Any]:
+        """Their types, by name."""
+        shape, count = self.shape, len(layers)
+        weights = count * shape.weight_bytes + (head.bytes if head else 0)
+        types = {
+            "weights": tensor(weights, U8),
+            "vectors": tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
+            "rotary": tensor(token.tables * token.positions * shape.d),
+            "cache": tensor(count * token.capacity * shape.position_size),
+            "state": tensor(self.state_size),
+        }
+        if cache_bytes := self.attention.cache_bytes(count, token.capacity):
+            types["cache_bytes"] = tensor(cache_bytes, U8)
+        return types | ({"logits": tensor(head.rows)} if head else {})
+
+    def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:
+        """Refuse what a call cannot be; return its LM head, if it has one."""
+        keys = self.capacity_step
+        if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):
+            raise ValueError(
+                f"[decode_layer] expected a capacity in multiples of {keys} and a position in it and in `rotary`, got "
+                f"position {token.position} of {token.capacity} and {token.positions}"
+            )
+        if any(not 0 <= layer.table < token.tables for layer in layers):
+            raise ValueError(
+                f"[decode_layer] expected each layer's table in 0..{token.tables - 1}, "
+                f"got {[layer.table for layer in layers]}"
+            )
+        head = self._head(vocabulary) if vocabulary else None
+        weights = len(layers) * self.shape.weight_bytes + (head.bytes if head else 0)
+        if not layers or weights > _WEIGHTS_MAXIMUM:
+            raise ValueError(
+                f"[decode_layer] expected one layer or more, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
+                f"{len(layers)} with {weights}: call `calls` for how many a call takes"
+            )
+        return head

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on columns of its own: up to four pairs of tiles, as in FlowKV (designs/flow_kv.py).
+
+    columns 0-3     16 tiles project
+    columns 4, 5    up to four pairs attend; eight KV heads take two turns (one or two KV heads: one column, and the
+                    other projects)
+
+A column's two pairs share its streams, keys on one, values on the other. Queries go from the RoPE tile to the pairs
+inside the array: a batch has one head for each pair, and a pair's object is the query heads of a KV head, a part of as
+many batches. A layer waits six times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.attention import Cache
+from flownpu.aie.designs.common import TILES, ceil_div, limits_of, run, tensor
+from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
+from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
+from flownpu.aie.designs.flow_kv import Pairs
+from flownpu.aie.iron.compat import Tile
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.attention import Sweep
+    from flownpu.aie.designs.common import RunTimeParameters
+    from flownpu.aie.designs.decode_layer.call import Token
+    from flownpu.aie.designs.decode_layer.sequence import LayerSequence
+    from flownpu.aie.iron.compat import ObjectFifo, Worker
+
+__all__ = ["PairsOfTiles"]
+
+_PAIRS_OF_A_COLUMN = TILES // 2
+
+
+@dataclass(frozen=True)
+class PairsOfTiles(Attention):
+    """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
+
+    waits = 6
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tiles: a batch has a head for each."""
+        return self.shape.batch
+
+    @property
+    def attention_columns(self) -> int:
+        """Columns of the pairs."""
+        return ceil_div(self.pairs, _PAIRS_OF_A_COLUMN)
+
+    @property
+    def columns(self) -> int:
+        """Columns that project: what attention leaves of those before the residual tile's."""
+        return RESIDUAL_COLUMN - self.attention_columns
+
+    @property
+    def turns(self) -> int:
+        """KV heads of a pair."""
+        return self.shape.kv_heads // self.pairs
+
+    @property
+    def keys(self) -> int:
+        """Positions of a chunk: 16 KB of keys or fewer, two of which fit L1 with the rest (as in flow_kv.py)."""
+        return min(64, 8192 // self.shape.d // 16 * 16)
+
+    # --- The array ----------------------------------------------------------------------------------------------------
+
+    @property
+    def cores(self) -> list[str]:
+        """The K tile and the V tile of each pair."""
+        return [f"{kind}_tile_{pair}" for pair in range(self.pairs) for kind in "kv"]
+
+    def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
+        """The queries are dealt to the pairs in the RoPE tile's memory tile."""
+        shape, columns = self.shape, range(self.columns, RESIDUAL_COLUMN)
+        offsets, line = [pair * shape.d for pair in range(self.pairs)], tensor(shape.group * shape.d)
+        parts = queries.cons().split(offsets, Tile(ROPE_COLUMN, 1), obj_types=[line] * self.pairs)
+        pairs = Pairs(shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns)
+        keys, values, outputs, workers = pairs.columns_of(parts, parameters.buffers[1:], parameters)
+        ends = AttentionEnds(
+            [fifo.prod(tile=Tile(column, 0)) for column, fifo in zip(columns, keys, strict=True)],
+            [fifo.prod(tile=Tile(column, 0)) for column, fifo in zip(columns, values, strict=True)],
+            [fifo.cons(tile=Tile(column, 0)) for column, fifo in zip(columns, outputs, strict=True)],
+        )
+        return ends, workers
+
+    # --- The sequence -------------------------------------------------------------------------------------------------
+
+    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
+        """Those of attention (kernels/README.md), of which the V tile has the first, its chunks."""
+        if part is None:
+            return []
+        words = part.words(token.position, 1)
+        return [words, words[:1]] * self.pairs
+
+    def send_queries(self, steps: LayerSequence) -> list[Any]:
+        """KV head of the pair, query head of the group, pair, d; then the keys."""
+        shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
+        first = steps.regions["qkv"].offset
+        tap = steps.in_state(first, [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1])
+        steps.send(steps.ends.heads, steps.buffers.state, tap)
+        keys = run(steps.state_size, first + shape.heads * d, shape.kv_heads * d)
+        steps.send(steps.ends.heads, steps.buffers.state, keys)
+        return []
+
+    def attend(self, steps: LayerSequence, index: int) -> list[Any]:
+        """Each pair sweeps over the cache once for each of its KV heads."""
+        shape, part, ends = self.shape, steps.sweep(index), steps.ends.attention
+        columns, line, most = self.attention_columns, shape.group * shape.d, limits_of("npu2").iteration_maximum
+        pairs, first = self.pairs // columns, steps.regions["context"].offset
+        sizes, strides = [self.turns, pairs * line], [self.pairs * line, 1]
+        contexts = [
+            steps.drain(end, steps.buffers.state, steps.in_state(first + column * pairs * line, sizes, strides))
+            for column, end in enumerate(ends.contexts)
+        ]
+        capacity = steps.token.capacity
+        cache = Cache(len(steps.layers) * capacity, shape.kv_heads, shape.d, self.keys)
+        here = replace(part, first_key=index * capacity + part.first_key)
+        for turn in range(self.turns):
+            taps = [
+                (end, cache.chunks(here, 2 * (turn * self.pairs + column * pairs) + value, pairs, 2, most))
+                for value, ends_of_columns in enumerate((ends.keys, ends.values))
+                for column, end in enumerate(ends_of_columns)
+            ]
+            # Keys and values in turn: a key's task may be waited for only where the values it needs are on their way.
+            for place in range(ceil_div(part.chunks, most)):
+                for end, of_end in taps:
+                    steps.send(end, steps.buffers.cache, of_end[place])
+        return contexts

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decoder layer is made of, and where its host buffers hold what (design.py).
+
+    weights   u8    [layer][QKV | output | gate and up | down], then an LM head; Q4NX blocks as in the file, but
+                    gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`)
+    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d]; then the final norms
+    rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
+    cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
+    state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
+
+`line` is D rounded up to 256. A layer's *norms* are those of its two entries: [before attention, before feed-forward],
+and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the final ones are
+those of one more entry. A weight of a norm is 0 beyond D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div, limits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "ARRAY_COLUMNS", "RESIDUAL_COLUMN", "ROPE_COLUMN", "LayerShape", "Projection", "Region", "interleave",
+]  # fmt: skip
+
+ARRAY_COLUMNS = limits_of("npu2").columns
+RESIDUAL_COLUMN, ROPE_COLUMN = ARRAY_COLUMNS - 2, ARRAY_COLUMNS - 1
+ACTIVATIONS = ("geglu", "swiglu")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x)."""
+
+    rows: int
+    columns: int
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
+            raise ValueError(
+                f"[decode_layer, fused_dqp] expected a projection's rows in multiples of {BLOCK_ROWS}, "
+                f"{BLOCK_ROWS * TILES} or more, got {self.rows}"
+            )
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return ceil_div(self.columns, BLOCK_COLUMNS)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of blocks; gated: of the gate's and up's."""
+        return (2 if self.gated else 1) * self.blocks * BLOCK_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.rows // BLOCK_ROWS * self.row_bytes
+
+    def row_groups(self, column: int, columns: int) -> list[int]:
+        """First row of blocks of each group of four that a column of tiles takes.
+
+        Groups are dealt to the columns in turn. The last begins so that it ends with the matrix: up to three rows of
+        blocks may be computed twice, with equal results.
+        """
+        rows = self.rows // BLOCK_ROWS
+        return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), columns)]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Elements offset .. + size of a host buffer."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a decoder layer.
+
+    Attributes:
+        hidden: D, a multiple of 32.
+        heads: query heads H.
+        kv_heads: KV heads G, a divisor of H.
+        d: head size, a multiple of 32.
+        feed_forward: I, a multiple of 32.
+        activation: geglu or swiglu.
+        post_norms: the outputs of attention and feed-forward are normalised before they are added (Gemma3).
+        qk_norm: queries and keys are normalised before RoPE (Gemma3, Qwen3).
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    d: int
+    feed_forward: int
+    activation: str
+    post_norms: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"[decode_layer] expected activation {' or '.join(ACTIVATIONS)}, got {self.activation!r}")
+        if self.heads % self.kv_heads or self.d % 32:
+            raise ValueError(
+                f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
+                f"got {self.heads}, {self.kv_heads} and {self.d}"
+            )
+        _ = self.projections  # refuses sizes that it cannot deal to the tiles
+
+    # --- Attention ----------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def batch(self) -> int:
+        """Heads that the RoPE tile takes at once: the most, up to four, that share the KV heads evenly."""
+        return next(heads for heads in (4, 2, 1) if self.kv_heads % heads == 0)
+
+    @property
+    def position_size(self) -> int:
+        """Elements of the cache for a position."""
+        return self.kv_heads * 2 * self.d
+
+    # --- Host buffers -------------------------------------------------------------------------------------------------
+
+    @property
+    def line(self) -> int:
+        """D as vectors are moved: rounded up to a block's columns."""
+        return ceil_div(self.hidden, BLOCK_COLUMNS) * BLOCK_COLUMNS
+
+    @cached_property
+    def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
+        """QKV, output, gate and up, down."""
+        attention = self.heads * self.d
+        return (
+            Projection(attention + 2 * self.kv_heads * self.d, self.hidden),
+            Projection(self.hidden, attention),
+            Projection(self.feed_forward, self.hidden, gated=True),
+            Projection(self.hidden, self.feed_forward),
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a layer's weights."""
+        return sum(projection.bytes for projection in self.projections)
+
+    @property
+    def entry_norms(self) -> int:
+        """Norm weights of an entry of the residual stream."""
+        return 2 if self.post_norms else 1
+
+    @property
+    def vector_size(self) -> int:
+        """Elements of `vectors` for a layer."""
+        return 2 * self.entry_norms * self.line + (2 * self.d if self.qk_norm else 0)
+
+    @property
+    def x_size(self) -> int:
+        """The longest x of a projection, as it is sent: whole lines."""
+        return max(self.lines(projection.columns) for projection in self.projections) * self.line
+
+    def lines(self, elements: int) -> int:
+        """Lines that hold so many elements."""
+        return ceil_div(elements, self.line)
+
+    def regions(self, more: Mapping[str, int]) -> dict[str, Region]:
+        """The regions of `state`; `more`: sizes of those that a way of attention adds.
+
+        hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
+        normalised first where there are post-norms; adding them is the first thing the next layer does.
+        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output. attended [line]: the output
+        projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
+        """
+        attention = self.heads * self.d
+        sizes = {
+            "hidden": self.hidden,
+            "update": self.hidden,
+            "qkv": attention + 2 * self.kv_heads * self.d,
+            "context": attention,
+            "attended": self.hidden,
+            "activated": self.feed_forward,
+            **more,
+        }
+        regions, offset = dict[str, Region](), 0
+        for name, elements in sizes.items():
+            regions[name] = Region(offset, self.lines(elements) * self.line)
+            offset += regions[name].size
+        return regions
+
+
+def interleave(gate_up: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Let the rows of blocks of gate and up take turns.
+
+    Args:
+        gate_up: Q4NX blocks [2 rows, blocks, 5120] of both, the gate's rows first: a gated projection's in the file.
+
+    Returns:
+        The same blocks, [rows, gate and up, blocks, 5120].
+    """
+    rows, blocks, block_bytes = gate_up.shape
+    return gate_up.reshape(2, rows // 2, blocks, block_bytes).swapaxes(0, 1)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where designs get IRON's names from.
+
+By default these are the recorder's: a design gives a plan, on any machine. With the environment variable
+`FLOWNPU_IRON=mlir-aie` they are those of the installed mlir-aie, and the same design file gives an MLIR module.
+
+mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
+(`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
+refused here, rather than somewhere inside a design. Its other names are here too (refused_names.py); the recorder
+refuses their use by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.iron.refused_names import MODULES, REFUSED, Refused
+
+__all__ = [
+    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
+    "ObjectFifoHandle", "Program", "Runtime", "TaskGroup", "TensorAccessPattern", "Tile", "Worker",
+    "WorkerRuntimeBarrier", "object_file", "range_", "v8bfp16ebs8",
+]  # fmt: skip
+
+_CHOICE = os.environ.get("FLOWNPU_IRON", "recorder")
+if _CHOICE not in {"recorder", "mlir-aie"}:
+    raise ImportError(f"[FLOWNPU_IRON] expected recorder or mlir-aie, got {_CHOICE!r}")
+
+if TYPE_CHECKING or _CHOICE == "recorder":
+    from flownpu.aie.iron.access_pattern import TensorAccessPattern
+    from flownpu.aie.iron.recorder import (
+        NPU1,
+        NPU2,
+        AnyComputeTile,
+        AnyMemTile,
+        AnyShimTile,
+        Buffer,
+        ExternalFunction,
+        Kernel,
+        ObjectFifo,
+        ObjectFifoHandle,
+        Program,
+        Runtime,
+        TaskGroup,
+        Tile,
+        Worker,
+        WorkerRuntimeBarrier,
+        v8bfp16ebs8,
+    )
+    from flownpu.aie.iron.symbolic import range_
+else:
+    try:
+        from aie.helpers.taplib import TensorAccessPattern
+        from aie.helpers.util import v8bfp16ebs8
+        from aie.iron.controlflow import range_
+        from aie.iron.dataflow import ObjectFifoHandle
+        from aie.iron.device import NPU1, NPU2, AnyComputeTile, AnyMemTile, AnyShimTile, Tile
+
+        from aie.iron import (
+            Buffer,
+            ExternalFunction,
+            Kernel,
+            ObjectFifo,
+            Program,
+            Runtime,
+            TaskGroup,
+            Worker,
+            WorkerRuntimeBarrier,
+        )
+    except ImportError as error:
+        raise ImportError(
+            "[FLOWNPU_IRON] mlir-aie of generation C (1.4.5 or newer) is not installed: see its README for the wheel, "
+            "or unset FLOWNPU_IRON to record plans without it"
+        ) from error
+    if "to_stream" not in inspect.signature(ObjectFifo.__init__).parameters:
+        raise ImportError(
+            "[FLOWNPU_IRON] expected mlir-aie of generation C (1.4.5 or newer, ObjectFifo(to_stream=...)), "
+            "got an older one: upgrade it"
+        )
+
+
+def object_file(file: str) -> str:
+    """The object file of a kernel's source `kernels/<file>.cc`, as `Kernel` wants it.
+
+    A plan names the source. mlir-aie links an object that Peano compiled before: one source has several entries, and an
+    `ExternalFunction` for each would compile, and link, the others as often.
+    """
+    return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"
+
+
+def __getattr__(name: str) -> Any:
+    """A name of generation C that designs do not use: mlir-aie's own, or one that says why the recorder has none."""
+    if name not in REFUSED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _CHOICE == "recorder":
+        return Refused(name, REFUSED[name])
+    for module in map(import_module, MODULES):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"the installed mlir-aie has no {name} in any of {', '.join(MODULES)}")

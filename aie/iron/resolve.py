@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a plan of a recorded program: finds its fifos, names them, and places what the design left open.
+
+IRON leaves placement to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The simple
+rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the host's
+ends on the shim tile, that is nearest to the cores they serve and has channels left. A column or a row that is given
+alone is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
+from flownpu.aie.iron.runtime import Runtime
+from flownpu.aie.iron.symbolic import RecordingError
+from flownpu.aie.iron.types import Device, flatten
+from flownpu.aie.iron.types import Tile as OpenTile
+from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
+from flownpu.aie.plan import data as plan
+from flownpu.aie.plan.limits import LIMITS, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["assemble"]
+
+_T = TypeVar("_T")
+
+
+def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
+    """The plan of a program; see `Program.resolve_program`."""
+    limits = LIMITS[device.target]
+    arguments = [argument for worker in workers for argument in worker.arguments]
+    handles = [a for a in (*arguments, *flatten(runtime.fn_args)) if isinstance(a, ObjectFifoHandle)]
+    fifos = _reachable(handles)
+    buffers = _unique(argument for argument in arguments if isinstance(argument, Buffer))
+    barriers = _unique(argument for argument in arguments if isinstance(argument, WorkerRuntimeBarrier))
+    _name(fifos, buffers, barriers)
+    _place(workers, fifos, limits)
+
+    cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
+    sequence = runtime.record()
+    links = {id(link): link for fifo in fifos for link in _links(fifo)}
+    locks = [
+        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
+        for barrier in barriers
+        for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
+    ]
+    kernels = {kernel.record.entry: kernel.record for kernel in arguments if isinstance(kernel, Kernel)}
+    array = plan.Array(
+        device.target,
+        tuple(_fifo(fifo) for fifo in fifos),
+        tuple(_link(link) for link in links.values()),
+        tuple(map(_buffer, buffers)),
+        tuple(locks),
+        tuple(kernels.values()),
+        cores,
+    )
+    return plan.Plan(name, array, sequence)
+
+
+def _links(fifo: ObjectFifo) -> list[ObjectFifoLink]:
+    ends = [fifo.producer, *fifo.consumers]
+    return [end.owner for end in ends if end is not None and isinstance(end.owner, ObjectFifoLink)]
+
+
+def _reachable(handles: list[ObjectFifoHandle]) -> list[ObjectFifo]:
+    """The fifos of these ends and all that are linked to them, in the order they are found."""
+    found: dict[int, ObjectFifo] = {}
+    waiting = [handle.fifo for handle in handles]
+    while waiting:
+        fifo = waiting.pop(0)
+        if id(fifo) in found:
+            continue
+        found[id(fifo)] = fifo
+        waiting += [end.fifo for link in _links(fifo) for end in (*link.inputs, *link.outputs)]
+    return list(found.values())
+
+
+def _ends(fifo: ObjectFifo) -> list[ObjectFifoHandle]:
+    """The producer and the consumers.
+
+    Raises:
+        RecordingError: there is no producer or no consumer, or an end that nobody uses.
+    """
+    if fifo.producer is None or not fifo.consumers:
+        missing = "producer" if fifo.producer is None else "consumer"
+        raise RecordingError(f"[ObjectFifo {fifo.name}] has no {missing}")
+    for end in (fifo.producer, *fifo.consumers):
+        if end.owner is None:
+            raise RecordingError(f"[ObjectFifo {fifo.name}] nobody uses its {end.port} end")
+    return [fifo.producer, *fifo.consumers]
+
+
+def _unique(objects: Iterable[_T]) -> list[_T]:
+    return list({id(item): item for item in objects}.values())
+
+
+def _name(fifos: list[ObjectFifo], buffers: list[Buffer], barriers: list[WorkerRuntimeBarrier]) -> None:
+    for number, buffer in enumerate(buffers):
+        buffer.name = buffer.name or f"buffer{number}"
+    for number, barrier in enumerate(barriers):
+        barrier.number = number
+        barrier.locks.clear()
+    taken = {fifo.name for fifo in fifos}
+    number = 0
+    for fifo in fifos:
+        while fifo.name is None:
+            if f"of{number}" not in taken:
+                fifo.name = f"of{number}"
+            number += 1
+
+
+def _place_of(tile: OpenTile) -> plan.Tile:
+    if tile.place is None:
+        raise RecordingError("[placement] a tile was left without a place: one that no worker, link or sequence uses")
+    return tile.place
+
+
+# --- From recorded objects to the plan's --------------------------------------------------------------------------
+
+
+def _end(handle: ObjectFifoHandle) -> plan.End:
+    owner = handle.owner
+    tile = owner.tile if isinstance(owner, (Worker, ObjectFifoLink)) else handle.tile
+    return plan.End(_place_of(tile), handle.depth, () if handle.walk is None else handle.walk.walk)
+
+
+def _fifo(fifo: ObjectFifo) -> plan.Fifo:
+    producer, *consumers = _ends(fifo)
+    padding = fifo.to_stream.padding if fifo.to_stream is not None else None
+    return plan.Fifo(
+        fifo.name or "",
+        fifo.type,
+        _end(producer),
+        tuple(map(_end, consumers)),
+        fifo.repeat_count,
+        fifo.via_dma,
+        None if fifo.delegate is None else _place_of(fifo.delegate),
+        padding or (),
+    )
+
+
+def _link(link: ObjectFifoLink) -> plan.Link:
+    inputs, outputs = (tuple(end.fifo.name or "" for end in ends) for ends in (link.inputs, link.outputs))
+    return plan.Link(inputs, outputs, link.offsets)
+
+
+def _buffer(buffer: Buffer) -> plan.Buffer:
+    tile = _place_of(buffer.tile) if buffer.tile else _place_of(OpenTile())
+    return plan.Buffer(buffer.name or "", tile, buffer.type, buffer.run_time_parameter, buffer.initial_value)
+
+
+# --- Places -------------------------------------------------------------------------------------------------------
+
+
+def _place(workers: list[Worker], fifos: list[ObjectFifo], limits: Limits) -> None:
+    _place_workers(workers, limits)
+    links = list({id(link): link for fifo in fifos for link in _links(fifo)}.values())
+    used: Counter[tuple[int, str]] = Counter()
+    for link in links:
+        _take(used, link.tile.col, len(link.inputs), len(link.outputs))
+    for link in links:
+        if link.tile.col is None:
+            need = len(link.inputs), len(link.outputs)
+            link.tile.col = _nearest(_column_served(link, fifos), used, need, limits, "memory")
+        if link.tile.row is None:
+            link.tile.row = 1
+    _place_host_ends(fifos, limits)
+
+
+def _place_workers(workers: list[Worker], limits: Limits) -> None:
+    taken = {worker.tile.place for worker in workers}
+    free = [
+        plan.Tile(column, row)
+        for column in range(limits.columns)
+        for row in range(limits.first_compute_row, limits.rows)
+        if plan.Tile(column, row) not in taken
+    ]
+    # Those of which a column or a row is given choose first: the others take what is left.
+    for worker in sorted(workers, key=lambda worker: worker.tile.is_open):
+        tile = worker.tile
+        if tile.place is not None:
+            continue
+        place = next((place for place in free if tile.may_be(place)), None)
+        if place is None:
+            count = limits.columns * (limits.rows - limits.first_compute_row)
+            where = "" if tile.is_open else f", and one of them in {tile}, where none is left"
+            raise RecordingError(f"[placement] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
+        free.remove(place)
+        tile.col, tile.row = place.column, place.row
+
+
+def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
+    used: Counter[tuple[int, str]] = Counter()
+    ends = [end for fifo in fifos for end in _ends(fifo) if isinstance(end.owner, Runtime)]
+    for end in ends:
+        _take(used, end.tile.col, int(not end.is_producer), int(end.is_producer))
+    for end in ends:
+        if end.tile.col is None:
+            owners = [other.owner for other in _ends(end.fifo)]
+            columns = [owner.tile.col for owner in owners if isinstance(owner, (Worker, ObjectFifoLink))]
+            need = int(not end.is_producer), int(end.is_producer)
+            end.tile.col = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim")
+        if end.tile.row is None:
+            end.tile.row = 0
+
+
+def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outputs: int) -> None:
+    if column is not None:
+        used[column, "in"] += inputs
+        used[column, "out"] += outputs
+
+
+def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int], limits: Limits, kind: str) -> int:
+    """The column nearest to `wanted` whose tile of a kind has (input, output) channels left; they are taken."""
+    tile = getattr(limits, kind)
+    for column in sorted(range(limits.columns), key=lambda column: (abs(column - wanted), column)):
+        inputs, outputs = used[column, "in"] + need[0], used[column, "out"] + need[1]
+        if inputs <= tile.input_channels and outputs <= tile.output_channels:
+            _take(used, column, *need)
+            return column
+    raise RecordingError(
+        f"[placement] no {kind} tile of {limits.name} has {need[0]} input and {need[1]} output channels left"
+    )
+
+
+def _column_served(link: ObjectFifoLink, fifos: list[ObjectFifo]) -> int:
+    """The column of the first core at the other ends of a link's fifos, 0 if there is none."""
+    linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
+    ends = [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)]
+    return next((end.owner.tile.col or 0 for end in ends if isinstance(end.owner, Worker)), 0)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records the run-time sequence of a program."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, get_args
+
+from flownpu.aie.iron.fifo import ObjectFifoHandle
+from flownpu.aie.iron.refused_names import REFUSED, Refused
+from flownpu.aie.iron.sequence import RuntimeData, SequenceTrace
+from flownpu.aie.iron.symbolic import RecordingError
+from flownpu.aie.iron.types import flatten, plan_type, refuse
+from flownpu.aie.plan import data as plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Runtime"]
+
+
+class Runtime:
+    """The sequence (`aie.iron.Runtime`): `seq_fn` gets one argument for each entry of `fn_args`.
+
+    A tensor type declares a host buffer; an integer stays one; anything else is handed through.
+    """
+
+    add_flow = Refused("Runtime.add_flow", REFUSED["Flow"])
+    add_lock = Refused("Runtime.add_lock", REFUSED["Lock"])
+    add_tile_dma = Refused("Runtime.add_tile_dma", REFUSED["TileDma"])
+    register_parameter = Refused("Runtime.register_parameter", REFUSED["ScratchpadParameter"])
+    call = Refused("Runtime.call", "sequences that call others: call the function")
+
+    def __init__(
+        self,
+        seq_fn: Callable[..., None],
+        fn_args: Sequence[Any] | None = None,
+        *,
+        name: str | None = None,
+        strict_task_groups: bool = True,
+        **options: Any,
+    ) -> None:
+        refuse("Runtime", options)
+        self.seq_fn, self.fn_args = seq_fn, list(fn_args or ())
+        self.name, self.strict = name or "sequence", strict_task_groups
+        for argument in flatten(self.fn_args):
+            if isinstance(argument, ObjectFifoHandle):
+                argument.belongs_to(self)
+            if isinstance(argument, type) and not get_args(argument):
+                raise RecordingError(
+                    f"[Runtime] a plan's sequence is for given shapes: give a number rather than the type {argument!r}"
+                )
+
+    def record(self) -> plan.Sequence:
+        """Run the function once and note what it does."""
+        trace = SequenceTrace()
+        buffers: list[plan.HostBuffer] = []
+
+        # A host buffer is called as the function calls it.
+        names = dict(enumerate(inspect.signature(self.seq_fn).parameters))
+
+        def bind(place: int, argument: Any) -> Any:
+            if not get_args(argument):
+                return argument
+            buffers.append(plan.HostBuffer(names.get(place, f"argument{place}"), plan_type(argument)))
+            return RuntimeData(buffers[-1])
+
+        with trace.active():
+            self.seq_fn(*map(bind, range(len(self.fn_args)), self.fn_args))
+            trace.finish(strict=self.strict)
+        return plan.Sequence(self.name, tuple(buffers), tuple(trace.steps))

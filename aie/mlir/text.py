@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of MLIR's text: lines, types, layouts."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from flownpu.aie.plan.data import Dimension, Type
+
+__all__ = ["Lines", "attribute_list", "dimensions", "memref", "scalar", "units"]
+
+_ELEMENTS = {
+    "bf16": "bf16",
+    "f32": "f32",
+    "i8": "i8",
+    "u8": "i8",  # the dialects' integers have no sign
+    "i16": "i16",
+    "u16": "i16",
+    "i32": "i32",
+    "u32": "i32",
+    "bfp16ebs8": "i8",
+}
+_BLOCK_BYTES = 9  # of bfp16ebs8: 8 mantissas and the exponent
+
+
+class Lines:
+    """Indented lines, and names for values."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+        self._numbers = itertools.count()
+
+    def add(self, line: str) -> None:
+        """One line."""
+        self._lines.append("  " * self._depth + line)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """One level deeper."""
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def result(self, stem: str) -> str:
+        """A new value's name."""
+        return f"%{stem}{next(self._numbers)}"
+
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self._lines) + "\n"
+
+
+def units(kind: Type) -> int:
+    """Elements of the printed memref for one element of the plan's."""
+    return _BLOCK_BYTES if kind.dtype == "bfp16ebs8" else 1
+
+
+def memref(kind: Type) -> str:
+    """An array, in one dimension."""
+    return f"memref<{kind.elements * units(kind)}x{_ELEMENTS[kind.dtype]}>"
+
+
+def scalar(kind: Type) -> str:
+    """A number."""
+    return _ELEMENTS[kind.dtype]
+
+
+def dimensions(walk: Iterable[Dimension], kind: Type) -> str:
+    """The dimensions of a layout, outermost first."""
+    scale, steps = units(kind), list(walk)
+    pairs = [(step.size, step.stride * scale) for step in steps]
+    if scale > 1 and pairs:
+        pairs[-1:] = [(steps[-1].size, steps[-1].stride * scale), (scale, 1)]
+        if steps[-1].stride == 1:  # neighbours
+            pairs[-2:] = [(steps[-1].size * scale, 1)]
+    return ", ".join(f"<size = {size}, stride = {stride}>" for size, stride in pairs)
+
+
+def attribute_list(values: Iterable[str]) -> str:
+    """An array attribute."""
+    return f"[{', '.join(values)}]"

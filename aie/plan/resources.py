@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler makes of the fifos: buffers and locks on tiles, DMA channels and their buffer descriptors.
+
+These are the rules of mlir-aie's `aie-objectFifo-stateful-transform` (lib/Dialect/AIE/Transforms), which the checker
+counts with:
+
+- A fifo with one consumer whose tile shares memory with the producer's, and without walks, links, repeats or `via_dma`,
+  is one pool of objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
+- At a link the ends that meet share one pool, that of the whole object (of the larger one where a link forwards). It
+  has a pair of locks for every part, and its DMAs have a descriptor for every part of every object.
+- A pool has one descriptor for each object on each channel, times the producer's repeat count on its side.
+- A core that counts its objects at run time (`Core.dynamic`) keeps one word for every fifo's end that it uses.
+- Channels are handed out per tile and direction in the order of the fifos.
+
+One deviation, to the safe side: where all ends have the same depth, IRON lets the compiler choose the depth at a core,
+one more than the most objects it acquires; a pool counts the larger of that and the depth asked for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flownpu.aie.plan.data import Acquire, Array, Core, End, Fifo, Link, Loop, Statement, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flownpu.aie.plan.limits import Limits
+
+__all__ = [
+    "Channel",
+    "Pool",
+    "Resources",
+    "consumer_at",
+    "counter_bytes",
+    "link_ranges",
+    "resources_of",
+    "shared_memory",
+    "statements",
+]
+
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The objects of a fifo in the memory of a tile."""
+
+    fifo: str
+    tile: Tile
+    count: int
+    object_bytes: int
+    locks: int
+    lock_start: int
+
+    @property
+    def bytes(self) -> int:
+        """Of all objects."""
+        return self.count * self.object_bytes
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One end of a fifo's stream at a tile's DMA; `number` counts per tile and direction ("in", "out")."""
+
+    fifo: str
+    tile: Tile
+    direction: str
+    number: int
+    descriptors: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """All pools and channels of an array."""
+
+    pools: tuple[Pool, ...]
+    channels: tuple[Channel, ...]
+
+
+def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement of a core's body, those in loops too."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, Loop):
+            yield from statements(statement.body)
+
+
+def shared_memory(fifo: Fifo, linked: bool, limits: Limits) -> Tile | None:
+    """The tile whose memory holds a fifo that needs no DMA; None if it needs one."""
+    producer, consumer = fifo.producer, fifo.consumers[0]
+    if linked or fifo.via_dma or fifo.repeat_count > 1 or len(fifo.consumers) > 1 or producer.walk or consumer.walk:
+        return None
+    kinds = [limits.kind(end.tile.column, end.tile.row) for end in (producer, consumer)]
+    if kinds != ["compute", "compute"]:
+        return None
+    if fifo.delegate is not None:
+        return fifo.delegate
+    ours, theirs = _place(producer.tile), _place(consumer.tile)
+    if limits.reaches_memory(theirs, ours):
+        return producer.tile
+    return consumer.tile if limits.reaches_memory(ours, theirs) else None
+
+
+def _place(tile: Tile) -> tuple[int, int]:
+    return tile.column, tile.row
+
+
+def consumer_at(fifo: Fifo, tile: Tile) -> End:
+    """The end of a consumer at a tile; a fifo that is linked on may have others elsewhere.
+
+    Raises:
+        StopIteration: there is none, which `check.structure` finds.
+    """
+    return next(end for end in fifo.consumers if end.tile == tile)
+
+
+def link_ranges(link: Link, fifos: dict[str, Fifo]) -> tuple[Fifo, list[tuple[int, int]]]:
+    """A split's or join's whole fifo, and the (start, end) of every part in its object, in elements."""
+    whole, parts = (
+        (fifos[link.inputs[0]], link.outputs) if link.kind == "split" else (fifos[link.outputs[0]], link.inputs)
+    )
+    ends = [*link.offsets[1:], whole.type.elements]
+    return whole, list(zip(link.offsets, ends, strict=True)) if len(link.offsets) == len(parts) else []
+
+
+def resources_of(array: Array, limits: Limits) -> Resources:
+    """Count what an array needs; its links must name fifos that exist and meet on one tile (`check.structure`)."""
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+    linked = {name for link in array.links for name in (*link.inputs, *link.outputs)}
+    most = _most_acquired(array)
+    pools = [_link_pool(link, fifos) for link in array.links]
+    parts = {name: link for link in array.links for name in (*link.inputs, *link.outputs)}
+    pool_of_link = {id(link): pool for link, pool in zip(array.links, pools, strict=True)}
+    channels: list[Channel] = []
+    used: defaultdict[tuple[Tile, str], int] = defaultdict(int)
+
+    for fifo in array.fifos:
+        memory = shared_memory(fifo, fifo.name in linked, limits)
+        if memory is not None:
+            pools.append(Pool(fifo.name, memory, fifo.producer.depth, fifo.type.bytes, 2, fifo.producer.depth))
+            continue
+        for end, direction in [(fifo.producer, "out"), *((end, "in") for end in fifo.consumers)]:
+            link = parts.get(fifo.name)
+            pool = pool_of_link[id(link)] if link is not None else None
+            repeat = fifo.repeat_count if direction == "out" else 1
+            if link is not None and pool is not None and end.tile == pool.tile:
+                whole = link.inputs[0] if link.kind == "split" else link.outputs[0]
+                factor = (
+                    max(len(link.inputs), len(link.outputs)) if link.kind != "forward" and fifo.name == whole else 1
+                )
+                descriptors = pool.count * repeat * factor
+            elif limits.kind(end.tile.column, end.tile.row) == "shim":
+                descriptors = 0  # those of the sequence
+                pools.append(Pool(fifo.name, end.tile, 0, 0, 2, 0))
+            else:
+                count = _depth(fifo, end, most)
+                pools.append(Pool(fifo.name, end.tile, count, fifo.type.bytes, 2, count * repeat))
+                descriptors = count * repeat
+            channels.append(Channel(fifo.name, end.tile, direction, used[end.tile, direction], descriptors))
+            used[end.tile, direction] += 1
+    return Resources(tuple(pools), tuple(channels))
+
+
+def _link_pool(link: Link, fifos: dict[str, Fifo]) -> Pool:
+    first, last = fifos[link.inputs[0]], fifos[link.outputs[0]]
+    whole_first = link.kind == "forward" and (first.type.bytes >= last.type.bytes or bool(last.padding))
+    if link.kind == "split" or whole_first:
+        fifo, depth = first, consumer_at(first, last.producer.tile).depth
+    else:
+        fifo, depth = last, last.producer.depth
+    repeat = max(fifos[name].repeat_count for name in link.outputs)
+    parts = max(len(link.inputs), len(link.outputs))
+    return Pool(fifo.name, last.producer.tile, depth, fifo.type.bytes, 2 * parts, depth * repeat)
+
+
+def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:
+    most: defaultdict[tuple[str, Tile], int] = defaultdict(int)
+    for core in array.cores:
+        for statement in statements(core.body):
+            if isinstance(statement, Acquire):
+                key = statement.fifo, core.tile
+                most[key] = max(most[key], statement.count)
+    return most
+
+
+def _depth(fifo: Fifo, end: End, most: dict[tuple[str, Tile], int]) -> int:
+    acquired = most.get((fifo.name, end.tile), 0)
+    same = len({other.depth for other in (fifo.producer, *fifo.consumers)}) == 1
+    return max(end.depth, acquired + 1) if same and acquired > 1 else end.depth
+
+
+def counter_bytes(core: Core) -> int:
+    """Memory in which a core counts its objects."""
+    if not core.dynamic:
+        return 0
+    return _WORD_BYTES * len({(s.fifo, s.port) for s in statements(core.body) if isinstance(s, Acquire)})

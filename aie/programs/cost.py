@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program takes (aie/programs/program.py), step by step: the one price of all that the host does.
+
+    program = every change of array + every dispatch + its calls' phases (cost/phases.py) + their instructions
+              + the steps that the host computes + what it writes before and reads after
+
+An array is an xclbin in a hardware context of its own, so that a step over another array than the one before changes
+the array (`array_change`). Calls over one array are told to the device together; nobody published what the second of
+them costs, so each is taken to cost a dispatch. Steps of the host (array `HOST`) change no array.
+
+What a call takes at a position is counted from its plan at a few positions, the *knots*, and is linear between them:
+what it reads of the cache is, but where a window begins to bound it, and those positions are knots. Beyond all windows
+it grows by the same for every position.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.cost.phases import Cost, call_cost
+from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.plan.instructions import WORD_BYTES
+from flownpu.aie.programs.call import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.programs.call import ArtifactCall, HostCall
+    from flownpu.aie.programs.program import Program, Step
+
+__all__ = ["CHANGES", "DISPATCHES", "Prices", "prompt_runs"]
+
+CHANGES, DISPATCHES, INSTRUCTIONS = "changes of array", "dispatches", "instructions"
+# Positions from the knot at which no window bounds a call any more to the next: as many as a long chunk has, so that
+# what a single chunk of keys is rounded up by counts little.
+_SPAN = 4096
+
+
+class Prices:
+    """The prices of programs on a device, with some values of the parameters; what was counted is kept."""
+
+    def __init__(self, device: Device, values: Values = VALUES) -> None:
+        self.device, self.values = device, values
+        self._counted: dict[tuple[str, str, int], Cost] = {}
+        self._programs: dict[tuple[int, int], Cost] = {}
+        self._kept: list[Program] = []  # so that an id stays a program's
+
+    def of(self, program: Program, position: int) -> Cost:
+        """One run of a program from the position on, its first array being there."""
+        key = id(program), position
+        if key not in self._programs:
+            self._kept.append(program)
+            self._programs[key] = self._of(program, position)
+        return self._programs[key]
+
+    def of_runs(self, runs: Sequence[tuple[Program, int]], before: Program | None = None) -> Cost:
+        """Runs of programs, one after the other, from `before`'s array; None: no array is there."""
+        cost, array = Cost(), _arrays(before)[-1] if before else ""
+        changes = 0
+        for program, position in runs:
+            cost = cost + self.of(program, position)
+            arrays = _arrays(program)
+            if arrays:
+                changes += arrays[0] != array
+                array = arrays[-1]
+        return cost + Cost({CHANGES: changes * self.values["array_change"]}, changes=changes)
+
+    def of_call(self, call: ArtifactCall, position: int) -> Cost:
+        """One call."""
+        knots = _knots(call)
+        if position <= knots[0] or len(knots) == 1:
+            return self._at(call, knots[0])
+        right = min(bisect_right(knots, position), len(knots) - 1)
+        first, last = knots[right - 1], knots[right]
+        share = (position - first) / (last - first)
+        cost = self._at(call, first) * (1 - share) + self._at(call, last) * share
+        if share <= 1:
+            return cost
+        # What is waited for may change from one knot to the next, and is not continued below nothing.
+        return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
+
+    def _at(self, call: ArtifactCall, position: int) -> Cost:
+        key = call.array, call.name, position
+        if key not in self._counted:
+            self._counted[key] = call_cost(call.program(position).resolve_program(call.name), self.device, self.values)
+        return self._counted[key]
+
+    def of_calls(self, program: Program, position: int) -> list[tuple[Step, int, Cost]]:
+        """The calls of a program, each once: its first step, how many there are, and what one costs.
+
+        Calls of later tokens of a chunk are at later positions: what one costs is counted at their mean.
+        """
+        alike: dict[tuple[str, str], list[Step]] = {}
+        for step in program.steps:
+            alike.setdefault((step.call.array, step.call.name), []).append(step)
+        found = []
+        for (array, _), steps in alike.items():
+            if array == HOST:
+                cost = self._host(steps[0])
+            else:
+                cost = self._step(steps[0], position + sum(step.offset for step in steps) // len(steps))
+            found.append((steps[0], len(steps), cost))
+        return found
+
+    def _of(self, program: Program, position: int) -> Cost:
+        changes = max(len(_arrays(program)) - 1, 0)
+        cost = Cost(
+            {CHANGES: changes * self.values["array_change"], "host": self._ends(program)},
+            changes=changes,
+            dispatches=sum(steps[0].call.array != HOST for steps in program.dispatches),
+        )
+        for _, times, of_call in self.of_calls(program, position):
+            cost = cost + of_call * times
+        return cost
+
+    def _step(self, step: Step, position: int) -> Cost:
+        """A call on the array, its dispatch, and the instructions that follow the position."""
+        call, values = cast("ArtifactCall", step.call), self.values
+        of_call = self.of_call(call, position)
+        views = {buffer.name: view.buffer for buffer, view in zip(call.buffers, step.views, strict=True)}
+        seconds = defaultdict[str, float](float)
+        for name, value in of_call.seconds.items():
+            seconds[f"{call.operator}: {views.get(name, name)}"] += value
+        seconds[DISPATCHES] += values["dispatch"]
+        if call.moves:
+            seconds[INSTRUCTIONS] += of_call.words * WORD_BYTES / values["host_memory"]
+        return Cost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
+
+    def _host(self, step: Step) -> Cost:
+        """A step of the host: its bytes at the rate of its memory, and again where caches are flushed for the array."""
+        call = cast("HostCall", step.call)
+        moved = call.reads + call.writes
+        seconds = moved / self.values["host_memory"] + moved / self.values["host_flush"]
+        return Cost({f"host: {call.operator}": seconds}, host_bytes=moved)
+
+    def _ends(self, program: Program) -> float:
+        """What the host writes before a run, and reads after it."""
+        read = program.made.rows * program.made.columns if program.made else 0
+        return program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
+
+
+def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
+    """The runs of a prompt of so many tokens, as the host chooses them (`chunk_for` of ops/npu/run/decoder_layers.cc).
+
+    Each time the longest chunk that all tokens but the last are worth (programs/chunks.py); the last token and those of
+    a rest that is too short, by the program of a token. Yields program and position.
+    """
+    ordered = sorted(programs, key=lambda program: program.tokens)
+    token = next(program for program in ordered if program.kind == "decode")
+    chunks = [program for program in ordered if program.kind == "prefill"]
+    done, last = 0, tokens - 1
+    while done <= last:
+        best = token
+        for chunk in chunks:
+            if last - done >= chunk.fewest and past + done + chunk.tokens <= chunk.context:
+                best = chunk
+        yield best, past + done
+        done += 1 if best is token else min(last - done, best.tokens)
+
+
+def _arrays(program: Program) -> list[str]:
+    """Those that the device is changed to, in order."""
+    arrays = [steps[0].call.array for steps in program.dispatches if steps[0].call.array != HOST]
+    return [array for before, array in zip(["", *arrays], arrays, strict=False) if array != before]
+
+
+def _knots(call: ArtifactCall) -> list[int]:
+    """Positions at which a call is counted: from one to the next, its price is linear."""
+    sweeps, keys = call.positions.sweeps, call.positions.keys
+    if not call.moves or not sweeps:
+        return [call.last]
+    edges = {0}
+    for sweep in sweeps:
+        if sweep.window:
+            edges |= {sweep.window - sweep.tokens, sweep.window}
+    bounded = ceil_div(max(edges), keys) * keys
+    edges |= {bounded, bounded + ceil_div(_SPAN, keys) * keys}
+    return sorted({edge for edge in edges if 0 <= edge <= call.last} | {min(max(edges), call.last)})

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads what aie/words/writer.py describes: runs of 64-bit integers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace flownpu::words {
+
+// What is wrong with words, or with what they say: where, what was expected, what came.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr std::int64_t kVersion = 3;
+
+// What words may hold.
+enum class WordKind : std::int64_t { kArray = 1, kSequence = 2, kIndex = 3, kFamily = 4 };
+
+// Words one after the other; every count is checked against what is left. All throw Error.
+class WordReader {
+ public:
+  // `what`: how messages call the words, "[emulator] the program".
+  WordReader(std::span<const std::int64_t> words, std::string what)
+      : words_(words), what_(std::move(what)) {}
+
+  std::int64_t next() {
+    if (at_ == words_.size()) fail(" ends in the middle");
+    return words_[at_++];
+  }
+  std::size_t size() {
+    const std::int64_t value = next();
+    if (value < 0) fail(": expected a size, got " + std::to_string(value));
+    return static_cast<std::size_t>(value);
+  }
+  bool flag() { return next() != 0; }
+  // A number below `count`, of things called `what`.
+  std::size_t index(std::size_t count, const char* what) {
+    const std::size_t value = size();
+    if (value >= count) {
+      fail(": expected a number of one of " + std::to_string(count) + " " + what + ", got " +
+           std::to_string(value));
+    }
+    return value;
+  }
+  // How many items follow, of one word or more each.
+  std::size_t count() {
+    const std::size_t value = size();
+    if (value > words_.size() - at_) fail(" ends in the middle");
+    return value;
+  }
+  std::vector<std::byte> bytes();
+  std::string text();
+  template <typename Make>
+  auto list(Make make) {
+    std::vector<decltype(make())> items;
+    const std::size_t number = count();
+    items.reserve(number);
+    for (std::size_t i = 0; i < number; ++i) items.push_back(make());
+    return items;
+  }
+  std::vector<std::int64_t> integers() {
+    return list([this] { return next(); });
+  }
+  // The identity of words of this kind; what follows is the body.
+  std::int64_t head(WordKind kind);
+  // What was not read yet.
+  [[nodiscard]] std::span<const std::int64_t> rest() const { return words_.subspan(at_); }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const { throw Error(what_ + why); }
+
+  std::span<const std::int64_t> words_;
+  std::string what_;
+  std::size_t at_ = 0;
+};
+
+// A file of words, little-endian. Throws Error if it cannot be read, or ends within a word.
+std::vector<std::int64_t> read_words(const std::string& path);
+
+}  // namespace flownpu::words

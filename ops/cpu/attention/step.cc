@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/cpu/attention/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "ops/cpu/cache_bytes.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// Keys that a layer without a window is taken to see in the placement report, where the context is
+// not known.
+constexpr std::int64_t kNominalKeys = 64;
+constexpr auto kOptional = Presence::kOptional;
+
+// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
+// positions of the RoPE tables. What is cut into slices with the prompt has '?' for its tokens.
+constexpr Port kInputs[] = {
+    {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
+    {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
+    {.name = "past_key",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "past_value",
+     .types = kFloats,
+     .presence = kOptional,
+     .shape = "[B,G,P,D]",
+     .type_letter = 'C'},
+    {.name = "seqlens_k", .types = kInt32, .presence = kOptional},
+    {.name = "total_sequence_length", .types = kInt32, .presence = kOptional},
+    {.name = "cos_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "sin_cache", .types = kFloat, .presence = kOptional, .shape = "[R,A]"},
+    {.name = "position_ids", .types = kInt64, .presence = kOptional},
+    {.name = "attention_bias", .types = kFloat, .presence = kOptional, .shape = "[?,?,?,?]"},
+    {.name = "q_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "k_norm_weight", .types = kFloat, .presence = kOptional},
+    {.name = "bidirectional_blocks", .types = kInt32, .presence = kOptional, .shape = "[B,S]"},
+    {.name = "head_sink", .types = kFloat, .presence = kOptional, .shape = "[H]"},
+};
+static_assert(std::size(kInputs) == kAttentionInputs && kInputs[kHeadSink].name == "head_sink" &&
+              kInputs[kSeqlensK].name == "seqlens_k" && kInputs[kCosCache].name == "cos_cache" &&
+              kInputs[kAttentionBias].name == "attention_bias" &&
+              kInputs[kQNormWeight].name == "q_norm_weight" &&
+              kInputs[kBidirectionalBlocks].name == "bidirectional_blocks");
+constexpr Port kOutputs[] = {
+    {.name = "output", .types = kFloat},
+    {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_value", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_heads", 1)),
+    required(count("kv_num_heads", 1)),
+    required(integer("head_size", 1, kMaxHeadSize)),
+    number("scale"),
+    number("softcap"),
+    integer("local_window_size", -1, std::numeric_limits<std::int32_t>::max()),
+    flag("causal"),
+    flag("do_rotary"),
+    flag("rotary_interleaved"),
+    number("qk_norm_epsilon"),
+    flag("sliding_window_cache"),
+    flag("counted_prompt"),
+};
+
+}  // namespace
+
+AttentionCall::AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs)
+    : inputs(inputs), outputs(outputs) {
+  const Tensor& query = inputs[kQuery];
+  batch = query.shape[0];
+  tokens = query.shape[1];
+  first_token = query.slice.first;
+  prompt_tokens = query.slice.tokens > 0 ? query.slice.tokens : tokens;
+}
+
+Contract attention_contract(std::string_view op_type) noexcept {
+  return {kDomain, op_type, 1, 1, kInputs, kOutputs, kAttributes};
+}
+
+const Tensor& AttentionCall::input(AttentionInput index) const {
+  static const Tensor absent;
+  return index < inputs.size() ? inputs[index] : absent;
+}
+
+AttentionAttributes::AttentionAttributes(const Node& node)
+    : name(to_string(node)),
+      heads(node.required_integer("num_heads")),
+      kv_heads(node.integer("kv_num_heads", heads)),
+      head_size(node.required_integer("head_size")),
+      scale(node.number("scale", 0.0F)),
+      softcap(std::max(0.0F, node.number("softcap", 0.0F))),
+      window(std::max<std::int64_t>(node.integer("local_window_size", -1), 0)),
+      causal(node.integer("causal", 1) != 0),
+      rotary(node.integer("do_rotary", 0) != 0),
+      rotary_interleaved(node.integer("rotary_interleaved", 0) != 0),
+      counted_prompt(node.integer("counted_prompt", 0) != 0),
+      norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
+      window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
+  if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
+    fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
+         kv_heads);
+  }
+  if (head_size <= 0 || head_size > kMaxHeadSize) {
+    fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
+  }
+  if (node.integer("local_window_size", -1) == 0)
+    fail("[", name, "] expected local_window_size above 0, or -1 for none, got 0");
+  if (window > 0 && !causal)
+    fail("[", name, "] expected no local_window_size with causal = 0, got ", window);
+  if (window_sized_cache && window == 0)
+    fail("[", name, "] expected local_window_size with sliding_window_cache = 1");
+  if (scale == 0.0F) scale = 1.0F / std::sqrt(static_cast<float>(head_size));
+}
+
+FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
+    : context_(context),
+      attributes_(node),
+      keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)),
+      writes_present_(node.has_output(kPresentKey) || node.has_output(kPresentValue)),
+      cache_bytes_(cache_bytes()) {
+  check_inputs(node, attributes_);
+  for (const AttentionOutput present : {kPresentKey, kPresentValue}) {
+    if (node.has_output(present)) cache_type_ = node.outputs[present].type;
+  }
+  if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
+  // Without a cache, keys and values are kept for the call, in bf16 where that is multiplied
+  // faster.
+  const bool cached = node.has_output(kPresentKey) || node.has_output(kPresentValue) ||
+                      node.input(kPastKey) != nullptr;
+  constexpr auto kPairs = DataType::kBFloat16;
+  if (!cached && context.kernels.attention_element(attributes_.head_size, kPairs) == 2)
+    cache_type_ = kPairs;
+}
+
+std::int64_t FlowQKVAttention::multiply_adds() const {
+  const std::int64_t keys = attributes_.window > 0 ? attributes_.window : kNominalKeys;
+  return 2 * attributes_.heads * attributes_.head_size * keys;
+}
+
+std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
+  if (!attributes_.causal || !keeps_present_) return std::nullopt;
+  Slicing slicing{.inputs = {kQuery, kKey, kValue},
+                  .outputs = {kOutput},
+                  .holds_tokens = true,
+                  .blocks = {kBidirectionalBlocks}};
+  // A prompt that counts on needs the first position in every slice.
+  if (!attributes_.counted_prompt) slicing.inputs.push_back(kPositionIds);
+  return slicing;
+}
+
+AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
+                                         std::span<const Tensor> outputs) const {
+  AttentionCall call(inputs, outputs);
+  if (const Tensor& past = call.input(kPastKey); past.present()) call.past_capacity = past.shape[2];
+  const Tensor& total = call.input(kTotalSequenceLength);
+  call.total =
+      total.present() ? *total.as<const std::int32_t>() : call.past_capacity + call.prompt_tokens;
+  call.capacity = attributes_.window_sized_cache ? call.past_capacity
+                                                 : std::max(call.past_capacity, call.total);
+  call.cache_type = cache_type_;
+  call.row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(cache_type_));
+  return call;
+}
+
+void FlowQKVAttention::plan(AttentionCall& call) const {
+  const Kernels& kernels = context_.kernels;
+  AttentionShape shape{call.batch,
+                       attributes_.kv_heads,
+                       attributes_.heads_per_group(),
+                       attributes_.head_size,
+                       call.tokens,
+                       call.total,
+                       attributes_.window,
+                       static_cast<std::int64_t>(size_of(call.cache_type))};
+  const AttentionMachine machine{context_.pool->threads(), cache_bytes_, kernels.few_rows,
+                                 kernels.block_rows,
+                                 kernels.attention_element(attributes_.head_size, call.cache_type)};
+  call.plan = plan_attention(shape, machine);
+  shape.total = std::max(call.total, call.capacity);
+  const AttentionPlan most = plan_attention(shape, machine);
+  call.most_parts = std::max(call.plan.parts, most.parts);
+}
+
+void FlowQKVAttention::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  check_shapes(inputs);
+  const AttentionCall call = describe(inputs, {});
+  check_lengths(call);
+  outputs[kOutput] = Shape{call.batch, call.tokens, attributes_.heads * attributes_.head_size};
+  for (std::size_t i = kPresentKey; i < outputs.size(); ++i) {
+    outputs[i] = Shape{call.batch, attributes_.kv_heads, call.capacity, attributes_.head_size};
+  }
+}
+
+void FlowQKVAttention::take(Scratch& scratch, AttentionCall& call) const {
+  take_tiles(scratch, call);
+  take_states(scratch, call);
+  take_staged(scratch, call);
+  take_seen_tokens(scratch, call);
+}
+
+std::size_t FlowQKVAttention::scratch_bytes(std::span<const Tensor> inputs) const {
+  AttentionCall call = describe(inputs, {});
+  plan(call);
+  Scratch scratch;
+  take(scratch, call);
+  return scratch.bytes();
+}
+
+void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                           std::span<std::byte> memory) const {
+  AttentionCall call = describe(inputs, outputs);
+  plan(call);
+  Scratch scratch(memory.data());
+  take(scratch, call);
+  find_seen_tokens(call);
+
+  keep_past(call);
+  context_.pool->run_rows(call.batch * call.tokens, [&](std::int64_t task) {
+    const std::int64_t batch = task / call.tokens;
+    const std::int64_t token = task % call.tokens;
+    if (token < row_of(call, batch).tokens) append_token(call, batch, token);
+  });
+  attend(call);
+  if (call.staged() && writes_present_) {
+    context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {
+      compact(call, task / attributes_.kv_heads, task % attributes_.kv_heads);
+    });
+  }
+  clear_rest(call);
+}
+
+}  // namespace flownpu::cpu

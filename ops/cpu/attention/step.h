@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// What FlowQKVAttention and FlowKVAttention share on the CPU.
+//
+// A step goes in three parts: append keys and values to the cache (cache.cc), attend tile
+// by tile (flow_qkv_attention.cc), merging the parts of the keys if there are several
+// (flow_kv_attention.cc), and, where a window-sized cache evicted more than one token at once, move
+// the surviving rows to the front (cache.cc). Attributes and shapes are in step.cc;
+// what is refused, in checks.cc; how the work is cut into tasks, in plan.h;
+// tokens that see one another in both directions, in blocks.cc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/cpu/attention/plan.h"
+#include "ops/cpu/step.h"
+#include "ops/flow_qkv_attention.h"
+
+namespace flownpu::cpu {
+
+// What FlowQKVAttention and FlowKVAttention take; ops/definitions/flow_qkv_attention.py says what
+// it means.
+Contract attention_contract(std::string_view op_type) noexcept;
+
+// H query heads share G KV heads of size d.
+struct AttentionAttributes {
+  explicit AttentionAttributes(const Node& node);
+
+  std::string name;
+  std::int64_t heads;
+  std::int64_t kv_heads;
+  std::int64_t head_size;
+  float scale;
+  float softcap;
+  // W, or 0 for none.
+  std::int64_t window;
+  bool causal;
+  bool rotary;
+  bool rotary_interleaved;
+  // Whether the tokens of a first prompt count on from position_ids[0, 0], in every row.
+  bool counted_prompt;
+  float norm_epsilon;
+  bool window_sized_cache;
+
+  std::int64_t heads_per_group() const { return heads / kv_heads; }
+};
+
+// One row of the batch in one call.
+struct AttentionRow {
+  // Tokens before this call, and those of this call that are not padding on the right.
+  std::int64_t past;
+  std::int64_t tokens;
+  // The position that row 0 of the cache holds before, and after, this call; 0 but for a
+  // window-sized cache.
+  std::int64_t base_before;
+  std::int64_t base_after;
+  // For each token, the one of this call after the last that it sees; null if that is the next.
+  const std::int32_t* seen_tokens;
+};
+
+// Where the state (m, l, Y) of a part of the keys lies for one query: the numerator is [d].
+struct PartState {
+  float* maximum;
+  float* denominator;
+  float* numerator;
+};
+
+// KV rows of one (batch, group): K and V, each [capacity][d] of the cache's type.
+struct KeyValueRows {
+  std::byte* key;
+  std::byte* value;
+  // Position that row 0 holds.
+  std::int64_t base;
+};
+
+// Where the past of one KV head has to go before tokens are appended to it.
+struct PastMove {
+  KeyValueRows to;
+  const std::byte* key;
+  const std::byte* value;
+  std::size_t bytes;
+  bool needed() const { return bytes > 0 && (key != to.key || value != to.value); }
+};
+
+// Positions [begin, end) of keys.
+struct KeyRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// The views and numbers of one call.
+struct AttentionCall {
+  // What the query's shape says, whatever that is.
+  AttentionCall(std::span<const Tensor> inputs, std::span<const Tensor> outputs);
+
+  std::span<const Tensor> inputs;
+  std::span<const Tensor> outputs;
+  std::int64_t batch = 0;
+  // S, or, where a long prompt is computed slice by slice, the tokens of this slice; the first of
+  // them, and S.
+  std::int64_t tokens = 0;
+  std::int64_t first_token = 0;
+  std::int64_t prompt_tokens = 0;
+  // T: the batch's largest number of tokens so far, this call's included.
+  std::int64_t total = 0;
+  std::int64_t past_capacity = 0;
+  std::int64_t capacity = 0;
+  DataType cache_type = DataType::kFloat32;
+  // Of a row of K or V in the cache: d elements.
+  std::int64_t row_bytes = 0;
+  AttentionPlan plan = {};
+  // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
+  // for these, so that a decode step needs no more than the one before.
+  std::int64_t most_parts = 0;
+  // What each thread works with: see TileMemory in flow_qkv_attention.cc.
+  std::byte* tiles = nullptr;
+  std::int64_t tile_bytes = 0;
+  // States that are to be merged, with several parts: see FlowQKVAttention::part_state.
+  float* states = nullptr;
+  // For each tile of queries, the parts that are not done yet.
+  std::int32_t* parts_left = nullptr;
+  // Where this call keeps K and V when the present cannot hold them all at once:
+  // [B][G][staged_rows][d] each.
+  std::byte* staged_key = nullptr;
+  std::byte* staged_value = nullptr;
+  std::int64_t staged_rows = 0;
+  // AttentionRow::seen_tokens of all rows, [batch][tokens], where there are bidirectional blocks.
+  std::int32_t* seen_tokens = nullptr;
+
+  // An input that the node does not list is absent.
+  const Tensor& input(AttentionInput index) const;
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt, whose
+  // shorter rows are padded on the right; in any other call every row brings S tokens.
+  bool is_first_prompt() const { return prompt_tokens == total; }
+  bool staged() const { return staged_key != nullptr; }
+};
+
+// Throws Error unless the inputs of the node come with those that they need.
+void check_inputs(const Node& node, const AttentionAttributes& attributes);
+
+class FlowQKVAttention : public Step {
+ public:
+  FlowQKVAttention(const Node& node, const Context& context);
+
+  // The keys; of a single KV head they may end long before the cache does, whose halves are then
+  // not what two threads begin with.
+  std::optional<std::size_t> streamed_input() const override {
+    if (attributes_.kv_heads == 1) return std::nullopt;
+    return kPastKey;
+  }
+
+  // Queries, keys, values and positions go in slices if nothing looks ahead and the present holds
+  // what earlier slices left.
+  std::optional<Slicing> slicing(const Node& node) const override;
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override;
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> scratch) const override;
+  // Per token, at the window's (or, without one, one chunk's) length.
+  std::int64_t multiply_adds() const override;
+
+ protected:
+  const AttentionAttributes& attributes() const { return attributes_; }
+
+  // flow_qkv_attention.cc: the outputs of a call whose keys and values are in their cache.
+  virtual void attend(const AttentionCall& call) const;
+  // Of a row of the batch in this call; where its keys and values are; its queries of a group,
+  // normed, rotated and scaled: out[H / G][d]; where a head's output goes.
+  AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
+  KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void prepare_queries(const AttentionCall& call, std::int64_t batch, std::int64_t group,
+                       std::int64_t token, float* out) const;
+  float* output_row(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                    std::int64_t head) const;
+
+ private:
+  struct Tile;
+  struct TileMemory;
+
+  // step.cc: the call, of inputs that were checked.
+  AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
+  void plan(AttentionCall& call) const;
+  void take(Scratch& scratch, AttentionCall& call) const;
+
+  // checks.cc. Shapes first, then what is read of lengths and positions.
+  void check_shapes(std::span<const Tensor> inputs) const;
+  void check_lengths(const AttentionCall& call) const;
+  void check_positions(const AttentionCall& call, std::int64_t batch,
+                       const AttentionRow& row) const;
+
+  // blocks.cc: tokens that see one another in both directions.
+  void check_block_numbers(const AttentionCall& call) const;
+  void take_seen_tokens(Scratch& scratch, AttentionCall& call) const;
+  void find_seen_tokens(AttentionCall& call) const;
+
+  // cache.cc: the KV cache, and what queries and keys go through before they meet.
+  void take_staged(Scratch& scratch, AttentionCall& call) const;
+  // L(T) of the GroupQueryAttention documentation: tokens that a window-sized cache holds after T.
+  std::int64_t resident(std::int64_t total, std::int64_t capacity) const;
+  // All that this call brings of a row of the batch, its earlier and later slices included.
+  AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
+  PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void keep_past(const AttentionCall& call) const;
+  void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void clear_rest(const AttentionCall& call) const;
+  std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
+  void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
+                    std::int64_t position) const;
+
+  // flow_qkv_attention.cc: tiles of queries.
+  // Takes the memory that attend() needs for `call.plan`.
+  void take_tiles(Scratch& scratch, AttentionCall& call) const;
+  TileMemory tile_memory(Scratch& scratch, const AttentionCall& call) const;
+  Tile tile_of(const AttentionCall& call, std::int64_t task) const;
+  KeyRange seen_by(const AttentionRow& row, std::int64_t token) const;
+  void fill(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  void sweep(const AttentionCall& call, const Tile& tile, const TileMemory& memory) const;
+  void merge_parts(const AttentionCall& call, const Tile& tile) const;
+  float denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
+                       float denominator) const;
+
+  // flow_kv_attention.cc: parts of the keys.
+  void take_states(Scratch& scratch, AttentionCall& call) const;
+  PartState part_state(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                       std::int64_t head, std::int64_t part) const;
+  // Counts a part of a tile of queries as done; true if it was the last one.
+  static bool was_last_part(const AttentionCall& call, std::int64_t tile);
+  void merge_head(const AttentionCall& call, std::int64_t batch, std::int64_t token,
+                  std::int64_t head) const;
+
+  Context context_;
+  AttentionAttributes attributes_;
+  // Whether the KV cache is an output; whether a part of it is.
+  bool keeps_present_;
+  bool writes_present_;
+  std::int64_t cache_bytes_;
+  DataType cache_type_ = DataType::kFloat32;
+};
+
+// Part `part` of `parts` of the keys, cut where chunks of them are.
+KeyRange part_of(KeyRange keys, std::int64_t part, std::int64_t parts);
+
+// O = Y / l (eq. 12), in place, of d elements; a query that saw nothing is zero.
+void divide(float* numerator, float denominator, std::int64_t d);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic of two tensors with numpy's broadcasting: floats, and the integers of positions and
+// sizes, which wrap around where they overflow.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "ops/cpu/elements.h"
+#include "ops/cpu/elementwise/binary.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// What to compute in: signed integers may not overflow in C++.
+template <typename T>
+using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,
+                                             std::type_identity<T>>::type;
+
+struct Add {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  }
+};
+struct Sub {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) - static_cast<Wrapping<T>>(b));
+  }
+};
+struct Mul {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
+  }
+};
+// Integers are rounded towards zero. The lowest divided by -1, which a processor traps, wraps.
+struct Div {
+  template <typename T>
+  T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      if (b == T{-1}) return Sub()(T{0}, a);
+    }
+    return a / b;
+  }
+};
+// NaN if either is.
+struct Min {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return is_nan(a) ? a : a < b ? a : b;
+  }
+};
+struct Max {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return is_nan(a) ? a : a > b ? a : b;
+  }
+};
+
+template <typename Function>
+class Arithmetic final : public Binary {
+ public:
+  using Binary::Binary;
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(outputs[0].type, [&]<typename T> {
+      if constexpr (std::is_same_v<Function, Div> && std::is_integral_v<T>) check<T>(inputs[1]);
+      combine<T, T>(context(), inputs, outputs[0], Function());
+    });
+  }
+
+ private:
+  template <typename T>
+  void check(const Tensor& divisor) const {
+    const auto* begin = divisor.as<const T>();
+    const auto* end = begin + divisor.shape.elements();
+    if (std::find(begin, end, T{0}) != end) fail("[", name(), "] expected divisors other than 0");
+  }
+};
+
+class Pow final : public Binary {
+ public:
+  using Binary::Binary;
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const auto power = [](float x, float exponent) { return std::pow(x, exponent); };
+    const auto square = [](float x, float /*exponent*/) { return x * x; };
+    const bool is_square = inputs[1].shape.elements() == 1 && *inputs[1].as<const float>() == 2;
+    if (is_square) return combine<float, float>(context(), inputs, outputs[0], square);
+    combine<float, float>(context(), inputs, outputs[0], power);
+  }
+};
+
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kNumber[] = {{.name = "C", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoFloats[] = {{.name = "X", .types = kFloat}, {.name = "Y", .types = kFloat}};
+constexpr Port kOneFloat[] = {{.name = "Z", .types = kFloat}};
+
+// From version 7 on (Min, Max: 8) shapes broadcast as numpy's do.
+constexpr Operator kOperators[] = {
+    {{"", "Add", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Add>>},
+    {{"", "Sub", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Sub>>},
+    {{"", "Mul", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Mul>>},
+    {{"", "Div", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Div>>},
+    {{"", "Min", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Min>>},
+    {{"", "Max", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Max>>},
+    {{"", "Pow", 7, 15, kTwoFloats, kOneFloat}, make<Pow>},
+};
+
+}  // namespace
+
+std::span<const Operator> arithmetic_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// One element of each of two tensors to one of the output, with numpy's broadcasting.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/cpu/broadcast.h"
+#include "ops/cpu/step.h"
+
+namespace flownpu::cpu {
+
+// output = function(a, b), of elements of types T, to elements of type Result.
+template <typename T, typename Result, typename Function>
+void combine(const Context& context, std::span<const Tensor> inputs, const Tensor& output,
+             const Function& function) {
+  const Broadcast<2> broadcast(output.shape, {&inputs[0].shape, &inputs[1].shape});
+  with_step(broadcast.step(0), [&](auto step_a) {
+    with_step(broadcast.step(1), [&](auto step_b) {
+      in_parallel(*context.pool, output.shape.elements(), [&](auto begin, auto end) {
+        broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
+          const T* a = inputs[0].as<const T>() + offsets[0];
+          const T* b = inputs[1].as<const T>() + offsets[1];
+          Result* y = output.as<Result>() + first;
+          for (std::int64_t i = 0; i < count; ++i) y[i] = function(a[i * step_a], b[i * step_b]);
+        });
+      });
+    });
+  });
+}
+
+// What all operators of two tensors share: the shape, and how a long prompt is cut.
+class Binary : public Step {
+ public:
+  Binary(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = broadcast_shapes(name_, inputs[0].shape, inputs[1].shape);
+  }
+
+ protected:
+  const Context& context() const { return context_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  Context context_;
+  std::string name_;
+};
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparisons, which make masks, and the logic that joins them. A true element is 1, a false one 0.
+#include <functional>
+
+#include "ops/cpu/elements.h"
+#include "ops/cpu/elementwise/binary.h"
+
+namespace flownpu::cpu {
+namespace {
+
+template <typename Function>
+class Comparison final : public Binary {
+ public:
+  using Binary::Binary;
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(inputs[0].type,
+                [&]<typename T> { combine<T, bool>(context(), inputs, outputs[0], Function()); });
+  }
+};
+
+// Of elements that are 0 or 1.
+template <typename Function>
+class Logic final : public Binary {
+ public:
+  using Binary::Binary;
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    combine<std::uint8_t, std::uint8_t>(context(), inputs, outputs[0], Function());
+  }
+};
+
+class Not final : public Step {
+ public:
+  Not(const Node& /*node*/, const Context& context) : context_(context) {}
+
+  std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = inputs[0].shape;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const auto* x = inputs[0].as<const bool>();
+    auto* y = outputs[0].as<bool>();
+    in_parallel(*context_.pool, inputs[0].shape.elements(), [&](auto begin, auto end) {
+      for (std::int64_t i = begin; i < end; ++i) y[i] = !x[i];
+    });
+  }
+
+ private:
+  Context context_;
+};
+
+std::unique_ptr<Step> make_equal(const Node& node, const Context& context) {
+  if (node.inputs[0].type == DataType::kBool)
+    return std::make_unique<Logic<std::equal_to<std::uint8_t>>>(node, context);
+  return std::make_unique<Comparison<std::equal_to<>>>(node, context);
+}
+
+constexpr Types kNumbersAndBool{DataType::kFloat32, DataType::kInt64, DataType::kInt32,
+                                DataType::kBool};
+constexpr Port kEqual[] = {{.name = "A", .types = kNumbersAndBool, .type_letter = 'T'},
+                           {.name = "B", .types = kNumbersAndBool, .type_letter = 'T'}};
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoBools[] = {{.name = "A", .types = kBool}, {.name = "B", .types = kBool}};
+constexpr Port kOneBool[] = {{.name = "X", .types = kBool}};
+constexpr Port kResult[] = {{.name = "C", .types = kBool}};
+constexpr Port kNegated[] = {{.name = "Y", .types = kBool}};
+
+constexpr Operator kOperators[] = {
+    {{"", "Equal", 7, 19, kEqual, kResult}, make_equal},
+    {{"", "Less", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::less<>>>},
+    {{"", "LessOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::less_equal<>>>},
+    {{"", "Greater", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::greater<>>>},
+    {{"", "GreaterOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::greater_equal<>>>},
+    {{"", "And", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_and<std::uint8_t>>>},
+    {{"", "Or", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_or<std::uint8_t>>>},
+    {{"", "Xor", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_xor<std::uint8_t>>>},
+    {{"", "Not", 1, 1, kOneBool, kNegated}, make<Not>},
+};
+
+}  // namespace
+
+std::span<const Operator> comparison_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over a range of the KV cache: which kernel takes which cache.
+#include <algorithm>
+#include <cstddef>
+
+#include "ops/cpu/kernels/attention/float.h"
+#include "ops/cpu/kernels/attention/flow_kv_attention.h"
+#include "ops/cpu/kernels/attention/flow_qkv_attention.h"
+#include "ops/cpu/kernels/tables.h"
+#if defined(__AVX512BF16__)
+#include "ops/cpu/kernels/attention/avx512.h"
+#endif
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+void sweep_few(const AttentionSweep& sweep) {
+  switch (sweep.cache_type) {
+    case DataType::kBFloat16:
+      return FewRows<BFloat16>(sweep).run();
+    case DataType::kFloat16:
+      return FewRows<Half>(sweep).run();
+    default:
+      return FewRows<Float>(sweep).run();
+  }
+}
+
+// Whether any of them is infinite or NaN.
+bool any_not_finite(const float* x, std::int64_t n) {
+  Vector zeros{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) zeros += load(x + i) * 0.0F;
+  float zero = reduce_add(zeros);
+  for (; i < n; ++i) zero += x[i] * 0.0F;
+  return zero != 0;
+}
+
+// Row r, by itself, over the keys that it sees.
+void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
+  const std::int64_t first = sweep.first_key[r];
+  const std::int64_t row_bytes =
+      sweep.head_size * static_cast<std::int64_t>(size_of(sweep.cache_type));
+  constexpr std::int32_t kFirst = 0;
+  const std::int32_t last = std::max(sweep.last_key[r] - sweep.first_key[r], 0);
+  AttentionSweep alone = sweep;
+  alone.query += r * sweep.head_size;
+  alone.rows = 1;
+  alone.key = static_cast<const std::byte*>(sweep.key) + first * row_bytes;
+  alone.value = static_cast<const std::byte*>(sweep.value) + first * row_bytes;
+  alone.keys = last;
+  alone.first_key = &kFirst;
+  alone.last_key = &last;
+  const float* bias = sweep.bias == nullptr ? nullptr : sweep.bias[r] + first;
+  alone.bias = sweep.bias == nullptr ? nullptr : &bias;
+  alone.maximum += r;
+  alone.denominator += r;
+  alone.numerator += r;
+  sweep_few(alone);
+}
+
+// Rows that are computed together multiply by 0 the values of keys that only others of them see,
+// and 0 times what is not finite is NaN. So such a row is computed again without the others.
+void attend_alone_where_not_finite(const AttentionSweep& sweep) {
+  for (std::int64_t r = 0; r < sweep.rows; ++r) {
+    const bool sees_all = sweep.first_key[r] == 0 && sweep.last_key[r] == sweep.keys;
+    if (!sees_all && any_not_finite(sweep.numerator[r], sweep.head_size)) attend_alone(sweep, r);
+  }
+}
+
+void attend_few(const AttentionSweep& sweep) {
+  sweep_few(sweep);
+  attend_alone_where_not_finite(sweep);
+}
+
+// A head of odd size does not fall into pairs.
+bool takes_pairs([[maybe_unused]] std::int64_t head_size, [[maybe_unused]] DataType cache_type) {
+#if defined(__AVX512BF16__)
+  return cache_type == DataType::kBFloat16 && head_size % 2 == 0;
+#else
+  return false;
+#endif
+}
+
+// Calls function.template operator()<Arithmetic>() with what the cache's type is multiplied as.
+template <typename Function>
+auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_type,
+                     const Function& function) {
+#if defined(__AVX512BF16__)
+  if (takes_pairs(head_size, cache_type)) return function.template operator()<BFloat16Pairs>();
+#endif
+  switch (cache_type) {
+    case DataType::kBFloat16:
+      return function.template operator()<FloatProducts<BFloat16>>();
+    case DataType::kFloat16:
+      return function.template operator()<FloatProducts<Half>>();
+    default:
+      return function.template operator()<FloatProducts<Float>>();
+  }
+}
+
+void attend_many(const AttentionSweep& sweep) {
+  with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
+    with_vectors<Arithmetic>(sweep.rows,
+                             [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });
+  });
+  attend_alone_where_not_finite(sweep);
+}
+
+std::int64_t attention_scratch(std::int64_t rows, std::int64_t head_size, DataType cache_type,
+                               std::int64_t chunk_keys) {
+  AttentionSweep sweep;
+  sweep.rows = rows;
+  sweep.head_size = head_size;
+  sweep.chunk_keys = chunk_keys;
+  return with_arithmetic(head_size, cache_type, [&]<typename Arithmetic>() {
+    return with_vectors<Arithmetic>(
+        rows, [&]<int VECTORS>() { return ManyRows<Arithmetic, VECTORS>(sweep).scratch(); });
+  });
+}
+
+std::int64_t attention_element(std::int64_t head_size, DataType cache_type) {
+  return takes_pairs(head_size, cache_type) ? 2 : 4;
+}
+
+}  // namespace
+
+void fill_attention(Kernels& kernels) {
+  kernels.attend_few = attend_few;
+  kernels.attend_many = attend_many;
+  kernels.attention_scratch = attention_scratch;
+  kernels.attention_element = attention_element;
+  kernels.few_rows = kFewRows;
+  kernels.block_rows = kFloatVectors * kLanes;
+}
+
+}  // namespace flownpu::cpu::FLOWNPU_ISA

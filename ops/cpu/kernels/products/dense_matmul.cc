@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// DenseMatMul: weights of any type to 32 columns in the order of a kernel, and products of many
+// rows.
+#include "ops/cpu/kernels/products/dense_matmul_float.h"
+#include "ops/cpu/kernels/tables.h"
+#if defined(__AVX512BF16__)
+#include "ops/cpu/kernels/products/dense_matmul_avx512.h"
+#endif
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+DenseRounding dense_rounding([[maybe_unused]] bool int8) {
+#if defined(__AVX512BF16__)
+  return int8 ? DenseRounding::kInt8 : DenseRounding::kBFloat16;
+#else
+  return DenseRounding::kFloat;
+#endif
+}
+
+std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding rounding) {
+#if defined(__AVX512BF16__)
+  if (rounding == DenseRounding::kInt8) return int8_block_bytes(k);
+  if (rounding == DenseRounding::kBFloat16) return bf16_block_bytes(k);
+#endif
+  return k * kDenseColumns * static_cast<std::int64_t>(sizeof(float));
+}
+
+void pack_dense(const DenseWeight& weight, std::int64_t block,
+                [[maybe_unused]] DenseRounding rounding, std::byte* packed) {
+#if defined(__AVX512BF16__)
+  if (rounding == DenseRounding::kInt8) return pack_int8(weight, block, packed);
+  if (rounding == DenseRounding::kBFloat16) return pack_bf16(weight, block, packed);
+#endif
+  widen_columns(weight, 0, weight.k, block, reinterpret_cast<float*>(packed));
+  scale_columns(weight, weight.k, block, reinterpret_cast<float*>(packed));
+}
+
+void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseRounding rounding,
+                  const RoundedActivations& a, std::int64_t first, std::int64_t count, float* out) {
+#if defined(__AVX512BF16__)
+  if (rounding == DenseRounding::kInt8) return dense_int8(packed, a, first, count, out);
+  if (rounding == DenseRounding::kBFloat16) return dense_bf16(packed, a, first, count, out);
+#endif
+  dense_float(packed, a, first, count, out);
+}
+
+}  // namespace
+
+void fill_dense_matmul(Kernels& kernels) {
+  kernels.dense_rounding = dense_rounding;
+  kernels.dense_block_bytes = dense_block_bytes;
+  kernels.pack_dense = pack_dense;
+  kernels.matmul_dense = matmul_dense;
+}
+
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMatMul in AVX-512: codes are unpacked once for many rows of activations.
+//
+// Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1), and each
+// of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack 32
+// rows of codes to bf16 pairs, then for each tile of kTile rows of activations: the totals come
+// from `out`, each group's dots are accumulated in registers and scaled into them, and they go back
+// to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so both
+// give the same bits, whatever the number of rows in a call; int8 activations of many rows multiply
+// weights rounded to 8 bits (q4nx_matmul_int8_avx512.h). Scratch: [column pair][even rows, odd
+// rows][16 lanes of 32 bits].
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cpu/kernels/products/fused_dqp_avx512.h"
+#include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
+#include "ops/cpu/kernels/products/with_layout.h"
+#include "ops/cpu/kernels/with_count.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Bytes that 32 rows of codes take when unpacked to bf16, for one column.
+constexpr std::int64_t kBFloat16ColumnBytes = q4nx::kBlockRows * 2;
+
+inline void unpack_bf16(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
+                        std::byte* tile) {
+  const __m512i table = bf16_of_code();
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    for (int eight = 0; eight < 4; ++eight) {
+      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
+      for (const ColumnIndex& pair : kColumnPairs) {
+        const BFloat16Codes weights = bf16_codes(strip0, strip1, pair, table);
+        _mm512_storeu_si512(tile, weights.even);
+        _mm512_storeu_si512(tile + 64, weights.odd);
+        tile += 128;
+      }
+    }
+  }
+}
+
+// Groups of columns of a row of blocks whose codes are unpacked together.
+struct Stretch {
+  Q4NXRows weight;
+  std::int64_t first_group;
+  std::int64_t groups;
+};
+
+template <int COUNT>
+void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActivations& a,
+               std::int64_t row, float* out) {
+  const auto* x = static_cast<const std::uint16_t*>(a.values) + row * a.padded_k +
+                  stretch.first_group * q4nx::kGroup;
+  const float* sums = a.sums + row * a.groups;
+  Rows total[COUNT];
+  if (stretch.first_group > 0) {
+    for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
+  }
+  for (std::int64_t g = 0; g < stretch.groups; ++g) {
+    Rows dot[COUNT];
+    for (int pair = 0; pair < q4nx::kGroup / 2; ++pair, tile += 128, x += 2) {
+      const __m512i even = _mm512_load_si512(tile);
+      const __m512i odd = _mm512_load_si512(tile + 64);
+      for (int r = 0; r < COUNT; ++r) {
+        dot_bf16(dot[r], even, odd, broadcast_activations(x + r * a.padded_k));
+      }
+    }
+    const auto [scale, minimum] = load_parameters(stretch.weight, stretch.first_group + g);
+    for (int r = 0; r < COUNT; ++r) {
+      add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + stretch.first_group + g);
+    }
+  }
+  for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
+}
+
+// Up to this many rows of activations are multiplied without unpacking: dots, totals, codes and
+// tables of 4 rows fit in the registers.
+constexpr int kFusedRows = 4;
+
+// Calls product.template operator()<COUNT, LAYOUT>(row of blocks, results) for each row of blocks.
+template <typename Product>
+void multiply_fused(const Q4NXRows& weight, std::int64_t row_blocks, std::int64_t count, float* out,
+                    const Product& product) {
+  with_count<kFusedRows>(count, [&]<int COUNT>() {
+    with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      for (std::int64_t block = 0; block < row_blocks; ++block)
+        product.template operator()<COUNT, LAYOUT>(weight.from(block),
+                                                   out + block * COUNT * q4nx::kBlockRows);
+    });
+  });
+}
+
+inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
+  if (count <= kFusedRows) {
+    return multiply_fused(weight, row_blocks, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                            fused_dqp_bf16<COUNT, LAYOUT>(row, a, first, y);
+                          });
+  }
+  constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
+  for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
+    for (std::int64_t block = 0; block < row_blocks; ++block) {
+      const Stretch stretch{weight.from(block), group, std::min(kGroups, a.filled_groups - group)};
+      unpack_bf16(stretch.weight, group, stretch.groups, scratch);
+      float* y = out + block * count * q4nx::kBlockRows;
+      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
+          tile_bf16<COUNT>(stretch, scratch, a, first + row, y);
+        });
+      }
+    }
+  }
+}
+
+// Those multiply the 4-bit codes, whose groups have scales of their own; more rows multiply parts.
+inline std::int64_t int8_part_columns(std::int64_t rows) {
+  return rows <= kFusedRows ? q4nx::kGroup : kPartColumns;
+}
+
+inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
+  if (count <= kFusedRows) {
+    return multiply_fused(weight, row_blocks, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                            fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
+                          });
+  }
+  const std::int64_t parts = a.groups / kGroupsPerPart;
+  // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
+  // the last one, most likely the rows of blocks that follow.
+  const auto next_stretch = [&](std::int64_t part, std::int64_t block) {
+    if (++block == row_blocks) {
+      part += kByteParts;
+      block = part < parts ? 0 : row_blocks;
+      part = part < parts ? part : 0;
+    }
+    const Q4NXRows row = weight.from(block);
+    const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
+    const std::uint8_t* start = row.scales(part * kGroupsPerPart);
+    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile));
+  };
+  for (std::int64_t part = 0; part < parts; part += kByteParts) {
+    for (std::int64_t block = 0; block < row_blocks; ++block) {
+      const ByteStretch stretch = unpack_int8(weight.from(block), part, a, scratch);
+      StretchFetch fetch = next_stretch(part, block);
+      float* y = out + block * count * q4nx::kBlockRows;
+      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+        fetch.step();
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row),
+                          [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMatMul of int8 activations in AVX-512: weights are rounded to 8 bits once for many rows.
+//
+// Scales and minima of each 32 columns cost four instructions for every eight products: a third of
+// the time. So 32 rows x 256 columns get one scale and one minimum a row, the 4-bit weights rounded
+// to w = minimum + scale * u, u in 0 .. 255. With scale = (range of the row's 256 weights) / 255,
+// against a range of 32 weights / 15 for the 4-bit codes, that adds (15 / 255)^2 = 0.35 % of the
+// variance which 4 bits have put there, times the square of how much wider the range of 256 weights
+// is (docs/performance.md has what was measured).
+//
+// Activations have one scale for each 256 columns too, so that a part is one sum of integers.
+// (With a scale for each 32, prompts of a 1B model were read some 5 % slower.)
+//
+// Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
+// each tile of kTile rows of activations and each part of columns: its dots in int32, in
+// registers, times both scales, plus minimum times the activations' sum, into `out`. Scratch: codes
+// [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each part scales and minima
+// f32 [even rows, odd rows][16].
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/products/q4nx_avx512.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Rows of activations in registers: 6 x 2 dots hide a latency of 4 cycles at 2 dots a cycle, and
+// leave the compiler room; 8 measured 2 % slower, 12 half as fast (GCC 12 spills).
+constexpr int kTile = 6;
+
+constexpr std::int64_t kBytePartBytes = q4nx::kBlockRows * kPartColumns;
+constexpr std::int64_t kByteParts = kMatMulScratchBytes / (kBytePartBytes + 4 * 64);
+
+// Parts of 8-bit codes of 32 rows x 256 columns, with scale and minimum of each.
+struct ByteStretch {
+  const std::byte* codes;
+  const Parameters* parameters;
+  std::int64_t first_part;
+  std::int64_t parts;
+  // Groups with weights: 8 a part but for the last part of a K that fills none.
+  std::int64_t groups;
+};
+
+// Codes of a group of 32 columns as u = (factor * code + offset) / 256 in 16-bit lanes.
+struct CodeMap {
+  __m512i factor;
+  __m512i offset;
+};
+
+// A 32-bit lane's low half in both of its halves.
+inline __m512i twice(__m512i low) {
+  const __m512i index = _mm512_set1_epi32(0x01000100);
+  const __m512i base = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000);
+  return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
+}
+
+// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the part's
+// minimum. A half step is added so that dropping the fraction rounds to nearest.
+inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
+  constexpr int kHalf = 128;
+  const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
+  const __m512i offset = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(minimum, lowest), inverse));
+  return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
+}
+
+// The 4-bit codes of four columns, one in each byte of a lane, `shift` bits up, to 8 bits. Factor
+// times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
+// factor (15 / 2) and the offset (1 / 2) may add, are 65416.
+template <int SHIFT>
+inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
+  const __m512i nibble = _mm512_set1_epi16(0x0f);
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT), nibble);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT + 8), nibble);
+  const __m512i low = _mm512_add_epi16(_mm512_mullo_epi16(even, map.factor), map.offset);
+  const __m512i high = _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset);
+  // The high bytes of both: low's moved down, high's where they are (a | (b & c)).
+  constexpr int kOrAnd = 0xf8;
+  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+}
+
+// The range of 32 rows, as scale and minimum of 8-bit codes; and 256 / scale, 0 where all weights
+// of a row are equal. An infinite weight makes the scale infinite, and so NaN of what it is
+// multiplied with.
+struct ByteRange {
+  Parameters parameters;
+  Rows inverse;
+};
+
+inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
+  const auto inverse = [](__m512 range) {
+    const __mmask16 some = _mm512_cmp_ps_mask(range, _mm512_setzero_ps(), _CMP_GT_OQ);
+    return _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F * 256.0F), range);
+  };
+  const __m512 step = _mm512_set1_ps(1.0F / 255.0F);
+  const Rows range{_mm512_sub_ps(highest.even, lowest.even),
+                   _mm512_sub_ps(highest.odd, lowest.odd)};
+  return {{{_mm512_mul_ps(range.even, step), _mm512_mul_ps(range.odd, step)}, lowest},
+          {inverse(range.even), inverse(range.odd)}};
+}
+
+// Minimum and maximum lose NaN. So lanes are counted in which neither the even nor the odd row has
+// met one: all, nearly always, which is one instruction for two vectors.
+constexpr __mmask16 kAllLanes = 0xffff;
+inline __mmask16 without_nan(__mmask16 lanes, const Rows& rows) {
+  return _mm512_mask_cmp_ps_mask(lanes, rows.even, rows.odd, _CMP_ORD_Q);
+}
+
+// Makes the scales of those of 32 rows NaN of which one of rows(0) .. rows(count - 1) is.
+template <typename RowsAt>
+[[gnu::cold, gnu::noinline]] void mark_nan(std::int64_t count, const RowsAt& rows,
+                                           ByteRange& range) {
+  const __m512 zero = _mm512_setzero_ps();
+  Rows& scale = range.parameters.scale;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Rows some = rows(i);
+    scale.even = _mm512_fmadd_ps(some.even, zero, scale.even);
+    scale.odd = _mm512_fmadd_ps(some.odd, zero, scale.odd);
+  }
+}
+
+// Of `groups` groups of columns.
+inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
+  const auto largest_codes = [&](const Parameters& p) -> Rows {
+    const __m512 largest_code = _mm512_set1_ps(15.0F);
+    return {_mm512_fmadd_ps(p.scale.even, largest_code, p.minimum.even),
+            _mm512_fmadd_ps(p.scale.odd, largest_code, p.minimum.odd)};
+  };
+  Rows lowest = load_parameters(weight, first_group).minimum;
+  Rows highest = lowest;
+  __mmask16 lanes = kAllLanes;
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const Parameters parameters = load_parameters(weight, group);
+    const Rows& minimum = parameters.minimum;
+    const Rows most = largest_codes(parameters);
+    lanes = without_nan(lanes, most);
+    // Some quantisers write negative scales.
+    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, most.even)),
+              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, most.odd))};
+    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, most.even)),
+               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, most.odd))};
+  }
+  ByteRange range = range_of(lowest, highest);
+  if (lanes != kAllLanes) {
+    mark_nan(
+        groups,
+        [&](std::int64_t i) { return largest_codes(load_parameters(weight, first_group + i)); },
+        range);
+  }
+  return range;
+}
+
+// One part of 32 rows to 8-bit codes: `groups` groups of columns.
+inline Parameters unpack_part(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
+                              std::byte* codes) {
+  const ByteRange range = byte_range(weight, first_group, groups);
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const auto [scale, minimum] = load_parameters(weight, group);
+    const Rows& lowest = range.parameters.minimum;
+    const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+    const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    for (int eight = 0; eight < 4; ++eight) {
+      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
+      for (const ColumnIndex& quad : kColumnQuads) {
+        const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
+        _mm512_store_si512(codes, byte_codes<0>(bytes, even));
+        _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
+        codes += 128;
+      }
+    }
+  }
+  return range.parameters;
+}
+
+// The stretch of kByteParts parts (fewer at the end of the row) from `first_part` on.
+inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
+                               const RoundedActivations& a, std::byte* scratch) {
+  const std::int64_t count = std::min(kByteParts, a.groups / kGroupsPerPart - first_part);
+  const std::int64_t first_group = first_part * kGroupsPerPart;
+  const std::int64_t groups = std::min(count * kGroupsPerPart, a.filled_groups - first_group);
+  auto* parameters = reinterpret_cast<Parameters*>(scratch + kByteParts * kBytePartBytes);
+  for (std::int64_t p = 0; p < count; ++p) {
+    const std::int64_t before = p * kGroupsPerPart;
+    parameters[p] =
+        unpack_part(weight, first_group + before, std::min(kGroupsPerPart, groups - before),
+                    scratch + p * kBytePartBytes);
+  }
+  return {scratch, parameters, first_part, count, groups};
+}
+
+// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part
+// with each of `steps` tiles: all at once would be more than the core can ask for. Into L2, because
+// L1 is full.
+class StretchFetch {
+ public:
+  StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
+      : next_(static_cast<const char*>(stretch)), end_(next_ + bytes) {
+    step_ = q4nx::ceil_div(bytes / kLine, steps) * kLine;
+  }
+
+  // Always inline: GCC takes a function that only fetches for one without effect.
+  [[gnu::always_inline]] void step() {
+    const char* until = std::min(next_ + step_, end_);
+    for (; next_ < until; next_ += kLine) _mm_prefetch(next_, _MM_HINT_T1);
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const char* next_;
+  const char* end_;
+  std::int64_t step_;
+};
+
+// The dots of COUNT rows of activations with a part: at most 256 x 255 x 127, far from 2^31.
+template <int COUNT>
+inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
+                     std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {
+  for (std::int64_t g = 0; g < groups; ++g) {
+    for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, codes += 128, x += 4) {
+      const __m512i even = _mm512_load_si512(codes);
+      const __m512i odd = _mm512_load_si512(codes + 64);
+      for (int r = 0; r < COUNT; ++r) {
+        dot_int8(dot[r], even, odd, broadcast_activations(x + r * x_stride));
+      }
+    }
+  }
+}
+
+template <int COUNT>
+void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
+               float* out) {
+  const std::int64_t parts = a.groups / kGroupsPerPart;
+  for (std::int64_t p = 0; p < stretch.parts; ++p) {
+    const std::int64_t part = stretch.first_part + p;
+    IntegerRows dot[COUNT];
+    dot_part<COUNT>(
+        stretch.codes + p * kBytePartBytes,
+        std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
+        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
+        a.padded_k, dot);
+    const Parameters& parameters = stretch.parameters[p];
+    for (int r = 0; r < COUNT; ++r) {
+      const __m512 scale = _mm512_set1_ps(a.scales[(row + r) * parts + part]);
+      const __m512 sum = _mm512_set1_ps(a.sums[(row + r) * parts + part]);
+      const __m512 even = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].even), scale);
+      const __m512 odd = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].odd), scale);
+      float* y = out + r * q4nx::kBlockRows;
+      Rows result;
+      if (part > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
+      result.even = _mm512_fmadd_ps(even, parameters.scale.even, result.even);
+      result.odd = _mm512_fmadd_ps(odd, parameters.scale.odd, result.odd);
+      result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
+      result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
+      if (part + 1 < parts) {  // In the order of the registers until they are complete.
+        _mm512_storeu_ps(y, result.even);
+        _mm512_storeu_ps(y + 16, result.odd);
+      } else {
+        store_rows(result, y);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

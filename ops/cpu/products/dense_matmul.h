@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with dense weights on the CPU: DenseMatMul, and what else is one (MatMul and Gemm with a
+// constant weight, MatMul of two activations, a convolution of patches).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "ops/cpu/cache_bytes.h"
+#include "ops/cpu/step.h"
+
+namespace flownpu::cpu {
+
+// y = activation(X . W + bias) + residual for X f32 [rows][k]. Packs the weight panel by panel, so
+// that its working memory is bounded whatever the weight's size; reads it where it lies.
+class DenseProduct {
+ public:
+  // What to round to; products of a few rows round nothing.
+  DenseProduct(const Context& context, DenseRounding rounding)
+      : context_(context), rounding_(rounding), cache_bytes_(cache_bytes()) {}
+
+  // As the option `activations` says, where the instruction set has dot products.
+  static DenseProduct rounded(const Context& context);
+
+  // 64-byte aligned.
+  std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t m) const;
+  // `epilogue.m` is the weight's.
+  void run(const float* x, std::int64_t rows, const DenseWeight& weight, ProductEpilogue epilogue,
+           std::byte* scratch) const;
+
+ private:
+  struct Work;
+
+  Work take(Scratch& scratch, std::int64_t rows, std::int64_t k, std::int64_t m) const;
+  void round(const float* x, std::int64_t rows, std::int64_t k, Work& work) const;
+  void multiply(const Work& work, std::int64_t first_block, std::int64_t blocks, std::int64_t rows,
+                const ProductEpilogue& epilogue) const;
+
+  Context context_;
+  DenseRounding rounding_;
+  std::int64_t cache_bytes_;
+};
+
+// Throws Error if W is not a constant of two axes, or another operand does not fit it.
+std::unique_ptr<Step> make_dense_matmul(const Node& node, const Context& context);
+// MatMul whose right operand is computed as well, or has other than two axes.
+std::unique_ptr<Step> make_activations_matmul(const Node& node, const Context& context);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Windows that do not overlap, as encoders of images cut them: the patch embedding, a convolution
+// whose kernel is its stride and so a matrix product of the patches, and AveragePool.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ops/cpu/products/dense_matmul.h"
+#include "ops/error.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// Height and width of a window of images [N, C, H, W].
+struct Window {
+  std::int64_t height;
+  std::int64_t width;
+
+  // Windows below and beside one another; pixels that fill none are left out.
+  std::int64_t rows(const Shape& images) const { return images[2] / height; }
+  std::int64_t columns(const Shape& images) const { return images[3] / width; }
+
+  // Throws Unsupported if not one window fits in: ONNX Runtime's AveragePool then cuts it, and its
+  // Conv is an error.
+  void expect_one(const std::string& name, const Shape& images) const {
+    if (images[2] >= height && images[3] >= width) return;
+    unsupported("[", name, "] expected images of at least one window of ", height, " x ", width,
+                ", got ", to_string(images), ": give larger images, or set the provider option ",
+                "on_unsupported to cpu");
+  }
+};
+
+// The window of a node that cuts images into windows side by side; throws Error for others.
+Window window_of(const Node& node, std::vector<std::int64_t> kernel) {
+  std::vector<std::int64_t> strides = node.integers("strides");
+  if (strides.empty()) strides.assign(kernel.size(), 1);
+  if (kernel.size() != 2 || strides != kernel) {
+    fail("[", to_string(node),
+         "] expected windows of two axes side by side: strides = kernel_shape");
+  }
+  if (kernel[0] <= 0 || kernel[1] <= 0)
+    fail("[", to_string(node), "] expected windows of 1 x 1 and more, got ", kernel[0], " x ",
+         kernel[1]);
+  return {kernel[0], kernel[1]};
+}
+
+class PatchConv final : public Step {
+ public:
+  // Pixels are multiplied as they are: the product takes a thousandth of an encoder's time.
+  PatchConv(const Node& node, const Context& context)
+      : context_(context), name_(to_string(node)), product_(context, DenseRounding::kFloat) {
+    const Value* weight = node.input(1);
+    if (!weight->shape) fail("[", name_, "] expected a weight of known shape");
+    const Shape& shape = *weight->shape;
+    window_ = window_of(node, {shape[2], shape[3]});
+    if (const std::vector<std::int64_t> given = node.integers("kernel_shape");
+        !given.empty() && given != std::vector{shape[2], shape[3]}) {
+      fail("[", name_, "] expected kernel_shape to be the weight's, ", shape[2], " x ", shape[3]);
+    }
+    channels_ = shape[1];
+    m_ = shape[0];
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& images = inputs[0].shape;
+    window_.expect_one(name_, images);
+    outputs[0] = Shape{images[0], m_, window_.rows(images), window_.columns(images)};
+  }
+
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    Scratch scratch;
+    const Work work = take(scratch, inputs[0].shape);
+    return scratch.bytes() + product_.scratch_bytes(work.count, k(), m_);
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> memory) const override {
+    Scratch scratch(memory.data());
+    const Shape& images = inputs[0].shape;
+    const Work work = take(scratch, images);
+    const DenseWeight weight{inputs[1].data, DataType::kFloat32, k(), m_, true, nullptr};
+    ProductEpilogue epilogue;
+    epilogue.bias = inputs.size() > 2 ? inputs[2].as<const float>() : nullptr;
+    epilogue.y = work.products;
+    epilogue.m = m_;
+    // Image by image, so that memory is that of one.
+    for (std::int64_t n = 0; n < images[0]; ++n) {
+      gather(inputs[0], n, work);
+      product_.run(work.patches, work.count, weight, epilogue, memory.data() + scratch.bytes());
+      transpose(work, outputs[0].as<float>() + n * m_ * work.count);
+    }
+  }
+
+  std::int64_t multiply_adds() const override { return m_ * k(); }
+
+ private:
+  // One image: patches [count][K], and their products [count][M].
+  struct Work {
+    std::int64_t count;
+    float* patches;
+    float* products;
+  };
+
+  Work take(Scratch& scratch, const Shape& images) const {
+    const std::int64_t count = window_.rows(images) * window_.columns(images);
+    return {count, scratch.take<float>(count * k()), scratch.take<float>(count * m_)};
+  }
+
+  std::int64_t k() const { return channels_ * window_.height * window_.width; }
+
+  // A patch as the weight is ordered: [channel][row][column].
+  void gather(const Tensor& images, std::int64_t image, const Work& work) const {
+    const std::int64_t height = images.shape[2];
+    const std::int64_t width = images.shape[3];
+    const std::int64_t across = window_.columns(images.shape);
+    context_.pool->run(work.count, [&](std::int64_t patch) {
+      float* to = work.patches + patch * k();
+      for (std::int64_t c = 0; c < channels_; ++c) {
+        for (std::int64_t y = 0; y < window_.height; ++y, to += window_.width) {
+          const std::int64_t row =
+              ((image * channels_ + c) * height + patch / across * window_.height + y) * width;
+          std::copy_n(images.as<const float>() + row + patch % across * window_.width,
+                      window_.width, to);
+        }
+      }
+    });
+  }
+
+  void transpose(const Work& work, float* y) const {
+    constexpr std::int64_t kRows = 16;  // A cache line of each product.
+    context_.pool->run(q4nx::ceil_div(m_, kRows), [&](std::int64_t task) {
+      const std::int64_t end = std::min((task + 1) * kRows, m_);
+      for (std::int64_t patch = 0; patch < work.count; ++patch) {
+        for (std::int64_t m = task * kRows; m < end; ++m)
+          y[m * work.count + patch] = work.products[patch * m_ + m];
+      }
+    });
+  }
+
+  Context context_;
+  std::string name_;
+  DenseProduct product_;
+  Window window_{};
+  std::int64_t channels_ = 0;
+  std::int64_t m_ = 0;
+};
+
+class AveragePool final : public Step {
+ public:
+  AveragePool(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        window_(window_of(node, node.integers("kernel_shape"))) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& images = inputs[0].shape;
+    window_.expect_one(name_, images);
+    outputs[0] = Shape{images[0], images[1], window_.rows(images), window_.columns(images)};
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& images = inputs[0].shape;
+    const std::int64_t rows = window_.rows(images);
+    context_.pool->run(images[0] * images[1] * rows, [&](std::int64_t row) {
+      const std::int64_t plane = row / rows;
+      const float* from = inputs[0].as<const float>() +
+                          (plane * images[2] + row % rows * window_.height) * images[3];
+      const std::int64_t columns = window_.columns(images);
+      average(from, images[3], columns, outputs[0].as<float>() + row * columns);
+    });
+  }
+
+ private:
+  // Windows side by side in an image that is `width` wide.
+  void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
+    const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
+    for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {
+      double sum = 0;  // Of a window of any size.
+      for (std::int64_t i = 0; i < window_.height; ++i) {
+        for (std::int64_t j = 0; j < window_.width; ++j) sum += from[i * width + j];
+      }
+      y[column] = static_cast<float>(sum * scale);
+    }
+  }
+
+  Context context_;
+  std::string name_;
+  Window window_;
+};
+
+template <typename Made>
+std::unique_ptr<Step> make(const Node& node, const Context& context) {
+  return std::make_unique<Made>(node, context);
+}
+
+constexpr Port kConv[] = {
+    {.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
+    {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
+    {.name = "B", .types = kFloat, .presence = Presence::kOptional, .shape = "[M]"}};
+constexpr Port kPool[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kConvAttributes[] = {
+    text("auto_pad", "NOTSET|VALID"), integers("dilations", 1, 1), only("group", 1),
+    integers("kernel_shape", 1),      integers("pads", 0, 0),      integers("strides", 1)};
+constexpr AttributeRule kPoolAttributes[] = {text("auto_pad", "NOTSET|VALID"),
+                                             only("ceil_mode", 0),
+                                             flag("count_include_pad"),
+                                             integers("dilations", 1, 1),
+                                             integers("kernel_shape", 1),
+                                             integers("pads", 0, 0),
+                                             integers("strides", 1)};
+
+constexpr Operator kOperators[] = {
+    {{"", "Conv", 1, 22, kConv, kY, kConvAttributes}, make<PatchConv>},
+    {{"", "AveragePool", 7, 22, kPool, kY, kPoolAttributes}, make<AveragePool>},
+};
+
+}  // namespace
+
+std::span<const Operator> patch_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

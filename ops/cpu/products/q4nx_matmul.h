@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMatMul on the CPU; FusedDQP is the same for one row.
+#pragma once
+
+#include <memory>
+
+#include "ops/cpu/step.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::cpu {
+
+// Throws Error if W is not the constant Q4NX weight that M, K and gating announce.
+std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context);
+// As make_q4nx_matmul; its step throws Error for more than one row.
+std::unique_ptr<Step> make_fused_dqp(const Node& node, const Context& context);
+std::unique_ptr<Step> make_q4nx_gather(const Node& node, const Context& context);
+
+// The layout of an input that is a constant Q4NX weight of `row_blocks` rows of blocks and k
+// columns; throws Error if it is none.
+q4nx::Layout q4nx_layout(const Node& node, std::size_t input, std::int64_t row_blocks,
+                         std::int64_t k);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums, means and extremes over axes, and ArgMax: counts of a mask's tokens, the norm of an
+// embedding, the place of a text's last token.
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "ops/cpu/broadcast.h"
+#include "ops/cpu/elements.h"
+#include "ops/cpu/integers.h"
+#include "ops/cpu/step.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// The shape with size 1 where it is reduced, or (not `keep`) without these axes.
+Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
+  Shape reduced;
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    if (!axes.has(axis)) {
+      reduced.append(shape[axis]);
+    } else if (keep) {
+      reduced.append(1);
+    }
+  }
+  return reduced;
+}
+
+// What sums are added up in. Of floats in double: n of them are off by at most n 2^-53 of the sum
+// of their magnitudes, and the rounding of the result to float, so that even 2^29 are right to one
+// ulp of that. Of integers in a type that holds the sum of as many as fit a memory.
+__extension__ typedef __int128 LongInteger;
+template <typename T>
+using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;
+template <typename T>
+using WideSum = std::conditional_t<std::is_integral_v<T>, WideInteger<T>, double>;
+
+// How a reduction starts, goes on by an element, and what it makes of `count` of them.
+struct Sum {
+  template <typename T>
+  using Total = WideSum<T>;
+  template <typename T>
+  static Total<T> start() {
+    return 0;
+  }
+  template <typename T>
+  static Total<T> add(Total<T> sum, T x) {
+    return sum + static_cast<Total<T>>(x);
+  }
+  // An integer that the type does not hold becomes the nearest that it does, as in ONNX Runtime.
+  template <typename T>
+  static T finish(Total<T> sum, std::int64_t /*count*/) {
+    if constexpr (std::is_integral_v<T>) {
+      constexpr Total<T> kLowest = std::numeric_limits<T>::lowest();
+      constexpr Total<T> kHighest = std::numeric_limits<T>::max();
+      return static_cast<T>(sum < kLowest ? kLowest : sum > kHighest ? kHighest : sum);
+    } else {
+      return static_cast<T>(sum);
+    }
+  }
+};
+// Of integers rounded towards zero.
+struct Mean : Sum {
+  template <typename T>
+  static T finish(Total<T> sum, std::int64_t count) {
+    return static_cast<T>(sum / static_cast<Total<T>>(count));
+  }
+};
+// NaN is the result wherever it comes, as in IEEE 754's maximum; in ONNX Runtime it is where it
+// comes first.
+struct Extreme {
+  template <typename T>
+  using Total = T;
+  template <typename T>
+  static T finish(T extreme, std::int64_t /*count*/) {
+    return extreme;
+  }
+};
+struct Largest : Extreme {
+  template <typename T>
+  static T start() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::lowest()
+                                 : -std::numeric_limits<T>::infinity();
+  }
+  template <typename T>
+  static T add(T largest, T x) {
+    return x > largest || is_nan(x) ? x : largest;
+  }
+};
+struct Smallest : Extreme {
+  template <typename T>
+  static T start() {
+    return std::is_integral_v<T> ? std::numeric_limits<T>::max()
+                                 : std::numeric_limits<T>::infinity();
+  }
+  template <typename T>
+  static T add(T smallest, T x) {
+    return x < smallest || is_nan(x) ? x : smallest;
+  }
+};
+
+template <typename Function>
+class Reduce final : public Step {
+ public:
+  Reduce(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)),
+        keep_(node.integer("keepdims", 1) != 0),
+        all_(node.integer("noop_with_empty_axes", 0) == 0),
+        axes_(node.integers("axes")) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    outputs[0] = reduced_shape(inputs[0].shape, axes(inputs), keep_);
+  }
+
+  // A total for each result.
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    const auto results = reduced_shape(inputs[0].shape, axes(inputs), keep_).elements();
+    std::size_t bytes = 0;
+    with_number(inputs[0].type, [&]<typename T> { bytes = sizeof(Total<T>); });
+    return static_cast<std::size_t>(results) * bytes;
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> scratch) const override {
+    with_number(outputs[0].type, [&]<typename T> {
+      reduce<T>(inputs, outputs[0], reinterpret_cast<Total<T>*>(scratch.data()));
+    });
+  }
+
+ private:
+  template <typename T>
+  using Total = typename Function::template Total<T>;
+
+  // Before opset 18 (ReduceSum: 13) axes were an attribute; none are all, unless nothing is asked
+  // for.
+  AxisSet axes(std::span<const Tensor> inputs) const {
+    const Shape& shape = inputs[0].shape;
+    AxisSet axes;
+    if (inputs.size() > 1 && inputs[1].present() && inputs[1].shape.elements() > 0)
+      return axes_in(name_, inputs[1], shape.rank());
+    for (const std::int64_t axis : axes_) axes.add(wrap(name_, axis, shape.rank()));
+    if (axes_.empty() && all_) {
+      for (int axis = 0; axis < shape.rank(); ++axis) axes.add(axis);
+    }
+    return axes;
+  }
+
+  // The output broadcasts to the input: each element goes to where it comes from.
+  template <typename T>
+  void reduce(std::span<const Tensor> inputs, const Tensor& output, Total<T>* totals) const {
+    const Shape& shape = inputs[0].shape;
+    const std::int64_t results = output.shape.elements();
+    if (results == 0) return;
+    const std::int64_t each = shape.elements() / results;
+    if (std::is_same_v<Function, Mean> && std::is_integral_v<T> && each == 0)
+      fail("[", name_, "] expected elements, got none");
+    const Shape kept = reduced_shape(shape, axes(inputs), true);
+    const auto* x = inputs[0].as<const T>();
+    std::fill_n(totals, results, Function::template start<T>());
+    const Broadcast<1> broadcast(shape, {&kept});
+    with_step(broadcast.step(0), [&](auto step) {
+      broadcast.walk(0, shape.elements(), [&](auto first, auto count, const auto& offsets) {
+        Total<T>* to = totals + offsets[0];
+        for (std::int64_t i = 0; i < count; ++i)
+          to[i * step] = Function::template add<T>(to[i * step], x[first + i]);
+      });
+    });
+    std::transform(totals, totals + results, output.as<T>(),
+                   [each](Total<T> total) { return Function::template finish<T>(total, each); });
+  }
+
+  std::string name_;
+  bool keep_;
+  bool all_;
+  std::vector<std::int64_t> axes_;
+};
+
+// As ONNX Runtime has it, NaN is the largest where it comes first, and nowhere else.
+class ArgMax final : public Step {
+ public:
+  ArgMax(const Node& node, const Context& /*context*/)
+      : name_(to_string(node)),
+        axis_(node.integer("axis", 0)),
+        keep_(node.integer("keepdims", 1) != 0),
+        last_(node.integer("select_last_index", 0) != 0) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& shape = inputs[0].shape;
+    AxisSet axes;
+    axes.add(wrap(name_, axis_, shape.rank()));
+    outputs[0] = reduced_shape(shape, axes, keep_);
+    if (outputs[0].elements() > 0 && shape.elements() == 0)
+      fail("[", name_, "] expected elements along axis ", axis_, ", got ", to_string(shape));
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    with_number(inputs[0].type, [&]<typename T> { find<T>(inputs[0], outputs[0]); });
+  }
+
+ private:
+  template <typename T>
+  void find(const Tensor& input, const Tensor& output) const {
+    const Shape& shape = input.shape;
+    const int axis = static_cast<int>(wrap(name_, axis_, shape.rank()));
+    const std::int64_t inner =
+        Shape(shape.begin() + axis + 1, static_cast<std::size_t>(shape.rank() - axis - 1))
+            .elements();
+    const auto* x = input.as<const T>();
+    auto* y = output.as<std::int64_t>();
+    for (std::int64_t i = 0; i < output.shape.elements(); ++i) {
+      const T* line = x + i / inner * shape[axis] * inner + i % inner;
+      std::int64_t best = 0;
+      for (std::int64_t j = 1; j < shape[axis]; ++j) {
+        const T candidate = line[j * inner];
+        const T largest = line[best * inner];
+        if (candidate > largest || (last_ && candidate == largest)) best = j;
+      }
+      y[i] = best;
+    }
+  }
+
+  std::string name_;
+  std::int64_t axis_;
+  bool keep_;
+  bool last_;
+};
+
+constexpr Port kReduced[] = {
+    {.name = "data", .types = kNumbers, .type_letter = 'T'},
+    {.name = "axes", .types = kInt64, .presence = Presence::kOptional, .shape = "[A]"}};
+constexpr Port kResult[] = {{.name = "reduced", .types = kNumbers, .type_letter = 'T'}};
+constexpr AttributeRule kReduce[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1),
+                                     flag("keepdims"), flag("noop_with_empty_axes")};
+constexpr Port kSearched[] = {{.name = "data", .types = kNumbers}};
+constexpr Port kIndex[] = {{.name = "reduced", .types = kInt64}};
+constexpr AttributeRule kArgMax[] = {axis("axis"), flag("keepdims"), flag("select_last_index")};
+
+constexpr Operator kOperators[] = {
+    {{"", "ReduceSum", 1, 13, kReduced, kResult, kReduce}, make<Reduce<Sum>>},
+    {{"", "ReduceMean", 1, 18, kReduced, kResult, kReduce}, make<Reduce<Mean>>},
+    {{"", "ReduceMax", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Largest>>},
+    {{"", "ReduceMin", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Smallest>>},
+    {{"", "ArgMax", 1, 13, kSearched, kIndex, kArgMax}, make<ArgMax>},
+};
+
+}  // namespace
+
+std::span<const Operator> reduce_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

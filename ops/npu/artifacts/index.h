@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Artifacts: the folder of compiled designs that `flownpu build` makes, as the host reads it.
+//
+// `index.words` (aie/artifacts/index.py writes it) lists the arrays, the calls with their host
+// buffers, the host's calls, and the programs (program_record.h). The words of a call are a family
+// (call_family.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/npu/artifacts/call_family.h"
+#include "ops/npu/artifacts/program_record.h"
+
+namespace flownpu::npu {
+
+struct ArrayRecord {
+  std::string name;
+  std::string file;  // relative to the folder
+  std::int64_t crc = 0;
+};
+
+class Artifacts {
+ public:
+  // `emulated`: whether its arrays are to be plans for the emulator rather than xclbins. Throws
+  // DeviceError (kArtifact) if there is no such folder, it was built for the other, or its index is
+  // damaged: it says how to build it.
+  Artifacts(std::string folder, bool emulated);
+
+  const std::string& folder() const { return folder_; }
+  // "npu1", "npu2".
+  const std::string& target() const { return target_; }
+  bool emulated() const { return emulated_; }
+  // What they were built of: changes when any file does.
+  const std::string& identity() const { return identity_; }
+
+  const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
+  const CallRecord& call(std::size_t number) const { return calls_[number]; }
+  const HostCallRecord& host_call(std::size_t number) const { return host_calls_[number]; }
+  // Whether there are programs of a kind, for whatever model.
+  bool has(std::string_view kind) const;
+  // The programs of a kind that are for the model of this node.
+  std::vector<const ProgramRecord*> programs(std::string_view kind, const Node& node) const;
+  // At least one; DeviceError (kArtifact) that says what those that are there are for, and how to
+  // build what is missing.
+  std::vector<const ProgramRecord*> require(std::string_view kind, const Node& node) const;
+  // The path of the call's array, and its words; both are checked against their sums. Throw
+  // DeviceError (kArtifact).
+  std::string array_file(const CallRecord& call) const;
+  CallFamily family(const CallRecord& call) const;
+  // Reads all files of these programs' calls. Throws as those do.
+  void check(std::span<const ProgramRecord* const> programs) const;
+  // `flownpu build` for these: what a message tells the user to type.
+  std::string build_command() const;
+  // Throws DeviceError (kArtifact): why, what to do, and the command for it.
+  [[noreturn]] void refuse(const std::string& why, const std::string& what_to_do) const;
+
+ private:
+  void read_index(std::span<const std::int64_t> words);
+  // The path of a file of the folder, which has this sum.
+  std::string checked(const std::string& file, std::int64_t sum) const;
+
+  std::string folder_;
+  std::string target_;
+  std::string identity_;
+  bool emulated_ = false;
+  std::vector<ArrayRecord> arrays_;
+  std::vector<CallRecord> calls_;
+  std::vector<HostCallRecord> host_calls_;
+  std::vector<ProgramRecord> programs_;
+};
+
+}  // namespace flownpu::npu

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/device.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "ops/cpu/step.h"
+#include "ops/error.h"
+#include "ops/npu/driver/own_folder.h"
+#include "ops/npu/driver/xrt_plugin.h"
+#include "ops/npu/match/layers.h"
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/npu/operators/attention_step.h"
+#include "ops/npu/operators/lowering.h"
+#include "ops/npu/operators/product_step.h"
+#include "ops/npu/run/decoder_layers.h"
+#include "ops/npu/run/encoder_layers.h"
+
+namespace flownpu {
+namespace npu {
+namespace {
+
+// Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
+// version are made anew.
+constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operators 1";
+
+}  // namespace
+
+NpuDevice::NpuDevice(const DeviceOptions& options, bool emulated)
+    : options_(options),
+      emulated_(emulated),
+      host_(make_cpu_device(options)),
+      host_compute_{&cpu::select_kernels(options.cpu_isa),
+                    cpu::ThreadPool::shared(options.threads)} {}
+
+std::string NpuDevice::description() const {
+  const std::lock_guard lock(mutex_);
+  const std::string array = designs_ == nullptr ? "" : designs_->runtime().description() + "; ";
+  return std::string(name()) + " (" + array + "host: " + host_->description() + ")";
+}
+
+std::string NpuDevice::warning() const {
+  if (!emulated_) return host_->warning();
+  return "device = emulate computes what an NPU would, element by element, to test it: it is "
+         "many times slower than one, and than device = cpu";
+}
+
+std::string NpuDevice::unsupported(const Node& node, const Producer& producer) const {
+  return is_layers(node) || is_operator_on_array(node) ? "" : host_->unsupported(node, producer);
+}
+
+std::string NpuDevice::obstacle(std::vector<Judged> graph,
+                                const std::vector<std::string>& outputs) const {
+  return obstacle_of_layers(std::move(graph), outputs);
+}
+
+// Beside the model, unless the option says where.
+std::string NpuDevice::folder(const std::string& model_folder) const {
+  if (!options_.artifacts.empty()) return options_.artifacts;
+  if (model_folder.empty()) {
+    throw DeviceError(Failure::kArtifact,
+                      "[FlowNPU] expected the compiled designs of this model beside it, and it was "
+                      "not read from a file: set the provider option artifacts to their folder");
+  }
+  return (std::filesystem::path(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"))
+      .string();
+}
+
+std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder) const {
+  const std::lock_guard lock(mutex_);
+  if (designs_ == nullptr) designs_ = CompiledDesigns::open(folder(model_folder), emulated_);
+  return designs_;
+}
+
+std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
+  const bool is_alone = is_operator_on_array(node);
+  if (!is_layers(node) && !is_alone) return host_->prepare(node);
+  const std::shared_ptr<CompiledDesigns> designs = open("");
+  try {
+    if (is_alone) return prepare_operator(node, designs);
+    if (is_encoder_layers(node))
+      return std::make_unique<EncoderLayers>(node, designs, host_compute_);
+    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
+    const std::lock_guard lock(mutex_);
+    caches_.push_back(step->caches());
+    return step;
+  } catch (const DeviceError& error) {
+    if (error.failure() != Failure::kMemory) throw;
+    throw DeviceError(error.failure(), std::string(error.what()) + " (the designs in " +
+                                           designs->artifacts().folder() + " ask for it)");
+  }
+}
+
+std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
+                                                  std::shared_ptr<CompiledDesigns> designs) const {
+  const Node of_graph = operator_of_graph(node);
+  std::unique_ptr<Step> host = host_->prepare(of_graph);  // Throws Error for what it does not take.
+  auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
+                                                     host_compute_, threshold());
+  const cpu::Context context = cpu::make_context(options_);
+  if (is_attention(of_graph)) return make_attention_step(node, std::move(programs), context);
+  return make_product_step(node, std::move(programs), std::move(host), context);
+}
+
+std::int64_t NpuDevice::threshold() const {
+  return options_.npu_threshold.value_or(
+      default_threshold(options_.activations, cpu::make_context(options_).pool->threads()));
+}
+
+std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {
+  const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
+  return is_encoder_layers(lowered) ? describe_encoder(lowered, *designs)
+                                    : describe_decoder(lowered, *designs);
+}
+
+Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
+  Lowered lowered = lower_to_layers(std::move(nodes), lowering);
+  const bool before = std::ranges::any_of(lowered.nodes, is_operator_on_array);
+  if (!before && std::ranges::none_of(lowered.nodes, is_operator)) return lowered;
+  try {
+    lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
+  } catch (const DeviceError& error) {
+    if (before) throw;
+    leave_operators(lowered, error.what());
+  }
+  return lowered;
+}
+
+Lowered NpuDevice::lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const {
+  // Exported operators become ours first.
+  Lowered exported = host_->lower(std::move(nodes), lowering);
+  const bool before = std::ranges::any_of(exported.nodes, is_layers);
+  if (!before && !lowering.obstacle.empty()) {
+    exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
+    return exported;
+  }
+  Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
+  const auto layers = std::ranges::find_if(lowered.nodes, is_layers);
+  lowered.summary = exported.summary;
+  if (layers == lowered.nodes.end()) return lowered;
+  try {
+    if (!lowered.summary.empty()) lowered.summary += "; ";
+    lowered.summary += describe(*layers, lowering.model_folder);
+  } catch (const DeviceError& error) {
+    if (before) throw;  // There is no other way to compute it.
+    exported.on_host = left_on_host(exported.nodes, error.what());
+    return exported;
+  }
+  return lowered;
+}
+
+std::string NpuDevice::compatibility(const Lowering& lowering) const {
+  return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
+         open(lowering.model_folder)->artifacts().identity();
+}
+
+void NpuDevice::restore(std::span<const Tensor> tensors) const {
+  std::vector<std::shared_ptr<KvCaches>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::weak_ptr<KvCaches>& caches : caches_) {
+      if (std::shared_ptr<KvCaches> living = caches.lock()) all.push_back(std::move(living));
+    }
+  }
+  for (const Tensor& tensor : tensors) {
+    if (!KvCaches::has_ticket(tensor)) continue;
+    const bool found =
+        std::ranges::any_of(all, [&](const auto& caches) { return caches->restore(tensor); });
+    if (!found)
+      fail("[FlowNPU] a past stands for a KV cache that is gone: begin the conversation anew");
+  }
+}
+
+Counts NpuDevice::counts() const {
+  const std::lock_guard lock(mutex_);
+  return designs_ == nullptr ? Counts{} : designs_->runtime().counts();
+}
+
+}  // namespace npu
+
+bool npu_built_in() { return std::filesystem::exists(npu::own_folder() / npu::kXrtPlugin); }
+
+std::unique_ptr<Device> make_npu_device(const DeviceOptions& options) {
+  return std::make_unique<npu::NpuDevice>(options, false);
+}
+
+std::unique_ptr<Device> make_emulate_device(const DeviceOptions& options) {
+  return std::make_unique<npu::NpuDevice>(options, true);
+}
+
+}  // namespace flownpu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The devices `npu` and `emulate`: the layers of a decoder, or of an encoder of images, and
+// products and attention outside of these, run on the array, or on the emulator by the same path;
+// other nodes run on the host, an inner cpu device.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/npu/artifacts/compiled_designs.h"
+#include "ops/npu/operators/shared_buffers.h"
+#include "ops/npu/run/host_operators.h"
+#include "ops/npu/run/kv_cache.h"
+
+namespace flownpu {
+
+// Whether make_npu_device() can drive an NPU in this build; if not, none is offered to ONNX
+// Runtime.
+bool npu_built_in();
+
+namespace npu {
+
+class NpuDevice final : public Device {
+ public:
+  // Artifacts and runtime are opened when nodes are lowered or prepared.
+  NpuDevice(const DeviceOptions& options, bool emulated);
+
+  std::string_view name() const override { return emulated_ ? "emulate" : "npu"; }
+  std::string description() const override;
+  std::string warning() const override;
+  std::string unsupported(const Node& node, const Producer& producer) const override;
+  std::string unsupported_in_file(const Node& node, const Producer& producer) const override {
+    return host_->unsupported_in_file(node, producer);
+  }
+  std::string obstacle(std::vector<Judged> graph,
+                       const std::vector<std::string>& outputs) const override;
+  std::vector<Contract> contracts() const override { return host_->contracts(); }
+  std::unique_ptr<Step> prepare(const Node& node) const override;
+  // Where the artifacts, the device, or a call for the layers are missing, all that is for the
+  // array is left on the host, with what was said of it as the reason.
+  Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
+  std::string compatibility(const Lowering& lowering) const override;
+  // Throws Error for a tensor that stands for a KV cache that is gone.
+  void restore(std::span<const Tensor> tensors) const override;
+  std::int64_t tokens_at_once(std::int64_t batch) const override {
+    return host_->tokens_at_once(batch);
+  }
+  Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
+  void wait() const override { host_->wait(); }
+
+  // What the array was sent so far; zeros before it was opened.
+  npu::Counts counts() const;
+
+ private:
+  // Throws DeviceError.
+  std::shared_ptr<CompiledDesigns> open(const std::string& model_folder) const;
+  std::string folder(const std::string& model_folder) const;
+  // For the placement line, of DecoderLayers or EncoderLayers. Throws DeviceError.
+  std::string describe(const Node& lowered, const std::string& model_folder) const;
+  // The layers as one node, if there are any.
+  Lowered lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const;
+  std::unique_ptr<Step> prepare_operator(const Node& node,
+                                         std::shared_ptr<CompiledDesigns> designs) const;
+  std::int64_t threshold() const;
+
+  DeviceOptions options_;
+  bool emulated_;
+  std::unique_ptr<Device> host_;
+  HostCompute host_compute_;  // of the same kernels and threads
+  // Of steps that are operators by themselves.
+  std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
+  mutable std::mutex mutex_;  // for what follows
+  mutable std::shared_ptr<CompiledDesigns> designs_;
+  // Of the steps that were prepared: what tensors stand for goes with them.
+  mutable std::vector<std::weak_ptr<KvCaches>> caches_;
+};
+
+}  // namespace npu
+}  // namespace flownpu

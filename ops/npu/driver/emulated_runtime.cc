@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/driver/emulated_runtime.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "aie/emulator/emulator.h"
+#include "ops/npu/driver/counters.h"
+#include "ops/npu/driver/own_folder.h"
+
+namespace flownpu::npu {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+// What a DMA's addresses are multiples of.
+constexpr std::size_t kDmaWord = 4;
+
+// Zeros, which take memory once they are touched. A page that nobody may touch follows, so that who
+// writes past the end is stopped there.
+class Pages {
+ public:
+  explicit Pages(std::size_t bytes) {
+    if (bytes > SIZE_MAX / 2) refuse(bytes);
+    mapped_ = (bytes + kPage - 1) / kPage * kPage + kPage;
+    void* memory =
+        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) refuse(bytes);
+    data_ = static_cast<std::byte*>(memory);
+    mprotect(data_ + mapped_ - kPage, kPage, PROT_NONE);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { munmap(data_, mapped_); }
+
+  std::byte* data() const { return data_; }
+
+ private:
+  [[noreturn]] static void refuse(std::size_t bytes) {
+    throw DeviceError(Failure::kMemory, "[FlowNPU] expected a buffer of " + std::to_string(bytes) +
+                                            " bytes, there is no memory for it; use a shorter "
+                                            "context, or a smaller model");
+  }
+
+  std::size_t mapped_ = 0;
+  std::byte* data_ = nullptr;
+};
+
+class EmulatedBuffer final : public Buffer {
+ public:
+  EmulatedBuffer(std::size_t bytes, std::shared_ptr<Counters> counters)
+      : size_(bytes), host_(bytes), device_(bytes), counters_(std::move(counters)) {
+    counters_->buffer_bytes += size_;
+  }
+  EmulatedBuffer(const EmulatedBuffer&) = delete;
+  EmulatedBuffer& operator=(const EmulatedBuffer&) = delete;
+  ~EmulatedBuffer() override { counters_->buffer_bytes -= size_; }
+
+  std::span<std::byte> bytes() override { return {host_.data(), size_}; }
+  std::span<std::byte> device() { return {device_.data(), size_}; }
+
+  void to_device(std::size_t offset, std::size_t bytes) override {
+    move(device_, host_, offset, bytes);
+    counters_->bytes_to_device += bytes;
+  }
+  void to_host(std::size_t offset, std::size_t bytes) override {
+    move(host_, device_, offset, bytes);
+    counters_->bytes_to_host += bytes;
+  }
+
+ private:
+  void move(const Pages& to, const Pages& from, std::size_t offset, std::size_t bytes) const {
+    if (offset > size_ || bytes > size_ - offset) {
+      fail("[FlowNPU] expected to move bytes of a buffer of ", size_, ", got ", offset, "..",
+           offset + bytes);
+    }
+    if (bytes > 0) std::memcpy(to.data() + offset, from.data() + offset, bytes);
+  }
+
+  std::size_t size_;
+  Pages host_;
+  Pages device_;
+  std::shared_ptr<Counters> counters_;
+};
+
+class EmulatedArray;
+
+// The words, and what they say, which is read again after one has changed.
+class EmulatedSequence final : public Sequence {
+ public:
+  EmulatedSequence(const EmulatedArray& array, std::span<const std::int64_t> words)
+      : array_(&array),
+        words_(words.begin(), words.end()),
+        unsent_(words.size()),
+        program_(emulator::read_sequence(words_)) {}
+
+  void write(std::size_t word, std::int64_t value) override {
+    if (word >= words_.size()) {
+      fail("[FlowNPU] sequence ", program_.name, " has ", words_.size(), " words, got word ", word);
+    }
+    if (words_[word] == value) return;
+    words_[word] = value;
+    changed_ = true;
+    ++unsent_;
+  }
+
+  const EmulatedArray* array() const { return array_; }
+  // What the words say now. Throws words::Error if it is nothing that can be run.
+  const emulator::Sequence& program() {
+    if (changed_) program_ = emulator::read_sequence(words_);
+    changed_ = false;
+    return program_;
+  }
+  // Bytes of words that were changed since they were sent.
+  std::uint64_t send() { return std::exchange(unsent_, 0) * sizeof(std::int64_t); }
+
+ private:
+  const EmulatedArray* array_;
+  std::vector<std::int64_t> words_;
+  std::uint64_t unsent_;
+  bool changed_ = false;
+  emulator::Sequence program_;
+};
+
+// A call, ready to run.
+struct Ready {
+  EmulatedSequence* sequence;
+  const emulator::Sequence* program;
+  std::vector<std::span<std::byte>> buffers;
+};
+
+class EmulatedSubmission final : public Submission {
+ public:
+  explicit EmulatedSubmission(std::optional<DeviceError> error) : error_(std::move(error)) {}
+  void wait(std::chrono::milliseconds /*timeout*/) override {
+    if (error_) throw DeviceError(*error_);
+  }
+
+ private:
+  std::optional<DeviceError> error_;
+};
+
+class EmulatedArray final : public Array {
+ public:
+  EmulatedArray(std::string file, emulator::Array array, const emulator::FindKernel& find_kernel,
+                std::shared_ptr<Counters> counters)
+      : file_(std::move(file)),
+        identity_(array.identity),
+        emulator_(std::move(array), find_kernel),
+        counters_(std::move(counters)) {}
+
+  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override {
+    try {
+      auto sequence = std::make_unique<EmulatedSequence>(*this, words);
+      if (sequence->program().identity == identity_) return sequence;
+    } catch (const words::Error& error) {
+      throw DeviceError(Failure::kArtifact, std::string("[FlowNPU] words for the array ") + file_ +
+                                                ": " + error.what() +
+                                                "; build the model's artifacts again");
+    }
+    throw DeviceError(Failure::kArtifact, "[FlowNPU] expected words for the array " + file_ +
+                                              ", got another's; build the model's artifacts again");
+  }
+
+  std::unique_ptr<Submission> submit(std::span<const Call> calls) {
+    const std::scoped_lock lock(mutex_);
+    if (failed_) {
+      throw DeviceError(Failure::kSubmit,
+                        "[FlowNPU] " + (calls.empty() ? file_ : calls.front().name) +
+                            ": the array is in an unknown state since " + *failed_ +
+                            " failed; close the session and make it again");
+    }
+    std::vector<Ready> ready;
+    ready.reserve(calls.size());
+    for (const Call& call : calls) ready.push_back(prepare(call));
+    ++counters_->dispatches;
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      ++counters_->calls;
+      counters_->word_bytes += ready[i].sequence->send();
+      try {
+        // The host's next dispatch takes its time to come; the next call of this one does not.
+        emulator_.run(*ready[i].program, ready[i].buffers,
+                      {.seed = 0, .settle = i + 1 == calls.size()});
+      } catch (const std::exception& error) {
+        failed_ = calls[i].name;
+        return std::make_unique<EmulatedSubmission>(DeviceError(
+            Failure::kCommand, "[FlowNPU] " + calls[i].name + ": the array ended with an error: " +
+                                   error.what() + "; close the session and make it again"));
+      }
+    }
+    return std::make_unique<EmulatedSubmission>(std::nullopt);
+  }
+
+ private:
+  // Checks all there is to check before the array begins.
+  Ready prepare(const Call& call) {
+    const auto refuse = [&](const auto&... pieces) {
+      std::ostringstream text;
+      ((text << "[FlowNPU] " << call.name << ": ") << ... << pieces);
+      throw DeviceError(Failure::kSubmit, text.str());
+    };
+    auto& sequence = static_cast<EmulatedSequence&>(*call.sequence);
+    if (sequence.array() != this) refuse("expected words for the array ", file_, ", got another's");
+    Ready ready{&sequence, nullptr, {}};
+    try {
+      ready.program = &sequence.program();
+    } catch (const words::Error& error) {
+      refuse("its words were changed, and make no sequence: ", error.what());
+    }
+    const auto& expected = ready.program->buffers;
+    if (expected.size() != call.arguments.size())
+      refuse("expected ", expected.size(), " buffers, got ", call.arguments.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const View& view = call.arguments[i];
+      const std::span<std::byte> device = static_cast<EmulatedBuffer&>(*view.buffer).device();
+      if (view.bytes != expected[i].bytes || view.offset % kDmaWord != 0 ||
+          view.offset > device.size() || view.bytes > device.size() - view.offset) {
+        refuse("expected for buffer ", expected[i].name, " ", expected[i].bytes,
+               " bytes from a multiple of ", kDmaWord, ", got ", view.bytes, " from byte ",
+               view.offset, " of ", device.size());
+      }
+      ready.buffers.push_back(device.subspan(view.offset, view.bytes));
+    }
+    return ready;
+  }
+
+  std::string file_;
+  std::int64_t identity_;
+  std::mutex mutex_;  // for what follows
+  emulator::Emulator emulator_;
+  std::optional<std::string> failed_;  // the call that did
+  std::shared_ptr<Counters> counters_;
+};
+
+class EmulatedRuntime final : public Runtime {
+ public:
+  EmulatedRuntime(std::string target, const aie_host::KernelTable& kernels)
+      : target_(std::move(target)), find_kernel_(emulator::kernels_of(kernels)) {}
+
+  std::string description() const override { return target_ + ", emulated"; }
+
+  std::unique_ptr<npu::Array> load(const std::string& file) override {
+    try {
+      emulator::Array array = emulator::read_array(words::read_words(file));
+      if (array.target != target_) {
+        throw words::Error("expected an array of " + target_ + ", got one of " + array.target);
+      }
+      return std::make_unique<EmulatedArray>(file, std::move(array), find_kernel_, counters_);
+    } catch (const words::Error& error) {
+      throw DeviceError(Failure::kArtifact, "[FlowNPU] " + file + ": " + error.what() +
+                                                "; build the model's artifacts again");
+    }
+  }
+
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
+    return std::make_unique<EmulatedBuffer>(bytes, counters_);
+  }
+
+  std::unique_ptr<Submission> submit(npu::Array& array, std::span<const Call> calls) override {
+    return static_cast<EmulatedArray&>(array).submit(calls);
+  }
+
+  Counts counts() const override { return counters_->read(); }
+
+ private:
+  std::string target_;
+  emulator::FindKernel find_kernel_;
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+};
+
+}  // namespace
+
+std::unique_ptr<Runtime> open_emulated_runtime(const std::string& target,
+                                               const std::string& kernels) {
+  if (target != "npu1" && target != "npu2")
+    throw DeviceError(Failure::kArtifact,
+                      "[FlowNPU] expected artifacts of npu1 or npu2, got those of " + target);
+  const std::filesystem::path folder =
+      kernels.empty() ? own_folder() : std::filesystem::path(kernels);
+  const std::filesystem::path library =
+      folder / (target == "npu2" ? "libflownpu_aie_xdna2.so" : "libflownpu_aie_xdna.so");
+  try {
+    return std::make_unique<EmulatedRuntime>(target, emulator::load_kernels(library.string()));
+  } catch (const words::Error& error) {
+    throw DeviceError(Failure::kNoDevice,
+                      "[FlowNPU] expected the NPU's kernels, compiled for this machine, in " +
+                          library.string() + ": " + error.what() +
+                          "; install FlowNPU again, which brings them along");
+  }
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/driver/xrt_runtime.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ops/npu/driver/counters.h"
+#include "ops/npu/driver/xrt_abi.h"
+#include "ops/npu/driver/xrt_plugin.h"
+
+namespace flownpu::npu {
+namespace {
+
+using xrt_abi::Status;
+
+// The plugin's table and what is counted; what the runtime made may outlive it.
+struct Connection {
+  explicit Connection(const xrt_abi::Table& plugin) : table(plugin) {}
+  const xrt_abi::Table& table;
+  Counters counters;
+};
+
+class XrtBuffer final : public Buffer {
+ public:
+  XrtBuffer(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::size_t size)
+      : connection_(std::move(connection)), size_(size) {
+    ErrorText error;
+    void* host = nullptr;
+    error.check(connection_->table.make_buffer(device, size, &handle_, &host, error.text()),
+                "a buffer of " + std::to_string(size) + " bytes on the NPU");
+    host_ = static_cast<std::byte*>(host);
+    connection_->counters.buffer_bytes += size_;
+  }
+  ~XrtBuffer() override {
+    connection_->counters.buffer_bytes -= size_;
+    connection_->table.free_buffer(handle_);
+  }
+  XrtBuffer(const XrtBuffer&) = delete;
+  XrtBuffer& operator=(const XrtBuffer&) = delete;
+
+  std::span<std::byte> bytes() override { return {host_, size_}; }
+  void to_device(std::size_t offset, std::size_t bytes) override {
+    move(xrt_abi::Direction::kToDevice, offset, bytes, connection_->counters.bytes_to_device);
+  }
+  void to_host(std::size_t offset, std::size_t bytes) override {
+    move(xrt_abi::Direction::kToHost, offset, bytes, connection_->counters.bytes_to_host);
+  }
+  xrt_abi::Buffer* handle() const { return handle_; }
+
+ private:
+  void move(xrt_abi::Direction direction, std::size_t offset, std::size_t bytes,
+            std::atomic<std::uint64_t>& count) {
+    if (offset > size_ || bytes > size_ - offset) {
+      fail("[FlowNPU] expected to move bytes of a buffer of ", size_, ", got ", offset, "..",
+           offset + bytes);
+    }
+    if (bytes == 0) return;
+    ErrorText error;
+    error.check(connection_->table.move(handle_, direction, offset, bytes, error.text()),
+                "a transfer of " + std::to_string(bytes) + " bytes");
+    count += bytes;
+  }
+
+  std::shared_ptr<Connection> connection_;
+  std::size_t size_;
+  xrt_abi::Buffer* handle_ = nullptr;
+  std::byte* host_ = nullptr;
+};
+
+// A word of the controller; words are kept wide for the emulator's sake.
+std::uint32_t word_of(std::int64_t value) {
+  if (value < 0 || value > std::numeric_limits<std::uint32_t>::max()) {
+    throw DeviceError(Failure::kArtifact,
+                      "[FlowNPU] expected instructions of 32 bits for the NPU, got " +
+                          std::to_string(value) +
+                          "; build the designs with `flownpu build MODEL --for xclbin`");
+  }
+  return static_cast<std::uint32_t>(value);
+}
+
+// An array in the plugin; what was made of it may outlive the runtime's.
+class SharedArray {
+ public:
+  SharedArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)
+      : connection_(std::move(connection)), file_(std::move(file)) {
+    ErrorText error;
+    error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
+                                              error.text()),
+                file_);
+  }
+  ~SharedArray() { connection_->table.free_array(handle_); }
+  SharedArray(const SharedArray&) = delete;
+  SharedArray& operator=(const SharedArray&) = delete;
+
+  Connection& connection() const { return *connection_; }
+  const std::string& file() const { return file_; }
+  xrt_abi::Array* handle() const { return handle_; }
+  std::size_t most_buffers() const { return most_buffers_; }
+
+  // `name`: the call that left it in an unknown state.
+  void fail_since(const std::string& name) {
+    const std::scoped_lock lock(mutex_);
+    if (failed_.empty()) failed_ = name;
+  }
+  std::string failed() const {
+    const std::scoped_lock lock(mutex_);
+    return failed_;
+  }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  std::string file_;
+  xrt_abi::Array* handle_ = nullptr;
+  std::size_t most_buffers_ = 0;
+  mutable std::mutex mutex_;
+  std::string failed_;
+};
+
+class XrtSequence final : public Sequence {
+ public:
+  XrtSequence(std::shared_ptr<SharedArray> array, std::span<const std::int64_t> words)
+      : array_(std::move(array)), table_(array_->connection().table), size_(words.size()) {
+    std::vector<std::uint32_t> narrow(words.size());
+    std::transform(words.begin(), words.end(), narrow.begin(), word_of);
+    ErrorText error;
+    error.check(table_.make_sequence(array_->handle(), narrow.data(), narrow.size(), &handle_,
+                                     error.text()),
+                "words for the array " + array_->file());
+  }
+  ~XrtSequence() override { table_.free_sequence(handle_); }
+  XrtSequence(const XrtSequence&) = delete;
+  XrtSequence& operator=(const XrtSequence&) = delete;
+
+  void write(std::size_t word, std::int64_t value) override {
+    if (word >= size_) fail("[FlowNPU] a sequence has ", size_, " words, got word ", word);
+    ErrorText error;
+    error.check(table_.write_word(handle_, word, word_of(value), error.text()),
+                "word " + std::to_string(word) + " of a sequence");
+  }
+  const SharedArray* array() const { return array_.get(); }
+  xrt_abi::Sequence* handle() const { return handle_; }
+
+ private:
+  std::shared_ptr<SharedArray> array_;
+  const xrt_abi::Table& table_;
+  std::size_t size_;
+  xrt_abi::Sequence* handle_ = nullptr;
+};
+
+class XrtArray final : public Array {
+ public:
+  explicit XrtArray(std::shared_ptr<SharedArray> shared) : shared_(std::move(shared)) {}
+  std::unique_ptr<Sequence> sequence(std::span<const std::int64_t> words) override {
+    return std::make_unique<XrtSequence>(shared_, words);
+  }
+  std::size_t most_buffers() const override { return shared_->most_buffers(); }
+  const std::shared_ptr<SharedArray>& shared() const { return shared_; }
+
+ private:
+  std::shared_ptr<SharedArray> shared_;
+};
+
+[[noreturn]] void refuse_call(const std::string& name, const std::string& reason) {
+  throw DeviceError(Failure::kSubmit, "[FlowNPU] " + name + ": " + reason);
+}
+
+// Calls as the plugin takes them.
+class FlatCalls {
+ public:
+  FlatCalls(const SharedArray& array, std::span<const Call> calls) : views_(calls.size()) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      auto& sequence = static_cast<XrtSequence&>(*calls[i].sequence);
+      if (sequence.array() != &array) {
+        refuse_call(calls[i].name,
+                    "expected words for the array " + array.file() + ", got another's");
+      }
+      if (calls[i].arguments.size() > array.most_buffers()) {
+        refuse_call(calls[i].name,
+                    "the array " + array.file() + " takes " + std::to_string(array.most_buffers()) +
+                        " buffers, and the call has " + std::to_string(calls[i].arguments.size()));
+      }
+      for (const View& view : calls[i].arguments) views_[i].push_back(flatten(view, calls[i].name));
+      calls_.push_back({sequence.handle(), views_[i].data(), views_[i].size()});
+    }
+  }
+  const xrt_abi::Call* data() const { return calls_.data(); }
+  std::size_t size() const { return calls_.size(); }
+
+ private:
+  static xrt_abi::View flatten(const View& view, const std::string& name) {
+    auto& buffer = static_cast<XrtBuffer&>(*view.buffer);
+    const std::size_t size = buffer.bytes().size();
+    if (view.bytes == 0 || view.offset % kDmaWord != 0 || view.offset > size ||
+        view.bytes > size - view.offset) {
+      refuse_call(name, "expected bytes of a buffer of " + std::to_string(size) +
+                            " from a multiple of " + std::to_string(kDmaWord) + ", got " +
+                            std::to_string(view.bytes) + " from byte " +
+                            std::to_string(view.offset));
+    }
+    return {buffer.handle(), view.offset, view.bytes};
+  }
+
+  // What a DMA's addresses are multiples of.
+  static constexpr std::size_t kDmaWord = 4;
+
+  std::vector<std::vector<xrt_abi::View>> views_;
+  std::vector<xrt_abi::Call> calls_;
+};
+
+class XrtSubmission final : public Submission {
+ public:
+  XrtSubmission(std::shared_ptr<SharedArray> array, std::span<const Call> calls)
+      : array_(std::move(array)), table_(array_->connection().table) {
+    for (const Call& call : calls) names_.push_back(call.name);
+    if (const std::string failed = array_->failed(); !failed.empty()) {
+      refuse_call(names_.empty() ? array_->file() : names_.front(),
+                  "the array is in an unknown state since " + failed +
+                      " failed; close the session and make it again");
+    }
+    const FlatCalls flat(*array_, calls);
+    ErrorText error;
+    std::size_t word_bytes = 0;
+    const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,
+                                        &word_bytes, error.text());
+    // Of several calls some may have run.
+    if (status != Status::kOk && flat.size() > 1) array_->fail_since(all_names());
+    error.check(status, all_names());
+    Counters& counters = array_->connection().counters;
+    counters.dispatches += 1;
+    counters.calls += flat.size();
+    counters.word_bytes += word_bytes;
+  }
+  ~XrtSubmission() override {
+    if (!table_.free_submission(handle_)) array_->fail_since(all_names());
+  }
+  XrtSubmission(const XrtSubmission&) = delete;
+  XrtSubmission& operator=(const XrtSubmission&) = delete;
+
+  void wait(std::chrono::milliseconds timeout) override {
+    if (error_) throw DeviceError(*error_);
+    // For XRT 0 is for ever.
+    const auto limit =
+        std::clamp<std::int64_t>(timeout.count(), 1, std::numeric_limits<std::int32_t>::max());
+    ErrorText error;
+    std::size_t failed = names_.size();
+    const Status status =
+        table_.wait(handle_, static_cast<std::uint32_t>(limit), &failed, error.text());
+    const std::string name = failed < names_.size() ? names_[failed] : all_names();
+    try {
+      error.check(status, name);
+    } catch (const DeviceError& raised) {
+      array_->fail_since(name);
+      error_ = raised;
+      throw;
+    }
+  }
+
+ private:
+  std::string all_names() const {
+    if (names_.empty()) return array_->file();
+    return names_.size() == 1 ? names_.front() : names_.front() + " .. " + names_.back();
+  }
+
+  std::shared_ptr<SharedArray> array_;
+  const xrt_abi::Table& table_;
+  std::vector<std::string> names_;
+  xrt_abi::Submission* handle_ = nullptr;
+  std::optional<DeviceError> error_;
+};
+
+class XrtRuntime final : public Runtime {
+ public:
+  explicit XrtRuntime(const xrt_abi::Table& table)
+      : connection_(std::make_shared<Connection>(table)) {
+    ErrorText error;
+    std::array<char, 256> description{};
+    error.check(table.open_device(&device_, {description.data(), description.size()}, error.text()),
+                "device 'npu'");
+    description_ = description.data();
+  }
+  ~XrtRuntime() override { connection_->table.free_device(device_); }
+  XrtRuntime(const XrtRuntime&) = delete;
+  XrtRuntime& operator=(const XrtRuntime&) = delete;
+
+  std::string description() const override { return description_; }
+  std::unique_ptr<Array> load(const std::string& file) override {
+    return std::make_unique<XrtArray>(std::make_shared<SharedArray>(connection_, device_, file));
+  }
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
+    return std::make_unique<XrtBuffer>(connection_, device_, bytes);
+  }
+  std::unique_ptr<Submission> submit(Array& array, std::span<const Call> calls) override {
+    return std::make_unique<XrtSubmission>(static_cast<XrtArray&>(array).shared(), calls);
+  }
+  Counts counts() const override { return connection_->counters.read(); }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  xrt_abi::Device* device_ = nullptr;
+  std::string description_;
+};
+
+}  // namespace
+
+std::unique_ptr<Runtime> open_xrt_runtime(const std::string& plugin) {
+  return std::make_unique<XrtRuntime>(load_xrt_plugin(plugin));
+}
+
+}  // namespace flownpu::npu

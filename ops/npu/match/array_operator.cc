@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/match/array_operator.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/npu/nodes/encoder_shape.h"
+#include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/weights/dense.h"
+#include "ops/npu/weights/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+// Operators and their stems.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kStems{{
+    {"Q4NXMatMul", "q4nx_matmul"},
+    {"FusedDQP", "fused_dqp"},
+    {"DenseMatMul", "dense_matmul"},
+    {"FlowQKVAttention", "flow_qkv_attention"},
+    {"FlowKVAttention", "flow_kv_attention"},
+}};
+
+const std::string_view* stem_of(const Node& node) {
+  const auto* found =
+      std::ranges::find_if(kStems, [&](const auto& entry) { return entry.first == node.op_type; });
+  return found == kStems.end() ? nullptr : &found->second;
+}
+
+Node sizes_of(const Node& node) {
+  Node sizes;
+  sizes.name = node.name;
+  sizes.op_type = *stem_of(node);
+  sizes.domain = kNpuDomain;
+  return sizes;
+}
+
+// Of axes first .. end - 1; 0 if one is not known.
+std::int64_t known_elements(const Value& value, int first, int end) {
+  if (!value.shape || value.shape->rank() < end) return 0;
+  std::int64_t count = 1;
+  for (int axis = first; axis < end; ++axis)
+    count *= std::max<std::int64_t>((*value.shape)[axis], 0);
+  return count;
+}
+
+ArrayOperator describe_product(const Node& node) {
+  DenseProjection product{.has_bias = false};
+  if (is_dense_product(node)) {
+    const Value* weight = node.input(1);
+    if (weight == nullptr || weight->constant == nullptr || shape_of(weight).rank() != 2)
+      fail(to_string(node), ": expected W to be an initializer of two axes");
+    const bool transposed = node.integer("transposed", 0) != 0;
+    product.inner = shape_of(weight)[transposed ? 1 : 0];
+    product.columns = shape_of(weight)[transposed ? 0 : 1];
+  } else {
+    const bool gated = node.text("gating", "none") != "none";
+    product.inner = node.required_integer("K");
+    product.columns =
+        q4nx::row_blocks(node.required_integer("M")) * (gated ? 2 : 1) * q4nx::kBlockRows;
+  }
+  Node sizes = sizes_of(node);
+  sizes.attributes["inner"] = product.inner;
+  sizes.attributes["columns"] = product.columns;
+  const Shape x = shape_of(node.input(0));
+  return {.sizes = {std::move(sizes)},
+          .multiply_adds = product.inner * product.columns,
+          .rows = x.rank() == 0 ? 0 : known_elements(*node.input(0), 0, x.rank() - 1)};
+}
+
+void refuse_input(const Node& node, std::size_t input, const char* what) {
+  if (node.input(input) != nullptr)
+    fail(to_string(node), ": expected no ", what, ", which the array's attention has not");
+}
+
+ArrayOperator describe_attention(const Node& node) {
+  refuse_input(node, kHeadSink, "head_sink");
+  refuse_input(node, kBidirectionalBlocks, "bidirectional_blocks");
+  if (node.number("softcap", 0.0F) > 0.0F)
+    fail(to_string(node), ": expected no softcap, which the array's attention has not");
+  const bool causal = node.integer("causal", 1) != 0;
+  const bool masked = node.input(kAttentionBias) != nullptr;
+  if (masked && causal)
+    fail(to_string(node),
+         ": expected no attention_bias beside a causal mask, which the array's attention has not");
+  const std::int64_t heads = node.required_integer("num_heads");
+  const std::int64_t head_size = node.required_integer("head_size");
+  Node sizes = sizes_of(node);
+  sizes.attributes = {
+      {"num_heads", heads},
+      {"kv_num_heads", node.integer("kv_num_heads", heads)},
+      {"head_size", head_size},
+      {"local_window_size", std::max<std::int64_t>(node.integer("local_window_size", -1), 0)},
+      {"causal", std::int64_t{causal}}};
+  ArrayOperator found{.sizes = {sizes}, .multiply_adds = 2 * heads * head_size};
+  if (masked) {
+    sizes.attributes["causal"] = std::int64_t{1};
+    found.sizes.push_back(std::move(sizes));
+  }
+  const std::int64_t tokens = known_elements(*node.input(kQuery), 1, 2);
+  if (node.input(kPastKey) == nullptr)
+    found.rows = known_elements(*node.input(kQuery), 0, 1) * tokens * tokens;
+  return found;
+}
+
+// Wide blocks, and rows of blocks of zeros up to what GEMM makes at least.
+Packed pack_blocks(const Node& product) {
+  const Q4NXWeight weight = read_q4nx_weight(product);
+  const DenseProjection sizes{.inner = weight.columns,
+                              .columns = weight.row_blocks() * q4nx::kBlockRows,
+                              .has_bias = false};
+  const auto rows = static_cast<std::size_t>(sizes.padded_columns() / q4nx::kBlockRows);
+  return {"weights", rows * weight.wide_row_bytes(),
+          [weight, owner = product.inputs[1].owner](std::span<std::byte> memory) {
+            PackedWriter writer(memory);
+            for (std::int64_t row = 0; row < weight.row_blocks(); ++row)
+              write_wide_row(weight, row, writer.take(weight.wide_row_bytes()));
+            writer.zeros(memory.size() -
+                         static_cast<std::size_t>(weight.row_blocks()) * weight.wide_row_bytes());
+          }};
+}
+
+Packed pack_panels(const Node& product) {
+  const DenseWeight weight = read_dense_weight(product);
+  const DenseProjection sizes{.inner = weight.inner, .columns = weight.columns, .has_bias = false};
+  return {"weights", sizes.bytes(),
+          [weight, rows = sizes.padded_rows()](std::span<std::byte> memory) {
+            write_panels(weight, rows, memory);
+          }};
+}
+
+}  // namespace
+
+bool is_operator(const Node& node) { return node.domain == kDomain && stem_of(node) != nullptr; }
+
+bool is_operator_on_array(const Node& node) {
+  return node.domain == kNpuDomain && stem_of(node) != nullptr;
+}
+
+ArrayOperator describe_operator(const Node& node) {
+  const Node of_graph = operator_of_graph(node);
+  return is_attention(of_graph) ? describe_attention(of_graph) : describe_product(of_graph);
+}
+
+Node operator_on_array(Node node) {
+  if (is_dense_product(node)) {
+    node.packed.push_back(pack_panels(node));
+  } else if (is_projection(node)) {
+    node.packed.push_back(pack_blocks(node));
+  }
+  node.domain = kNpuDomain;
+  return node;
+}
+
+Node operator_of_graph(Node node) {
+  node.domain = kDomain;
+  node.packed.clear();
+  return node;
+}
+
+// A dispatch takes some 50 us, and a change of the array's configuration 2.7 ms at least (published
+// for XRT's hardware contexts, warm), which operators by themselves need before most dispatches. A
+// core of the host makes 450 GOP/s of int8, and 232 GFLOP/s of bf16 (Zen 4 with AVX-512, measured);
+// a multiply-add is two of these. What the array takes to compute comes on top.
+std::int64_t default_threshold(Activations activations, int threads) {
+  constexpr double kSeconds = 50e-6 + 2.7e-3;
+  const double of_a_core = activations == Activations::kInt8 ? 450e9 / 2 : 232e9 / 2;
+  return static_cast<std::int64_t>(kSeconds * of_a_core * threads);
+}
+
+}  // namespace flownpu::npu

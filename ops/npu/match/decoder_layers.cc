@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/match/decoder_layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/npu/match/graph_walk.h"
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/npu/weights/pack_decoder.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+// A pass over the residual stream: what comes in is added (normalised first, with post-norms), and
+// the sum is normalised.
+struct Entry {
+  const Node* norm = nullptr;
+  std::string_view sum;         // the residual stream
+  std::string_view normalised;  // what the next projection reads
+  std::vector<const float*> weights;
+};
+
+class Matcher {
+ public:
+  explicit Matcher(const GraphWalk& graph) : graph_(graph) {}
+
+  // Throws Error that names the node in the way.
+  void match(const Node& first_attention);
+
+  DecoderShape shape;
+  DecoderConstants constants;
+  std::unordered_set<const Node*> taken;
+  const Node* first_norm = nullptr;
+  std::vector<const Node*> attentions;
+  const Node* head = nullptr;
+
+ private:
+  Entry first_entry(const Node& attention);
+  Entry layer(const Entry& entry);
+  void attend(const Node& attention, LayerConstants& layer);
+  void read_attention_sizes(const Node& attention);
+  void check_attention(const Node& attention) const;
+  Entry next_entry(const Entry& entry, const Node& projection);
+  const Node* post_norm(const Node& projection);
+  void finish(const Entry& entry);
+  void check_last_token(const Node& selection) const;
+
+  void take(const Node& node);
+  const Node& projection(std::string_view x, const char* what);
+  void check_product(const Node& node, const Projection& expected) const;
+  const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
+  void check_epsilon(const Node& node, float epsilon);
+  std::int64_t table_of(const Node& attention);
+
+  const GraphWalk& graph_;
+  std::vector<std::pair<std::string_view, std::string_view>> tables_;
+  bool sizes_known_ = false;
+};
+
+void Matcher::take(const Node& node) { taken.insert(&node); }
+
+const Node& Matcher::projection(std::string_view x, const char* what) {
+  const Node& node = graph_.only_reader(x, what);
+  if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
+  if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
+  if (node.input(2) != nullptr || node.input(3) != nullptr)
+    fail(to_string(node), ": expected neither bias nor residual in ", what);
+  take(node);
+  return node;
+}
+
+void Matcher::check_product(const Node& node, const Projection& expected) const {
+  const std::int64_t m = node.required_integer("M");
+  const std::int64_t k = node.required_integer("K");
+  const std::string gating = node.text("gating", "none");
+  const std::string wanted = expected.gated ? shape.activation : "none";
+  if (m == expected.rows && k == expected.columns && gating == wanted) return;
+  fail(to_string(node), ": expected M = ", expected.rows, ", K = ", expected.columns,
+       " and gating = ", wanted, " as in the layers before, got ", m, ", ", k, " and ", gating);
+}
+
+const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int64_t size) const {
+  const Value* weight = node.input(input);
+  if (weight == nullptr || weight->constant == nullptr || weight->type != DataType::kFloat32 ||
+      !weight->shape || !(*weight->shape == Shape{size})) {
+    fail(to_string(node), ": expected a weight that is an initializer, float [", size, "]");
+  }
+  return static_cast<const float*>(weight->constant);
+}
+
+void Matcher::check_epsilon(const Node& node, float epsilon) {
+  if (shape.epsilon == 0) shape.epsilon = epsilon;
+  if (epsilon != shape.epsilon)
+    fail(to_string(node), ": expected the epsilon of all norms to be ", shape.epsilon, ", got ",
+         epsilon);
+}
+
+// --- Attention -----------------------------------------------------------------------------------
+
+std::int64_t Matcher::table_of(const Node& attention) {
+  const Value* cosine = attention.input(kCosCache);
+  const Value* sine = attention.input(kSinCache);
+  for (const Value* value : {cosine, sine}) {
+    const Shape* found = value != nullptr && value->shape ? &*value->shape : nullptr;
+    if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
+        found->rank() != 2 || (*found)[1] != shape.head_size / 2 ||
+        (shape.positions != 0 && (*found)[0] != shape.positions)) {
+      fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
+           shape.positions == 0 ? "positions" : std::to_string(shape.positions), ", ",
+           shape.head_size / 2, "]");
+    }
+    shape.positions = (*found)[0];
+  }
+  const std::pair<std::string_view, std::string_view> names{cosine->name, sine->name};
+  const auto known = std::ranges::find(tables_, names);
+  const auto index = known - tables_.begin();
+  if (known == tables_.end()) {
+    tables_.push_back(names);
+    constants.rotary.push_back(
+        {static_cast<const float*>(cosine->constant), static_cast<const float*>(sine->constant)});
+  }
+  return index;
+}
+
+void Matcher::read_attention_sizes(const Node& attention) {
+  const std::int64_t heads = attention.required_integer("num_heads");
+  const std::int64_t kv_heads = attention.integer("kv_num_heads", heads);
+  const std::int64_t head_size = attention.required_integer("head_size");
+  float scale = attention.number("scale", 0);
+  if (scale == 0) scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size)));
+  const bool qk_norm = attention.input(kQNormWeight) != nullptr;
+  if (!sizes_known_) {
+    shape.heads = heads;
+    shape.kv_heads = kv_heads;
+    shape.head_size = head_size;
+    shape.scale = scale;
+    shape.qk_norm = qk_norm;
+    shape.blocks = attention.input(kBidirectionalBlocks) != nullptr;
+  }
+  if (heads != shape.heads || kv_heads != shape.kv_heads || head_size != shape.head_size ||
+      scale != shape.scale || qk_norm != shape.qk_norm) {
+    fail(to_string(attention), ": expected ", shape.heads, " heads, ", shape.kv_heads,
+         " KV heads of ", shape.head_size, ", scale ", shape.scale,
+         shape.qk_norm ? " and a QK-norm" : " and no QK-norm", " as in the layers before, got ",
+         heads, ", ", kv_heads, ", ", head_size, ", ", scale,
+         qk_norm ? " and a QK-norm" : " and no QK-norm");
+  }
+}
+
+// What the array's attention does not do.
+void Matcher::check_attention(const Node& attention) const {
+  const auto expect = [&](bool fits, const char* what) {
+    if (!fits) fail(to_string(attention), ": expected ", what);
+  };
+  expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
+  expect(attention.input(kPositionIds) == nullptr, "no position_ids");
+  expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
+  expect(attention.input(kHeadSink) == nullptr, "no head_sink: the array has none");
+  expect(attention.integer("causal", 1) != 0, "causal = 1");
+  expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
+  expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
+  expect(attention.number("softcap", 0) == 0, "no softcap: the array has none");
+  expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
+         "norms of both queries and keys, or none");
+  for (const std::size_t past : {kPastKey, kPastValue})
+    expect(attention.input(past) != nullptr, "past_key and past_value");
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength})
+    expect(attention.input(length) != nullptr, "seqlens_k and total_sequence_length");
+  for (const std::size_t present : {kPresentKey, kPresentValue}) {
+    expect(attention.has_output(present), "present_key and present_value");
+    // They are known once all layers have run.
+    expect(graph_.readers(attention.outputs[present].name).empty(),
+           "that nothing in the graph reads present_key and present_value");
+  }
+  const Node& first = attentions.empty() ? attention : *attentions.front();
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength}) {
+    expect(attention.inputs[length].name == first.inputs[length].name,
+           "seqlens_k and total_sequence_length of all layers to be the same values");
+  }
+  const Value* blocks = attention.input(kBidirectionalBlocks);
+  const Value* first_blocks = first.input(kBidirectionalBlocks);
+  expect(blocks == nullptr ? first_blocks == nullptr
+                           : first_blocks != nullptr && blocks->name == first_blocks->name,
+         "bidirectional_blocks of all layers to be the same value, or none of any");
+  const Value& past = attention.inputs[kPastKey];
+  expect(!past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,
+         "a batch of one: the array computes one sequence");
+}
+
+void Matcher::attend(const Node& attention, LayerConstants& layer) {
+  check_attention(attention);
+  read_attention_sizes(attention);
+  LayerKind kind;
+  kind.window = std::max<std::int64_t>(attention.integer("local_window_size", -1), 0);
+  kind.window_sized_cache = attention.integer("sliding_window_cache", 0) != 0;
+  kind.table = table_of(attention);
+  shape.layers.push_back(kind);
+  take(attention);
+  attentions.push_back(&attention);
+  if (!shape.qk_norm) return;
+  layer.qk_norm = {norm_weight(attention, kQNormWeight, shape.head_size),
+                   norm_weight(attention, kKNormWeight, shape.head_size)};
+  check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
+}
+
+// --- Layers --------------------------------------------------------------------------------------
+
+Entry Matcher::first_entry(const Node& attention) {
+  const Node* projection = graph_.producer(attention.inputs[kQuery].name);
+  if (projection == nullptr || !is_projection(*projection)) {
+    fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values");
+  }
+  const Node* norm = graph_.producer(projection->inputs[0].name);
+  if (norm == nullptr || !is_norm(*norm)) {
+    fail(to_string(*projection),
+         ": expected a SimplifiedLayerNormalization before the first layer's QKV projection");
+  }
+  shape.hidden = projection->required_integer("K");
+  check_epsilon(*norm, norm->number("epsilon", 1e-5F));
+  take(*norm);
+  first_norm = norm;
+  return {.norm = norm,
+          .sum = norm->inputs[0].name,
+          .normalised = norm->outputs[0].name,
+          .weights = {norm_weight(*norm, 1, shape.hidden)}};
+}
+
+// The norm of a projection's output before it is added, or null.
+const Node* Matcher::post_norm(const Node& projection) {
+  const Node& reader = graph_.only_reader(projection.outputs[0].name, "a norm with the residual");
+  const bool found = is_norm(reader);
+  if (!sizes_known_ && attentions.size() == 1 && shape.feed_forward == 0) shape.post_norms = found;
+  if (found == shape.post_norms) {
+    if (found) take(reader);
+    return found ? &reader : nullptr;
+  }
+  fail(to_string(reader), ": expected ",
+       shape.post_norms ? "a SimplifiedLayerNormalization" : "a SkipSimplifiedLayerNormalization",
+       " after ", to_string(projection), ", as after the projections before");
+}
+
+Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
+  Entry next;
+  const Node* post = post_norm(projection);
+  const std::string& update = post == nullptr ? projection.outputs[0].name : post->outputs[0].name;
+  if (post != nullptr) {
+    check_epsilon(*post, post->number("epsilon", 1e-5F));
+    next.weights.push_back(norm_weight(*post, 1, shape.hidden));
+  }
+  const Node& norm = graph_.only_reader(update, "a norm with the residual");
+  if (!is_residual_norm(norm)) {
+    fail(to_string(norm), ": expected a SkipSimplifiedLayerNormalization that adds '", update,
+         "' to the residual stream");
+  }
+  const auto reads = [&](std::size_t input, std::string_view value) {
+    return norm.input(input) != nullptr && norm.inputs[input].name == value;
+  };
+  if (!(reads(0, entry.sum) && reads(1, update)) && !(reads(1, entry.sum) && reads(0, update))) {
+    fail(to_string(norm), ": expected it to add '", update, "' to the residual stream '", entry.sum,
+         "'");
+  }
+  if (norm.input(3) != nullptr) fail(to_string(norm), ": expected no bias");
+  // The model's first residual stream comes from outside and may be read there.
+  if (entry.norm != first_norm) graph_.only_reader(entry.sum, "the next norm with the residual");
+  check_epsilon(norm, norm.number("epsilon", 1e-5F));
+  next.weights.push_back(norm_weight(norm, 2, shape.hidden));
+  take(norm);
+  next.norm = &norm;
+  next.normalised = norm.outputs[0].name;
+  if (norm.has_output(3)) next.sum = norm.outputs[3].name;
+  return next;
+}
+
+Entry Matcher::layer(const Entry& entry) {
+  LayerConstants layer;
+  const Node& qkv = projection(entry.normalised, "the QKV projection");
+  const Node& attention = graph_.only_reader(qkv.outputs[0].name, "attention");
+  if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
+  attend(attention, layer);
+  const Node& output = projection(attention.outputs[kOutput].name, "the output projection");
+  const Entry middle = next_entry(entry, output);
+  const Node& gate_up = projection(middle.normalised, "the gate and up projection");
+  if (!sizes_known_) {
+    shape.feed_forward = gate_up.required_integer("M");
+    shape.activation = gate_up.text("gating", "none");
+    if (shape.activation != "geglu" && shape.activation != "swiglu")
+      fail(to_string(gate_up), ": expected gating = geglu or swiglu, got ", shape.activation);
+  }
+  const Node& down = projection(gate_up.outputs[0].name, "the down projection");
+
+  std::array<Projection, 4> expected = shape.projections();
+  expected[2].rows = expected[3].columns = shape.feed_forward;
+  const std::array<const Node*, 4> nodes{&qkv, &output, &gate_up, &down};
+  const std::array<Q4NXWeight*, 4> parts{&layer.qkv, &layer.output, &layer.gate_up, &layer.down};
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    check_product(*nodes[i], expected[i]);
+    *parts[i] = read_q4nx_weight(*nodes[i]);
+  }
+  layer.norms = entry.weights;
+  // Nothing was added before the first layer.
+  if (shape.post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
+  layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
+  constants.layers.push_back(std::move(layer));
+  const Entry next = next_entry(middle, down);
+  sizes_known_ = true;
+  return next;
+}
+
+// --- After the layers ----------------------------------------------------------------------------
+
+// index = min(seqlens_k, S - 1), whatever shapes it goes through.
+void Matcher::check_last_token(const Node& selection) const {
+  const auto refuse = [&](const char* what) {
+    fail(to_string(selection),
+         ": expected it to select the last token, min(seqlens_k, S - 1): ", what);
+  };
+  if (selection.integer("batch_dims", 0) != 1) refuse("batch_dims is not 1");
+  const Node* minimum = graph_.producer_through_reshapes(selection.inputs[1].name);
+  if (minimum == nullptr || minimum->op_type != "Min" || minimum->inputs.size() != 2)
+    refuse("its index is no Min of two values");
+  const std::string_view length =
+      graph_.value_through_reshapes(attentions.front()->inputs[kSeqlensK].name);
+  bool has_length = false;
+  bool has_newest = false;
+  for (const Value& input : minimum->inputs) {
+    const std::string_view value = graph_.value_through_reshapes(input.name);
+    has_length = has_length || value == length;
+    const Node* difference = graph_.producer(value);
+    if (difference == nullptr || difference->op_type != "Sub") continue;
+    const Node* tokens = graph_.producer(difference->inputs[0].name);
+    const Value& one = difference->inputs[1];
+    has_newest =
+        has_newest ||
+        (tokens != nullptr && tokens->op_type == "Shape" && tokens->integer("start", 0) == 1 &&
+         tokens->integer("end", 0) == 2 && one.constant != nullptr &&
+         one.type == DataType::kInt64 && one.shape && one.shape->elements() == 1 &&
+         *static_cast<const std::int64_t*>(one.constant) == 1);
+  }
+  if (!has_length) refuse("seqlens_k is not in it");
+  if (!has_newest) refuse("Shape(.., start = 1, end = 2) - 1 is not in it");
+}
+
+void Matcher::finish(const Entry& entry) {
+  const Node& selection =
+      graph_.only_computing_reader(entry.normalised, "the selection of the last token");
+  if (is_projection(selection)) {
+    fail(to_string(selection),
+         ": expected a GatherND that selects the last token before the LM head; the graph computes "
+         "logits of all tokens: convert it with --logits last");
+  }
+  if (!is(selection, "", "GatherND") || selection.inputs[0].name != entry.normalised)
+    fail(to_string(selection), ": expected a GatherND that selects the last token");
+  take(selection);
+  check_last_token(selection);
+  head = &projection(selection.outputs[0].name, "the LM head");
+  shape.vocabulary = head->required_integer("M");
+  check_product(*head, shape.head());
+  constants.head = read_q4nx_weight(*head);
+  constants.final_norms = entry.weights;
+  if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
+    fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
+  // A vocabulary is padded with rows of zeros, whose logits nobody reads.
+  for (const auto& [name, rows] :
+       {std::pair("hidden size", shape.hidden), std::pair("head size", shape.head_size)}) {
+    if (rows % q4nx::kBlockRows != 0) {
+      fail(to_string(*head), ": expected a ", name, " in multiples of ", q4nx::kBlockRows, ", got ",
+           rows);
+    }
+  }
+}
+
+void Matcher::match(const Node& first_attention) {
+  Entry entry = first_entry(first_attention);
+  const auto goes_on = [&] {
+    const auto& readers = graph_.readers(entry.normalised);
+    if (readers.size() != 1 || !is_projection(*readers[0])) return false;
+    const auto& then = graph_.readers(readers[0]->outputs[0].name);
+    return then.size() == 1 && is_attention(*then[0]);
+  };
+  do {
+    entry = layer(entry);
+  } while (goes_on());
+  finish(entry);
+}
+
+Node decoder_node(const Matcher& found) {
+  Node node;
+  node.name = found.first_norm->name + " .. " + found.head->name;
+  node.op_type = kDecoderLayers;
+  node.domain = kNpuDomain;
+  found.shape.write(node);
+  const Node& first = *found.attentions.front();
+  node.inputs = {found.first_norm->inputs[0], first.inputs[kTotalSequenceLength],
+                 first.inputs[kSeqlensK]};
+  node.outputs = {found.head->outputs[0]};
+  for (const Node* attention : found.attentions) {
+    for (const std::size_t past : {kPastKey, kPastValue})
+      node.inputs.push_back(attention->inputs[past]);
+    for (const std::size_t present : {kPresentKey, kPresentValue})
+      node.outputs.push_back(attention->outputs[present]);
+  }
+  if (found.shape.blocks) node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
+  node.packed = pack(found.shape, found.constants);
+  return node;
+}
+
+}  // namespace
+
+bool is_for_array(const Node& node) { return is_projection(node) || is_attention(node); }
+
+std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+                                      const std::vector<std::string>& outputs) {
+  const GraphWalk graph(nodes, outputs);
+  Matcher found(graph);
+  const auto attention = std::ranges::find_if(nodes, is_attention);
+  if (attention == nodes.end()) fail("the array computes decoders, and there is no attention");
+  found.match(*attention);
+  return with_one_node(nodes, graph, found.taken, found.head, decoder_node(found), outputs);
+}
+
+}  // namespace flownpu::npu

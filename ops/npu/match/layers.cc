@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/match/layers.h"
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/npu/match/array_operator.h"
+#include "ops/npu/match/decoder_layers.h"
+#include "ops/npu/match/encoder_layers.h"
+#include "ops/npu/nodes/lowered_node.h"
+
+namespace flownpu::npu {
+namespace {
+
+std::vector<Node> with_layers(const std::vector<Node>& nodes,
+                              const std::vector<std::string>& outputs) {
+  return is_encoder(nodes) ? with_encoder_layers(nodes, outputs)
+                           : with_decoder_layers(nodes, outputs);
+}
+
+// ONNX's order, which rules rely on; what goes in circles has no end for who follows it.
+void check_order(const std::vector<Node>& nodes) {
+  std::unordered_set<std::string_view> to_come;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) {
+      if (!output.name.empty()) to_come.insert(output.name);
+    }
+  }
+  for (const Node& node : nodes) {
+    for (const Value& input : node.inputs) {
+      if (to_come.contains(input.name))
+        fail(to_string(node), ": expected what makes '", input.name, "' to come before it");
+    }
+    for (const Value& output : node.outputs) to_come.erase(output.name);
+  }
+}
+
+// The nodes as a session calls them.
+void give_names(std::vector<Node>& nodes, const lowering::Promised& promised) {
+  for (Node& node : nodes) {
+    for (const Value& output : node.outputs) {
+      if (node.name.empty()) node.name = output.name;
+    }
+    for (Value& input : node.inputs) {
+      const auto found = promised.find(input.name);
+      if (found != promised.end()) input.constant = found->second;
+    }
+  }
+}
+
+// Checked as it is when a step is made of it.
+void check(const Node& layers) {
+  if (is_encoder_layers(layers))
+    EncoderShape::read(layers);
+  else
+    DecoderShape::read(layers);
+}
+
+struct Taken {
+  std::vector<Node> nodes;
+  std::vector<std::string> reasons;  // why others are not, of those that were for the array
+};
+
+// Nodes that are not taken become what nobody looks for, so that all that is looked at has the
+// inputs and attributes of its operator.
+Taken taken_nodes(std::vector<Judged> graph) {
+  Taken taken;
+  taken.nodes.reserve(graph.size());
+  for (Judged& judged : graph) {
+    Node& node = taken.nodes.emplace_back(std::move(judged.node));
+    if (judged.reason.empty()) continue;
+    if (is_for_array(node) || lowering::is_lowered(node))
+      taken.reasons.push_back(std::move(judged.reason));
+    node.op_type.insert(0, "unsupported ");
+  }
+  return taken;
+}
+
+Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& outputs,
+               const lowering::Promised& promised) {
+  Taken taken = taken_nodes(std::move(graph));
+  if (!taken.reasons.empty()) throw Error(taken.reasons.front());
+  const std::vector<Node> found =
+      with_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
+  const Node& layers = *std::ranges::find_if(found, is_layers);
+  check(layers);
+  return layers;
+}
+
+// What a session that reads no more than the file would say of each node.
+std::vector<Judged> judge(const std::vector<Node>& nodes) {
+  const std::unique_ptr<Device> host = make_cpu_device({});
+  std::unordered_map<std::string_view, const Node*> makers;
+  for (const Node& node : nodes) {
+    for (const Value& output : node.outputs) makers.emplace(output.name, &node);
+  }
+  const Producer producer = [&](std::string_view value) {
+    const auto found = makers.find(value);
+    return found == makers.end() ? nullptr : found->second;
+  };
+  std::vector<Judged> graph;
+  graph.reserve(nodes.size());
+  for (const Node& node : nodes) graph.push_back({node, host->unsupported_in_file(node, producer)});
+  return graph;
+}
+
+}  // namespace
+
+bool is_decoder_layers(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
+}
+
+bool is_encoder_layers(const Node& node) {
+  return node.domain == kNpuDomain && node.op_type == kEncoderLayers;
+}
+
+bool is_layers(const Node& node) { return is_decoder_layers(node) || is_encoder_layers(node); }
+
+std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                          const std::string& reason) {
+  const bool encoder = is_encoder(nodes);
+  std::vector<Lowered::OnHost> left;
+  for (const Node& node : nodes) {
+    if (encoder ? is_for_encoder(node) : is_for_array(node))
+      left.push_back({node.name, node.op_type, reason});
+  }
+  return left;
+}
+
+Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
+  Lowered lowered;
+  try {
+    lowered.nodes = with_layers(nodes, outputs);
+  } catch (const Error& error) {
+    lowered.on_host = left_on_host(nodes, error.what());
+    lowered.nodes = std::move(nodes);
+    return lowered;
+  }
+  // Of an encoder there may be more that the host computes as well as the array.
+  if (!is_encoder(nodes)) {
+    lowered.on_host = left_on_host(
+        lowered.nodes, "it is not one of the decoder's layers, which are what the array computes");
+  }
+  return lowered;
+}
+
+Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                     const lowering::Promised& promised) {
+  give_names(nodes, promised);
+  check_order(nodes);
+  return layers_of(judge(nodes), outputs, promised);
+}
+
+std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs) {
+  try {
+    layers_of(std::move(graph), outputs, {});
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+GraphOperators describe_operators(std::vector<Node> nodes, const std::vector<std::string>& outputs,
+                                  const lowering::Promised& promised) {
+  give_names(nodes, promised);
+  check_order(nodes);
+  Taken taken = taken_nodes(judge(nodes));
+  GraphOperators found;
+  found.left = std::move(taken.reasons);
+  const Lowered lowered =
+      lower_layers(lowering::outline(std::move(taken.nodes), outputs, promised), outputs);
+  for (const Node& node : lowered.nodes) {
+    if (!is_operator(node)) continue;
+    try {
+      std::ranges::copy(describe_operator(node).sizes, std::back_inserter(found.sizes));
+    } catch (const Error& error) {
+      found.left.emplace_back(error.what());
+    }
+  }
+  return found;
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// EncoderShape: the sizes of an encoder of images (a vision transformer), and what the array's host
+// buffers hold where; python/flownpu/npu/encoder.py has the same.
+//
+//   weights   bf16  panels (aie/kernels/README.md) of the patches' embedding, of each layer's
+//                   [QKV | output | up | down], and of the projector
+//   vectors   bf16  [patches][D]: what is added to the embeddings for their positions; then
+//                   [norms][weight, bias][D], two norms a layer and the one after the last; then
+//                   the pooled tokens' norm [D]
+//
+// A projection's bias is a row of its weight, and activations have a 1 there
+// (aie/designs/bias.py): K as the array has it is the next multiple of 32, one more row, and zeros
+// up to a multiple of 256. A line of activations is as long.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "ops/node.h"
+
+namespace flownpu::npu {
+
+// The node that an encoder becomes.
+inline constexpr std::string_view kEncoderLayers = "EncoderLayers";
+
+// y [columns] = act(W x + b), of x [inner].
+struct DenseProjection {
+  std::int64_t inner = 0;    // K
+  std::int64_t columns = 0;  // N
+  bool has_bias = true;
+  bool has_gelu = false;
+
+  // The row of the weight, and the column of the activations, that are the bias's.
+  std::int64_t bias_row() const;
+  // K as the call has it.
+  std::int64_t rows() const { return has_bias ? bias_row() + 1 : inner; }
+  // Rows of the weight, and with a bias elements of a line of activations, as they lie in memory.
+  std::int64_t padded_rows() const;
+  // N as it lies in memory: what a call makes at least, in multiples of a panel.
+  std::int64_t padded_columns() const;
+  std::size_t bytes() const;
+};
+
+struct EncoderShape {
+  std::int64_t channels = 0;
+  std::int64_t patch = 0;         // pixels of a patch's side
+  std::int64_t grid = 0;          // patches of an image's side
+  std::int64_t hidden = 0;        // D
+  std::int64_t heads = 0;         // H, without grouping
+  std::int64_t head_size = 0;     // d
+  std::int64_t feed_forward = 0;  // I
+  std::int64_t layers = 0;
+  std::int64_t pooling = 0;   // patches of a side of the square that becomes one token
+  std::int64_t features = 0;  // of a token, in the decoder's words its hidden size
+  float epsilon = 0;          // of the layer norms
+  float pooled_epsilon = 0;   // of the norm of pooled tokens
+  float scale = 0;            // of the scores
+
+  // From and to the attributes of a node EncoderLayers. Throws Error if one is missing, or of a
+  // size that no encoder has.
+  static EncoderShape read(const Node& node);
+  void write(Node& node) const;
+
+  std::int64_t pixels() const { return channels * grid * patch * grid * patch; }
+  std::int64_t patches() const { return grid * grid; }
+  std::int64_t tokens() const { return patches() / (pooling * pooling); }
+  std::int64_t norms() const { return 2 * layers + 1; }
+
+  DenseProjection embedding() const;
+  // QKV, output, up, down.
+  std::array<DenseProjection, 4> projections() const;
+  DenseProjection projector() const;
+  std::size_t layer_weight_bytes() const;
+  std::size_t weight_bytes() const;
+  std::int64_t vector_elements() const;
+  std::size_t vector_bytes() const;
+};
+
+// Rows of activations as they lie in memory, in multiples of what a call of GEMM makes at least.
+std::int64_t padded_tokens(std::int64_t tokens);
+
+}  // namespace flownpu::npu

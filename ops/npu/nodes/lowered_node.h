@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nodes that the NPU device makes for itself: their domain, and the constants that they carry in
+// the array's own order (Node::packed), which are written when the node is made, and found and
+// uploaded when it is prepared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ops/node.h"
+#include "ops/npu/driver/runtime.h"
+
+namespace flownpu::npu {
+
+inline constexpr std::string_view kNpuDomain = "ai.flownpu.npu";
+
+inline constexpr std::size_t kBFloat16Bytes = 2;
+
+// Writes one thing after the other.
+class PackedWriter {
+ public:
+  explicit PackedWriter(std::span<std::byte> memory) : at_(memory.data()) {}
+
+  void bytes(const std::byte* from, std::size_t count);
+  void zeros(std::size_t count);
+  // Rounded to nearest even. `values` may be null: zeros.
+  void bfloat16(const float* values, std::int64_t count);
+  // A line of `line` elements, zeros beyond `count`.
+  void line(const float* values, std::int64_t count, std::int64_t line);
+  // The next `count` bytes, which the caller writes.
+  std::span<std::byte> take(std::size_t count);
+
+ private:
+  std::byte* at_;
+};
+
+// A required attribute that is a size. Throws Error unless it is 1 to `most`.
+std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most);
+
+// Throws Error unless the nodes's inputs (or outputs) are all there, as many as `types`, and each
+// of one of its types. `what`: "input", "output".
+void check_values(const Node& node, const char* what, const std::vector<Value>& values,
+                  const std::vector<std::vector<DataType>>& types);
+
+// Throws Error if the node has none of this name and size.
+const Packed& packed(const Node& node, std::string_view name, std::size_t bytes);
+
+// A buffer of the device that holds them.
+std::unique_ptr<Buffer> upload(Runtime& runtime, const Packed& packed);
+
+}  // namespace flownpu::npu

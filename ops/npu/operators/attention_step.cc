@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/operators/attention_step.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ops/cpu/attention/step.h"
+#include "ops/cpu/checked_step.h"
+#include "ops/error.h"
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/run/kv_cache.h"
+
+namespace flownpu::npu {
+namespace {
+
+using cpu::AttentionCall;
+using cpu::AttentionRow;
+
+// A bias below this hides its key: e^-10000 is 0 in float32, of whatever scores there are. Exports
+// write -10000, the least float32, or infinity.
+constexpr float kHidden = -1e4F;
+
+constexpr std::string_view kOneToken = "FlowKVAttention";
+constexpr std::string_view kSeveralTokens = "FlowQKVAttention";
+
+// Which of ArrayOperator::sizes has the programs.
+enum Kind : std::uint8_t { kAsNode, kCausalOfMasked };
+
+// Queries that follow one another, and see the same keys, or each one more than the one before.
+struct Span {
+  Kind kind = kAsNode;
+  bool causal = false;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  // Positions of the keys, in order; with a causal mask the first query sees `past` of them and
+  // one.
+  std::vector<std::int64_t> keys;
+  std::int64_t past = 0;
+};
+
+std::vector<std::int64_t> positions(std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(std::max<std::int64_t>(end - begin, 0)));
+  std::iota(all.begin(), all.end(), begin);
+  return all;
+}
+
+// The keys that a row of the bias lets a query see; nothing if it adds something to a score.
+std::optional<std::vector<std::int64_t>> seen_by_bias(const float* bias, std::int64_t total) {
+  std::vector<std::int64_t> seen;
+  for (std::int64_t key = 0; key < total; ++key) {
+    if (bias[key] == 0.0F)
+      seen.push_back(key);
+    else if (!(bias[key] <= kHidden))
+      return std::nullopt;
+  }
+  return seen;
+}
+
+class AttentionStep final : public cpu::FlowQKVAttention {
+ public:
+  AttentionStep(const Node& node, std::unique_ptr<OperatorPrograms> programs,
+                const cpu::Context& context)
+      : FlowQKVAttention(node, context),
+        programs_(std::move(programs)),
+        one_token_(node.op_type == kOneToken) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    FlowQKVAttention::infer(inputs, outputs);
+    if (one_token_ && inputs[kQuery].shape[1] != 1)
+      fail("[", attributes().name, "] expected one token, got ", inputs[kQuery].shape[1],
+           ": use FlowQKVAttention for several");
+  }
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return FlowQKVAttention::slicing(operator_of_graph(node));
+  }
+
+ protected:
+  void attend(const AttentionCall& call) const override {
+    std::vector<std::vector<Span>> rows;
+    std::int64_t dispatches = 0;
+    std::int64_t pairs = 0;
+    for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+      const std::optional<std::vector<Span>> spans = spans_of(call, batch);
+      if (!spans) return FlowQKVAttention::attend(call);
+      for (const Span& span : *spans) {
+        const std::int64_t made = dispatches_of_span(span);
+        if (made == 0) return FlowQKVAttention::attend(call);
+        dispatches += made;
+        pairs += span.count * static_cast<std::int64_t>(span.keys.size());
+      }
+      rows.push_back(*spans);
+    }
+    if (!programs_->is_worth(pairs * programs_->description().multiply_adds, dispatches))
+      return FlowQKVAttention::attend(call);
+    const std::unique_lock lock = programs_->begin();
+    for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+      // A query that is padding on the right sees nothing.
+      std::fill_n(output_row(call, batch, 0, 0), call.tokens * width(), 0.0F);
+      for (const Span& span : rows[static_cast<std::size_t>(batch)]) {
+        write_keys(call, batch, span);
+        attend_span(call, batch, span);
+      }
+    }
+  }
+
+ private:
+  std::int64_t width() const { return attributes().heads * attributes().head_size; }
+
+  // Nothing if the array has no such mask.
+  std::optional<std::vector<Span>> spans_of(const AttentionCall& call, std::int64_t batch) const {
+    const AttentionRow row = row_of(call, batch);
+    if (row.tokens <= 0) return std::vector<Span>{};
+    const std::int64_t base = cache_rows(call, batch, 0).base;
+    const std::int64_t total = row.past + row.tokens;
+    if (const Tensor& bias = call.input(kAttentionBias); bias.present())
+      return spans_of_mask(call, batch, row, bias);
+    return std::vector<Span>{{.causal = attributes().causal,
+                              .count = row.tokens,
+                              .keys = positions(base, total),
+                              .past = attributes().causal ? row.past - base : 0}};
+  }
+
+  // All queries see the same keys; or each sees those up to its own, of which only the last ones
+  // may be hidden (padding on the right), whose queries see all that are not.
+  std::optional<std::vector<Span>> spans_of_mask(const AttentionCall& call, std::int64_t batch,
+                                                 const AttentionRow& row,
+                                                 const Tensor& bias) const {
+    const std::int64_t total = row.past + row.tokens;
+    if (bias.shape[1] != 1 || bias.shape[3] < total) return std::nullopt;
+    const auto bias_of = [&](std::int64_t token) {
+      const std::int64_t b = bias.shape[0] == 1 ? 0 : batch;
+      return bias.as<const float>() +
+             (b * bias.shape[2] + call.first_token + token) * bias.shape[3];
+    };
+    const auto last = seen_by_bias(bias_of(row.tokens - 1), total);
+    if (!last || last->empty()) return std::nullopt;
+    const auto keys = static_cast<std::int64_t>(last->size());
+    const bool is_prefix = last->back() == keys - 1;
+    bool same = true;
+    bool causal = is_prefix && keys > row.past;
+    for (std::int64_t token = 0; token < row.tokens && (same || causal); ++token) {
+      const auto seen = seen_by_bias(bias_of(token), total);
+      if (!seen) return std::nullopt;
+      same = same && *seen == *last;
+      causal = causal && *seen == positions(0, std::min(keys, row.past + token + 1));
+    }
+    if (same) return std::vector<Span>{{.count = row.tokens, .keys = *last}};
+    if (!causal) return std::nullopt;
+    const std::int64_t before_padding = keys - row.past;
+    std::vector<Span> spans{{.kind = kCausalOfMasked,
+                             .causal = true,
+                             .count = before_padding,
+                             .keys = *last,
+                             .past = row.past}};
+    if (before_padding < row.tokens) {
+      spans.push_back(
+          {.first = before_padding, .count = row.tokens - before_padding, .keys = *last});
+    }
+    return spans;
+  }
+
+  // The position of a program that computes the queries from `token` on, without a causal mask that
+  // of the last key.
+  static std::int64_t position_of(const Span& span, std::int64_t token) {
+    return span.causal ? span.past + token : static_cast<std::int64_t>(span.keys.size()) - 1;
+  }
+  const ProgramRecord* program_of(const Span& span, std::int64_t token) const {
+    return program_for(programs_->records(span.kind), span.count - token,
+                       span.causal ? span.past + token : 0);
+  }
+
+  // 0: there is no program for it.
+  std::int64_t dispatches_of_span(const Span& span) const {
+    std::int64_t dispatches = 0;
+    for (std::int64_t token = 0; token < span.count;) {
+      const ProgramRecord* program = program_of(span, token);
+      if (program == nullptr || static_cast<std::int64_t>(span.keys.size()) > program->context)
+        return 0;
+      dispatches += static_cast<std::int64_t>(program->array_dispatches());
+      token += program->tokens;
+    }
+    return dispatches;
+  }
+
+  // One after the other, as the programs have the cache, and zeros behind the last.
+  void write_keys(const AttentionCall& call, std::int64_t batch, const Span& span) const {
+    const CacheLayout& layout = program_of(span, 0)->cache;
+    Buffer& cache = *programs_->cache();
+    const std::size_t keys = span.keys.size() * layout.position;
+    const std::size_t end =
+        with_zeros(span.keys.size(), cache.bytes().size() / layout.position) * layout.position;
+    const std::int64_t d = attributes().head_size;
+    for (std::int64_t group = 0; group < attributes().kv_heads; ++group) {
+      const cpu::KeyValueRows rows = cache_rows(call, batch, group);
+      std::byte* to = cache.bytes().data() + static_cast<std::size_t>(group) * layout.head;
+      for (const std::int64_t key : span.keys) {
+        const std::int64_t from = (key - rows.base) * call.row_bytes;
+        read_row(rows.key + from, call.cache_type, to, d);
+        read_row(rows.value + from, call.cache_type, to + layout.value, d);
+        to += layout.position;
+      }
+    }
+    std::memset(cache.bytes().data() + keys, 0, end - keys);
+    cache.to_device(0, end);
+  }
+
+  void attend_span(const AttentionCall& call, std::int64_t batch, const Span& span) const {
+    const std::int64_t of_group = attributes().heads_per_group() * attributes().head_size;
+    std::vector<float> queries;
+    for (std::int64_t token = 0; token < span.count;) {
+      const ProgramRecord* program = program_of(span, token);
+      const std::int64_t count = std::min(span.count - token, program->tokens);
+      queries.resize(static_cast<std::size_t>(count * width()));
+      for (std::int64_t query = 0; query < count; ++query) {
+        for (std::int64_t group = 0; group < attributes().kv_heads; ++group) {
+          prepare_queries(call, batch, group, span.first + token + query,
+                          queries.data() + query * width() + group * of_group);
+        }
+      }
+      programs_->run(program, queries,
+                     {output_row(call, batch, span.first + token, 0), queries.size()},
+                     position_of(span, token));
+      token += count;
+    }
+  }
+
+  std::unique_ptr<OperatorPrograms> programs_;
+  bool one_token_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_attention_step(const Node& node,
+                                          std::unique_ptr<OperatorPrograms> programs,
+                                          const cpu::Context& context) {
+  const Node of_graph = operator_of_graph(node);
+  return std::make_unique<cpu::CheckedStep>(
+      cpu::attention_contract(of_graph.op_type == kOneToken ? kOneToken : kSeveralTokens),
+      to_string(of_graph), std::make_unique<AttentionStep>(of_graph, std::move(programs), context));
+}
+
+}  // namespace flownpu::npu

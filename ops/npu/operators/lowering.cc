@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/operators/lowering.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/npu/match/array_operator.h"
+#include "ops/npu/match/layers.h"
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/npu/operators/programs.h"
+
+namespace flownpu::npu {
+namespace {
+
+using Counts = std::map<std::string, int, std::less<>>;
+
+std::string listed(const Counts& counts) {
+  std::string text;
+  for (const auto& [op_type, count] : counts) {
+    text += (text.empty() ? "" : ", ") + op_type;
+    if (count > 1) text += " (" + std::to_string(count) + ")";
+  }
+  return text;
+}
+
+// Whether a run of it may be worth its dispatches: that which the graph says, or else the largest
+// that programs make at once.
+bool may_be_worth(const ArrayOperator& found,
+                  const std::vector<std::vector<const ProgramRecord*>>& programs,
+                  std::int64_t threshold) {
+  for (const auto& records : programs) {
+    if (records.empty()) continue;
+    const ProgramRecord& most = *records.back();
+    const std::int64_t keys = std::max<std::int64_t>(most.context, 1);
+    const std::int64_t rows = found.rows > 0 ? found.rows : most.tokens * keys;
+    // Of attention `rows` are queries times keys, of which there are as many.
+    std::int64_t runs = 1;
+    if (found.rows > 0 && most.context == 0) runs = (found.rows + most.tokens - 1) / most.tokens;
+    const auto dispatches = runs * static_cast<std::int64_t>(most.array_dispatches());
+    if (rows * found.multiply_adds / dispatches >= threshold) return true;
+  }
+  return false;
+}
+
+// Replaces the reason of a node that has one already if `better`.
+void leave(Lowered& lowered, const Node& node, const std::string& reason, bool better) {
+  const auto known = std::ranges::find(lowered.on_host, node.name, &Lowered::OnHost::node);
+  if (known == lowered.on_host.end())
+    lowered.on_host.push_back({node.name, node.op_type, reason});
+  else if (better)
+    known->reason = reason;
+}
+
+void add_to_summary(Lowered& lowered, const std::string& text) {
+  if (!lowered.summary.empty()) lowered.summary += "; ";
+  lowered.summary += text;
+}
+
+class OperatorLowering {
+ public:
+  OperatorLowering(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold)
+      : lowered_(lowered),
+        artifacts_(artifacts),
+        threshold_(threshold),
+        has_layers_(std::ranges::any_of(lowered.nodes, is_layers)) {}
+
+  void run() {
+    for (Node& node : lowered_.nodes) {
+      if (is_operator_on_array(node)) ++on_array_[node.op_type];
+      if (!is_operator(node)) continue;
+      try {
+        place(node, describe_operator(node));
+      } catch (const Error& error) {
+        leave_on_host(node, error.what(), true);
+      }
+    }
+    const std::string least = std::to_string(threshold_) + " multiply-adds a dispatch";
+    if (!on_array_.empty()) {
+      add_to_summary(lowered_, "by themselves on the array: " + listed(on_array_) +
+                                   " (runs below " + least + ": the host is faster)");
+    }
+    if (!below_.empty())
+      add_to_summary(lowered_, listed(below_) + " below " + least + ": the host is faster");
+  }
+
+ private:
+  void place(Node& node, const ArrayOperator& found) {
+    std::vector<std::vector<const ProgramRecord*>> programs;
+    bool any = false;
+    for (const Node& sizes : found.sizes) {
+      programs.push_back(find_programs(artifacts_, sizes));
+      any = any || !programs.back().empty();
+    }
+    if (!any) {
+      // Known to be too little, whatever was built.
+      if (found.rows > 0 && found.rows * found.multiply_adds < threshold_)
+        return keep(node, below_);
+      const Node& sizes = found.sizes.front();
+      return leave_on_host(node, why_none(sizes), artifacts_.has(sizes.op_type));
+    }
+    if (!may_be_worth(found, programs, threshold_)) return keep(node, below_);
+    keep(node, on_array_);
+    node = operator_on_array(std::move(node));
+  }
+
+  std::string why_none(const Node& sizes) const {
+    try {
+      artifacts_.require(sizes.op_type, sizes);
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  // It is no longer left for want of a decoder.
+  void keep(const Node& node, Counts& counts) {
+    ++counts[node.op_type];
+    std::erase_if(lowered_.on_host, [&](const auto& left) { return left.node == node.name; });
+  }
+
+  void leave_on_host(const Node& node, const std::string& reason, bool better) {
+    if (has_layers_ && is_dense_product(node)) return;
+    leave(lowered_, node, reason, better && !has_layers_);
+  }
+
+  Lowered& lowered_;
+  const Artifacts& artifacts_;
+  std::int64_t threshold_;
+  bool has_layers_;
+  Counts on_array_;
+  Counts below_;
+};
+
+}  // namespace
+
+void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold) {
+  OperatorLowering(lowered, artifacts, threshold).run();
+}
+
+void leave_operators(Lowered& lowered, const std::string& reason) {
+  const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
+  for (const Node& node : lowered.nodes) {
+    if (is_operator(node) && !(has_layers && is_dense_product(node)))
+      leave(lowered, node, reason, false);
+  }
+}
+
+}  // namespace flownpu::npu

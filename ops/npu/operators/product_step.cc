@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/operators/product_step.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+// What becomes of a row of the product: where its operands stand among the inputs.
+struct Epilogue {
+  std::size_t bias = kProductBias;
+  std::size_t residual = kProductResidual;
+  cpu::Activation activation = cpu::Activation::kNone;
+  // act(gate) * up of a gate and, `up` elements behind it, an up projection; null: there is none.
+  void (*gate)(const float* gate, const float* up, float* y, std::int64_t n) = nullptr;
+  std::int64_t up = 0;
+};
+
+Epilogue epilogue_of(const Node& node, const cpu::Kernels& kernels) {
+  Epilogue epilogue;
+  if (is_dense_product(node)) {
+    const std::string activation = node.text("activation", "none");
+    epilogue.bias = kDenseBias;
+    epilogue.residual = kDenseResidual;
+    if (activation == "gelu") epilogue.activation = cpu::Activation::kGelu;
+    if (activation == "gelu_tanh") epilogue.activation = cpu::Activation::kGeluTanh;
+    return epilogue;
+  }
+  const std::string gating = node.text("gating", "none");
+  if (gating == "none") return epilogue;
+  epilogue.gate = gating == "geglu" ? kernels.geglu : kernels.swiglu;
+  epilogue.up = q4nx::row_blocks(node.required_integer("M")) * q4nx::kBlockRows;
+  return epilogue;
+}
+
+class ProductStep final : public Step {
+ public:
+  ProductStep(const Node& node, std::unique_ptr<OperatorPrograms> programs,
+              std::unique_ptr<Step> host, const cpu::Context& context)
+      : programs_(std::move(programs)),
+        host_(std::move(host)),
+        context_(context),
+        epilogue_(epilogue_of(node, context.kernels)),
+        columns_(programs_->description().sizes.front().required_integer("columns")) {}
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    host_->infer(inputs, outputs);
+  }
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    cpu::Scratch scratch;
+    scratch.take<float>(rows_of(inputs[0]) * columns_);
+    return std::max(scratch.bytes(), host_->scratch_bytes(inputs));
+  }
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return host_->slicing(operator_of_graph(node));
+  }
+  std::int64_t multiply_adds() const override { return host_->multiply_adds(); }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> memory) const override {
+    const std::int64_t rows = rows_of(inputs[0]);
+    const Tensor* residual = find(inputs, epilogue_.residual);
+    const bool broadcast = residual != nullptr && !(residual->shape == outputs[0].shape);
+    if (broadcast || !programs_->is_worth(rows * programs_->description().multiply_adds,
+                                          dispatches_of(programs_->records(), rows)))
+      return host_->run(inputs, outputs, memory);
+    cpu::Scratch scratch(memory.data());
+    auto* product = scratch.take<float>(rows * columns_);
+    multiply(inputs[0].as<const float>(), rows, inputs[0].shape[-1], product);
+    finish(product, rows, find(inputs, epilogue_.bias), residual, outputs[0]);
+  }
+
+ private:
+  static const Tensor* find(std::span<const Tensor> inputs, std::size_t index) {
+    return index < inputs.size() && inputs[index].present() ? &inputs[index] : nullptr;
+  }
+  // X may have rows of no elements.
+  static std::int64_t rows_of(const Tensor& x) {
+    return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
+  }
+
+  void multiply(const float* x, std::int64_t rows, std::int64_t inner, float* product) const {
+    const std::unique_lock lock = programs_->begin();
+    for (std::int64_t row = 0; row < rows;) {
+      const ProgramRecord* program = program_for(programs_->records(), rows - row);
+      const std::int64_t count = std::min(rows - row, program->tokens);
+      programs_->run(program, {x + row * inner, static_cast<std::size_t>(count * inner)},
+                     {product + row * columns_, static_cast<std::size_t>(count * columns_)});
+      row += count;
+    }
+  }
+
+  // In place, then to y.
+  void finish(float* product, std::int64_t rows, const Tensor* bias, const Tensor* residual,
+              const Tensor& y) const {
+    const cpu::Kernels& kernels = context_.kernels;
+    const std::int64_t m = y.shape[-1];
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
+      float* from = product + row * columns_;
+      float* to = y.as<float>() + row * m;
+      if (bias != nullptr) kernels.add(from, bias->as<const float>(), from, m);
+      if (epilogue_.gate != nullptr) {
+        epilogue_.gate(from, from + epilogue_.up, from, m);
+      } else if (epilogue_.activation != cpu::Activation::kNone) {
+        kernels.activate(from, epilogue_.activation, from, m);
+      }
+      if (residual == nullptr) {
+        std::copy_n(from, m, to);
+      } else {
+        kernels.add(from, residual->as<const float>() + row * m, to, m);
+      }
+    });
+  }
+
+  std::unique_ptr<OperatorPrograms> programs_;
+  std::unique_ptr<Step> host_;
+  cpu::Context context_;
+  Epilogue epilogue_;
+  std::int64_t columns_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_product_step(const Node& node,
+                                        std::unique_ptr<OperatorPrograms> programs,
+                                        std::unique_ptr<Step> host, const cpu::Context& context) {
+  return std::make_unique<ProductStep>(operator_of_graph(node), std::move(programs),
+                                       std::move(host), context);
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/operators/programs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/npu/nodes/lowered_node.h"
+
+namespace flownpu::npu {
+
+std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, const Node& sizes) {
+  std::vector<const ProgramRecord*> found = artifacts.programs(sizes.op_type, sizes);
+  std::ranges::sort(found, {}, &ProgramRecord::tokens);
+  return found;
+}
+
+const ProgramRecord* program_for(std::span<const ProgramRecord* const> programs, std::int64_t left,
+                                 std::int64_t position) {
+  const ProgramRecord* best = nullptr;
+  for (const ProgramRecord* program : programs) {
+    if (program->context > 0 && position + program->tokens > program->context) break;
+    best = program;
+    if (program->tokens >= left) break;
+  }
+  return best;
+}
+
+std::int64_t dispatches_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
+                           std::int64_t position) {
+  std::int64_t dispatches = 0;
+  while (rows > 0) {
+    const ProgramRecord* program = program_for(programs, rows, position);
+    if (program == nullptr) return 0;
+    dispatches += static_cast<std::int64_t>(program->array_dispatches());
+    rows -= program->tokens;
+    position += program->tokens;
+  }
+  return dispatches;
+}
+
+OperatorPrograms::OperatorPrograms(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                                   std::shared_ptr<SharedBuffers> shared, const HostCompute& host,
+                                   std::int64_t threshold)
+    : name_(to_string(node)),
+      description_(describe_operator(node)),
+      designs_(std::move(designs)),
+      shared_(std::move(shared)),
+      threshold_(threshold) {
+  std::vector<const ProgramRecord*> all;
+  for (const Node& sizes : description_.sizes) {
+    records_.push_back(find_programs(designs_->artifacts(), sizes));
+    all.insert(all.end(), records_.back().begin(), records_.back().end());
+  }
+  // One of the kinds will do: runs that need the other are the host's.
+  if (all.empty())
+    designs_->artifacts().require(description_.sizes.front().op_type, description_.sizes.front());
+  Runtime& runtime = designs_->runtime();
+  buffers_.emplace_back(runtime, all, node, shared_->makers(runtime, all));
+  if (const std::size_t bytes = buffers_.front().cache_bytes(); bytes > 0)
+    cache_ = shared_->get(runtime, "cache", bytes);
+  for (const ProgramRecord* record : all)
+    programs_.emplace_back(designs_, *record, buffers_.front(), host);
+}
+
+std::unique_lock<std::mutex> OperatorPrograms::begin() const {
+  std::unique_lock lock(shared_->in_use());
+  designs_->begin_run();
+  return lock;
+}
+
+void OperatorPrograms::run(const ProgramRecord* record, std::span<const float> given,
+                           std::span<float> made, std::int64_t position) const {
+  const auto program = std::ranges::find(
+      programs_, record, [](const Program& candidate) { return &candidate.record(); });
+  program->write(given);
+  program->run(position, ", " + name_, cache_.get());
+  program->read(made);
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// OperatorPrograms: the programs of a node by itself, bound to its constants, and which of them a
+// run takes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/npu/artifacts/compiled_designs.h"
+#include "ops/npu/match/array_operator.h"
+#include "ops/npu/operators/shared_buffers.h"
+#include "ops/npu/run/program.h"
+
+namespace flownpu::npu {
+
+// Programs for one size, the fewest rows first. None if the folder has none.
+std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, const Node& sizes);
+// Of those programs the one for `left` rows (tokens) from a position on, of which the last has
+// `context` keys: the smallest that takes all, or else the largest; null if there is none.
+const ProgramRecord* program_for(std::span<const ProgramRecord* const> programs, std::int64_t left,
+                                 std::int64_t position = 0);
+// Dispatches of that many rows; 0: there is no program for some of them.
+std::int64_t dispatches_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
+                           std::int64_t position = 0);
+
+class OperatorPrograms {
+ public:
+  // `node`: that is on the array. Throws DeviceError: kArtifact if the folder has no programs for
+  // it, kMemory.
+  OperatorPrograms(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                   std::shared_ptr<SharedBuffers> shared, const HostCompute& host,
+                   std::int64_t threshold);
+
+  // Of this number of ArrayOperator::sizes.
+  std::span<const ProgramRecord* const> records(std::size_t kind = 0) const {
+    return records_[kind];
+  }
+  // Whether so many multiply-adds are worth so many dispatches.
+  bool is_worth(std::int64_t multiply_adds, std::int64_t dispatches) const {
+    return dispatches > 0 && multiply_adds / dispatches >= threshold_;
+  }
+  const ArrayOperator& description() const { return description_; }
+  // The keys and values of a call; null if the programs have none.
+  Buffer* cache() const { return cache_.get(); }
+
+  // To be held during a run, which it begins. Throws DeviceFailed as CompiledDesigns::begin_run.
+  [[nodiscard]] std::unique_lock<std::mutex> begin() const;
+  // The first of `given`, then the program, then `made`; rows: for messages. Throws DeviceFailed.
+  void run(const ProgramRecord* record, std::span<const float> given, std::span<float> made,
+           std::int64_t position = 0) const;
+
+ private:
+  std::string name_;
+  ArrayOperator description_;
+  std::shared_ptr<CompiledDesigns> designs_;
+  std::shared_ptr<SharedBuffers> shared_;
+  std::int64_t threshold_;
+  std::vector<std::vector<const ProgramRecord*>> records_;
+  std::vector<ProgramBuffers> buffers_;
+  std::shared_ptr<Buffer> cache_;
+  mutable std::vector<Program> programs_;
+};
+
+}  // namespace flownpu::npu

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/run/decoder_layers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ranges>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/flow_qkv_attention.h"
+#include "ops/npu/match/decoder_layers.h"
+#include "ops/npu/nodes/lowered_node.h"
+
+namespace flownpu::npu {
+namespace {
+
+// Tables as long as the programs take them, in `bytes`, which the model's are not.
+std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const DecoderShape& shape,
+                                      std::size_t bytes) {
+  const Packed& rotary = packed(node, "rotary", shape.rotary_bytes());
+  std::vector<std::byte> all(rotary.bytes);
+  rotary.write(all);
+  const std::size_t from = static_cast<std::size_t>(shape.positions) * shape.angle_bytes();
+  const auto tables = static_cast<std::size_t>(shape.tables());
+  const std::size_t to = bytes / tables;
+  std::unique_ptr<Buffer> buffer = runtime.allocate(bytes);
+  for (std::size_t table = 0; table < tables; ++table) {
+    std::memcpy(buffer->bytes().data() + table * to, all.data() + table * from, std::min(from, to));
+  }
+  buffer->to_device(0, bytes);
+  return buffer;
+}
+
+// Throws Error unless inputs and outputs are what match/decoder_layers.h says.
+DecoderShape read_shape(const Node& node) {
+  DecoderShape shape = DecoderShape::read(node);
+  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
+  std::vector<std::vector<DataType>> inputs{
+      {DataType::kFloat32}, {DataType::kInt32}, {DataType::kInt32}};
+  std::vector<std::vector<DataType>> outputs{{DataType::kFloat32}};
+  for (std::size_t part = 0; part < 2 * shape.layers.size(); ++part) {
+    inputs.push_back(cache);
+    outputs.push_back(cache);
+  }
+  if (shape.blocks) inputs.push_back({DataType::kInt32});
+  check_values(node, "input", node.inputs, inputs);
+  check_values(node, "output", node.outputs, outputs);
+  return shape;
+}
+
+// "64 or 256"
+std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
+  std::string list;
+  for (const ProgramRecord* program : programs)
+    list += (list.empty() ? "" : " or ") + std::to_string(program->tokens);
+  return list;
+}
+
+}  // namespace
+
+DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& node) {
+  DecoderPrograms found;
+  const auto context = [](const ProgramRecord* program) { return program->context; };
+  found.decode = std::ranges::max(artifacts.require("decode", node), {}, context);
+  for (const auto& [kind, programs] :
+       {std::pair("prefill", &found.prefill), std::pair("block", &found.blocks)}) {
+    for (const ProgramRecord* program : artifacts.programs(kind, node)) {
+      if (program->context == found.decode->context && program->cache == found.decode->cache)
+        programs->push_back(program);
+    }
+    std::ranges::sort(*programs, {}, &ProgramRecord::tokens);
+  }
+  return found;
+}
+
+std::vector<const ProgramRecord*> DecoderPrograms::all() const {
+  std::vector<const ProgramRecord*> programs = prefill;
+  programs.insert(programs.end(), blocks.begin(), blocks.end());
+  programs.push_back(decode);
+  return programs;
+}
+
+DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
+                             const HostCompute& host)
+    : shape_(read_shape(node)),
+      designs_(std::move(designs)),
+      programs_(DecoderPrograms::find(designs_->artifacts(), node)),
+      buffers_(designs_->runtime(), programs_.all(), node,
+               {{"rotary",
+                 [&](std::size_t bytes) {
+                   return upload_rotary(designs_->runtime(), node, shape_, bytes);
+                 }}}),
+      decode_(designs_, *programs_.decode, buffers_, host) {
+  for (const ProgramRecord* program : programs_.prefill)
+    prefill_.emplace_back(designs_, *program, buffers_, host);
+  for (const ProgramRecord* program : programs_.blocks)
+    blocks_.emplace_back(designs_, *program, buffers_, host);
+  // The runtime lives as long as the designs do, and those as long as someone holds the caches.
+  struct Kept {
+    std::shared_ptr<CompiledDesigns> designs;
+    KvCaches caches;
+  };
+  auto kept = std::shared_ptr<Kept>(
+      new Kept{designs_, KvCaches(designs_->runtime(), shape_, programs_.decode->context,
+                                  programs_.decode->cache, buffers_.cache_bytes())});
+  caches_ = std::shared_ptr<KvCaches>(kept, &kept->caches);
+}
+
+// As the model has them: without what a feed-forward is padded by.
+std::int64_t DecoderLayers::multiply_adds() const {
+  const std::int64_t attention = shape_.heads * shape_.head_size;
+  const std::int64_t keys_and_values = 2 * shape_.kv_heads * shape_.head_size;
+  const std::int64_t layer = 2 * attention + keys_and_values + 3 * shape_.feed_forward;
+  return (layer * shape_.layer_count() + shape_.vocabulary) * shape_.hidden;
+}
+
+DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
+  const Shape& hidden = inputs[kHidden].shape;
+  if (hidden.rank() != 3 || hidden[2] != shape_.hidden || hidden[1] < 1) {
+    fail("expected hidden states of shape [1, tokens, ", shape_.hidden, "], got ",
+         to_string(hidden));
+  }
+  if (hidden[0] != 1) {
+    throw Unsupported("expected one sequence, got a batch of " + std::to_string(hidden[0]) +
+                      ": the NPU's designs compute one at a time; run the sequences one after the "
+                      "other, or set the provider option on_unsupported to cpu");
+  }
+  for (const std::size_t number : {kTotalTokens, kTokensBeforeLast}) {
+    if (inputs[number].shape.elements() != 1)
+      fail("expected one total_sequence_length and one seqlens_k, got ",
+           to_string(inputs[kTotalTokens].shape), " and ",
+           to_string(inputs[kTokensBeforeLast].shape));
+  }
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  const std::int64_t length = std::int64_t{*inputs[kTokensBeforeLast].as<std::int32_t>()} + 1;
+  Tokens tokens{};
+  tokens.given = hidden[1];
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
+  tokens.past = tokens.given == total ? 0 : length - tokens.given;
+  tokens.count = length - tokens.past;
+  if (tokens.past < 0 || tokens.count < 1 || tokens.count > tokens.given || length > total) {
+    fail("expected seqlens_k + 1 between ", tokens.given, " and total_sequence_length = ", total,
+         ", got ", length);
+  }
+  if (length > shape_.positions) {
+    fail("expected positions below ", shape_.positions,
+         ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
+  }
+  if (length > programs_.decode->context) {
+    throw Unsupported("expected at most " + std::to_string(programs_.decode->context) +
+                      " tokens, which the NPU's artifacts were built for, got " +
+                      std::to_string(length) +
+                      ": build them for a longer context (`flownpu build MODEL --context N`), or "
+                      "set the provider option on_unsupported to cpu");
+  }
+  tokens.blocks = blocks_of(inputs, tokens);
+  check_blocks(tokens);
+  return tokens;
+}
+
+std::int64_t DecoderLayers::Tokens::block(std::int64_t token) const {
+  return blocks.empty() ? 1 : tokens_of_block(blocks.subspan(static_cast<std::size_t>(token)));
+}
+
+// Of the new tokens, without padding.
+std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> inputs,
+                                                       const Tokens& tokens) const {
+  if (!shape_.blocks) return {};
+  const Tensor& blocks = inputs.back();
+  if (!(blocks.shape == Shape{1, tokens.given})) {
+    fail("expected bidirectional_blocks of shape [1, ", tokens.given, "], got ",
+         to_string(blocks.shape));
+  }
+  return {blocks.as<const std::int32_t>(), static_cast<std::size_t>(tokens.count)};
+}
+
+void DecoderLayers::check_blocks(const Tokens& tokens) const {
+  if (tokens.blocks.empty()) return;
+  check_block_numbers(tokens.blocks, "", 0);
+  for (std::int64_t token = 0; token < tokens.count;) {
+    const std::int64_t block = tokens.block(token);
+    const bool known = std::ranges::any_of(
+        programs_.blocks, [&](const ProgramRecord* program) { return program->tokens == block; });
+    if (block > 1 && !known) {
+      const std::string sizes = list_of_tokens(programs_.blocks);
+      unsupported("expected ", sizes.empty() ? "no images" : "images of " + sizes + " tokens",
+                  ", which the NPU's artifacts were built for, got ", block,
+                  " tokens that see one another from position ", tokens.past + token,
+                  " on: give each image whole and apart from others, build the artifacts with "
+                  "room for an image, or set the provider option on_unsupported to cpu");
+    }
+    token += block;
+  }
+}
+
+void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  tokens_of(inputs);
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  outputs[kLogits] = Shape{1, 1, shape_.vocabulary};
+  for (std::size_t part = 0; part < 2 * shape_.layers.size(); ++part) {
+    const Shape& past = inputs[kFirstPast + part].shape;
+    const LayerKind& kind = shape_.layers[part / 2];
+    if (past.rank() != 4 || past[0] != 1 || past[1] != shape_.kv_heads ||
+        past[3] != shape_.head_size) {
+      fail("expected a past of shape [1,", shape_.kv_heads, ",?,", shape_.head_size, "] for layer ",
+           part / 2, ", got ", to_string(past));
+    }
+    if (kind.window_sized_cache && past[2] < kind.window) {
+      fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
+           part / 2, ", got ", past[2],
+           ": set past_present_share_buffer to true, or convert without it");
+    }
+    const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
+    outputs[kFirstPresent + part] = Shape{1, shape_.kv_heads, capacity, shape_.head_size};
+  }
+}
+
+// The longest that is worth its time for what is left: `fewest` weighs each against the shorter
+// ones (aie/programs/chunks.py).
+Program* DecoderLayers::chunk_for(std::int64_t left, std::int64_t position) const {
+  for (Program& chunk : prefill_ | std::views::reverse) {
+    const ProgramRecord& record = chunk.record();
+    if (left >= record.fewest && position + record.tokens <= record.context) return &chunk;
+  }
+  return nullptr;
+}
+
+DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t token) const {
+  if (const std::int64_t block = tokens.block(token); block > 1) {
+    const auto of_block = [&](const Program& program) { return program.record().tokens == block; };
+    return {&*std::ranges::find_if(blocks_, of_block), block};
+  }
+  std::int64_t end = token;
+  while (end < tokens.count - 1 && tokens.block(end) == 1) ++end;
+  Program* chunk = chunk_for(end - token, tokens.past + token);
+  if (chunk == nullptr) return {&decode_, 1};
+  return {chunk, std::min(end - token, chunk->record().tokens)};
+}
+
+void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
+                            std::span<float> logits) const {
+  const auto rows = [&](std::int64_t first, std::int64_t count) {
+    return std::span<const float>(hidden.as<const float>() + first * shape_.hidden,
+                                  static_cast<std::size_t>(count * shape_.hidden));
+  };
+  const std::int64_t last = tokens.count - 1;
+  for (std::int64_t token = 0; token <= last;) {
+    const std::int64_t position = tokens.past + token;
+    const auto [program, count] = part_at(tokens, token);
+    program->write(rows(token, count));
+    const std::string first = std::to_string(position);
+    program->run(position,
+                 count == 1 ? ", position " + first
+                            : ", positions " + first + "-" + std::to_string(position + count - 1),
+                 &cache);
+    token += count;
+    // A block may end with the last token, which is the decode program's in any case.
+    if (program != &decode_) token = std::min(token, last);
+  }
+  decode_.read(logits);
+}
+
+void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                        std::span<std::byte> /*scratch*/) const {
+  const std::lock_guard lock(mutex_);
+  designs_->begin_run();
+  const Tokens tokens = tokens_of(inputs);
+  const std::size_t parts = 2 * shape_.layers.size();
+  const auto pasts = inputs.subspan(kFirstPast, parts);
+  const auto presents = outputs.subspan(kFirstPresent, parts);
+  const std::shared_ptr<KvCache> cache = caches_->begin(pasts, presents, tokens.past);
+  compute(inputs[kHidden], tokens, cache->buffer(),
+          {outputs[kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
+  caches_->finish(*cache, presents, tokens.past + tokens.count);
+}
+
+std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
+  const DecoderShape shape = DecoderShape::read(node);
+  const DecoderPrograms programs = DecoderPrograms::find(designs.artifacts(), node);
+  designs.artifacts().check(programs.all());
+  const std::size_t dispatches = programs.decode->array_dispatches();
+  const std::string chunks = list_of_tokens(programs.prefill);
+  const std::string blocks = list_of_tokens(programs.blocks);
+  return std::to_string(shape.layer_count()) + (shape.layer_count() == 1 ? " layer" : " layers") +
+         " and the LM head in " + std::to_string(dispatches) +
+         (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
+         (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks) +
+         (!shape.blocks    ? ""
+          : blocks.empty() ? ", no images"
+                           : ", images of " + blocks + " tokens");
+}
+
+}  // namespace flownpu::npu

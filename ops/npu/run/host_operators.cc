@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/run/host_operators.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <string_view>
+
+#include "ops/error.h"
+#include "ops/number_formats.h"
+
+namespace flownpu::npu {
+namespace {
+
+using cpu::Kernels;
+
+constexpr std::size_t kBFloat16 = sizeof(std::uint16_t);
+// Rows that a thread computes at a time: of a few KB each, side by side in memory.
+constexpr std::size_t kRowsOfTask = 8;
+
+// What an operator reads of its record, with messages that name it.
+class Reader {
+ public:
+  Reader(const HostCallRecord& record, const std::string& label) : record_(record), label_(label) {}
+
+  // 1 to 2^31 - 1.
+  std::size_t size(std::string_view name) const {
+    const std::int64_t value = number(name);
+    if (value < 1) fail(where(), "expected a ", name, " of 1 or more, got ", value);
+    return static_cast<std::size_t>(value);
+  }
+  std::size_t number_below(std::string_view name, std::size_t end) const {
+    const std::int64_t value = number(name);
+    if (value < 0 || static_cast<std::size_t>(value) >= end)
+      fail(where(), "expected a ", name, " below ", end, ", got ", value);
+    return static_cast<std::size_t>(value);
+  }
+  float real(std::string_view name) const {
+    return std::bit_cast<float>(static_cast<std::int32_t>(number(name)));
+  }
+  // Elements from one row to the next, `columns` or more.
+  std::size_t line(std::string_view name, std::size_t columns) const {
+    const std::size_t value = size(name);
+    if (value < columns)
+      fail(where(), "expected a ", name, " of ", columns, " or more, got ", value);
+    return value;
+  }
+  // The arguments, of so many bytes each.
+  void arguments(std::initializer_list<std::pair<std::string_view, std::size_t>> expected) const {
+    if (record_.buffers.size() != expected.size())
+      fail(where(), "expected ", expected.size(), " arguments, got ", record_.buffers.size());
+    const BufferRecord* found = record_.buffers.data();
+    for (const auto& [name, bytes] : expected) {
+      if (found->name != name || found->bytes != bytes) {
+        fail(where(), "expected ", name, " of ", bytes, " bytes, got ", found->name, " of ",
+             found->bytes);
+      }
+      ++found;
+    }
+  }
+  const BufferRecord& argument(std::size_t number) const {
+    if (number >= record_.buffers.size())
+      fail(where(), "expected more than ", number, " arguments, got ", record_.buffers.size());
+    return record_.buffers[number];
+  }
+  std::string where() const { return "[FlowNPU] " + label_ + ", on the host: "; }
+
+ private:
+  std::int64_t number(std::string_view name) const {
+    const auto found = record_.parameters.find(name);
+    if (found == record_.parameters.end() || found->second.size() != 1)
+      fail(where(), "expected a number as its parameter ", name, ", got ",
+           found == record_.parameters.end() ? "none" : "several");
+    return found->second.front();
+  }
+
+  const HostCallRecord& record_;
+  const std::string& label_;
+};
+
+std::byte* bytes_of(const View& view) { return view.buffer->bytes().data() + view.offset; }
+
+template <typename T>
+T* elements_of(const View& view) {
+  return reinterpret_cast<T*>(bytes_of(view));
+}
+
+void to_host(const HostView& argument, std::size_t offset, std::size_t bytes) {
+  if (!argument.constant) argument.view.buffer->to_host(argument.view.offset + offset, bytes);
+}
+
+void to_device(const View& view, std::size_t offset, std::size_t bytes) {
+  view.buffer->to_device(view.offset + offset, bytes);
+}
+
+void widen(const std::uint16_t* from, std::size_t count, float* to) {
+  std::transform(from, from + count, to, from_bfloat16);
+}
+
+void narrow(const Kernels& kernels, const float* from, std::size_t count, std::uint16_t* to) {
+  kernels.store_cache(from, to, DataType::kBFloat16, static_cast<std::int64_t>(count));
+}
+
+// Calls task(row, scratch) for all rows on all threads; each thread has `floats` of scratch.
+template <typename Task>
+void for_rows(const HostCompute& compute, std::size_t rows, std::size_t floats,
+              std::vector<float>& scratch, const Task& task) {
+  scratch.resize(static_cast<std::size_t>(compute.pool->threads()) * floats);
+  const std::size_t tasks = (rows + kRowsOfTask - 1) / kRowsOfTask;
+  compute.pool->run(static_cast<std::int64_t>(tasks), [&](std::int64_t index, std::size_t thread) {
+    const std::size_t first = static_cast<std::size_t>(index) * kRowsOfTask;
+    for (std::size_t row = first; row < std::min(rows, first + kRowsOfTask); ++row)
+      task(row, scratch.data() + thread * floats);
+  });
+}
+
+// --- Norms of rows
+// --------------------------------------------------------------------------------
+
+enum class Norm : std::uint8_t { kRms, kAddRms, kRmsAdd, kAddLayer };
+
+class NormOfRows final : public HostOperator {
+ public:
+  NormOfRows(Norm norm, const Reader& reader)
+      : norm_(norm),
+        rows_(reader.size("rows")),
+        columns_(reader.size("columns")),
+        x_line_(reader.line("x_line", columns_)),
+        y_line_(reader.line("y_line", columns_)),
+        weight_line_(reader.line("weight_line", columns_)),
+        epsilon_(reader.real("epsilon")) {
+    const std::size_t x = rows_ * x_line_ * kBFloat16;
+    const std::size_t y = rows_ * y_line_ * kBFloat16;
+    const std::size_t stream = rows_ * columns_ * sizeof(float);
+    if (norm == Norm::kRms) {
+      reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16}, {"y", y}});
+      return;
+    }
+    // The stream begins in bf16.
+    begins_ = reader.argument(1).bytes == stream / 2;
+    second_ = norm == Norm::kRmsAdd ? weight_line_ : norm == Norm::kAddLayer ? columns_ : 0;
+    reader.arguments({{"x", x},
+                      {"residual", begins_ ? stream / 2 : stream},
+                      {"weight", (second_ + columns_) * kBFloat16},
+                      {"s", stream},
+                      {"y", y}});
+  }
+
+  void run(const HostCompute& compute, std::span<const HostView> arguments,
+           std::int64_t /*position*/, std::size_t rows) override {
+    const bool adds = norm_ != Norm::kRms;
+    const View& x = arguments[0].view;
+    const View& y = arguments.back().view;
+    const std::size_t count = std::min(rows, rows_);
+    to_host(arguments[0], 0, x.bytes / rows_ * count);
+    if (adds) to_host(arguments[1], 0, arguments[1].view.bytes / rows_ * count);
+    weights_.resize(second_ + columns_);
+    widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1].view), weights_.size(),
+          weights_.data());
+    for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
+      widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_, values);
+      float* sums = values;
+      if (adds) {
+        sums = elements_of<float>(arguments[3].view) + row * columns_;
+        add(*compute.kernels, values, arguments[1].view, row, sums);
+      }
+      normalise(*compute.kernels, sums, values);
+      narrow(*compute.kernels, values, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
+    });
+    if (adds) to_device(arguments[3].view, 0, arguments[3].view.bytes / rows_ * count);
+    to_device(y, 0, y.bytes / rows_ * count);  // No array writes what lies between its rows.
+  }
+
+ private:
+  // sums = values, normalised first where there is a norm for that, + the stream before.
+  void add(const Kernels& kernels, float* values, const View& before, std::size_t row,
+           float* sums) const {
+    const auto n = static_cast<std::int64_t>(columns_);
+    if (norm_ == Norm::kRmsAdd) kernels.rms_norm(values, weights_.data(), epsilon_, values, n);
+    const float* stream = elements_of<float>(before) + row * columns_;
+    if (begins_) {
+      widen(elements_of<std::uint16_t>(before) + row * columns_, columns_, values + columns_);
+      stream = values + columns_;
+    }
+    kernels.add(values, stream, sums, n);
+  }
+
+  void normalise(const Kernels& kernels, const float* sums, float* values) const {
+    const auto n = static_cast<std::int64_t>(columns_);
+    const float* second = weights_.data() + second_;
+    if (norm_ == Norm::kAddLayer)
+      kernels.layer_norm(sums, weights_.data(), second, epsilon_, values, n);
+    else
+      kernels.rms_norm(sums, second, epsilon_, values, n);
+  }
+
+  Norm norm_;
+  std::size_t rows_, columns_, x_line_, y_line_, weight_line_;
+  float epsilon_;
+  bool begins_ = false;
+  std::size_t second_ = 0;  // where the second weight begins, or the bias
+  std::vector<float> weights_, scratch_;
+};
+
+// --- QK-norm and RoPE
+// -----------------------------------------------------------------------------
+
+class NormRope final : public HostOperator {
+ public:
+  explicit NormRope(const Reader& reader)
+      : tokens_(reader.size("tokens")),
+        heads_(reader.size("heads")),
+        kv_heads_(reader.size("kv_heads")),
+        size_(reader.size("head_size")),
+        context_(reader.size("context")),
+        line_(reader.line("line", (heads_ + 2 * kv_heads_) * size_)),
+        table_(reader.number_below("table", reader.size("tables"))),
+        norms_(reader.number_below("qk_norm", 2) == 1),
+        epsilon_(reader.real("epsilon")),
+        where_(reader.where()) {
+    const std::size_t qkv = tokens_ * line_ * kBFloat16;
+    const std::size_t rotary = reader.size("tables") * context_ * size_ * kBFloat16;
+    const std::size_t q = tokens_ * heads_ * size_ * kBFloat16;
+    const std::size_t cache = context_ * position_bytes();
+    if (norms_) {
+      reader.arguments({{"qkv", qkv},
+                        {"rotary", rotary},
+                        {"norms", 2 * size_ * kBFloat16},
+                        {"q", q},
+                        {"cache", cache}});
+    } else {
+      reader.arguments({{"qkv", qkv}, {"rotary", rotary}, {"q", q}, {"cache", cache}});
+    }
+    if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
+  }
+
+  // Behind the last key zeros follow in the cache, as artifacts/program_record.h has it.
+  void run(const HostCompute& compute, std::span<const HostView> arguments, std::int64_t position,
+           std::size_t rows) override {
+    const auto first = static_cast<std::size_t>(position);
+    if (position < 0 || first + tokens_ > context_) {
+      fail(where_, "expected ", tokens_, " positions below ", context_, ", got ", position,
+           " and on");
+    }
+    const View& qkv = arguments[0].view;
+    const View& q = arguments[arguments.size() - 2].view;
+    const View& cache = arguments.back().view;
+    const std::size_t count = std::min(rows, tokens_);
+    const std::size_t end = with_zeros(first + count, context_);
+    to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
+    weights_.resize(norms_ ? 2 * size_ : 0);
+    if (norms_)
+      widen(elements_of<std::uint16_t>(arguments[2].view), weights_.size(), weights_.data());
+    const auto* angles =
+        elements_of<std::uint16_t>(arguments[1].view) + (table_ * context_ + first) * size_;
+    for_rows(compute, count, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {
+      widen(angles + token * size_, size_, scratch + size_);
+      turn_token(
+          *compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
+          elements_of<std::uint16_t>(q) + token * heads_ * size_,
+          elements_of<std::uint16_t>(cache) + (first + token) * position_bytes() / kBFloat16);
+    });
+    std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
+                (end - first - count) * position_bytes());
+    to_device(q, 0, q.bytes / tokens_ * count);
+    to_device(cache, first * position_bytes(), (end - first) * position_bytes());
+  }
+
+ private:
+  std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16; }
+
+  // scratch: a head, then the token's cosines and sines. kept: [G][key, value].
+  void turn_token(const Kernels& kernels, const std::uint16_t* row, float* scratch,
+                  std::uint16_t* q, std::uint16_t* kept) const {
+    for (std::size_t head = 0; head < heads_; ++head)
+      turn(kernels, row + head * size_, 0, scratch, q + head * size_);
+    row += heads_ * size_;
+    for (std::size_t head = 0; head < kv_heads_; ++head, kept += 2 * size_) {
+      turn(kernels, row + head * size_, size_, scratch, kept);
+      std::memcpy(kept + size_, row + (kv_heads_ + head) * size_, size_ * kBFloat16);
+    }
+  }
+
+  void turn(const Kernels& kernels, const std::uint16_t* head, std::size_t weight, float* scratch,
+            std::uint16_t* made) const {
+    const auto n = static_cast<std::int64_t>(size_);
+    const float* angles = scratch + size_;
+    widen(head, size_, scratch);
+    if (norms_) kernels.rms_norm(scratch, weights_.data() + weight, epsilon_, scratch, n);
+    kernels.rope(scratch, angles, angles + size_ / 2, n / 2, false);
+    narrow(kernels, scratch, size_, made);
+  }
+
+  std::size_t tokens_, heads_, kv_heads_, size_, context_, line_, table_;
+  bool norms_;
+  float epsilon_;
+  std::string where_;
+  std::vector<float> weights_, scratch_;
+};
+
+template <Norm norm>
+std::unique_ptr<HostOperator> make_norm(const Reader& reader) {
+  return std::make_unique<NormOfRows>(norm, reader);
+}
+
+struct Known {
+  std::string_view op_type;
+  std::unique_ptr<HostOperator> (*make)(const Reader& reader);
+};
+
+constexpr std::array<Known, 5> kOperators{{
+    {"rms_norm", make_norm<Norm::kRms>},
+    {"add_rms_norm", make_norm<Norm::kAddRms>},
+    {"rms_norm_add", make_norm<Norm::kRmsAdd>},
+    {"add_layer_norm", make_norm<Norm::kAddLayer>},
+    {"norm_rope",
+     [](const Reader& reader) -> std::unique_ptr<HostOperator> {
+       return std::make_unique<NormRope>(reader);
+     }},
+}};
+
+}  // namespace
+
+std::unique_ptr<HostOperator> make_host_operator(const HostCallRecord& record,
+                                                 const std::string& label) {
+  const Reader reader(record, label);
+  std::string names;
+  for (const Known& known : kOperators) {
+    if (known.op_type == record.op_type) return known.make(reader);
+    names.append(names.empty() ? "" : ", ").append(known.op_type);
+  }
+  fail(reader.where(), "expected an operator of ", names, ", got ", record.op_type,
+       ": build the designs with the flownpu that runs them");
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/weights/pack_decoder.h"
+
+#include <span>
+#include <utility>
+
+#include "ops/npu/nodes/lowered_node.h"
+#include "ops/q4nx.h"
+
+namespace flownpu::npu {
+namespace {
+
+void write_rows(const Q4NXWeight& weight, PackedWriter& writer) {
+  for (std::int64_t i = 0; i < weight.row_blocks(); ++i)
+    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
+}
+
+// Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
+// zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
+void write_gate_up(const DecoderShape& shape, const Q4NXWeight& weight, PackedWriter& writer) {
+  const std::int64_t rows = q4nx::row_blocks(weight.rows);
+  const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
+  for (std::int64_t i = 0; i < rows; ++i) {
+    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
+    write_wide_row(weight, rows + i, writer.take(weight.wide_row_bytes()));
+  }
+  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * weight.wide_row_bytes());
+}
+
+void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
+                   PackedWriter writer) {
+  for (const LayerConstants& layer : constants.layers) {
+    write_rows(layer.qkv, writer);
+    write_rows(layer.output, writer);
+    write_gate_up(shape, layer.gate_up, writer);
+    write_rows(layer.down, writer);
+  }
+  write_rows(constants.head, writer);
+}
+
+void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
+                   PackedWriter writer) {
+  for (const LayerConstants& layer : constants.layers) {
+    for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
+    if (!shape.qk_norm) continue;
+    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.head_size);
+  }
+  for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
+}
+
+void write_rotary(const DecoderShape& shape, const DecoderConstants& constants,
+                  PackedWriter writer) {
+  const std::int64_t half = shape.head_size / 2;
+  for (const RotaryTable& table : constants.rotary) {
+    for (std::int64_t position = 0; position < shape.positions; ++position) {
+      writer.bfloat16(table.cosine + position * half, half);
+      writer.bfloat16(table.sine + position * half, half);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Packed> pack(const DecoderShape& shape, const DecoderConstants& constants) {
+  const auto packed = [&](const char* name, std::size_t bytes, auto write) {
+    return Packed{name, bytes, [shape, constants, write](std::span<std::byte> memory) {
+                    write(shape, constants, PackedWriter(memory));
+                  }};
+  };
+  return {
+      packed("weights", shape.weight_bytes(), write_weights),
+      packed("vectors", shape.vector_bytes(), write_vectors),
+      packed("rotary", shape.rotary_bytes(), write_rotary),
+  };
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures engines side by side: each run in a process of its own, the engines in turn (A B C A B C ...).
+
+What disturbs a machine for some seconds then disturbs all of them, and none inherits another's memory or threads.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flownpu.bench.roofline import read_bandwidth
+from flownpu.errors import FlowNPUError
+
+__all__ = ["Case", "Engine", "Measurement", "Measurements", "Spread", "measure"]
+
+WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What repeated measurements of one quantity gave."""
+
+    median: float
+    minimum: float
+    maximum: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """The spread of at least one value."""
+        return cls(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: with `depth` tokens read before, a prompt is read and then tokens are generated."""
+
+    depth: int
+    prompt: int
+    generate: int
+
+    @property
+    def context(self) -> int:
+        """Tokens in the KV cache when generation begins."""
+        return self.depth + self.prompt
+
+    def check(self, context_length: int) -> None:
+        """Raises FlowNPUError unless the case fits a model's context."""
+        if self.context + self.generate > context_length:
+            before = f" after {self.depth} others" if self.depth else ""
+            raise FlowNPUError(
+                f"{self.prompt} prompt tokens{before} and {self.generate} new ones do not fit the model's context of "
+                f"{context_length}: lower --prompt, --depth or --generate"
+            )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to start an engine.
+
+    Attributes:
+        name: what it is called in the results.
+        python: the interpreter of its environment.
+        script: the file with its class Engine.
+        model: the folder with the model in its form.
+        options: its own options.
+    """
+
+    name: str
+    python: Path
+    script: Path
+    model: Path
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Measurement:
+    """What was measured of one engine; lists have one entry a run. Times in seconds, memory in bytes."""
+
+    version: str = ""
+    placement: str = ""
+    load: list[float] = field(default_factory=list)
+    memory_before: list[int] = field(default_factory=list)
+    """Resident before the model was opened: Python and its libraries."""
+    memory_resident: list[int] = field(default_factory=list)
+    """Resident at the end; pages of the model's file that were read count, as the kernel counts them."""
+    memory_anonymous: list[int] = field(default_factory=list)
+    """The part of it that no file backs: buffers, the KV cache, copies of weights."""
+    memory_peak: list[int] = field(default_factory=list)
+    prefill: dict[Case, list[float]] = field(default_factory=dict)
+    """From the prompt's first token to the logits of its last."""
+    first_token: dict[Case, list[float]] = field(default_factory=dict)
+    """From the prompt's first token to the first new token."""
+    decode: dict[Case, list[float]] = field(default_factory=dict)
+    """From the first new token to the last: generate - 1 steps."""
+
+    def prefill_rate(self, case: Case) -> Spread | None:
+        """Tokens of the prompt a second; None if it was not measured."""
+        times = self.prefill.get(case)
+        return Spread.of([case.prompt / time for time in times]) if times else None
+
+    def decode_rate(self, case: Case) -> Spread | None:
+        """New tokens a second; the first is left out, for the prefill computed it."""
+        times = self.decode.get(case)
+        return Spread.of([(case.generate - 1) / time for time in times]) if times else None
+
+    def add(self, case: Case, times: dict[str, float]) -> None:
+        """Adds a run of a case."""
+        self.prefill.setdefault(case, []).append(times["prefill_seconds"])
+        self.first_token.setdefault(case, []).append(times["first_token_seconds"])
+        self.decode.setdefault(case, []).append(times["decode_seconds"])
+
+
+@dataclass
+class Measurements:
+    """What `measure` found, in the order of the engines."""
+
+    cases: list[Case]
+    engines: dict[str, Measurement]
+    bandwidth: list[float] = field(default_factory=list)
+    """Bytes a second that all threads read together, one entry a round.
+
+    The mean of what was measured before and after the first engine's turn.
+    Where memory is shared with other machines it moves within minutes.
+    """
+    failures: dict[str, str] = field(default_factory=dict)
+    """What an engine said that could not go on."""
+    interrupted: bool = False
+
+
+Progress = Callable[[str, int, int], None]
+"""Hears which engine runs, and how many cases of how many are measured."""
+
+
+def measure(
+    engines: list[Engine],
+    cases: list[Case],
+    *,
+    repeats: int,
+    threads: int,
+    vocabulary_size: int,
+    progress: Progress = lambda _name, _done, _total: None,
+) -> Measurements:
+    """Measures the engines in turn, `repeats` times; Ctrl-C ends it and keeps what was measured.
+
+    Every process reads the same random tokens, after a short run to warm up.
+
+    Args:
+        engines: who is measured; the first must not fail.
+        cases: what is measured of each.
+        repeats: rounds.
+        threads: that each engine may use.
+        vocabulary_size: tokens are drawn from 0..vocabulary_size - 1.
+        progress: hears how far it is.
+
+    Raises:
+        FlowNPUError: the first engine failed; the message is what it said.
+    """
+    found = Measurements(cases, {engine.name: Measurement() for engine in engines})
+    request = {
+        "cases": [{"depth": c.depth, "prompt": c.prompt, "generate": c.generate} for c in cases],
+        "threads": threads,
+        "vocabulary_size": vocabulary_size,
+    }
+    done, total = 0, repeats * len(engines) * len(cases)
+    try:
+        for _ in range(repeats):
+            progress("memory", done, total)
+            before = read_bandwidth(threads)
+            for engine in engines:
+                if engine.name in found.failures:
+                    done += len(cases)
+                    continue
+                progress(engine.name, done, total)
+                try:
+                    for _ in _run(engine, request, found.engines[engine.name], cases):
+                        done += 1
+                        progress(engine.name, done, total)
+                except FlowNPUError as error:
+                    if engine is engines[0]:
+                        raise
+                    found.failures[engine.name] = str(error)
+                if engine is engines[0]:
+                    found.bandwidth.append((before + read_bandwidth(threads)) / 2)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+def _run(engine: Engine, request: dict[str, Any], measurement: Measurement, cases: list[Case]) -> Iterator[Case]:
+    """Runs an engine's process once; yields each case when it is measured."""
+    pending = iter(cases)
+    for answer in _answers(engine, {**request, "model": str(engine.model.resolve()), "options": engine.options}):
+        if "error" in answer:
+            raise FlowNPUError(answer["error"])
+        if "load_seconds" in answer:
+            measurement.version = answer["version"]
+            measurement.load.append(answer["load_seconds"])
+            measurement.memory_before.append(answer["memory"]["resident"])
+        elif "prefill_seconds" in answer:
+            case = next(pending)
+            measurement.add(case, answer)
+            yield case
+        else:
+            measurement.placement = answer["placement"]
+            measurement.memory_resident.append(answer["memory"]["resident"])
+            measurement.memory_anonymous.append(answer["memory"]["anonymous"])
+            measurement.memory_peak.append(answer["memory"]["peak"])
+
+
+def _answers(engine: Engine, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
+        path = Path(scratch) / "request.json"
+        path.write_text(json.dumps(request), encoding="utf-8")
+        # -P: the folder of the worker holds files that have the names of packages.
+        command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, "measure", path]
+        with (Path(scratch) / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
+            # In a session of its own, so that Ctrl-C is ours to handle.
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    yield json.loads(line)
+                if process.wait():
+                    errors.seek(0)
+                    last = (errors.read().strip() or "it said nothing").splitlines()[-1]
+                    ended = f"exit code {process.returncode}" if process.returncode > 0 else _signal(process.returncode)
+                    yield {"error": f"{engine.name} ended with {ended}: {last}"}
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+
+
+def _signal(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if -code in list(map(int, signal.Signals)) else os.strerror(-code)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws tokens a second against the context's length, as SVG: decode rates of all engines, and the roof."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from flownpu.errors import require
+
+if TYPE_CHECKING:
+    from flownpu.bench.report import Report
+
+__all__ = ["check_plotting", "draw", "plot"]
+
+Points = list[tuple[float, float]]
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00")
+_ROOF_COLOUR = "#777777"
+_INCHES = (7.5, 4.0)
+
+
+def check_plotting() -> None:
+    """Says at once, before minutes of measuring, if there is nothing to draw with.
+
+    Raises:
+        MissingDependencyError: Matplotlib is not installed.
+    """
+    require("matplotlib", extra="plot", purpose="--plot")
+
+
+def plot(report: Report) -> str:
+    """The drawing. A decode rate stands where its generation begins; the x axis is logarithmic.
+
+    Raises:
+        MissingDependencyError: Matplotlib is not installed.
+    """
+    cases = sorted(report.found.cases, key=lambda case: case.context)
+    curves: dict[str, Points] = {}
+    for name, measured in report.found.engines.items():
+        rates = ((case.context, measured.decode_rate(case)) for case in cases)
+        curves[name] = [(context, rate.median) for context, rate in rates if rate]
+    roof = [(float(case.context), limit) for case in cases if (limit := report.roof(case))]
+    return draw("decode, tokens/s", curves, roof)
+
+
+def draw(title: str, curves: dict[str, Points], roof: Points) -> str:
+    """Curves of (tokens in the context, value), and memory's roof over them; empty ones are left out.
+
+    Raises:
+        MissingDependencyError: Matplotlib is not installed.
+    """
+    check_plotting()
+    from matplotlib import rc_context  # noqa: PLC0415 other commands need none of it
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    # Text stays text, and the same drawing has the same bytes.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flownpu"}):
+        figure = Figure(_INCHES, layout="constrained")
+        axes = figure.subplots()
+        axes.set_prop_cycle(color=_COLOURS)
+        for name, points in curves.items():
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name, gid=name)
+        if roof:
+            axes.plot(*zip(*roof, strict=True), color=_ROOF_COLOUR, linestyle="--", label="memory roof")
+        contexts = sorted({context for points in (*curves.values(), roof) for context, _ in points})
+        axes.set_xscale("log")
+        labels = [f"{context:.0f}" for context in contexts]
+        axes.set_xticks(contexts, labels, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("tokens in the context")
+        axes.set_title(title, loc="left")
+        axes.grid(axis="y", alpha=0.4)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside right upper", frameon=False)
+        drawing = io.StringIO()
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
+    return drawing.getvalue()

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
+
+ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
+(ep/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
+(`flownpu.aie.cost.timeline`), which begins where the dispatch began. The lanes say what waits for what; an emulated
+dispatch takes as long as this machine takes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.cost.timeline import trace as estimated_lanes
+from flownpu.aie.plan.data import Transfer
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.programs.program import calls_of
+from flownpu.bench.roofline import decode_traffic
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+from flownpu.model.folder import read_json
+from flownpu.npu.artifacts import programs_of_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flownpu.aie.plan.data import Plan
+
+__all__ = ["OperatorTime", "Profile", "Trace", "make_trace", "record", "write_trace"]
+
+_DISPATCH, _HOST_STEP = "dispatch", "host step"
+
+
+@dataclass
+class OperatorTime:
+    """What the steps or the dispatches of one operator took together.
+
+    Attributes:
+        operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
+        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches.
+        count: how many there were.
+        seconds: that they took.
+        bytes: that they cannot but read from and write to main memory, where that is known; else 0.
+    """
+
+    operator: str
+    place: str
+    count: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A generation, profiled.
+
+    Attributes:
+        events: in Chrome's format, as ONNX Runtime wrote them.
+        placement: the provider's report.
+        prompt_tokens: of the prompt; it was computed in one run.
+    """
+
+    events: list[dict[str, Any]]
+    placement: dict[str, Any]
+    prompt_tokens: int
+
+
+@dataclass
+class Trace:
+    """What `write_trace` writes, and the operators' times."""
+
+    document: dict[str, Any]
+    operators: list[OperatorTime]
+    counts: dict[str, float] = field(default_factory=dict)
+    """Of all dispatches after the first run: per token."""
+
+
+def record(folder: Path, prompt: str, new_tokens: int, options: dict[str, str], threads: int | None = None) -> Profile:
+    """Generates with ONNX Runtime's profiler on.
+
+    Raises:
+        FlowNPUError: as `LanguageModel`.
+    """
+    with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
+        prefix = Path(scratch) / "profile"
+        model = LanguageModel(folder, options=options, threads=threads, profile=prefix)
+        tokens = model.tokens_of_text(prompt)
+        for _ in model.complete(tokens, new_tokens, Sampling(temperature=0), Timing()):
+            pass
+        placement = model.placement
+        del model  # The session writes the profile when it ends.
+        (path,) = prefix.parent.glob(f"{prefix.name}*.json")
+        return Profile(json.loads(path.read_text(encoding="utf-8")), placement, len(tokens))
+
+
+def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: int = 1) -> Trace:
+    """Adds lanes and sums to a profile.
+
+    Args:
+        folder: the model's.
+        profile: what `record` returned.
+        artifacts: where the device's compiled designs are; None for the cpu device.
+        tiles: of how many dispatches of each call the tiles' lanes are drawn.
+    """
+    ours = [event for event in profile.events if event.get("args", {}).get("provider") == "FlowNPUExecutionProvider"]
+    of_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in ours:
+        name = event["args"].get("op_name")
+        of_kind[name if name in (_DISPATCH, _HOST_STEP) else ""].append(event)
+    dispatches = of_kind[_DISPATCH]
+    operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
+    operators += _host_steps(of_kind[_HOST_STEP])
+    document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
+    if artifacts is not None and dispatches:
+        plans = _Plans(folder, artifacts)
+        document["traceEvents"] += plans.lanes(dispatches, tiles)
+        operators += plans.operators(dispatches)
+        document["otherData"]["tiles"] = "estimated from rates, not measured (flownpu.aie.cost.timeline says how)"
+    return Trace(document, operators, _per_token(dispatches))
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Writes the document; compressed if the path ends in .gz, which Perfetto reads as well."""
+    text = json.dumps(trace.document | {"otherData": trace.document["otherData"] | {"operators": _table(trace)}})
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+
+
+def _table(trace: Trace) -> list[dict[str, Any]]:
+    return [asdict(operator) for operator in trace.operators]
+
+
+# --- Steps of the graph ---------------------------------------------------------------------------------------------
+
+
+def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> list[OperatorTime]:
+    """Of decode steps only: what a prompt's steps read is read once for many tokens, and bounds nothing."""
+    traffic = decode_traffic(folder)
+    runs: defaultdict[str, int] = defaultdict(int)
+    sums: dict[str, OperatorTime] = {}
+    for event in sorted(steps, key=lambda event: event["ts"]):
+        name, operator = event["name"], event["args"]["op_name"]
+        run = runs[name]
+        runs[name] += 1
+        if run == 0:
+            continue
+        total = sums.setdefault(operator, OperatorTime(operator, event["args"]["device"]))
+        total.count += 1
+        total.seconds += event["dur"] * 1e-6
+        total.bytes += traffic.node_bytes_at(name, prompt_tokens + run)
+    return sorted(sums.values(), key=lambda total: -total.seconds)
+
+
+def _host_steps(events: list[dict[str, Any]]) -> list[OperatorTime]:
+    """What the host computes between dispatches, by operator: labels begin with it."""
+    sums: dict[str, OperatorTime] = {}
+    for event in events:
+        operator = event["name"].partition(",")[0]
+        total = sums.setdefault(operator, OperatorTime(operator, "host"))
+        total.count += 1
+        total.seconds += event["dur"] * 1e-6
+    return sorted(sums.values(), key=lambda total: -total.seconds)
+
+
+# --- Dispatches -----------------------------------------------------------------------------------------------------
+
+
+class _Plans:
+    """The plans of the calls that a folder of artifacts has for a model."""
+
+    def __init__(self, folder: Path, artifacts: Path) -> None:
+        manifest = read_json(artifacts / "manifest.json")
+        self._limits = LIMITS[manifest["target"]]
+        programs, _ = programs_of_model(folder, manifest["target"], manifest["context"], manifest["weights"])
+        self._calls = {call.family_file: call for call in calls_of(programs)}
+        self._plans: dict[tuple[str, int], Plan] = {}
+        self._lanes: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def _key(self, event: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """The calls of a dispatch: family's file and position."""
+        files, positions = (event["args"][key].split("; ") for key in ("files", "positions"))
+        for file, position in zip(files, positions, strict=True):
+            yield file, int(position) if self._calls[file].moves else 0
+
+    def _plan(self, key: tuple[str, int]) -> Plan:
+        if key not in self._plans:
+            self._plans[key] = self._calls[key[0]].plan(key[1])
+        return self._plans[key]
+
+    def _estimate(self, key: tuple[str, int]) -> dict[str, Any]:
+        if key not in self._lanes:
+            self._lanes[key] = estimated_lanes(self._plan(key), self._limits)
+        return self._lanes[key]
+
+    def lanes(self, dispatches: list[dict[str, Any]], tiles: int) -> list[dict[str, Any]]:
+        """The tiles' lanes of the first dispatches of each call, as processes of their own."""
+        events: list[dict[str, Any]] = []
+        named: set[tuple[int, int, str]] = set()
+        drawn: defaultdict[str, int] = defaultdict(int)
+        for event in dispatches:
+            start = float(event["ts"])
+            for key in self._key(event):
+                drawn[key[0]] += 1
+                if drawn[key[0]] > tiles:
+                    continue
+                found = self._estimate(key)
+                events += _moved(found["traceEvents"], start, named)
+                start += found["otherData"]["cycles"] / self._limits.clock_megahertz
+        return events
+
+    def operators(self, dispatches: list[dict[str, Any]]) -> list[OperatorTime]:
+        """Estimated times of the designs, and the bytes that their transfers move."""
+        sums: dict[str, OperatorTime] = {}
+        for event in dispatches:
+            for key in self._key(event):
+                plan = self._plan(key)
+                operator = self._calls[key[0]].operator
+                total = sums.setdefault(operator, OperatorTime(operator, "array (estimate)"))
+                total.count += 1
+                total.seconds += self._estimate(key)["otherData"]["cycles"] / self._limits.clock_megahertz * 1e-6
+                total.bytes += _bytes_moved(plan)
+        return sorted(sums.values(), key=lambda total: -total.seconds)
+
+
+# Processes of tiles are numbered from here: above ONNX Runtime's, which are those of the system.
+_FIRST_TILE_PROCESS = 1 << 23
+
+
+def _moved(events: list[dict[str, Any]], start: float, named: set[tuple[int, int, str]]) -> Iterator[dict[str, Any]]:
+    """The events of a call, begun at `start`; names of processes and threads once."""
+    for event in events:
+        moved = event | {"pid": event["pid"] + _FIRST_TILE_PROCESS}
+        if event["ph"] == "M":
+            name = (event["pid"], event.get("tid", -1), event["args"]["name"])
+            if name in named:
+                continue
+            named.add(name)
+        else:
+            moved["ts"] = event["ts"] + start
+        yield moved
+
+
+def _bytes_moved(plan: Plan) -> int:
+    items = {buffer.name: buffer.type.item_bytes for buffer in plan.sequence.buffers}
+    transfers = (step for step in plan.sequence.steps if isinstance(step, Transfer))
+    return sum(step.tap.elements * items[step.buffer] for step in transfers)
+
+
+def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the calls that decode: dispatches, and bytes over the boundary between host and device."""
+    decoding = [event for event in dispatches if "position " in event["name"]][1:]
+    if not decoding:
+        return {}
+    tokens = len({event["name"].rpartition("position ")[2] for event in decoding})
+    keys = ("bytes_to_device", "bytes_to_host", "word_bytes")
+    return {"dispatches": len(decoding) / tokens} | {
+        key: sum(int(event["args"][key]) for event in decoding) / tokens for key in keys
+    }

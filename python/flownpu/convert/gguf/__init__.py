@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files: their header, configuration, tokenizer and weights."""

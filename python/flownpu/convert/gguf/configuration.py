@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the metadata of a GGUF file as the Hugging Face configuration that `families.py` understands.
+
+What a file leaves out has the value that llama.cpp takes. A setting that changes the model and has no place here is an
+error: a model that was converted without it would compute something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.convert.errors import ConversionError
+
+if TYPE_CHECKING:
+    from flownpu.convert.gguf.file import GgufFile
+
+__all__ = ["ARCHITECTURES", "read_configuration"]
+
+# general.architecture to model_type.
+ARCHITECTURES = {"gemma2": "gemma2", "gemma3": "gemma3_text", "llama": "llama", "qwen3": "qwen3"}
+
+# Settings of relatives that share an architecture's name, and the values with which they change nothing.
+_NEUTRAL = {
+    "expert_count": 0,
+    "logit_scale": 1.0,
+    "residual_scale": 1.0,
+    "embedding_scale": 1.0,
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+}
+
+# Layers of the two Gemmas whose attention is scaled by 1 / sqrt(hidden size / heads), where all others take the head's
+# size: llama.cpp tells them by this number too, for the file does not say it.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+
+# Tokens that end a turn, by the text that chat models give them; a file names but one of them.
+_ENDS_OF_TURNS = ("<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>")
+
+
+def read_configuration(file: GgufFile) -> dict[str, Any]:
+    """The configuration, as config.json has it.
+
+    Raises:
+        ConversionError: the architecture is not supported, or a setting is missing or has no place in FlowNPU.
+    """
+    return _Settings(file).configuration()
+
+
+class _Settings:
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.metadata = file.metadata
+        self.architecture = str(self.metadata.get("general.architecture"))
+
+    def configuration(self) -> dict[str, Any]:
+        if self.architecture not in ARCHITECTURES:
+            raise ConversionError(
+                f"{self.file.path}: expected general.architecture to be one of {', '.join(ARCHITECTURES)}, got "
+                f'"{self.architecture}"; other architectures cannot be converted'
+            )
+        if int(self.metadata.get("split.count") or 1) > 1:
+            raise ConversionError(
+                f"{self.file.path}: one of {self.metadata['split.count']} parts of a model; join them with "
+                "llama-gguf-split --merge"
+            )
+        for key, neutral in _NEUTRAL.items():
+            if (value := self.value(key, neutral)) != neutral:
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
+                    "there can be converted"
+                )
+        layers = self.integer("block_count")
+        if layers > len(self.file.tensors):
+            raise ConversionError(
+                f"{self.file.path}: {self.architecture}.block_count is {layers}, and there are "
+                f"{len(self.file.tensors)} tensors; the file is damaged"
+            )
+        hidden_size, heads = self.integer("embedding_length"), self.integer("attention.head_count")
+        head_size = self.integer("attention.key_length", hidden_size // heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if (size := self.integer(key, head_size)) != head_size:
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
+                    f"size, {head_size}, there can be converted"
+                )
+        config = {
+            "model_type": ARCHITECTURES[self.architecture],
+            "hidden_size": hidden_size,
+            "intermediate_size": self.integer("feed_forward_length"),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.integer("attention.head_count_kv", heads),
+            "head_dim": head_size,
+            "vocab_size": self._vocabulary_size(),
+            "max_position_embeddings": self.integer("context_length"),
+            "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self.value("rope.freq_base", 10000.0),
+            "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            **self._tokens(),
+        }
+        if scaling := self._rope_scaling():
+            config["rope_scaling"] = scaling
+        if self.architecture.startswith("gemma"):
+            config |= self._gemma(config)
+        else:
+            self._check_scale(head_size**-0.5)
+        return config
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A setting of the architecture; one without a default must be there."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        if value is None:
+            raise ConversionError(
+                f"{self.file.path}: {self.architecture}.{key} is missing; write the file with a current llama.cpp"
+            )
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A setting that is one number for all layers."""
+        value = self.value(key, default)
+        if isinstance(value, np.ndarray):
+            if not value.size or (value != value[0]).any():
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} differs between layers, and only models of equal "
+                    "layers can be converted"
+                )
+            value = value[0]
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
+        return int(value)
+
+    def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
+        second = self.architecture == "gemma2"
+        special = config["num_hidden_layers"] == _LAYERS_OF_27B[self.architecture]
+        scalar = config["hidden_size"] // config["num_attention_heads"] if special else config["head_dim"]
+        self._check_scale(scalar**-0.5)
+        local = self._local_layers(config["num_hidden_layers"], 2 if second else 6)
+        return {
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": self.integer("attention.sliding_window", 4096 if second else None),
+            "layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local],
+            "rope_local_base_freq": self.value("rope.freq_base_swa", 10000.0),
+            "final_logit_softcapping": self.value("final_logit_softcapping", 30.0 if second else 0.0),
+            "attn_logit_softcapping": self.value("attn_logit_softcapping", 50.0 if second else 0.0),
+        }
+
+    def _local_layers(self, count: int, period: int) -> list[bool]:
+        """Which layers see a window only: every one but the last of a period, or as an array says."""
+        given = self.value("attention.sliding_window_pattern", period)
+        if not isinstance(given, np.ndarray):
+            return [(i + 1) % int(given) != 0 for i in range(count)]
+        if given.size != count:
+            raise ConversionError(
+                f"{self.file.path}: expected attention.sliding_window_pattern for {count} layers, got {given.size}"
+            )
+        return [bool(local) for local in given]
+
+    def _rope_scaling(self) -> dict[str, Any] | None:
+        kind = self.value("rope.scaling.type", "none")
+        # Before scaling had types, a factor alone was linear scaling.
+        factor = float(self.value("rope.scaling.factor", self.value("rope.scale_linear", 1.0)))
+        if kind == "none" and f"{self.architecture}.rope.scale_linear" in self.metadata:
+            kind = "linear"
+        if kind not in ("none", "linear"):
+            raise ConversionError(
+                f'{self.file.path}: expected {self.architecture}.rope.scaling.type none or linear, got "{kind}", which '
+                "cannot be converted"
+            )
+        return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1.0 else None
+
+    def _check_scale(self, expected: float) -> None:
+        scale = float(self.value("attention.scale", expected))
+        # The file has float32.
+        if abs(scale / expected - 1) > 1e-6:
+            raise ConversionError(
+                f"{self.file.path}: {self.architecture}.attention.scale is {scale}, and only models that have "
+                f"{expected} there can be converted"
+            )
+
+    def _vocabulary_size(self) -> int:
+        tensor = self.file.tensors.get("token_embd.weight")
+        if tensor is None or len(tensor.shape) != 2:
+            raise ConversionError(f"{self.file.path}: tensor token_embd.weight is missing; is it a language model?")
+        return int(tensor.shape[0])
+
+    def _tokens(self) -> dict[str, Any]:
+        """Token ids: eos_token_id lists every token that ends a turn."""
+        names = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+        ids = {key: self.metadata.get(f"tokenizer.ggml.{name}") for key, name in names.items()}
+        tokens = self.metadata.get("tokenizer.ggml.tokens") or []
+        types = self.metadata.get("tokenizer.ggml.token_type")
+        ends = [self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        if types is not None:
+            wanted = set(_ENDS_OF_TURNS)
+            control = 3
+            ends += [i for i, text in enumerate(tokens) if text in wanted and types[i] == control]
+        return {**ids, "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None))}

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Writes the tokenizer of a GGUF file as the files that ORT GenAI and transformers read.
+
+GGUF has two kinds that the supported families use:
+
+    "gpt2"    BPE over bytes: tokens, merges, and the name of the expression that cuts a text into words
+    "llama"   SentencePiece's BPE: tokens with scores; the pair is merged first whose token has the highest score
+
+Both become a tokenizer.json of the kind BPE. SentencePiece's has no list of merges: they are all pairs of tokens that
+make a token, the best score first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert.errors import ConversionError
+
+if TYPE_CHECKING:
+    from flownpu.convert.gguf.file import GgufFile
+
+__all__ = ["tokenizer_files"]
+
+# tokenizer.ggml.token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+_SPACE = "▁"
+
+# Words of Llama 3 and Qwen, as the families' own tokenizer.json have them; the numbers of digits differ.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_WORDS, _QWEN_WORDS = _WORDS.format(digits="{1,3}"), _WORDS.format(digits="")
+
+
+@dataclass(frozen=True)
+class _ByteLevel:
+    """What a name in tokenizer.ggml.pre stands for."""
+
+    words: str
+    tokenizer_class: str
+    add_bos: bool
+    """Where the file does not say."""
+    compose: bool = False
+    """Unicode's composed form (NFC) first."""
+    ignore_merges: bool = False
+    """A word that is a token is one, however it would be merged."""
+
+
+_LLAMA3 = _ByteLevel(_LLAMA3_WORDS, "PreTrainedTokenizerFast", add_bos=True, ignore_merges=True)
+_QWEN = _ByteLevel(_QWEN_WORDS, "Qwen2Tokenizer", add_bos=False, compose=True)
+_BYTE_LEVEL = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN,
+    "deepseek-r1-qwen": _QWEN,
+}
+
+
+def tokenizer_files(file: GgufFile, rows: int) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json, with the chat template in it.
+
+    Args:
+        file: the file.
+        rows: of the embedding table, at least as many as there are tokens.
+
+    Raises:
+        ConversionError: the file has no tokenizer, or one that is not known.
+    """
+    tokenizer = _Tokenizer(file, rows)
+    return {
+        "tokenizer.json": json.dumps(tokenizer.tokenizer(), ensure_ascii=False).encode(),
+        "tokenizer_config.json": json.dumps(tokenizer.settings(), ensure_ascii=False, indent=2).encode(),
+    }
+
+
+class _Tokenizer:
+    def __init__(self, file: GgufFile, rows: int) -> None:
+        self.file = file
+        self.kind = self.value("model", "none")
+        if self.kind not in ("gpt2", "llama"):
+            raise ConversionError(
+                f"{file.path}: expected a tokenizer of the kind gpt2 or llama in tokenizer.ggml.model, got "
+                f'"{self.kind}"; convert the checkpoint that the file was made of'
+            )
+        self.pre = str(self.value("pre", "default"))
+        if self.kind == "gpt2" and self.pre not in _BYTE_LEVEL:
+            raise ConversionError(
+                f'{file.path}: expected tokenizer.ggml.pre to be one of {", ".join(_BYTE_LEVEL)}, got "{self.pre}", '
+                "whose words are not known; convert the checkpoint that the file was made of"
+            )
+        self.tokens: list[str] = self.listed("tokens")
+        if len(self.tokens) > rows:
+            raise ConversionError(
+                f"{file.path}: expected at most {rows} tokens, the rows of token_embd.weight, got {len(self.tokens)}"
+            )
+        if len(set(self.tokens)) != len(self.tokens):
+            raise ConversionError(f"{file.path}: expected tokens that differ, and one is there twice")
+        types = self.value("token_type")
+        self.types: list[int] = [_NORMAL] * len(self.tokens) if types is None else [int(kind) for kind in types]
+        if len(self.types) != len(self.tokens):
+            raise ConversionError(f"{file.path}: expected {len(self.tokens)} token types, got {len(self.types)}")
+        self.bos, self.eos = self.special("bos"), self.special("eos")
+        spm = self.kind == "llama"
+        default = True if spm else _BYTE_LEVEL[self.pre].add_bos
+        self.add_bos = bool(self.value("add_bos_token", default)) and self.bos is not None
+        self.add_eos = bool(self.value("add_eos_token", False)) and self.eos is not None
+        self.add_space = spm and bool(self.value("add_space_prefix", True))
+
+    def tokenizer(self) -> dict[str, Any]:
+        """tokenizer.json."""
+        parts = self._sentencepiece() if self.kind == "llama" else self._byte_level()
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": self._added_tokens(),
+            "post_processor": self._post_processor(),
+            **parts,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """tokenizer_config.json."""
+        if self.kind == "gpt2":
+            tokenizer_class = _BYTE_LEVEL[self.pre].tokenizer_class
+        else:
+            tokenizer_class = "LlamaTokenizer" if self.add_space else "GemmaTokenizer"
+        settings = {
+            "tokenizer_class": tokenizer_class,
+            "add_bos_token": self.add_bos,
+            "add_eos_token": self.add_eos,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+            "pad_token": self.special("padding"),
+            "unk_token": self._unknown(),
+            "clean_up_tokenization_spaces": False,
+            "chat_template": self.file.metadata.get("tokenizer.chat_template"),
+        }
+        return {key: value for key, value in settings.items() if value is not None}
+
+    def value(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def listed(self, key: str) -> list[str]:
+        values = self.value(key)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise ConversionError(
+                f"{self.file.path}: expected a list of texts in tokenizer.ggml.{key}, and there is none"
+            )
+        return values
+
+    def special(self, name: str) -> str | None:
+        """The text of a token that the file names by its id."""
+        index = self.value(f"{name}_token_id")
+        if index is None:
+            return None
+        if not 0 <= int(index) < len(self.tokens):
+            raise ConversionError(
+                f"{self.file.path}: expected tokenizer.ggml.{name}_token_id below {len(self.tokens)}, got {index}"
+            )
+        return self.tokens[int(index)]
+
+    def _unknown(self) -> str | None:
+        given = self.special("unknown")
+        return given or next((t for t, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN), None)
+
+    def _added_tokens(self) -> list[dict[str, Any]]:
+        """Tokens that are cut out of a text before anything else."""
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        return [
+            {"id": index, "content": token, **plain, "special": kind != _USER_DEFINED}
+            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+
+    def _byte_level(self) -> dict[str, Any]:
+        known = _BYTE_LEVEL[self.pre]
+        merges = [merge.split(" ") for merge in self.listed("merges")]
+        if wrong := next((merge for merge in merges if len(merge) != 2), None):
+            raise ConversionError(f"{self.file.path}: expected merges of two tokens, got {' '.join(wrong)!r}")
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        words = {"type": "Split", "pattern": {"Regex": known.words}, "behavior": "Isolated", "invert": False}
+        return {
+            "normalizer": {"type": "NFC"} if known.compose else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
+            "decoder": {**byte_level, "use_regex": True},
+            "model": self._model(merges, unknown=None, byte_fallback=False, ignore_merges=known.ignore_merges),
+        }
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        prepend = {"type": "Prepend", "prepend": _SPACE}
+        decoders: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        if self.add_space:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+        return {
+            "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]} if self.add_space else replace,
+            # Of a normalised text, which has no spaces, this leaves one piece; Gemma's own file has it.
+            "pre_tokenizer": None if self.add_space else split,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": self._model(self._merges(), unknown=self._unknown(), byte_fallback=True, ignore_merges=False),
+        }
+
+    def _merges(self) -> list[list[str]]:
+        """Pairs of tokens that make a token, the highest score first."""
+        scores = self.value("scores")
+        if scores is None or len(scores) != len(self.tokens):
+            raise ConversionError(f"{self.file.path}: expected tokenizer.ggml.scores for {len(self.tokens)} tokens")
+        ids = {
+            token: index
+            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (_NORMAL, _USER_DEFINED)
+        }
+        found = []
+        for token, index in ids.items():
+            for cut in range(1, len(token)):
+                left, right = ids.get(token[:cut]), ids.get(token[cut:])
+                if left is not None and right is not None:
+                    found.append((-float(scores[index]), index, left, right))
+        return [[self.tokens[left], self.tokens[right]] for *_, left, right in sorted(found)]
+
+    def _model(
+        self, merges: list[list[str]], *, unknown: str | None, byte_fallback: bool, ignore_merges: bool
+    ) -> dict[str, Any]:
+        return {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": unknown,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": byte_fallback,
+            "byte_fallback": byte_fallback,
+            "ignore_merges": ignore_merges,
+            "vocab": {token: index for index, token in enumerate(self.tokens)},
+            "merges": merges,
+        }
+
+    def _post_processor(self) -> dict[str, Any] | None:
+        """Puts the tokens of begin and end around a text."""
+        before = [self.bos] if self.add_bos else []
+        after = [self.eos] if self.add_eos else []
+        if not before and not after:
+            return None
+
+        def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+            def special(token: str | None) -> dict[str, Any]:
+                return {"SpecialToken": {"id": token, "type_id": type_id}}
+
+            text = {"Sequence": {"id": sequence, "type_id": type_id}}
+            return [*map(special, before), text, *map(special, after)]
+
+        return {
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": [*around("A", 0), *around("B", 1)],
+            "special_tokens": {
+                token: {"id": token, "ids": [self.tokens.index(token)], "tokens": [token]}
+                for token in (*before, *after)
+                if token is not None
+            },
+        }

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a GGUF file, by the names that a Hugging Face checkpoint gives them.
+
+Q4_0 and Q4_1 have groups of 32 as Q4NX has, and keep their codes:
+
+    Q4_0: float16 d, 16 bytes of codes; w = d (code - 8)        scale d, minimum -8 d
+    Q4_1: float16 d, float16 m, 16 bytes of codes; w = d code + m
+
+Byte j of a block holds the code of column j in its low nibble and that of column j + 16 in its high one. Weights of
+other types are dequantised by the gguf package and quantised again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.quantise import Carried
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.gguf.file import GgufFile
+
+__all__ = ["GgufWeights"]
+
+_GROUP = q4nx.GROUP
+# Bytes of a block before its codes.
+_PARAMETERS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
+
+_MODEL = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_NORMS = {"post_attention_layernorm": "ffn_norm"}
+_SANDWICH_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# Read with the rotary embeddings.
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufWeights:
+    """Rows of a file's tensors."""
+
+    def __init__(self, file: GgufFile, decoder: Decoder) -> None:
+        """Finds the tensors' names.
+
+        Raises:
+            ConversionError: the file has tensors that this decoder has no place for.
+        """
+        self._file = file
+        self._head_size = decoder.head_size
+        # llama.cpp turns neighbouring columns of this architecture's heads against each other, checkpoints halves.
+        self._interleaved = ("attn_q.weight", "attn_k.weight") if decoder.family == "llama" else ()
+        layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else _NORMS)
+        self._names = _MODEL | {
+            f"layers.{i}.{name}.weight": f"blk.{i}.{stored}.weight"
+            for i in range(len(decoder.layers))
+            for name, stored in layer.items()
+        }
+        unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
+        if unknown:
+            shown = ", ".join(unknown[:3]) + (" ..." if len(unknown) > 3 else "")
+            raise ConversionError(
+                f"{file.path}: {len(unknown)} tensors have no place in a model of this architecture as FlowNPU knows "
+                f"it ({shown}); such models cannot be converted"
+            )
+
+    @property
+    def source(self) -> Path:
+        """The file."""
+        return self._file.path
+
+    def check(self, tensor: str, shape: tuple[int, ...]) -> None:
+        """Raises ConversionError unless the tensor is there and has that shape."""
+        name = self._names[tensor]
+        if name not in self._file.tensors:
+            raise ConversionError(f"{self._file.path}: tensor {name} is missing")
+        actual = self._file.tensors[name].shape
+        if actual != shape:
+            raise ConversionError(
+                f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
+            )
+
+    def is_symmetric(self, tensor: str) -> bool:
+        """Whether each minimum is -8 times its scale: those of Q4_0."""
+        return self._file.tensors[self._names[tensor]].type == GGMLQuantizationType.Q4_0
+
+    def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
+        """Rows first..stop-1 of a weight.
+
+        Raises:
+            ConversionError: the type cannot be read.
+            ValueError: a scale that is not finite.
+        """
+        name = self._names[tensor]
+        kind = self._file.tensors[name].type
+        stored = self._stored_rows(name, first, stop)
+        if kind in _PARAMETERS:
+            return _carried(stored, kind)
+        return self._dequantized(stored, name)
+
+    def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
+        """A whole one-dimensional tensor."""
+        self.check(tensor, (size,))
+        return self.values(self._names[tensor])
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """A vector by its name in the file.
+
+        Raises:
+            ConversionError: a value is not finite, or the type cannot be read.
+        """
+        values: NDArray[np.float32] = self._dequantized(self._file.read(name, 0, 1), name)[0]
+        if not np.isfinite(values).all():
+            raise ConversionError(f"{self._file.path}: tensor {name} has a value that is not finite")
+        return values
+
+    def types(self, tensors: Iterable[str]) -> dict[GGMLQuantizationType, int]:
+        """How many of these tensors are stored in each type."""
+        return dict(Counter(self._file.tensors[self._names[tensor]].type for tensor in tensors))
+
+    def _stored_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
+        if not name.endswith(self._interleaved):
+            return self._file.read(name, first, stop)
+        size = self._head_size
+        low = first // size * size
+        heads = self._file.read(name, low, -(-stop // size) * size)
+        halves = heads.reshape(-1, size // 2, 2, heads.shape[1]).swapaxes(1, 2).reshape(heads.shape)
+        return halves[first - low : stop - low]
+
+    def _dequantized(self, stored: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
+        kind = self._file.tensors[name].type
+        try:
+            values: NDArray[np.float32] = dequantize(stored, kind)
+        except NotImplementedError:
+            raise ConversionError(
+                f"{self._file.path}: tensor {name} has type {kind.name}, which the gguf package cannot dequantise; "
+                "convert from a file of another type"
+            ) from None
+        return values
+
+
+def _carried(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried:
+    """Rows of Q4_0 or Q4_1 blocks with their codes."""
+    start = _PARAMETERS[kind]
+    blocks = stored.reshape(len(stored), -1, start + _GROUP // 2)
+    packed = blocks[..., start:]
+    codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
+    parameters = np.ascontiguousarray(blocks[..., :start]).view(np.float16).astype(np.float32)
+    scale = parameters[..., 0]
+    minimum = -8 * scale if kind == GGMLQuantizationType.Q4_0 else parameters[..., 1]
+    exact = minimum[..., None] + scale[..., None] * codes
+    quantized = q4nx.from_affine(codes.reshape(len(stored), -1), scale, minimum)
+    return Carried(quantized, exact.reshape(len(stored), -1))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the ONNX file of a model that was exported, and writes that of one whose graph was rewritten."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+import onnx
+import onnx_ir as ir
+
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.graph.data_file import DataFile
+from flownpu.convert.progress import Stage
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.convert.progress import ProgressCallback
+
+__all__ = [
+    "DATA_FILE",
+    "GRAPH_FILE",
+    "SMALL_FILES",
+    "check_data",
+    "check_operators",
+    "load_graph",
+    "save_graph",
+    "tensors",
+]
+
+GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+# model.onnx, the configuration and the manifest of the deepest model come to less than half of this.
+SMALL_FILES = 4 << 20
+# Larger tensors go into the data file; smaller ones stay in the graph, where ONNX Runtime reads them while it plans.
+_LARGEST_IN_GRAPH = 256
+
+
+def load_graph(path: Path) -> ir.Model:
+    """An ONNX model, whose external data stays where it is.
+
+    Raises:
+        ConversionError: the file is no ONNX model.
+    """
+    try:
+        return ir.load(path)
+    except Exception as error:  # whatever protobuf and the deserialiser make of damaged bytes
+        raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
+
+
+def check_data(model: ir.Model, path: Path) -> list[Path]:
+    """The files that hold the model's external data.
+
+    Raises:
+        ConversionError: one is outside the folder, missing, or shorter than a tensor needs it; or of no numbers.
+    """
+    files: dict[str, Path] = {}
+    for tensor in tensors(model):
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        location = str(tensor.location)
+        if tensor.dtype in {ir.DataType.UNDEFINED, ir.DataType.STRING}:
+            raise ConversionError(
+                f"{path}: expected tensor {tensor.name}, stored in {location!r}, to be of numbers, got {tensor.dtype}"
+            )
+        if location not in files:
+            where = PurePosixPath(location)
+            if where.is_absolute() or ".." in where.parts or "\\" in location:
+                raise ConversionError(f"{path}: tensor {tensor.name} is stored outside of the folder, in {location!r}")
+            if not (path.parent / location).is_file():
+                raise ConversionError(f"{path.parent / location}: the model's weights are in this file; it is missing")
+            files[location] = path.parent / location
+        size, offset, length = files[location].stat().st_size, tensor.offset or 0, tensor.length or tensor.nbytes
+        if length != tensor.nbytes or offset < 0 or offset + length > size:
+            raise ConversionError(
+                f"{files[location]}: expected {tensor.nbytes} bytes of tensor {tensor.name} at {offset}, and the file "
+                f"has {max(0, min(length, size - offset))} there; it is damaged or its copy was cut short"
+            )
+    return list(files.values())
+
+
+def check_operators(model: ir.Model, path: Path) -> None:
+    """Raises ConversionError if ONNX Runtime could not load the model: an operator or an opset that it cannot have."""
+    version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
+    if version > newest:
+        raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
+    # Here, lest all that converts imports ONNX Runtime. Its public modules do not list its operators.
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # noqa: PLC0415
+
+    known = {(schema.domain, schema.name) for schema in get_all_operator_schema()}
+    unknown = sorted(
+        {
+            f"{node.domain or 'ai.onnx'}.{node.op_type}"
+            for node in model.graph.all_nodes()
+            if (node.domain, node.op_type) not in known and node.op_identifier() not in model.functions
+        }
+    )
+    if unknown:
+        raise ConversionError(
+            f"{path}: {', '.join(unknown)}: operators that ONNX Runtime does not have; export the model without them"
+        )
+
+
+def save_graph(
+    model: ir.Model, folder: Path, progress: ProgressCallback, *, source: Path, stage: str = "repack"
+) -> dict[str, float]:
+    """Writes graph and data; returns the relative error of each weight that was repacked or quantised.
+
+    Tensors are written in the order in which the graph reads them, so that running it reads the file from front to end.
+
+    Raises:
+        ConversionError: a weight has scales or zero points that are not finite, or names are no text.
+    """
+    counter = Stage(progress, stage, sum(tensor.nbytes for tensor in tensors(model)), "B")
+    errors: dict[str, float] = {}
+    with DataFile(folder / DATA_FILE) as data:
+        for value in _initializers(model):
+            tensor, name = value.const_value, str(value.name)
+            if tensor is None:  # an input with a default, which has no bytes
+                continue
+            try:
+                array = tensor.numpy()
+            except ValueError as error:
+                raise ConversionError(f"{source}: weight {name}: {error}; the source is damaged") from error
+            if tensor.nbytes > _LARGEST_IN_GRAPH:
+                value.const_value = data.write(name, tensor.dtype, tuple(array.shape), [array])
+            else:
+                value.const_value = ir.Tensor(array.copy(), name=name)
+            if isinstance(tensor, Q4NXTensor):
+                errors[name] = round(tensor.relative_error, 6)
+            counter.advance(tensor.nbytes)
+    try:
+        ir.save(model, folder / GRAPH_FILE)
+    except ir.serde.SerdeError as error:
+        raise ConversionError(f"{source}: the graph is damaged: {error.__cause__ or error}") from error
+    return errors
+
+
+def _initializers(model: ir.Model) -> list[ir.Value]:
+    """The graph's initializers in the order of their first use, then those that only subgraphs use."""
+    used = [value for node in model.graph for value in node.inputs if value is not None and value.is_initializer()]
+    return list(dict.fromkeys([*used, *model.graph.initializers.values()]))
+
+
+def tensors(model: ir.Model) -> list[ir.TensorProtocol]:
+    """The model's initializers."""
+    return [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a GGUF file into a model folder for ORT GenAI."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+from gguf.constants import GGMLQuantizationType
+
+from flownpu.convert.decoder import FrequencyFactors
+from flownpu.convert.decoder_folder import PACKAGES, limit_context, make_decoder_folder
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.families import read_decoder
+from flownpu.convert.gguf.configuration import read_configuration
+from flownpu.convert.gguf.file import GgufFile
+from flownpu.convert.gguf.tokenizer import tokenizer_files
+from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
+from flownpu.convert.output import check_output
+from flownpu.convert.quantise import QuantizedWeights
+from flownpu.convert.weights import ProjectionWeight, weight_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.request import Request
+    from flownpu.convert.weights import Weight
+
+__all__ = ["convert_gguf"]
+
+# Types whose codes Q4NX keeps: what is rounded of them.
+_UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+
+_log = logging.getLogger(__name__)
+
+
+def convert_gguf(request: Request) -> None:
+    """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; what else is quantised again is logged.
+
+    Raises:
+        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+    """
+    check_output(request.output, force=request.force)
+    source = request.source
+    file = GgufFile(source)
+    try:
+        decoder = read_decoder(read_configuration(file), where=f"{source}: the metadata")
+        tokenizer = tokenizer_files(file, decoder.vocabulary_size)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A value of another type than it should have.
+        raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
+    tensors = GgufWeights(file, decoder)
+    decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
+    weights = QuantizedWeights(tensors)  # Gemma's norms have their offset in the file already
+    plan = weight_plan(decoder)
+    weights.check(plan)
+    make_decoder_folder(
+        request.output,
+        decoder,
+        weights,
+        request.options,
+        tokenizer=tokenizer,
+        source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
+        files=[source],
+        quantisation={"weights": _say_types(tensors, plan)},
+        packages=[*PACKAGES, "gguf"],
+        force=request.force,
+        progress=request.progress,
+    )
+
+
+def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -> Decoder:
+    """The decoder with the factors that the file divides its rotary frequencies by, if it has any."""
+    if ROPE_FACTORS not in file.tensors:
+        return decoder
+    factors = tensors.values(ROPE_FACTORS)
+    if factors.size != decoder.head_size // 2 or (factors <= 0).any():
+        raise ConversionError(
+            f"{file.path}: expected {decoder.head_size // 2} positive values in {ROPE_FACTORS}, got {factors.size}, "
+            f"the smallest {factors.min()}"
+        )
+    if any(layer.rotary.scaling for layer in decoder.layers):
+        raise ConversionError(
+            f"{file.path}: {ROPE_FACTORS} and a rope.scaling.factor scale the rotary embedding twice; such models "
+            "cannot be converted"
+        )
+    scaling = FrequencyFactors(tuple(map(float, factors)))
+    layers = (
+        dataclasses.replace(layer, rotary=dataclasses.replace(layer.rotary, scaling=scaling))
+        for layer in decoder.layers
+    )
+    return dataclasses.replace(decoder, layers=tuple(layers))
+
+
+def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
+    """Logs what becomes of the weights of each type, and returns it for the manifest."""
+    names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
+    said = {}
+    for kind, count in sorted(tensors.types(names).items()):
+        noun = "weight" if count == 1 else "weights"
+        if kind in _UNCHANGED:
+            said[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
+        elif kind in _FLOATS:
+            said[kind.name] = f"{count} {noun}: quantised to Q4NX"
+        else:
+            said[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
+        _log.log(logging.INFO if kind in _UNCHANGED else logging.WARNING, "%s: %s", kind.name, said[kind.name])
+    return said

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a Hugging Face checkpoint folder into a model folder for ORT GenAI."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from flownpu.convert.checkpoint import Checkpoint
+from flownpu.convert.decoder_folder import limit_context, make_decoder_folder
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.families import read_decoder
+from flownpu.convert.output import check_output
+from flownpu.convert.quantise import QuantizedWeights
+from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
+from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
+from flownpu.convert.vision.image_processor import settings_files
+from flownpu.convert.vision.pictures import read_pictures
+from flownpu.convert.weights import weight_plan
+
+if TYPE_CHECKING:
+    from flownpu.convert.request import Request
+
+__all__ = ["TOKENIZER_FILES", "convert_checkpoint"]
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def convert_checkpoint(request: Request, vision_weights: str | None = None) -> None:
+    """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
+
+    Its folder has config.json, safetensors files and a tokenizer.
+
+    Args:
+        request: what to convert, and where to.
+        vision_weights: see `read_pictures`.
+
+    Raises:
+        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+    """
+    check_output(request.output, force=request.force)
+    source = request.source
+    checkpoint = Checkpoint(source)
+    decoder = limit_context(
+        read_decoder(checkpoint.config, checkpoint.generation), request.context_length, request.source
+    )
+    pictures = read_pictures(checkpoint, decoder, vision_weights)
+    if pictures is not None:
+        decoder = dataclasses.replace(
+            decoder, family=checkpoint.config["model_type"], image_token_id=pictures.image_token_id
+        )
+    packing = read_packing(checkpoint)
+    tensors = CheckpointWeights(checkpoint) if packing is None else PrequantisedWeights(checkpoint, packing)
+    weights = QuantizedWeights(tensors, decoder.norm_offset)
+    plan = weight_plan(decoder)
+    weights.check(plan)
+    tensors.check_places(plan)
+    tokenizer = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not (source / "tokenizer.json").is_file():
+        raise ConversionError(
+            f"{source}: tokenizer.json is missing, which ORT GenAI reads; download it, or save it with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    make_decoder_folder(
+        request.output,
+        decoder,
+        weights,
+        request.options,
+        tokenizer={path.name: path.read_bytes() for path in tokenizer},
+        source={
+            "kind": "huggingface",
+            "model_type": checkpoint.config["model_type"],
+            "name": source.resolve().name,
+        },
+        files=[source / "config.json", *checkpoint.files, *tokenizer, *(settings_files(source) if pictures else [])],
+        pictures=pictures,
+        generation=checkpoint.generation,
+        quantisation={"weights": tensors.describe(plan)} if isinstance(tensors, PrequantisedWeights) else None,
+        force=request.force,
+        progress=request.progress,
+    )

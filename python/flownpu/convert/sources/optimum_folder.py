@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts the folder of an optimum export (a plain ONNX graph, float32) by folding its graph."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert.checkpoint import read_json
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
+from flownpu.convert.output import check_output
+from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
+from flownpu.graph_rewrites.plain_rewriter import rewrite_plain
+from flownpu.npu.attention_folding import prompt_folding
+from flownpu.ops.definitions.onnx_function import DOMAIN
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.convert.request import Request
+    from flownpu.graph_rewrites import Report
+
+__all__ = ["convert_optimum_folder"]
+
+
+_log = logging.getLogger(__name__)
+
+
+def convert_optimum_folder(request: Request) -> None:
+    """Folds a plain graph into FlowNPU's operators and quantises its projections.
+
+    The source is a folder with model.onnx and config.json; all its other files are copied, and the tables of RoPE are
+    made for the context's length. Inputs and outputs stay what they are, so that what ran the export runs the output: a
+    KV cache is in float32 (other options are refused), and the logits are those of all tokens, whatever the options'
+    defaults are for other sources. What no rule could fold stays as it is, and is logged as a warning with the reason.
+
+    Raises:
+        ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
+    """
+    check_output(request.output, force=request.force)
+    source, options = request.source, request.options
+    if options.sliding_window_cache or options.kv_dtype == "fp16":
+        raise ConversionError(
+            f"{source}: optimum feeds a KV cache in float32 that grows with every token; convert it without "
+            "--sliding-window-cache and --kv-dtype"
+        )
+    path = source / GRAPH_FILE
+    if not path.is_file():
+        others = ", ".join(sorted(file.name for file in source.glob("*.onnx")))
+        raise ConversionError(
+            f"{source}: expected {GRAPH_FILE}, a model in one graph, and found {others or 'no ONNX file'}"
+        )
+    config = read_json(source / "config.json")
+    positions = _positions(config, request.context_length, source)
+    model = load_graph(path)
+    data_files = check_data(model, path)
+    if any(node.domain == DOMAIN for node in model.graph):
+        raise ConversionError(f"{path}: is a model for FlowNPU already")
+    check_operators(model, path)
+    try:
+        report = rewrite_plain(model, positions=positions, tile=prompt_folding)
+    except ValueError as error:
+        raise ConversionError(f"{path}: the graph is damaged, or of a form that is not known: {error}") from error
+    _check_rewritten(path, report, positions)
+
+    copied = [
+        file
+        for file in sorted(source.iterdir())
+        if file.is_file() and file not in data_files and file.suffix != ".onnx"
+    ]
+    make_rewritten_folder(
+        request,
+        model,
+        report,
+        stage="quantise",
+        copied=copied,
+        read=[path, *data_files],
+        texts={},
+        source={"kind": "optimum", "model_type": config.get("model_type")},
+        settings={"kv_dtype": "fp32", "logits": "all", "context_length": positions or None},
+        relative_to="the source's float32 weights",
+    )
+
+
+def _positions(config: dict[str, Any], context_length: int | None, source: Path) -> int:
+    """The longest context; 0 if config.json does not say one."""
+    largest = config.get("max_position_embeddings", 0)
+    if not isinstance(largest, int):
+        raise ConversionError(
+            f"{source / 'config.json'}: expected max_position_embeddings to be a number, got {largest}"
+        )
+    if context_length is None:
+        return largest
+    if largest and not 1 <= context_length <= largest:
+        raise ConversionError(f"{source}: expected a context length of 1 to {largest}, got {context_length}")
+    return context_length
+
+
+def _check_rewritten(path: Path, report: Report, positions: int) -> None:
+    """Raises ConversionError if no weight was quantised; logs what was left."""
+    left = report.left()
+    if not report.applied["projection"]:
+        raise ConversionError(
+            "\n".join([f"{path}: expected products with float32 weights, and none of them can be used", *left])
+        )
+    if report.applied["rotary_embedding"] and positions < 1:
+        raise ConversionError(
+            f"{path.parent / 'config.json'}: max_position_embeddings is missing; say with --context-length how many "
+            "positions the model is for"
+        )
+    for line in left:
+        _log.warning("%s: %s", path, line)
+    for attention in report.attentions:
+        _log.info("%s: %s: folding level %d, %s", path, attention.node, attention.level, attention.reason)

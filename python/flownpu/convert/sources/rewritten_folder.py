@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the folder of a model whose graph was rewritten."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from flownpu import _native
+from flownpu.convert.graph.data_file import aligned
+from flownpu.convert.graph.file import SMALL_FILES, save_graph, tensors
+from flownpu.convert.manifest import sha256, write_manifest
+from flownpu.convert.output import output_folder
+from flownpu.convert.progress import Stage
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx_ir as ir
+
+    from flownpu.convert.request import Request
+    from flownpu.graph_rewrites import Report
+
+__all__ = ["make_rewritten_folder"]
+
+_PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
+
+_log = logging.getLogger(__name__)
+
+
+def make_rewritten_folder(
+    request: Request,
+    model: ir.Model,
+    report: Report,
+    *,
+    stage: str,
+    copied: Sequence[Path],
+    read: Sequence[Path],
+    texts: Mapping[str, str],
+    source: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    relative_to: str,
+) -> None:
+    """Packs the weights, writes the graph, the files beside it and the manifest.
+
+    Args:
+        request: where to, and who hears how far it is.
+        model: as `graph_rewrites` left it.
+        report: what that did.
+        stage: what is done to the weights: "repack" or "quantise".
+        copied: files of the source that the output has too.
+        read: the other files of the source; the manifest has the sums of both.
+        texts: further files of the output, by name.
+        source: what the manifest says of the source, but for its files.
+        settings: what the manifest says of the options.
+        relative_to: what the weights' errors are relative to.
+
+    Raises:
+        ConversionError: a weight is damaged, or the output cannot be written; nothing is left behind.
+    """
+    again = _say_quantised_again(model)
+    files = [*read, *copied]
+    size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
+    size += sum(file.stat().st_size for file in copied)
+    with output_folder(request.output, force=request.force, size=size) as folder:
+        errors = save_graph(model, folder, request.progress, source=request.source, stage=stage)
+        for file in copied:
+            shutil.copyfile(file, folder / file.name)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        written = sum(file.stat().st_size for file in folder.iterdir())
+        counter = Stage(request.progress, "sum", written + sum(file.stat().st_size for file in files), "B")
+        write_manifest(
+            folder,
+            source={
+                **source,
+                "name": request.source.resolve().name,
+                "files": {file.name: {"sha256": sha256(file, counter.advance)} for file in files},
+            },
+            settings=settings,
+            quantisation={
+                "format": "q4nx",
+                "relative_to": relative_to,
+                "relative_error": errors,
+                **again,
+                "rewrites": report.to_json(),
+            },
+            packages=_PACKAGES,
+            advance=counter.advance,
+        )
+
+
+def _say_quantised_again(model: ir.Model) -> dict[str, Any]:
+    """Logs how many weights could not keep their codes, and returns it for the manifest; empty if all do."""
+    count = sum(isinstance(tensor, Q4NXTensor) and not tensor.keeps_codes for tensor in tensors(model))
+    if not count:
+        return {}
+    text = (
+        f"{count} {'weight' if count == 1 else 'weights'}: dequantised, and quantised again to Q4NX, whose groups are "
+        f"{q4nx.GROUP} columns"
+    )
+    _log.warning("block_size=%d: %s", _native.SMALL_BLOCK, text)
+    return {"weights": {f"block_size={_native.SMALL_BLOCK}": text}}

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the ONNX graph of a vision tower, in the form that ORT GenAI feeds.
+
+    pixel_values float32 [N, 3, I, I];  image_features float32 [N, F, D]
+
+Between nodes everything is float32. Patches are a convolution whose kernel is its stride. A layer is layer norm, packed
+QKV product, non-causal attention, output product with the residual; layer norm, fc1 with GELU, fc2 with the residual.
+After the last norm patches are averaged, RMS-normalised and projected. `DenseFormat` says how the products' weights are
+stored; they are initializers by the names of `vision_weights.vision_weight_plan`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import onnx_ir as ir
+
+from flownpu.convert.graph.writer import GraphWriter
+from flownpu.convert.vision.weights import DenseWeight, vision_weight_plan
+from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flownpu.convert.vision.tower import VisionTower
+
+__all__ = ["DenseFormat", "build_vision_model", "scale_name"]
+
+DenseFormat: TypeAlias = Literal["bf16", "int8", "q4nx"]
+"""bfloat16 [K, M]; int8 [K, M] with a float32 scale a column [M], by the name `scale_name`; Q4NX blocks."""
+
+
+def scale_name(weight: str) -> str:
+    """The name of an int8 weight's scales."""
+    return f"{weight}_scale"
+
+
+def build_vision_model(
+    tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat
+) -> ir.Model:
+    """The tower's model, with the functions that define its operators.
+
+    Args:
+        tower: what to write.
+        tensors: each weight of `vision_weight_plan`, by name.
+        dense_format: how the matrices among them are stored.
+    """
+    return _Builder(tower, tensors, dense_format).model()
+
+
+class _Builder(GraphWriter):
+    def __init__(self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat) -> None:
+        super().__init__(tensors)
+        self.tower = tower
+        self.dense_format = dense_format
+        self.matrices = {weight.name: weight for weight in vision_weight_plan(tower) if isinstance(weight, DenseWeight)}
+
+    def model(self) -> ir.Model:
+        tower = self.tower
+        side = tower.image_size
+        pixels = self._input("pixel_values", ir.DataType.FLOAT, ["num_images", tower.channels, side, side])
+        hidden = self._patches(pixels)
+        for i in range(tower.layers):
+            hidden = self._layer(hidden, f"vision_tower.encoder.layers.{i}")
+        features = self._project(self._layer_norm(hidden, "vision_tower.post_layernorm"))
+        # Three dimensions: GenAI then makes room for [N, F, D], of two for the features of one picture, however many
+        # there are.
+        shape: list[int | str | None] = ["num_images", tower.tokens_per_image, tower.output_size]
+        return self._model("vision", [self._output(features, "image_features", shape)])
+
+    def _patches(self, pixels: ir.Value) -> ir.Value:
+        """Embedded patches with their positions, [N, P, Dv]."""
+        name, size = "vision_tower.embeddings", self.tower.patch_size
+        inputs = [pixels, *(self._weight(f"{name}.patch_embedding.{part}") for part in ("weight", "bias"))]
+        grid = self._op("Conv", inputs, f"{name}.patch_embedding", kernel_shape=[size] * 2, strides=[size] * 2)
+        patches = self._tokens(grid, self.tower.patches, f"{name}.patches")
+        return self._op("Add", [patches, self._weight(f"{name}.position_embedding.weight")], name)
+
+    def _layer(self, hidden: ir.Value, layer: str) -> ir.Value:
+        hidden = self._attention(self._layer_norm(hidden, f"{layer}.layer_norm1"), hidden, f"{layer}.self_attn")
+        inner = self._linear(self._layer_norm(hidden, f"{layer}.layer_norm2"), f"{layer}.mlp.fc1", gelu=True)
+        return self._linear(inner, f"{layer}.mlp.fc2", residual=hidden)
+
+    def _attention(self, hidden: ir.Value, residual: ir.Value, name: str) -> ir.Value:
+        tower = self.tower
+        output, *present = self.tape.op_multi_out(
+            "FlowQKVAttention",
+            [self._linear(hidden, f"{name}.qkv_proj")],
+            attributes={
+                "num_heads": tower.heads,
+                "kv_num_heads": tower.heads,
+                "head_size": tower.head_size,
+                "scale": tower.head_size**-0.5,
+                "causal": 0,
+            },
+            num_outputs=3,
+            domain=DOMAIN,
+            version=VERSION,
+            name=f"/{name}/attention",
+        )
+        output.name = f"/{name}/attention/output"
+        # Nothing asks for them, but ONNX Runtime calls a function with all of its outputs.
+        for value, part in zip(present, ("key", "value"), strict=True):
+            value.name = f"/{name}/attention/{part}"
+        return self._linear(output, f"{name}.out_proj", residual=residual)
+
+    def _project(self, hidden: ir.Value) -> ir.Value:
+        """The features that the decoder takes: pooled, normalised and projected, [N, F, D]."""
+        tower, name = self.tower, "multi_modal_projector"
+        sides = [0, tower.hidden_size, tower.patches_per_side, tower.patches_per_side]
+        channels = self._op("Transpose", [hidden], f"{name}/channels", perm=[0, 2, 1])
+        grid = self._op("Reshape", [channels, self._integers("grid_shape", sides)], f"{name}/grid")
+        pool = [tower.pool_size] * 2
+        pooled = self._op("AveragePool", [grid], f"{name}.avg_pool", kernel_shape=pool, strides=pool)
+        tokens = self._tokens(pooled, tower.tokens_per_image, f"{name}/pooled")
+        norm = f"{name}.mm_soft_emb_norm"
+        normalised = self._op(
+            "SimplifiedLayerNormalization",
+            [tokens, self._weight(norm)],
+            norm,
+            axis=-1,
+            epsilon=tower.norm_epsilon,
+            stash_type=1,
+        )
+        return self._product(normalised, f"{name}.mm_input_projection")
+
+    def _tokens(self, grid: ir.Value, count: int, name: str) -> ir.Value:
+        """A grid of channels [N, C, h, w] as tokens [N, h w, C]."""
+        shape = self._integers(f"{name}/shape", [0, self.tower.hidden_size, count])
+        return self._op("Transpose", [self._op("Reshape", [grid, shape], f"{name}/flat")], name, perm=[0, 2, 1])
+
+    def _layer_norm(self, x: ir.Value, name: str) -> ir.Value:
+        inputs = [x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias")]
+        return self._op("LayerNormalization", inputs, name, axis=-1, epsilon=self.tower.norm_epsilon)
+
+    def _linear(self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None) -> ir.Value:
+        """The product with the weight [M, K] transposed, plus its bias; then GELU, or plus a residual."""
+        bias = self._weight(f"{name}.bias")
+        return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)
+
+    def _product(
+        self,
+        x: ir.Value,
+        weight: str,
+        *,
+        bias: ir.Value | None = None,
+        gelu: bool = False,
+        residual: ir.Value | None = None,
+    ) -> ir.Value:
+        name, matrix = weight.removesuffix(".weight"), self.matrices[weight]
+        if self.dense_format == "q4nx":
+            inputs = [x, self._weight(weight), bias, residual]
+            product = self._op("Q4NXMatMul", inputs, name, domain=DOMAIN, M=matrix.rows, K=matrix.columns)
+            return self._op("Gelu", [product], f"{name}/gelu", approximate="tanh") if gelu else product
+        scale = self._weight(scale_name(weight)) if self.dense_format == "int8" else None
+        activation = {"activation": "gelu_tanh"} if gelu else {}
+        inputs = [x, self._weight(weight), scale, bias, residual]
+        return self._op("DenseMatMul", inputs, name, domain=DOMAIN, **activation)

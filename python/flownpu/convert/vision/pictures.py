@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model that takes pictures has beside its decoder: a vision model, and how pictures are prepared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.genai_config import PROCESSOR_FILE
+from flownpu.convert.manifest import rounded
+from flownpu.convert.vision.checkpoint import VisionCheckpoint
+from flownpu.convert.vision.configuration import has_vision, image_token_id, read_vision
+from flownpu.convert.vision.graph import DenseFormat
+from flownpu.convert.vision.image_processor import image_processor, read_image_settings
+from flownpu.convert.vision.weights import vision_weight_plan
+from flownpu.convert.vision.writer import VisionSource, vision_bytes, write_vision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flownpu.convert.checkpoint import Checkpoint
+    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.vision.tower import VisionTower
+
+__all__ = ["Pictures", "read_pictures"]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A vision tower, its weights, and the settings of its pictures."""
+
+    tower: VisionTower
+    source: VisionSource
+    processor: dict[str, Any]
+    dense_format: DenseFormat
+    image_token_id: int
+
+    @property
+    def bytes(self) -> int:
+        """The size of what `write` writes, rounded up."""
+        return vision_bytes(self.tower, self.dense_format)
+
+    def write(self, folder: Path, progress: ProgressCallback) -> dict[str, Any]:
+        """Writes vision.onnx, its data and the processor's file; returns what the manifest says of its quantisation.
+
+        Raises:
+            ConversionError: a weight is missing or wrong.
+        """
+        text = json.dumps(self.processor, indent=2) + "\n"
+        (folder / PROCESSOR_FILE).write_text(text, encoding="utf-8")
+        errors = write_vision(folder, self.tower, self.source, self.dense_format, progress=progress)
+        return {"format": self.dense_format, "relative_error": rounded(errors)}
+
+
+def read_pictures(checkpoint: Checkpoint, decoder: Decoder, vision_weights: str | None) -> Pictures | None:
+    """The vision part of a checkpoint; None if it has none, or none is asked for.
+
+    Args:
+        checkpoint: the whole checkpoint.
+        decoder: its text decoder.
+        vision_weights: "bf16", "int8" or "q4nx"; "none": the text decoder alone; None: bf16.
+
+    Raises:
+        ConversionError: it cannot be converted, or the choice is for a model with pictures and this one takes none.
+    """
+    if vision_weights == "none" or (vision_weights is None and not has_vision(checkpoint.config)):
+        return None
+    if not has_vision(checkpoint.config):
+        raise ConversionError(
+            f'{checkpoint.folder}: vision weights "{vision_weights}" were asked for, and config.json describes no '
+            "vision tower (model_type gemma3 with a vision_config)"
+        )
+    formats: dict[str, DenseFormat] = {name: name for name in get_args(DenseFormat)}
+    chosen = formats.get(vision_weights or "bf16")
+    if chosen is None:
+        raise ConversionError(f'expected vision weights {", ".join(formats)} or none, got "{vision_weights}"')
+    tower = read_vision(checkpoint.config, decoder.hidden_size)
+    source = VisionCheckpoint(checkpoint)
+    source.check(vision_weight_plan(tower))
+    processor = image_processor(read_image_settings(checkpoint.folder), tower)
+    return Pictures(tower, source, processor, chosen, image_token_id(checkpoint.config))

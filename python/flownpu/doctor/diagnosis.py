@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `flownpu doctor`: what is there, what is missing, and the command that mends it."""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from flownpu.doctor.checks import Check, Host, Status
+from flownpu.doctor.npu import diagnose_model, diagnose_npu
+from flownpu.errors import FlowNPUError
+from flownpu.machine import describe_machine, module_versions
+from flownpu.registration import check_onnxruntime_version, get_ep_name, get_library_path, register
+
+__all__ = ["diagnose", "diagnose_software"]
+
+
+def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
+    """All checks, in the order in which one thing needs another; with a model's folder, whether the NPU runs it."""
+    yield from diagnose_software()
+    yield from diagnose_machine(host)
+    npu = list(diagnose_npu(host))
+    yield from npu
+    if model is not None:
+        ready = [check.name for check in npu if check.status is Status.GOOD]
+        yield from diagnose_model(model, emulated="npu" not in ready)
+
+
+def diagnose_software() -> Iterator[Check]:
+    """Python, onnxruntime, GenAI, and whether the provider's library loads and registers."""
+    yield Check("python", Status.GOOD, f"{sys.version.split()[0]} in {sys.prefix}")
+    onnxruntime = _diagnose_onnxruntime()
+    yield onnxruntime
+    yield _diagnose_genai()
+    library = _diagnose_library()
+    yield library
+    if Status.BAD not in (onnxruntime.status, library.status):
+        yield _diagnose_registration()
+
+
+def _diagnose_onnxruntime() -> Check:
+    name = "onnxruntime"
+    flavours = module_versions("onnxruntime")
+    found = ", ".join(f"{flavour} {version}" for flavour, version in flavours.items())
+    if not flavours:
+        return Check(name, Status.BAD, "not installed", "pip install onnxruntime")
+    if len(flavours) > 1:
+        # All of them write into the same folder, and the one that was installed last has overwritten the others.
+        spare = " ".join(flavour for flavour in flavours if flavour != "onnxruntime")
+        remedy = f"pip uninstall -y {spare} onnxruntime && pip install onnxruntime"
+        return Check(name, Status.BAD, f"{found}: several flavours overwrite one another", remedy)
+    try:
+        check_onnxruntime_version(next(iter(flavours.values())))
+    except FlowNPUError as error:
+        return Check(name, Status.BAD, str(error).partition(":")[0], f"pip install --upgrade {next(iter(flavours))}")
+    return Check(name, Status.GOOD, found)
+
+
+def _diagnose_genai() -> Check:
+    found = ", ".join(f"{flavour} {version}" for flavour, version in module_versions("onnxruntime_genai").items())
+    if found:
+        return Check("onnxruntime-genai", Status.GOOD, found)
+    missing = "not installed; flownpu run, chat and bench need it"
+    return Check("onnxruntime-genai", Status.NOTE, missing, 'pip install "flownpu[genai]"')
+
+
+def _diagnose_library() -> Check:
+    again = "pip install --force-reinstall --no-deps . (in FlowNPU's source folder)"
+    try:
+        path = get_library_path()
+    except FlowNPUError as error:
+        return Check("provider library", Status.BAD, str(error).rpartition(": ")[0], again)
+    try:
+        # The dynamic linker's own words say which symbol or library is missing.
+        ctypes.CDLL(path)
+    except OSError as error:
+        return Check("provider library", Status.BAD, f"does not load: {error}", again)
+    return Check("provider library", Status.GOOD, path)
+
+
+def _diagnose_registration() -> Check:
+    import onnxruntime  # noqa: PLC0415 optional, and the check before this one has seen it
+
+    try:
+        register()
+    except Exception as error:  # noqa: BLE001 whatever ORT raises is what this check reports
+        return Check("registration", Status.BAD, str(error), "pip install --upgrade onnxruntime")
+    devices = [device.device for device in onnxruntime.get_ep_devices() if device.ep_name == get_ep_name()]
+    kinds = [device.type.name.lower() for device in devices]
+    if not kinds:
+        return Check(
+            "registration", Status.BAD, f"{get_ep_name()} offers no device", "pip install --upgrade onnxruntime"
+        )
+    return Check("registration", Status.GOOD, f"{get_ep_name()} on {', '.join(kinds)}")
+
+
+def diagnose_machine(host: Host) -> Iterator[Check]:
+    """Processor and memory."""
+    machine = describe_machine(host.root)
+    kernels = Status.NOTE if machine.isa == "generic" else Status.GOOD
+    slow = "; the CPU kernels are slow without AVX2" if kernels is Status.NOTE else ""
+    yield Check("processor", kernels, f"{machine.cpu}, {machine.isa}, {machine.cores} cores{slow}")
+    memory = psutil.virtual_memory()
+    yield Check("memory", Status.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")

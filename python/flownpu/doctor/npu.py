@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `flownpu doctor` for the NPU: its hardware, its driver, XRT, a model's artifacts, a call that ran."""
+
+import gc
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flownpu.doctor.checks import Check, Host, Status
+from flownpu.doctor.npu_packages import release_of
+from flownpu.doctor.xrt import diagnose_xrt
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+
+__all__ = ["diagnose_model", "diagnose_npu"]
+
+# PCI devices of AMD (vendor 1022) that the driver amdxdna takes, from its table of devices (Linux 7).
+AMD = "0x1022"
+NPUS = {"0x1502": "XDNA NPU (Phoenix, Hawk Point)", "0x17f0": "XDNA2 NPU (Strix, Strix Halo, Krackan)"}
+# A later generation, which the driver calls NPU3; our designs are for the two before it.
+LATER_NPUS = {f"0x{device}" for device in ("17f1", "17f2", "17f3", "1b0a", "1b0b", "1b0c")}
+# Bytes that the driver's user part maps and locks when it opens the NPU; amd/xdna-driver issue 903 shows it failing.
+DRIVER_HEAP = 64 * 2**20
+# capabilities(7): whoever has it may lock any amount of memory.
+CAP_IPC_LOCK = 14
+ALL_USERS = "0 0 4294967295"
+"""The map of users outside of containers; the kernel asks for the capability there."""
+DRIVER_LOG = "sudo dmesg | grep amdxdna"
+
+
+@dataclass(frozen=True)
+class _Npu:
+    """An NPU on the PCI bus, whether or not a driver has taken it."""
+
+    device: str
+    revision: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether we have designs for it."""
+        return self.device in NPUS
+
+    @property
+    def name(self) -> str:
+        return NPUS.get(self.device, f"NPU of a generation after XDNA2 (PCI {self.device[2:]})")
+
+
+def diagnose_npu(host: Host) -> Iterator[Check]:
+    """The NPU: absent, without its driver, without permission, or ready. None of these hinders the cpu device."""
+    npus = _npus_on_the_bus(host)
+    nodes = [node for node in sorted(host.root.glob("dev/accel/accel*")) if _is_amd(host, node)]
+    if not nodes:
+        yield (
+            _diagnose_driver(host, npus[0])
+            if npus
+            else Check("npu", Status.NOTE, "none in this machine; the cpu device is used")
+        )
+        return
+    for node in nodes:
+        yield _diagnose_node(host, node, npus)
+    if len(nodes) > 1:
+        yield Check("npus", Status.NOTE, f"{len(nodes)}; FlowNPU uses the first that XRT finds", "xrt-smi examine")
+    locked = _lockable(host)
+    if locked is not None and locked < DRIVER_HEAP:
+        found = f"{locked // 1024} KiB may be locked; the NPU's driver locks {DRIVER_HEAP // 2**20} MiB"
+        for_good = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
+        yield Check("memory lock", Status.BAD, found, for_good)
+    yield diagnose_xrt(host)
+
+
+def _diagnose_driver(host: Host, npu: _Npu) -> Check:
+    """Why an NPU has no device file."""
+    if not npu.is_known:
+        return Check("npu", Status.NOTE, f"{npu.name}, for which FlowNPU has no designs; the cpu device is used")
+    release = release_of(host.root)
+    if not (host.root / "sys/module/amdxdna").is_dir():
+        kernel = host.read("proc/sys/kernel/osrelease")
+        modules = host.root / "lib/modules" / kernel
+        if modules.is_dir() and not any(modules.rglob("amdxdna.ko*")):
+            found = f"{npu.name}, but Linux {kernel} of {release.name} has no driver amdxdna for it"
+            return Check("npu", Status.BAD, found, release.driver)
+        return Check("npu", Status.BAD, f"{npu.name}, but its driver amdxdna is not loaded", "sudo modprobe amdxdna")
+    folder = f"lib/firmware/amdnpu/{npu.device[2:]}_{npu.revision[2:]}"
+    if npu.revision and not any((host.root / folder).glob("*.sbin*")):
+        found = f"{npu.name}; its driver amdxdna is loaded, and finds no firmware in /{folder}"
+        return Check("npu", Status.BAD, found, release.firmware)
+    # aie2_check_protocol() of the driver, in Linux up to 6.19 and in later ones.
+    refused = re.search(r"amdxdna.*(Incompatible firmware.*|Firmware minor version.*)", host.kernel_log())
+    if refused:
+        found = f"{npu.name}; its driver amdxdna does not take the firmware in /{folder} ({refused[1]})"
+        return Check("npu", Status.BAD, found, release.firmware)
+    return Check("npu", Status.BAD, f"{npu.name}; its driver amdxdna is loaded, and could not start it", DRIVER_LOG)
+
+
+def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
+    """An NPU with a device file: whether this user may open it."""
+    shown = f"/{node.relative_to(host.root)}"
+    own = _npu_at(host, f"sys/class/accel/{node.name}/device")
+    npu = own if own.device else next(iter(npus), None)
+    name = npu.name if npu else "NPU"
+    if npu and not npu.is_known:
+        return Check("npu", Status.NOTE, f"{name} at {shown}, for which FlowNPU has no designs")
+    if host.may_use(node):
+        return Check("npu", Status.GOOD, f"{name} at {shown}{_versions(host, node)}")
+    return Check(
+        "npu",
+        Status.BAD,
+        f"{name} at {shown}, which this user may not open",
+        'sudo usermod -aG render "$USER", then log in again',
+    )
+
+
+def _versions(host: Host, node: Path) -> str:
+    """What the driver says of itself and of the NPU's firmware; whether they are too old, only XRT can say."""
+    driver = host.read("sys/module/amdxdna/version")
+    firmware = host.read(f"sys/class/accel/{node.name}/device/fw_version")
+    return (f", driver {driver}" if driver else "") + (f", firmware {firmware}" if firmware else "")
+
+
+def _lockable(host: Host) -> int | None:
+    """Bytes of memory that this process may lock; None: as many as it likes."""
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", host.read("proc/self/status"), re.MULTILINE)
+    is_outside = host.read("proc/self/uid_map").split() == ALL_USERS.split()
+    if capabilities and int(capabilities[1], 16) >> CAP_IPC_LOCK & 1 and is_outside:
+        return None
+    limit = re.search(r"^Max locked memory\s+(\d+)", host.read("proc/self/limits"), re.MULTILINE)
+    return int(limit[1]) if limit else None
+
+
+def diagnose_model(folder: Path, *, emulated: bool) -> Iterator[Check]:
+    """Whether a model's artifacts are there, and whether the device computes a token with them.
+
+    Args:
+        folder: the model's.
+        emulated: look at the emulated NPU rather than at this machine's.
+    """
+    device, kind = ("emulate", "emulate") if emulated else ("npu", "xclbin")
+    artifacts = folder / "artifacts" / ("emulate" if emulated else "npu2")
+    build = f"flownpu build {folder} --for {kind}"
+    if not (artifacts / "index.words").is_file():
+        plans = " (the plans are: the toolchain was missing)" if (artifacts / "manifest.json").is_file() else ""
+        yield Check("artifacts", Status.BAD, f"none for device={device} in {artifacts}{plans}", build)
+        return
+    yield Check("artifacts", Status.GOOD, str(artifacts))
+    try:
+        model = LanguageModel(folder, options={"device": device})
+        list(model.complete(model.tokens_of_text("a"), 1, Sampling(temperature=0), Timing()))
+        found = model.placement["summary"]
+    except Exception as error:  # noqa: BLE001 (whatever GenAI raises is what this check reports)
+        remedy = build if emulated else "sudo dmesg | grep amdxdna"
+        yield Check("a token", Status.BAD, str(error), remedy)
+        return
+    finally:
+        gc.collect()  # a model that failed is kept by its traceback
+    yield Check("a token", Status.GOOD, found)
+
+
+def _npus_on_the_bus(host: Host) -> list[_Npu]:
+    places = sorted(host.root.glob("sys/bus/pci/devices/*"))
+    amds = [place for place in places if host.read(f"{place.relative_to(host.root)}/vendor") == AMD]
+    found = [_npu_at(host, str(place.relative_to(host.root))) for place in amds]
+    return [npu for npu in found if npu.is_known or npu.device in LATER_NPUS]
+
+
+def _npu_at(host: Host, place: str) -> _Npu:
+    return _Npu(host.read(f"{place}/device"), host.read(f"{place}/revision"))
+
+
+def _is_amd(host: Host, node: Path) -> bool:
+    """Other vendors' accelerators are numbered in /dev/accel as well."""
+    return host.read(f"sys/class/accel/{node.name}/device/vendor") in (AMD, "")

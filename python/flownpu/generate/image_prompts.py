@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
+
+For the models that GenAI calls gemma3. A prompt marks the place of an image with `IMAGE`, as Gemma's chat template
+does; each mark becomes the tokens that transformers' Gemma3Processor and GenAI's processor write there, of which the
+vision model's features replace `TOKENS_PER_IMAGE`.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.model.folder import read_genai_config, read_json
+
+if TYPE_CHECKING:
+    from flownpu.generate.images import ImageSize, PreparedImage
+
+__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images", "read_images"]
+
+IMAGE = "<start_of_image>"
+SOFT = "<image_soft_token>"
+TOKENS_PER_IMAGE = 256
+"""Of GenAI's gemma_image_processor.cpp, which knows no other number."""
+
+# The names that GenAI's processor gives to what transformers calls by Pillow's.
+INTERPOLATIONS = {"NEAREST": "NEAREST", "LINEAR": "BILINEAR", "CUBIC": "BICUBIC", "LANCZOS": "LANCZOS"}
+
+
+def read_images(folder: Path, paths: Iterable[Path]) -> "list[PreparedImage]":
+    """Reads image files as the model in `folder` takes them, without opening the model.
+
+    Raises:
+        FlowNPUError: the folder holds no model, or one that takes no images; or an image cannot be read.
+        MissingDependencyError: Pillow is not installed.
+    """
+    size = image_size(folder)
+    images = require("flownpu.generate.images", extra="genai", purpose="Reading images")
+    return [images.read_image(path, size) for path in paths]
+
+
+def image_size(folder: Path) -> "ImageSize":
+    """What the folder's processor resizes images to.
+
+    Raises:
+        FlowNPUError: the folder holds no model that takes images, or says nothing of their size.
+    """
+    model = read_genai_config(folder)["model"]
+    vision = model.get("vision")
+    if not isinstance(vision, dict):
+        raise FlowNPUError(
+            f"the model in {folder} takes no images: its genai_config.json names no vision model. `flownpu convert` of "
+            "a checkpoint with a vision tower (Gemma3ForConditionalGeneration) makes one that does"
+        )
+    if model.get("type") != "gemma3":
+        raise FlowNPUError(f'expected a model of type "gemma3" for images, {folder} holds one of "{model.get("type")}"')
+    path = folder / str(vision.get("config_filename", "processor_config.json"))
+    if not path.is_file():
+        raise FlowNPUError(f"{folder} lacks {path.name}, which says how images are resized: convert the model again")
+    images = require("flownpu.generate.images", extra="genai", purpose="Reading images")
+    try:
+        operations = [item["operation"] for item in read_json(path)["processor"]["transforms"]]
+        resize = next(operation["attrs"] for operation in operations if operation["type"] == "Resize")
+        # The default is GenAI's.
+        interpolation = INTERPOLATIONS[resize.get("interpolation", "CUBIC")]
+        size: ImageSize = images.ImageSize(int(resize["width"]), int(resize["height"]), interpolation)
+    except (KeyError, TypeError, ValueError, StopIteration) as error:
+        raise FlowNPUError(
+            f"{path} names no Resize of a width, a height and an interpolation: convert the model again"
+        ) from error
+    return size
+
+
+def mark_images(text: str, count: int) -> str:
+    """A user's text with a mark for each image: where the user put them, or before the text.
+
+    Raises:
+        FlowNPUError: the text has marks, and not one for each image.
+    """
+    marks = text.count(IMAGE)
+    if marks == 0:
+        return IMAGE * count + text
+    if marks != count:
+        raise FlowNPUError(
+            f"the text has {marks} places for images ({IMAGE}), and {count} images were given: mark a place for each, "
+            "or none, and they stand before the text"
+        )
+    return text
+
+
+def expand_images(text: str) -> str:
+    """A prompt with the tokens of an image at each mark."""
+    return text.replace(IMAGE, f"\n\n{IMAGE}{SOFT * TOKENS_PER_IMAGE}<end_of_image>\n\n")
+
+
+class ImageProcessor:
+    """Gives prompts with images to the generators of one model.
+
+    Args:
+        genai: the module onnxruntime_genai.
+        model: its Model, of type gemma3 with a vision model.
+        tokenizer: its Tokenizer.
+        features: the vision model's output, as genai_config.json names it.
+    """
+
+    def __init__(self, genai: Any, model: Any, tokenizer: Any, features: str) -> None:
+        self._genai = genai
+        self._processor = model.create_multimodal_processor()
+        self._soft_token = int(tokenizer.to_token_id(SOFT))
+        self._features = features
+
+    def append(self, generator: Any, tokens: NDArray[np.int32], images: "Sequence[PreparedImage]") -> float | None:
+        """Computes a prompt; with images it must be the generator's first.
+
+        Args:
+            generator: GenAI's. GenAI 0.18 drops the vision model when it has computed a prompt, and would pass over
+                images that come later in silence.
+            tokens: the prompt, its marks expanded.
+            images: one for each mark.
+
+        Returns:
+            The seconds until the images' features were computed, their decoding included; None if GenAI did not tell.
+
+        Raises:
+            FlowNPUError: the prompt holds other image tokens than those of its images.
+        """
+        self._check(tokens, images)
+        if not images:
+            generator.append_tokens(tokens)
+            return 0.0
+        started = time.perf_counter()
+        inputs = self._processor("", images=self._genai.Images.open_bytes(*(image.png for image in images)))
+        inputs["input_ids"] = tokens[np.newaxis]
+        said = self._listen(generator, inputs)
+        return next((moment - started for text, moment in said.items() if self._features in text), None)
+
+    def count_tokens(self, tokens: NDArray[np.int32]) -> int:
+        """How many of the tokens stand for parts of images."""
+        return int((tokens == self._soft_token).sum())
+
+    def _check(self, tokens: NDArray[np.int32], images: "Sequence[PreparedImage]") -> None:
+        found, expected = self.count_tokens(tokens), TOKENS_PER_IMAGE * len(images)
+        if found != expected:
+            raise FlowNPUError(
+                f"the prompt has {found} tokens {SOFT}, expected {expected} for its {len(images)} images: they are "
+                f"written for the marks {IMAGE}; leave them out of the text, and let the chat template keep the marks"
+            )
+
+    def _listen(self, generator: Any, inputs: Any) -> dict[str, float]:
+        """Computes a prompt; returns what GenAI's log said, and when.
+
+        GenAI runs the vision model, the embedding model and the decoder in one call, and logs the outputs' shapes of
+        each, the name of a model's output when the model is done.
+        """
+        # The callback is no Python code: there Ctrl-C would be raised, and be lost on its way through GenAI.
+        said: defaultdict[str, float] = defaultdict(time.perf_counter)
+        self._genai.set_log_callback(said.__getitem__)
+        self._genai.set_log_options(enabled=True, model_output_shapes=True)
+        try:
+            generator.set_inputs(inputs)
+        finally:
+            self._genai.set_log_options(enabled=False, model_output_shapes=False)
+            self._genai.set_log_callback(None)
+        return said

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model folder opened in ORT GenAI: what `flownpu run`, `chat` and `bench` share.
+
+Generator, tokenizer, sampling and chat template are GenAI's own; this module opens the model on the provider that was
+asked for, and takes the times.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.generate.image_prompts import ImageProcessor, expand_images
+from flownpu.model.folder import has_chat_template, read_genai_config
+from flownpu.registration import get_ep_name, register
+
+if TYPE_CHECKING:
+    from flownpu.generate.images import PreparedImage
+
+__all__ = ["LanguageModel", "Message", "Sampling", "Timing", "Tokens"]
+
+CPU_PLACEMENT: dict[str, Any] = {"summary": "Every node runs on ONNX Runtime's own CPU provider."}
+
+Tokens = NDArray[np.int32]
+Message = dict[str, str]
+"""One turn of a conversation: its "role" ("user", "assistant", "system") and its "content", images marked in it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; None leaves a choice to the model's genai_config.json."""
+
+    temperature: float | None = None
+    """0 always takes the likeliest token."""
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def search_options(self) -> dict[str, float | int | bool]:
+        """The options of GenAI's search."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        given: dict[str, float | int | bool | None] = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "random_seed": self.seed,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        return {"do_sample": True, **options} if options else {}
+
+
+@dataclass
+class Timing:
+    """The times of one reply, in seconds."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    images: int = 0
+    vision: float | None = 0.0
+    """From the images to the features that their tokens stand for; None: not told apart from the prefill."""
+    prefill: float = 0.0
+    """From the prompt's first token to the logits of its last."""
+    first_token: float = 0.0
+    """From the images, or the prompt's first token, to the first new token's text (TTFT)."""
+    decode: float = 0.0
+    """From the first new token to the last: new_tokens - 1 steps."""
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens of the prompt per second."""
+        return self.prompt_tokens / self.prefill if self.prefill > 0 else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """New tokens per second; the first is left out, for the prefill computed it."""
+        return (self.new_tokens - 1) / self.decode if self.decode > 0 else 0.0
+
+
+class LanguageModel:
+    """A GenAI model folder, opened.
+
+    Args:
+        folder: holds genai_config.json, the ONNX model and the tokenizer.
+        provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
+        options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
+        threads: threads of the CPU kernels; None leaves the number to the provider.
+        profile: the beginning of the path to which ONNX Runtime writes its profile when the model is deleted; None:
+            none is written.
+
+    Raises:
+        FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider.
+        MissingDependencyError: onnxruntime_genai is not installed.
+        RuntimeError: GenAI or the provider refuses the model or an option; the message is theirs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        provider: str = "flownpu",
+        options: dict[str, str] | None = None,
+        threads: int | None = None,
+        profile: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.provider = provider
+        configuration = read_genai_config(folder)
+        settings = configuration["model"]
+        self.context_length = int(settings["context_length"])
+        self.vocabulary_size = int(settings["vocab_size"])
+        self.can_rewind = _can_rewind(configuration)
+        self.has_chat_template = has_chat_template(folder)
+        self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
+        options = dict(options or {})
+        with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
+            # GenAI keeps the session to itself; the provider says what runs where in a file of our choice.
+            # A model with images has three sessions.
+            started = time.perf_counter()
+            config = self._configure(options, threads, f"{scratch}/")
+            if profile is not None:
+                _overlay(config, {"enable_profiling": str(profile)})
+            self._model = self._genai.Model(config)
+            self._tokenizer = self._genai.Tokenizer(self._model)
+            self.load_seconds = time.perf_counter() - started
+            # "summary" is one line: what runs where, and why.
+            self.placement = _placement(Path(scratch), settings["decoder"])
+            self.vision_placement = _placement(Path(scratch), settings["vision"]) if "vision" in settings else None
+        self._image_processor: ImageProcessor | None = None
+        if settings["type"] == "gemma3" and "vision" in settings:
+            features = settings["vision"].get("outputs", {}).get("image_features", "image_features")
+            self._image_processor = ImageProcessor(self._genai, self._model, self._tokenizer, features)
+
+    def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
+        config = self._genai.Config(str(self.folder))
+        # Takes the providers away and leaves their options, so that those of the folder still hold.
+        config.clear_providers()
+        if self.provider == "flownpu":
+            register()
+            config.append_provider(get_ep_name())
+            defaults = {"placement": reports} | ({"threads": str(threads)} if threads else {})
+            for key, value in (defaults | options).items():
+                config.set_provider_option(get_ep_name(), key, value)
+            return config
+        if options:
+            raise FlowNPUError(
+                f"{', '.join(sorted(options))}: an option of FlowNPU's provider, "
+                f"given with --provider {self.provider}; leave one of the two out"
+            )
+        if threads:
+            _overlay(config, {"intra_op_num_threads": threads})
+        return config
+
+    def tokens_of_text(self, text: str) -> Tokens:
+        """The tokens of a text that begins a sequence, with the tokenizer's special ones, such as <bos>."""
+        self._tokenizer.update_options(add_special_tokens="true")
+        return self._encode(text)
+
+    def tokens_of_messages(self, messages: list[Message]) -> Tokens:
+        """The tokens of a conversation in the model's chat template, up to where the model's next reply begins."""
+        # The template writes the special tokens itself.
+        self._tokenizer.update_options(add_special_tokens="false")
+        text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True)
+        return self._encode(text)
+
+    def _encode(self, text: str) -> Tokens:
+        if self._image_processor is not None:
+            text = expand_images(text)
+        return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images, whose places they mark with `image_prompts.IMAGE`."""
+        return self._image_processor is not None
+
+    def has_image_tokens(self, tokens: Tokens) -> bool:
+        """Whether any of the tokens stands for a part of an image."""
+        return self._image_processor is not None and self._image_processor.count_tokens(tokens) > 0
+
+    def generator(self, max_length: int, sampling: Sampling, *, min_length: int = 0) -> Any:
+        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included."""
+        parameters = self._genai.GeneratorParams(self._model)
+        parameters.set_search_options(max_length=max_length, min_length=min_length, **sampling.search_options())
+        return self._genai.Generator(self._model, parameters)
+
+    def stream(
+        self, generator: Any, prompt: Tokens, timing: Timing, images: "Sequence[PreparedImage]" = ()
+    ) -> Iterator[str]:
+        """Appends the prompt's tokens, then yields the text of each new token; keeps `timing` up to date.
+
+        Images, one for each mark in the prompt, must come with the generator's first prompt.
+        """
+        started = time.perf_counter()
+        if self._image_processor is not None:
+            timing.vision = self._image_processor.append(generator, prompt, images)
+        elif images:
+            raise FlowNPUError(f"the model in {self.folder} takes no images, and {len(images)} were given")
+        else:
+            generator.append_tokens(prompt)
+        timing.images = len(images)
+        timing.prompt_tokens = len(prompt)
+        timing.prefill = time.perf_counter() - started - (timing.vision or 0.0)
+        decoder = self._tokenizer.create_stream()
+        while not generator.is_done():
+            generator.generate_next_token()
+            text = decoder.decode(int(generator.get_next_tokens()[0]))
+            elapsed = time.perf_counter() - started
+            timing.new_tokens += 1
+            timing.first_token = timing.first_token or elapsed
+            timing.decode = elapsed - timing.first_token
+            yield text
+
+    def complete(
+        self,
+        prompt: Tokens,
+        max_new_tokens: int,
+        sampling: Sampling,
+        timing: Timing,
+        images: "Sequence[PreparedImage]" = (),
+    ) -> Iterator[str]:
+        """Yields the text that follows the prompt, with an image for each of its marks, a token at a time.
+
+        Raises:
+            FlowNPUError: the prompt leaves no room in the model's context.
+        """
+        if len(prompt) >= self.context_length:
+            raise FlowNPUError(
+                f"the prompt is {len(prompt)} tokens long and the model's context holds {self.context_length}: "
+                "shorten the prompt so that a reply has room"
+            )
+        length = min(len(prompt) + max_new_tokens, self.context_length)
+        yield from self.stream(self.generator(length, sampling), prompt, timing, images)
+
+
+def _placement(reports: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the provider wrote of one of a folder's models."""
+    report = reports / f"{Path(settings.get('filename', 'model.onnx')).stem}.json"
+    placement: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else CPU_PLACEMENT
+    return placement
+
+
+def _can_rewind(configuration: dict[str, Any]) -> bool:
+    """Whether GenAI's generator can forget its last tokens.
+
+    For a model with images, GenAI 0.18 takes them from the sequence and leaves the KV cache as it is. That is right
+    where the cache is one buffer of full length, in which the next tokens take their places.
+    """
+    model = configuration["model"]
+    shared = configuration.get("search", {}).get("past_present_share_buffer", False)
+    return "vision" not in model or (bool(shared) and "sliding_window" not in model["decoder"])
+
+
+def _overlay(config: Any, session_options: dict[str, Any]) -> None:
+    """Adds options of ONNX Runtime's session to a configuration of GenAI."""
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": session_options}}}))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads back what `flownpu convert` wrote: a model's weights one by one, and what it is made of."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError
+from flownpu.model.folder import onnx_path, read_genai_config
+from flownpu.model.onnx_file import load_model, reading
+from flownpu.ops import q4nx
+from flownpu.ops.contracts import input_position
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["ConvertedModel"]
+
+
+class Part(NamedTuple):
+    """A weight, which may be some rows of an initializer.
+
+    Attributes:
+        name: a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj".
+        initializer: the graph's tensor of Q4NX blocks.
+        rows: how many it has.
+        columns: how many each has.
+        first: which of the initializer's rows is its first.
+    """
+
+    name: str
+    initializer: str
+    rows: int
+    columns: int
+    first: int
+
+
+class ConvertedModel:
+    """The graph that `flownpu.convert.graph.decoder` writes, read back.
+
+    Attributes:
+        folder: where the model is.
+        path: its graph.
+        decoder: the fields of `flownpu.peers.exported.ExportedModel`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the graph; its data file is mapped when weights are read.
+
+        Raises:
+            FlowNPUError: the folder holds no model, or not one that `flownpu convert` made of weights.
+            MissingDependencyError: onnx_ir is not installed.
+        """
+        config = read_genai_config(folder)
+        self.path = path = onnx_path(folder, config)
+        graph = load_model(path, purpose="reading a model's weights").graph
+        self.folder = folder
+        self._initializers = graph.initializers
+        self._nodes = {node.name: node for node in graph}
+        with reading(path):
+            try:
+                self._layers: int = config["model"]["decoder"]["num_hidden_layers"]
+                self.decoder = self._read_decoder(config["model"])
+            except KeyError as error:
+                raise FlowNPUError(
+                    f"{path} has no {error}, which a model that `flownpu convert` made of a checkpoint has, or of a "
+                    "GGUF file; take such a model, or one of `flownpu make-model`"
+                ) from error
+
+    def projections(self) -> list[Part]:
+        """Every weight, of which some share an initializer."""
+        decoder = self.decoder
+        hidden, feed_forward = decoder["hidden_size"], decoder["feed_forward_size"]
+        heads, kv_heads = (decoder[key] * decoder["head_size"] for key in ("heads", "kv_heads"))
+        vocabulary = decoder["vocabulary_size"]
+        parts = [Part("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
+        # The up projection begins with a block of its own.
+        up = q4nx.blocks_shape(feed_forward, hidden)[0] * q4nx.BLOCK_ROWS
+        for i in range(self._layers):
+            attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+            parts += [
+                Part(f"{attention}.q_proj", f"{attention}.qkv_proj", heads, hidden, 0),
+                Part(f"{attention}.k_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads),
+                Part(f"{attention}.v_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads + kv_heads),
+                Part(f"{attention}.o_proj", f"{attention}.o_proj", hidden, heads, 0),
+                Part(f"{mlp}.gate_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, 0),
+                Part(f"{mlp}.up_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, up),
+                Part(f"{mlp}.down_proj", f"{mlp}.down_proj", hidden, feed_forward, 0),
+            ]
+        if not decoder["tied_embeddings"]:
+            parts.append(Part("lm_head", "lm_head", vocabulary, hidden, 0))
+        return parts
+
+    def quantized(self, initializer: str, start: int, stop: int, columns: int) -> q4nx.Quantized:
+        """Rows start..stop-1 of a weight: codes, scales and minima; FlowNPUError if it is not there."""
+        first, last = start // q4nx.BLOCK_ROWS, -(-stop // q4nx.BLOCK_ROWS)
+        with reading(self.path):
+            blocks = self._initializers[initializer].const_value.numpy()
+            whole = q4nx.unpack(blocks[first:last], (last - first) * q4nx.BLOCK_ROWS, columns)
+        wanted = slice(start - first * q4nx.BLOCK_ROWS, stop - first * q4nx.BLOCK_ROWS)
+        return q4nx.Quantized(*(field[wanted] for field in whole))
+
+    def vectors(self) -> dict[str, NDArray[np.float32]]:
+        """Norms, and the rotary embeddings' radians a position; FlowNPUError if one is not there."""
+        norms = [name for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]]
+        with reading(self.path):
+            vectors = {name: self._values(name) for name in norms}
+            for index in set(self.decoder["rotaries"]):
+                # Angles at position 1 are at most 1 radian.
+                cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
+                vectors[f"rotary.{index}"] = np.arctan2(sin, cos).astype(np.float32)
+        return vectors
+
+    def _values(self, name: str) -> NDArray[Any]:
+        values: NDArray[Any] = self._initializers[name].const_value.numpy()
+        return values
+
+    def _scalar(self, name: str, default: float) -> float:
+        return float(self._values(name)) if name in self._initializers else default
+
+    def _attribute(self, node: str, name: str, kind: type) -> Any:
+        """An attribute of a node: an integer, a number or a text; FlowNPUError if it is none."""
+        value = self._nodes[node].attributes[name].value
+        if type(value) is not kind:
+            raise FlowNPUError(
+                f"{self.path}: expected attribute {name} of {node} to be {kind.__name__}, got {reprlib.repr(value)}"
+            )
+        return value
+
+    def _size(self, node: str, name: str) -> int:
+        size: int = self._attribute(node, name, int)
+        if not 0 < size < 2**31:
+            raise FlowNPUError(f"{self.path}: expected attribute {name} of {node} to be a size, got {size}")
+        return size
+
+    def _read_decoder(self, settings: dict[str, Any]) -> dict[str, Any]:
+        attentions = [f"/layers.{i}.self_attn/attention" for i in range(self._layers)]
+        first, gate_up = attentions[0], "/layers.0.mlp.gate_up_proj"
+        cosines = input_position("FlowQKVAttention", "cos_cache")
+        caches = [self._nodes[attention].inputs[cosines].name for attention in attentions]
+        return {
+            "family": settings["type"],
+            "hidden_size": self._size(gate_up, "K"),
+            "feed_forward_size": self._size(gate_up, "M"),
+            "heads": self._size(first, "num_heads"),
+            "kv_heads": self._size(first, "kv_num_heads"),
+            "head_size": self._size(first, "head_size"),
+            "vocabulary_size": self._size("/lm_head", "M"),
+            "context_length": settings["context_length"],
+            "windows": [self._attribute(attention, "local_window_size", int) for attention in attentions],
+            "rotaries": [int(name.split(".")[1]) for name in caches],
+            "gating": self._attribute(gate_up, "gating", str),
+            "norm_epsilon": self._attribute("/layers.0.input_layernorm", "epsilon", float),
+            "attention_scale": self._attribute(first, "scale", float),
+            "attention_softcap": self._attribute(first, "softcap", float),
+            "logit_softcap": self._scalar("logit_softcap", 0.0),
+            "embedding_scale": self._scalar("embedding_scale", 1.0),
+            "qk_norm": "layers.0.self_attn.q_norm" in self._initializers,
+            "sandwich_norms": "layers.0.pre_feedforward_layernorm" in self._initializers,
+            "tied_embeddings": "lm_head" not in self._initializers,
+        }

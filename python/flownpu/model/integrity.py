@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the files of a model folder are still what was written, by the sums in its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import reprlib
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from flownpu.errors import FlowNPUError
+from flownpu.model.folder import MANIFEST, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["damage", "files_of", "sha256", "tensor_sums"]
+
+_READ_AT_ONCE = 1 << 22
+
+
+def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
+    """The file's SHA-256 in hexadecimal; `advance` hears of each piece's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_AT_ONCE):
+            digest.update(piece)
+            advance(len(piece))
+    return digest.hexdigest()
+
+
+def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
+    """Where each tensor of the folder's external data lies, and its CRC-32: {name: {file, offset, bytes, crc32}}."""
+    import onnx_ir as ir  # noqa: PLC0415 an optional dependency, needed here only
+
+    sums = {}
+    graphs = [ir.load(path).graph for path in sorted(folder.glob("*.onnx"))]
+    for name, value in (item for graph in graphs for item in graph.initializers.items()):
+        tensor = value.const_value
+        # Two graphs may share a tensor: words are looked up in the table that the LM head multiplies by.
+        if isinstance(tensor, ir.ExternalTensor) and name not in sums:
+            offset, length = tensor.offset or 0, tensor.length or tensor.nbytes
+            file = str(tensor.location)
+            crc32 = _crc32(folder / file, offset, length)
+            sums[name] = {"file": file, "offset": offset, "bytes": length, "crc32": crc32}
+    return sums
+
+
+def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> list[str]:
+    """What is wrong with the folder's files, a line each; empty if they are what was written.
+
+    Raises:
+        FlowNPUError: the folder has no manifest to compare with.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise FlowNPUError(f"{folder} holds no {MANIFEST}, whose sums its files are compared with: convert it again")
+    manifest = read_json(folder / MANIFEST)
+    return list(_differences(folder, manifest, advance))
+
+
+def files_of(section: dict[str, Any], manifest: Path, *keys: str, part: str = "files") -> dict[str, dict[str, Any]]:
+    """What a section of a manifest says of files (or of tensors) by name: each has these keys.
+
+    Raises:
+        FlowNPUError: the manifest has something else in their place.
+    """
+    numbers = {"bytes", "offset", "crc32"}
+    found = section.get(part, {})
+    items = found.items() if isinstance(found, dict) else [(part, found)]
+    for name, item in items:
+        values = [item.get(key) if isinstance(item, dict) else None for key in keys]
+        kinds = [int if key in numbers else str for key in keys]
+        if not all(type(value) is kind for value, kind in zip(values, kinds, strict=True)) or "\0" in name:
+            raise FlowNPUError(
+                f"{manifest}: expected {', '.join(keys)} of {name!r}, got {reprlib.repr(item)}: convert the model again"
+            )
+    return dict(items)
+
+
+def _differences(folder: Path, manifest: dict[str, Any], advance: Callable[[int], None]) -> Iterator[str]:
+    tensors = files_of(manifest, folder / MANIFEST, "file", "offset", "bytes", "crc32", part="tensors")
+    for name, expected in files_of(manifest, folder / MANIFEST, "bytes", "sha256").items():
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != expected["bytes"]:
+            yield f"{name} has {size} bytes, expected {expected['bytes']}"
+        elif sha256(path, advance) != expected["sha256"]:
+            yield f"{name} has other contents than were written"
+            yield from _damaged_tensors(folder, name, tensors)
+
+
+def _damaged_tensors(folder: Path, file: str, tensors: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name, place in tensors.items():
+        if place["file"] != file:
+            continue
+        if _crc32(folder / file, place["offset"], place["bytes"]) != place["crc32"]:
+            end = place["offset"] + place["bytes"]
+            yield f"{file}: tensor {name} (bytes {place['offset']} to {end}) is damaged"
+
+
+def _crc32(path: Path, offset: int, length: int) -> int:
+    value = 0
+    with path.open("rb") as file:
+        file.seek(max(offset, 0))
+        while length > 0 and (piece := file.read(min(length, _READ_AT_ONCE))):
+            value = zlib.crc32(piece, value)
+            length -= len(piece)
+    return value

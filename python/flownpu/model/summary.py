@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model file holds, read from its graph or its header alone: no weight is touched."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from flownpu.errors import FlowNPUError
+from flownpu.model.folder import MANIFEST, onnx_path, other_graphs, read_genai_config, read_json
+from flownpu.model.onnx_file import load_model, reading
+from flownpu.ops.q4nx import BLOCK_BYTES
+
+__all__ = ["Summary", "Value", "Weight", "summarize"]
+
+DOMAIN = "ai.flownpu"
+Q4NX = "q4nx"
+# GenAI's names of the inputs that hold the KV cache, [B, G, past length, d].
+CACHE_PREFIX = "past_key_values."
+# safetensors' names of the types in a .q4nx file, and their bytes.
+SAFETENSORS_TYPES = {"BF16": ("bfloat16", 2), "I8": ("int8", 1)}
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output of the graph."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+    """A dimension that only a run knows has a name."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant tensor."""
+
+    name: str
+    type: str
+    """"q4nx", or ONNX's word for the type."""
+    shape: list[int]
+    """Of a Q4NX weight in a graph: rows and columns; in a .q4nx file, which does not know these: the blocks."""
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `flownpu inspect` shows."""
+
+    path: str
+    operators: dict[str, int] = field(default_factory=dict)
+    """Number of nodes by "domain:operator", most frequent first; ONNX's own domain is left out."""
+    functions: list[str] = field(default_factory=list)
+    """Operators that the model defines itself, so that any ONNX Runtime runs them."""
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    kv_bytes_per_token: int = 0
+    """Bytes that one token takes in the KV cache of all layers."""
+    other_graphs: list[str] = field(default_factory=list)
+    """The .onnx files beside the decoder's, of a model that takes pictures."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    """What the converter wrote about where the model comes from."""
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of the weights by type, largest first."""
+        total: Counter[str] = Counter()
+        for weight in self.weights:
+            total[weight.type] += weight.bytes
+        return dict(total.most_common())
+
+
+def summarize(path: Path) -> Summary:
+    """Summarises a model folder, an .onnx file or a .q4nx file.
+
+    Raises:
+        FlowNPUError: there is no such file, or it is none of these, or it is damaged.
+        MissingDependencyError: onnx_ir is not installed.
+    """
+    if path.is_dir():
+        settings = read_genai_config(path)
+        manifest = path / MANIFEST
+        summary = _summarize_onnx(
+            onnx_path(path, settings),
+            head_size=settings["model"]["decoder"].get("head_size") or 0,
+            manifest=read_json(manifest) if manifest.is_file() else {},
+        )
+        return replace(summary, other_graphs=[str(graph) for graph in other_graphs(path, settings)])
+    if not path.is_file():
+        raise FlowNPUError(f"no such file or folder: {path}")
+    if path.suffix == ".onnx":
+        return _summarize_onnx(path)
+    if path.suffix == ".q4nx":
+        return _summarize_q4nx(path)
+    raise FlowNPUError(f"expected a model folder, an .onnx file or a .q4nx file, got {path}")
+
+
+def _summarize_onnx(path: Path, *, head_size: int = 0, manifest: dict[str, Any] | None = None) -> Summary:
+    model = load_model(path, purpose="flownpu inspect")
+    with reading(path):
+        return _summary_of(path, model, head_size, manifest or {})
+
+
+def _summary_of(path: Path, model: Any, head_size: int, manifest: dict[str, Any]) -> Summary:
+    nodes = list(model.graph.all_nodes())
+    quantised = _quantised_shapes(nodes)
+    return Summary(
+        path=str(path),
+        operators=dict(Counter(f"{node.domain}:{node.op_type}".lstrip(":") for node in nodes).most_common()),
+        functions=sorted({f"{domain}:{name}" for domain, name, _ in model.functions}),
+        inputs=[_value(value) for value in model.graph.inputs],
+        outputs=[_value(value) for value in model.graph.outputs],
+        weights=[_weight(name, value.const_value, quantised) for name, value in model.graph.initializers.items()],
+        kv_bytes_per_token=sum(_cache_bytes_per_token(value, head_size) for value in model.graph.inputs),
+        manifest=manifest,
+    )
+
+
+def _quantised_shapes(nodes: list[Any]) -> dict[str, list[int]]:
+    """Rows and columns of our operators' weights by name: the operators alone know what of the blocks is padding."""
+    shapes = {}
+    for node in nodes:
+        if node.domain == DOMAIN and {"M", "K"} <= node.attributes.keys():
+            rows, columns = (node.attributes[name].as_int() for name in ("M", "K"))
+            # A gather has its table first, a product its weight second; that of a gated one holds two of M rows.
+            blocks = node.inputs[0 if node.op_type == "Q4NXGather" else 1]
+            gating = node.attributes.get("gating")
+            gated = gating is not None and gating.as_string() != "none"
+            shapes[blocks.name] = [2 * rows if gated else rows, columns]
+    return shapes
+
+
+def _value(value: Any) -> Value:
+    # A dimension without a name is None in onnx_ir.
+    shape = [dim if isinstance(dim, int) else str(dim.value or "?") for dim in value.shape or ()]
+    return Value(value.name, value.dtype.name.lower(), shape)
+
+
+def _weight(name: str, tensor: Any, quantised: dict[str, list[int]]) -> Weight:
+    # A tensor of the external data file knows its shape and type without the file.
+    if name in quantised:
+        return Weight(name, Q4NX, quantised[name], tensor.nbytes)
+    return Weight(name, tensor.dtype.name.lower(), list(tensor.shape.numpy()), tensor.nbytes)
+
+
+def _cache_bytes_per_token(value: Any, head_size: int) -> int:
+    """The bytes of a cache input [B, G, past length, d]; `head_size` is d where the graph does not say it, or 0."""
+    if not value.name.startswith(CACHE_PREFIX) or value.shape is None or len(value.shape) != 4:
+        return 0
+    kv_heads, last = value.shape[1], value.shape[3]
+    return int(kv_heads * (last if isinstance(last, int) else head_size) * value.dtype.itemsize)
+
+
+def _summarize_q4nx(path: Path) -> Summary:
+    weights = []
+    try:
+        with safe_open(path, framework="np") as file:
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                shape = part.get_shape()
+                kind, size = SAFETENSORS_TYPES.get(part.get_dtype(), (part.get_dtype().lower(), 1))
+                kind = Q4NX if kind == "int8" and shape[-1:] == [BLOCK_BYTES] else kind
+                weights.append(Weight(name, kind, shape, math.prod(shape) * size))
+    except SafetensorError as error:
+        raise FlowNPUError(f"{path} is not a .q4nx file, or is damaged ({error}): copy or convert it again") from error
+    return Summary(path=str(path), weights=weights)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of a model, of its decoder and of its encoder of images, and the folder of artifacts that has them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from flownpu import __version__
+from flownpu.aie.artifacts.compiled import build_cost, write_compiled
+from flownpu.aie.artifacts.emulated import write_emulated
+from flownpu.aie.artifacts.folder import ArtifactFolder
+from flownpu.aie.artifacts.toolchain import find_toolchain
+from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.programs.chunks import seconds, with_fewest
+from flownpu.aie.programs.decode import DECODE_WAYS, decode_program
+from flownpu.aie.programs.encode import encode_program
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.aie.programs.program import calls_of
+from flownpu.errors import FlowNPUError
+from flownpu.model.folder import locate_graph, other_graphs, read_genai_config
+from flownpu.npu.decoder import read_decoder
+from flownpu.npu.encoder import read_encoder
+from flownpu.npu.operators import LeftOut, programs_of_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from flownpu.aie.programs.call import ArtifactCall
+    from flownpu.aie.programs.decoder_shape import DecoderShape
+    from flownpu.aie.programs.program import Program
+
+__all__ = [
+    "CHUNKS",
+    "DEFAULT_CONTEXT",
+    "Built",
+    "build_artifacts",
+    "default_weights",
+    "programs_of_decoder",
+    "programs_of_model",
+]
+
+# Tokens of a chunk: GEMM's megatiles have 256 rows, and each size more than the last halves what a prompt's rest leaves
+# empty at most. A model of 4 billion weights is predicted to take a fourth of a second for the changes of array of a
+# chunk, and as long for the products of 600 tokens; beyond 4096 tokens there is little left to win.
+CHUNKS = (256, 512, 1024, 2048, 4096)
+DEFAULT_CONTEXT = 4096  # positions, of models that are made for as many
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `build_artifacts` made.
+
+    Attributes:
+        folder: with the artifacts.
+        context: positions of its caches; 0 if it has none, without a decoder.
+        calls: in the folder.
+        made: how many of them were not up to date.
+        left_out: what the model has no calls for.
+        missing: of the toolchain; if any, xclbins and the index are not there.
+    """
+
+    folder: Path
+    context: int
+    calls: int
+    made: int
+    left_out: list[LeftOut]
+    missing: list[str]
+
+
+def build_artifacts(
+    model: Path,
+    *,
+    kind: Literal["emulate", "xclbin"] = "emulate",
+    target: str = "npu2",
+    context: int | None = None,
+    weights: str | None = None,
+    output: Path | None = None,
+    ways: Sequence[str] = DECODE_WAYS,
+    report: Callable[[str, int, int], None] = lambda _call, _done, _all: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Built:
+    """Makes the artifacts of a model, or brings them up to date.
+
+    Args:
+        model: folder that `flownpu convert` wrote, or an .onnx file.
+        kind: for the emulator, or for an NPU, which needs AMD's toolchain; without it plans and MLIR are written.
+        target: npu1 or npu2.
+        context: positions of the KV cache; rounded up to a chunk. None: the model's, 4096 at most.
+        weights: what a prompt's matrix products multiply by, bf16 or bfp16. None: what the target multiplies fastest.
+        output: the folder to make. None: `artifacts/emulate` or `artifacts/<target>` in the model's.
+        ways: of decoding, to choose from.
+        report: hears which call is done next, how many are done, and of how many.
+        say: hears what compiling costs, before it starts, and what costs more than that.
+
+    Raises:
+        FlowNPUError: the model is none, or the NPU's designs have no place for it.
+        MissingDependencyError: onnx_ir is not installed.
+        ToolchainError: a compiler failed.
+        ValueError: the output is something else.
+    """
+    weights = weights or default_weights(target)
+    programs, left_out = programs_of_model(model, target, context, weights, ways)
+    output = output or (model if model.is_dir() else model.parent) / "artifacts" / (
+        "emulate" if kind == "emulate" else target
+    )
+    calls, done = calls_of(programs), 0
+
+    def advance(call: ArtifactCall) -> None:
+        nonlocal done
+        report(f"{call.array} {call.name}", done, len(calls))
+        done += 1
+
+    positions = max(program.context for program in programs)
+    about = {"versions": {"flownpu": __version__}, "context": positions, "weights": weights}
+    if kind == "emulate":
+        made, missing = write_emulated(output, target, programs, about=about, report=advance), []
+    else:
+        toolchain, tools = find_toolchain()
+        missing = [str(tool) for tool in tools]
+        folder = ArtifactFolder(output, target, toolchain, versions={"flownpu": __version__})
+        if toolchain is not None:
+            say(str(build_cost(calls)))
+        made = write_compiled(folder, programs, report=advance, say=say)
+    return Built(output, positions, len(calls), made, left_out, missing)
+
+
+def default_weights(target: str) -> str:
+    """What GEMM multiplies by: XDNA2's matrix unit reads bf16 in block floating point anyway, stored so it is half."""
+    return "bf16" if target == "npu1" else "bfp16"
+
+
+def programs_of_model(
+    model: Path, target: str, context: int | None = None, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
+) -> tuple[list[Program], list[LeftOut]]:
+    """The programs that `build_artifacts` makes for a model, that of a token first, and what was left out.
+
+    Where a decoder or an encoder is none that the NPU computes whole, and for a model that is for ONNX Runtime alone,
+    they are those of its operators.
+
+    Raises:
+        FlowNPUError: the model is none, or the NPU's designs have no place for anything of it.
+    """
+    path, settings = locate_graph(model)
+    if settings and model.is_dir():
+        return _programs_of_parts(model, path, target, context, weights, ways)
+    programs, left_out = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+    if not programs:
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {_why_none(left_out)}")
+    return programs, left_out
+
+
+def _programs_of_parts(
+    model: Path, path: Path, target: str, context: int | None, weights: str | None, ways: Sequence[str]
+) -> tuple[list[Program], list[LeftOut]]:
+    """Those of a model for ORT GenAI, whose decoder is `path`."""
+
+    def of_decoder(decoder: DecoderShape) -> tuple[list[Program], list[LeftOut]]:
+        try:
+            positions = context or min(decoder.positions, DEFAULT_CONTEXT)
+            return programs_of_decoder(decoder, target, positions, weights, ways)
+        except ValueError as error:
+            raise _NoPlaceError(f"{model}: the NPU's designs have no place for it: {error}") from error
+
+    images: list[Program] = []
+    left_out: list[LeftOut] = []
+    try:
+        encoder = read_encoder(model)
+        images = [] if encoder is None else [encode_program(encoder, target)]
+    except FlowNPUError as error:
+        vision = next(iter(other_graphs(model, read_genai_config(model))))
+        images, left = programs_of_graph(vision, target, DEFAULT_CONTEXT)
+        left_out += [LeftOut("the encoder of images as a whole", str(error)), *left]
+    try:
+        programs, left = of_decoder(read_decoder(model))
+    except _NoPlaceError as error:
+        if not images:
+            raise
+        programs, left = [], [LeftOut("the decoder, which stays on the host", str(error))]
+    except FlowNPUError as error:
+        programs, left = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
+        if not programs and not images:
+            raise
+        left = [LeftOut("the decoder as a whole", str(error)), *left]
+    return _different(programs + images), left_out + left
+
+
+class _NoPlaceError(FlowNPUError):
+    """A decoder that an NPU computes whole, but not in this context, or not on this target."""
+
+
+def _different(programs: list[Program]) -> list[Program]:
+    """Each once: two graphs may have operators of one size."""
+    found = {(program.kind, tuple(program.attributes.items()), program.tokens): program for program in programs}
+    return list(found.values())
+
+
+def _why_none(left_out: list[LeftOut]) -> str:
+    return "; ".join(map(str, left_out)) or "it has neither products with weights nor attention of FlowNPU's operators"
+
+
+def programs_of_decoder(
+    decoder: DecoderShape, target: str, context: int, weights: str | None = None, ways: Sequence[str] = DECODE_WAYS
+) -> tuple[list[Program], list[LeftOut]]:
+    """A decoder's programs, that of a token first, and what was left out.
+
+    That may be ways of decoding, and sizes of chunks and of blocks.
+
+    Raises:
+        ValueError: the NPU's designs have no place for the decoder.
+    """
+    shape = decoder.shape
+    designs = [design(target, shape.heads, shape.kv_heads, shape.d) for design in (FlowKV, FlowQKV)]
+    chunk = math.lcm(*(design.keys for design in designs))
+    context = ceil_div(context, chunk) * chunk
+    if context > ceil_div(decoder.positions, chunk) * chunk:
+        raise ValueError(
+            f"expected a context of {decoder.positions} or less, which the model is made for, got {context}"
+        )
+    choice = decode_program(decoder, target, context, ways)
+    programs, left_out = (
+        [choice.program],
+        [LeftOut("a way of decoding (tokens go another)", said, on_host=False) for said in choice.refused],
+    )
+    weights, reasons = weights or default_weights(target), dict[str, list[str]]()
+    for tokens in CHUNKS:
+        if tokens > context:
+            continue
+        try:
+            programs.append(prefill_program(decoder, target, context, tokens, weights))
+        except ValueError as error:
+            reasons.setdefault(_first_of(error), []).append(str(tokens))
+    instead = "" if len(programs) > 1 else " (prompts go token by token)"
+    left_out += [
+        LeftOut(f"chunks of {', '.join(sizes)} tokens{instead}", reason, on_host=False)
+        for reason, sizes in reasons.items()
+    ]
+    programs = with_fewest(programs, seconds)
+    if decoder.block:
+        try:
+            programs.append(_block_program(decoder, target, context, weights))
+        except ValueError as error:
+            what = f"images of {decoder.block} tokens (prompts with images are refused)"
+            left_out.append(LeftOut(what, _first_of(error)))
+    return programs, left_out
+
+
+def _block_program(decoder: DecoderShape, target: str, context: int, weights: str) -> Program:
+    if decoder.block > context:
+        raise ValueError(f"expected a context of {decoder.block} or more, got {context}")
+    return prefill_program(decoder, target, context, decoder.block, weights, block=True)
+
+
+def _first_of(error: ValueError) -> str:
+    """What breaks the limits breaks them on each tile: the first says it."""
+    return " ".join(str(error).splitlines()[:2])

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of what an NPU computes by itself of a graph: products and attention outside of known layers.
+
+Which nodes these are, and of which sizes, is for the execution provider to say (ops/npu/match/array_operator.h).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.designs.common import ceil_div
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.programs.operators import buckets, operator_program
+from flownpu.aie.programs.program import Program
+from flownpu.model.onnx_file import load_model, reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LeftOut", "programs_of_graph"]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a model has no programs for.
+
+    Attributes:
+        what: in words.
+        reason: why.
+        on_host: whether a session leaves something to the host for it, which `on_unsupported=error` does not allow;
+            else the array goes another way.
+    """
+
+    what: str
+    reason: str
+    on_host: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}" if self.what else self.reason
+
+
+def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Program], list[LeftOut]]:
+    """The programs of a graph's operators, and what was left out.
+
+    Args:
+        path: an .onnx file.
+        target: npu1 or npu2.
+        context: keys that attention has room for, rounded up to its chunks.
+
+    Raises:
+        FlowNPUError: it is no ONNX model, or its graph is damaged.
+        MissingDependencyError: onnx_ir is not installed.
+    """
+    model = load_model(path, purpose="flownpu build MODEL")
+    with reading(path):
+        from flownpu.graph_rewrites.native_graph import describe_operators  # noqa: PLC0415 needs the extra "convert"
+
+        found, reasons = describe_operators(model)
+    programs, left_out = list[Program](), [LeftOut("", reason) for reason in reasons]
+    different = {(kind, tuple(sorted(sizes.items()))): sizes for kind, sizes in found}
+    for (kind, _), sizes in different.items():
+        of_size, refused = list[Program](), dict[str, str]()
+        for rows in buckets(kind):
+            try:
+                room = _rounded(context, sizes, target) if "num_heads" in sizes else 0
+                if not room or rows <= room:
+                    of_size.append(operator_program(kind, sizes, target, rows, room))
+            except ValueError as error:
+                # What breaks the limits breaks them on each tile: the first says it.
+                refused[f"{kind} of {_text(sizes)}, {rows} rows"] = " ".join(str(error).splitlines()[:2])
+        programs += of_size
+        # Where there is a program of any size, all rows go with it.
+        left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
+    return programs, list(dict.fromkeys(left_out))
+
+
+def _rounded(context: int, sizes: dict[str, Any], target: str) -> int:
+    """A context in whole chunks of both designs of attention; that for one token may have no place for the heads."""
+    heads = [sizes[name] for name in ("num_heads", "kv_num_heads", "head_size")]
+    chunk = FlowQKV(target, *heads).keys
+    with contextlib.suppress(ValueError):  # said where its program is made
+        chunk = math.lcm(chunk, FlowKV(target, *heads).keys)
+    return ceil_div(context, chunk) * chunk
+
+
+def _text(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items())

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model is predicted to take on the array: the programs that `flownpu build` would write, priced.
+
+Everything here is **predicted** by the cost model of `flownpu.aie.cost`; docs/model.md says from what, and how far off
+it is where it can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.parameters import VALUES
+from flownpu.aie.programs.cost import Prices, prompt_runs
+from flownpu.aie.programs.encode import encode_program
+from flownpu.npu.artifacts import programs_of_decoder
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.cost.phases import Cost
+    from flownpu.aie.programs.decoder_shape import DecoderShape
+    from flownpu.aie.programs.program import Program
+    from flownpu.predict.target import Target
+
+__all__ = ["Prediction", "predicted_programs"]
+
+_TARGET = "npu2"
+_QUESTION_TOKENS = 16  # a short one, about an image
+
+
+@lru_cache(maxsize=4)  # programs take seconds to write and megabytes to keep; `flownpu explain` asks more than once
+def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+    """The programs of the chip that is predicted, and what they leave out: `programs_of_decoder`.
+
+    Raises:
+        ValueError: the NPU's designs have no place for the decoder.
+    """
+    programs, left_out = programs_of_decoder(decoder, _TARGET, context)
+    return tuple(programs), tuple(left_out)
+
+
+@lru_cache(maxsize=4)
+def _published_prices(device: str, decoder: DecoderShape, context: int) -> Prices:
+    """Of the values that are published; what is counted for one prediction of these programs is there for the next."""
+    del decoder, context  # that the programs are of: calls of others may have the same names
+    return Prices(DEVICES[device], VALUES)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model's programs and their prices.
+
+    Attributes:
+        target: the model.
+        context: positions of its caches: what the longest prompt needs.
+        device: the chip.
+        values: of the cost model's parameters.
+    """
+
+    target: Target
+    context: int
+    device: Device
+    values: Values
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """A token's first, then those of chunks.
+
+        Raises:
+            ValueError: the NPU's designs have no place for the decoder.
+        """
+        return predicted_programs(self.target.decoder, self.context)[0]
+
+    @cached_property
+    def prices(self) -> Prices:
+        """Of these."""
+        if self.values == VALUES and self.device == DEVICES.get(self.device.name):
+            return _published_prices(self.device.name, self.target.decoder, self.context)
+        return Prices(self.device, self.values)
+
+    def token(self, context: int) -> Cost:
+        """A token that sees so many keys, its own included; the one before left the array as it is needed."""
+        return self.prices.of_runs([(self.programs[0], context - 1)], before=self.programs[0])
+
+    def prompt(self, tokens: int) -> Cost:
+        """A prompt from an empty cache to the first token, after a token of another conversation."""
+        return self.prices.of_runs(list(prompt_runs(self.programs, tokens)), before=self.programs[0])
+
+    def image(self) -> Cost | None:
+        """An image and a short question, to the first token; None: the model takes none, or its decoder could not."""
+        if self.target.encoder is None:
+            return None
+        encoder = encode_program(self.target.encoder, _TARGET)
+        block = next((program for program in self.programs if program.kind == "block"), None)
+        if block is None:
+            return None
+        runs = [(encoder, 0), (block, 0), *prompt_runs(self.programs, _QUESTION_TOKENS, block.tokens)]
+        return self.prices.of_runs(runs, before=self.programs[0])
+
+    @property
+    def roof_bytes(self) -> float:
+        """What a token cannot but read without a context: all weights."""
+        decoder = self.target.decoder
+        return len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
+
+    def roof(self, context: int) -> float:
+        """Tokens a second if nothing but reading weights, keys and values at memory's rate took time."""
+        shape = self.target.decoder.shape
+        keys = sum(min(window or context, context) for window in self.target.decoder.windows)
+        return self.values["memory_read"] / (self.roof_bytes + keys * shape.position_size * 2)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' own implementation as equations: what parameters are fitted with to its tables (docs/model.md).
+
+    token     for each layer: weights through eight streams, then keys and values through two streams a pair of tiles,
+              each pair with whole KV heads; two dispatches. Then the LM head, and the host's choice among the logits
+    prompt    for each layer: dequantisation (blocks in, bf16 out), GEMMs padded to 512, attention, vectors on a core
+              for each operator, four xclbins changed; then the head
+    attention has a query head on each tile, for which every score takes `softmax_score` + d `score_element` cycles;
+              eight KV heads have a column of four tiles each: groups of two or three query heads leave tiles idle
+
+Sources: arXiv 2602.06063, section 3; Xu et al., section 3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from flownpu.aie.cost.memory import STORED_WEIGHT_RUN, read_rate
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
+
+if TYPE_CHECKING:
+    from flownpu.aie.cost.device import Device
+    from flownpu.aie.cost.parameters import Values
+    from flownpu.aie.designs.decode_layer.shape import Projection
+    from flownpu.aie.programs.decoder_shape import DecoderShape
+    from flownpu.aie.programs.encoder_shape import EncoderShape
+
+__all__ = ["image_seconds", "prompt_seconds", "token_seconds"]
+
+_COLUMNS, _STREAMS, _PAIRS, _PAIR_STREAMS = 4, 8, 4, 2  # of a decode layer
+_ARRAY_TILES, _COLUMNS_OF_THE_ARRAY = 32, 8
+_XCLBINS, _DISPATCHES = 4, 12  # of a layer of a prompt: four weights, their products, and four operators
+_MEGATILE = 512
+_BF16_BYTES = 2
+_IMAGE_TOKENS, _QUESTION_TOKENS = 256, 16  # of the image in the decoder, and a short question about it
+
+
+def token_seconds(decoder: DecoderShape, context: int, device: Device, values: Values) -> float:
+    """A token that sees so many keys."""
+    shape = decoder.shape
+    weights = sum(_weights(part, device, values) for part in shape.projections)
+    pairs, run = min(_PAIRS, shape.kv_heads), shape.d * _BF16_BYTES
+    rate = read_rate(pairs * _PAIR_STREAMS, run, values) / pairs  # of a pair
+    key = ceil_div(shape.kv_heads, pairs) * 2 * run / rate
+    layers = sum(weights + min(window or context, context) * key + 2 * values["dispatch"] for window in decoder.windows)
+    return layers + _head(decoder, device, values)
+
+
+def prompt_seconds(decoder: DecoderShape, tokens: int, device: Device, values: Values) -> float:
+    """A prompt from an empty cache, to the first token."""
+    shape = decoder.shape
+    parts = [(part.columns, part.rows * (2 if part.gated else 1)) for part in shape.projections]
+    blocks = shape.weight_bytes // BLOCK_BYTES
+    dequantised = blocks * (BLOCK_BYTES + BLOCK_ROWS * BLOCK_COLUMNS * _BF16_BYTES)
+    heads = (shape.heads + shape.kv_heads) * shape.d
+    # What operators on vectors make of a token: norms, QK-norm, RoPE; gate, up and their product.
+    elements = 2 * shape.entry_norms * shape.hidden + (1 + shape.qk_norm) * heads + 3 * shape.feed_forward
+    layer = (
+        sum(_gemm(tokens, k, n, values) for k, n in parts)
+        + max(dequantised / values["memory_read"], blocks * values["dequant_block"] / _ARRAY_TILES / device.clock)
+        + tokens * elements * values["vector_element"] / device.clock
+        + _XCLBINS * values["reconfiguration"]
+        + _DISPATCHES * values["dispatch"]
+    )
+    sweeps = sum(
+        count * _seen(tokens, window or tokens) * shape.kv_heads for window, count in Counter(decoder.windows).items()
+    )
+    # Figure 8 of arXiv 2602.06063: two tiles for each of Gemma3-4B's four KV heads.
+    tiles = TILES if shape.kv_heads == _COLUMNS_OF_THE_ARRAY else shape.group
+    attention = _attention(sweeps * tiles, shape.d, device, values)
+    return len(decoder.windows) * layer + attention + _head(decoder, device, values)
+
+
+def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, values: Values) -> float:
+    """An image through its encoder, then its tokens and a short question through the decoder, to the first token."""
+    tokens, hidden, heads = encoder.patches, encoder.hidden, encoder.heads
+    products = [(part.inner, part.columns) for part in encoder.projections]
+    layer = (
+        sum(_gemm(tokens, k, n, values) for k, n in products)
+        + _attention(float(tokens * tokens * heads), encoder.head_size, device, values)
+        + tokens * (2 * hidden + 2 * encoder.feed_forward) * values["vector_element"] / device.clock
+        + _XCLBINS * values["reconfiguration"]
+        + _DISPATCHES * values["dispatch"]
+    )
+    ends = [(tokens, encoder.embedding.inner, hidden), (_IMAGE_TOKENS, hidden, encoder.features)]
+    seconds = encoder.layers * layer + sum(_gemm(m, k, n, values) for m, k, n in ends)
+    return seconds + prompt_seconds(decoder, _IMAGE_TOKENS + _QUESTION_TOKENS, device, values)
+
+
+def _weights(part: Projection, device: Device, values: Values) -> float:
+    """A projection's weights through the fullest stream, memory and the tiles' kernels: whichever is slowest."""
+    rows = len(part.row_groups(0, _COLUMNS))  # of blocks: the first column has the most
+    kernels = rows * part.row_bytes / BLOCK_BYTES * values["dqp_block"] / device.clock
+    of_stream = rows * TILES * _COLUMNS / _STREAMS * part.row_bytes
+    return max(of_stream / read_rate(1, STORED_WEIGHT_RUN, values), part.bytes / values["memory_read"], kernels)
+
+
+def _head(decoder: DecoderShape, device: Device, values: Values) -> float:
+    """The LM head, its dispatch, and the host's choice."""
+    host = decoder.vocabulary * values["host_per_logit"]
+    return _weights(decoder.head, device, values) + values["dispatch"] + host
+
+
+def _gemm(m: int, k: int, n: int, values: Values) -> float:
+    m, k, n = (ceil_div(size, _MEGATILE) * _MEGATILE for size in (m, k, n))
+    return 2.0 * m * k * n / values["gemm_operations"]
+
+
+def _attention(scores: float, d: int, device: Device, values: Values) -> float:
+    """`scores`: tokens x keys that are not masked x heads, idle tiles' among them."""
+    return scores * (values["softmax_score"] + d * values["score_element"]) / _ARRAY_TILES / device.clock
+
+
+def _seen(tokens: int, window: int) -> float:
+    """The keys that so many queries see, in all."""
+    near = min(tokens, window)
+    return near * (near + 1) / 2 + (tokens - near) * near

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is predicted: a model by its name, its folder (converted, of GenAI, or a checkpoint), or its config.json."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from flownpu.convert.families import read_decoder as read_configuration
+from flownpu.errors import FlowNPUError
+from flownpu.model.folder import locate_graph, read_json
+from flownpu.model.onnx_file import load_model, reading
+from flownpu.model.shapes import SHAPES
+from flownpu.npu.decoder import decoder_of_model
+from flownpu.npu.encoder import read_encoder
+from flownpu.npu.models import MODELS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flownpu.aie.programs.encoder_shape import EncoderShape
+
+__all__ = ["Target", "known", "nearest", "target"]
+
+# The towers of known models.
+_ENCODERS = {"gemma3-4b": "siglip"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model whose speed is predicted.
+
+    Attributes:
+        name: what it is called; for those of published tables, the tables' name.
+        decoder: its layers and LM head.
+        encoder: of images, if it takes them.
+    """
+
+    name: str
+    decoder: DecoderShape
+    encoder: EncoderShape | None = None
+
+
+def target(text: str) -> Target:
+    """The model of a name, a folder or a file.
+
+    Raises:
+        FlowNPUError: there is none, or the NPU's designs have no place for it; with the nearest names.
+        MissingDependencyError: a graph is to be read, and onnx_ir is not installed.
+    """
+    if text in SHAPES:
+        return known(text)
+    path = Path(text)
+    if not path.exists():
+        raise FlowNPUError(f"no such model, folder or file: {text}{nearest(text, SHAPES)}")
+    if path.is_file() and path.suffix == ".json":
+        return _of_file(path)
+    if path.is_dir() and not (path / "genai_config.json").is_file() and not (path / "model.onnx").is_file():
+        if (path / "config.json").is_file():
+            return _of_file(path / "config.json")
+        raise FlowNPUError(
+            f"{path}: expected a folder with genai_config.json, model.onnx or config.json, found none of them"
+        )
+    return _of_graph(path)
+
+
+@cache
+def known(name: str) -> Target:
+    """One of `SHAPES`."""
+    encoder = MODELS[_ENCODERS[name]].encoder if name in _ENCODERS else None
+    return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
+
+
+def nearest(text: str, names: Mapping[str, object]) -> str:
+    """Words that end a message about a name that is none: the nearest ones, or all."""
+    close = difflib.get_close_matches(text.lower(), names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(names)}"
+
+
+def _of_file(path: Path) -> Target:
+    if path.name == "genai_config.json":
+        return _of_graph(path.parent)
+    try:
+        return Target(path.parent.name or str(path), _of_configuration(read_json(path), str(path)))
+    except ValueError as error:
+        raise FlowNPUError(f"{path}: the NPU's designs have no place for its layers: {error}") from error
+
+
+def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> DecoderShape:
+    """The decoder that a checkpoint's configuration describes, as conversion writes it; `block`: tokens of an image.
+
+    Raises:
+        ConversionError: the family is not supported.
+        ValueError: the NPU's designs have no place for it.
+    """
+    found = read_configuration(config, where=where)
+    if found.attention_softcap or found.logit_softcap:
+        raise ValueError("the NPU's designs have no softcap, which this model's scores or logits need")
+    rotaries = list(found.rotaries)
+    return DecoderShape.of(
+        {
+            "hidden": found.hidden_size,
+            "heads": found.heads,
+            "kv_heads": found.kv_heads,
+            "head_size": found.head_size,
+            "feed_forward": found.feed_forward_size,
+            "activation": found.gating,
+            "post_norms": found.sandwich_norms,
+            "qk_norm": found.qk_norm,
+            "windows": [layer.window or 0 for layer in found.layers],
+            "tables": [rotaries.index(layer.rotary) for layer in found.layers],
+            "vocabulary": found.vocabulary_size,
+            "bidirectional_blocks": int(block > 0),
+            "epsilon": found.norm_epsilon,
+            "scale": found.attention_scale,
+        },
+        found.context_length,
+        block,
+    )
+
+
+def _of_graph(path: Path) -> Target:
+    """The decoder that a session finds in a graph; of one that is not converted, as it would be converted."""
+    file, settings = locate_graph(path)
+    model = load_model(file, purpose="flownpu predict")
+    with reading(file):
+        if not any(node.domain == "ai.flownpu" for node in model.graph):
+            from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
+
+            rewrite(model)
+        try:
+            decoder = decoder_of_model(model, settings.get("context_length") or _CONTEXT)
+        except ValueError as error:
+            raise FlowNPUError(f"{file}: the NPU's designs have no place for its layers: {error}") from error
+    folder = path if path.is_dir() else path.parent
+    return Target(path.name, decoder, read_encoder(folder) if settings.get("vision") else None)
+
+
+_CONTEXT = 4096  # positions of a graph that says none

@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Tables that others published of language models on NPUs of AMD's, as they are printed, each with its source."""
-
-from flownpu.published.tables import CONTEXTS, TABLES, Power, Role, Row, Table, power
-
-__all__ = ["CONTEXTS", "TABLES", "Power", "Role", "Row", "Table", "power"]

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a model with its source on the same tokens: as a whole, and layer by layer.
+
+A *stage* is the embedding, a layer, or the head (last norm and LM head). Its own error is that of its output when it
+starts from the source's hidden states, so that an error shows in the stage that makes it and in no other. It is the
+root of the mean over tokens of (|model - source| / |source|)^2, as are the errors of the whole run, which add up.
+
+A stage's tolerance comes from the arithmetic, measured on these tokens:
+
+    tolerance = weights + roundings
+
+*weights*, if the source is a checkpoint that is not quantised, comes from what rounding a stage's weights to Q4NX does
+to the source's own output, from the same hidden states (the stage's *quantisation*). A model that `flownpu convert`
+made of this checkpoint, as its manifest says, has just these weights: its stages are compared with the source's rounded
+so, and nothing is allowed. Any other may have another format of 4 bits: 2 x the quantisation. One without a minimum has
+a step of max |w| / 8, where Q4NX has (max - min) / 15: at most 15 / 8 times as long.
+
+If the source has 4-bit weights, the model must have the same codes, and only scales were rounded, to bf16: the largest
+relative error r of a weight that rewriting the source's graph gives counts as r / m roundings for each of the 4
+products in turn (query, key and value; output; gate and up; down), for W (x + dx) and (W + dW) x are wrong
+alike; m is by how much the inputs below are moved.
+
+*roundings*: the products' operands are rounded, each at most by u (bf16: 2^-8 of itself; int8: 1/254 of the largest of
+a group of 32). How much one rounding moves a stage is measured: its input is moved by random amounts of up to u, and
+the change of its output taken. A product has 2: of its input, and of its weights after they were dequantised. A layer
+has 4 products in turn, and 2 more roundings: of keys and values, and of queries or probabilities. Their errors are
+added up as if they had one direction. The head has 1 product. The embedding has none; u of it is allowed for its scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.model.folder import MANIFEST, locate_graph, read_json
+from flownpu.model.integrity import files_of, sha256
+from flownpu.model.onnx_file import load_model, reading
+from flownpu.verify.runs import Checkpoint, GraphRun, Run, relative_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+__all__ = ["PARAGRAPH", "Stage", "Verification", "is_made_of", "tokens_of", "verify"]
+
+PARAGRAPH = (
+    "The harbour was quiet before sunrise. A fisherman mended his nets by the light of a lamp, while gulls waited on "
+    "the wall for what he would throw them. Later the market opened: bread, apples, cheese from the hills, and more "
+    "noise than anyone needed. A child asked why ships of iron float. Because they are mostly air, said her mother, "
+    "and air is lighter than water. The child thought about it, looked at the anchor, and asked why that one did not. "
+    "By noon the wind had turned to the west, as the forecast had said, and the first boats came home."
+)
+_SAME_STEP = 2.0  # see the module
+_PRODUCT_ROUNDINGS, _ATTENTION_ROUNDINGS, _LAYER_PRODUCTS = 2, 2, 4
+_BFLOAT16, _INT8, _INT8_GROUP = 2.0**-8, 1 / 254, 32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a model, beside its source's.
+
+    Attributes:
+        name: "embedding", "layer 0", .., "head".
+        error: its own.
+        tolerance: of that.
+        from_weights: of the tolerance, for what became of weights.
+        from_roundings: of the tolerance, for roundings of activations.
+        quantisation: what rounding its weights to Q4NX does to the source's output; None: the source has 4-bit weights.
+        accumulated: error of the whole run up to here.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    from_weights: float
+    from_roundings: float
+    quantisation: float | None
+    accumulated: float
+
+    @property
+    def diverges(self) -> bool:
+        """Whether its own error is beyond its tolerance, or no number."""
+        return not self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `flownpu verify` shows.
+
+    Attributes:
+        model: path.
+        source: path.
+        basis: what tolerances are for.
+        tokens: compared.
+        kl_mean: Kullback-Leibler divergence of the model's next tokens from the source's, nats, mean over tokens.
+        kl_largest: at one token.
+        top1_agreement: share of tokens after which both find the same next token likeliest.
+        model_perplexity: of the text.
+        source_perplexity: see there.
+        stages: in order.
+    """
+
+    model: str
+    source: str
+    basis: str
+    tokens: int
+    kl_mean: float
+    kl_largest: float
+    top1_agreement: float
+    model_perplexity: float
+    source_perplexity: float
+    stages: tuple[Stage, ...]
+
+    @property
+    def first_divergence(self) -> Stage | None:
+        """The first stage that is beyond its tolerance."""
+        return next((stage for stage in self.stages if stage.diverges), None)
+
+
+def verify(
+    model: Path,
+    source: Path,
+    text: str,
+    options: Mapping[str, str] | None,
+    *,
+    most_tokens: int = 256,
+    report: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Runs a model and its source on the same tokens.
+
+    Args:
+        model: a model folder that GenAI feeds.
+        source: a checkpoint folder, or a model folder, which ONNX Runtime's CPU provider runs.
+        text: what to run them on, in the model's tokens.
+        options: of FlowNPU's provider for the model; None: ONNX Runtime's CPU provider runs it.
+        most_tokens: of the text that are used.
+        report: hears what is done next.
+
+    Raises:
+        FlowNPUError: one of the two is no model, they do not have the same form, or the text is too short.
+        MissingDependencyError: onnxruntime, or a package of the extras "convert" and "verify", is not installed.
+        RuntimeError: ONNX Runtime or the provider refuses the model or an option.
+    """
+    file, settings = locate_graph(model)
+    if "embedding" in settings:
+        raise FlowNPUError(
+            f"{model} takes pictures, and verify runs text decoders: convert the checkpoint with --vision-weights "
+            "none, whose decoder has the same weights, and verify that"
+        )
+    head_size = int(settings.get("decoder", {}).get("head_size", 0))
+    tokens = tokens_of(file.parent, text, min(most_tokens, int(settings.get("context_length", most_tokens))))
+    report("running the source")
+    if _is_checkpoint(source):
+        of_source = _of_checkpoint(source, tokens, report, made_of=is_made_of(file.parent, source))
+    else:
+        of_source = _of_graph(source, tokens)
+    report("running the model")
+    whole = GraphRun(file, head_size, options).run(tokens)
+    if [state.shape for state in whole.hidden] != [state.shape for state in of_source.run.hidden]:
+        raise FlowNPUError(
+            f"{source} has {_sizes(of_source.run)}, {model} {_sizes(whole)}: they are not the same model"
+        )
+    report("running each layer by itself")
+    forced = GraphRun(file, head_size, options, forced=True)
+    alone = forced.run(tokens, of_source.run.hidden)
+    rounding = _INT8 if (options or {}).get("activations") == "int8" else _BFLOAT16
+    states = [_moved(state, rounding) for state in of_source.run.hidden]
+    moved = _Moved(forced.run(tokens, states), relative_error(states[0], of_source.run.hidden[0]), rounding)
+    return Verification(
+        model=str(model),
+        source=str(source),
+        basis=of_source.basis,
+        tokens=len(tokens),
+        **_distributions(whole.logits, of_source.run.logits, tokens),
+        stages=tuple(_stages(of_source, whole, alone, moved)),
+    )
+
+
+def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
+    """The tokens of a text, with the special ones that begin it, by the folder's tokenizer.json; at most so many.
+
+    Raises:
+        FlowNPUError: there is no tokenizer, or the text has fewer than two tokens.
+        MissingDependencyError: tokenizers is not installed.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise FlowNPUError(f"{folder} holds no tokenizer.json: copy that of the model that it was made of")
+    tokenizer = require("tokenizers", extra="verify", purpose="flownpu verify").Tokenizer.from_file(str(path))
+    tokens = np.array(tokenizer.encode(text).ids[:most], np.int64)
+    if len(tokens) < 2:
+        raise FlowNPUError(f"expected a text of two tokens or more, got {len(tokens)}: nothing would be predicted")
+    return tokens
+
+
+# --- Sources ----------------------------------------------------------------------------------------------------------
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    # An optimum export has its config.json too.
+    graph = any((folder / name).is_file() for name in ("genai_config.json", "model.onnx"))
+    return not graph and (folder / "config.json").is_file()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a source yields, and what is allowed.
+
+    Attributes:
+        run: the whole run.
+        outputs: of each stage by itself, that the model's are compared with.
+        quantisation: of each stage, see Stage.
+        from_weights: what is allowed each stage for its weights, beside `weight_rounding`.
+        weight_rounding: the largest relative error of a weight whose scales were rounded.
+        basis: the same in words.
+    """
+
+    run: Run
+    outputs: list[Floats]
+    quantisation: list[float] | list[None]
+    from_weights: list[float]
+    weight_rounding: float
+    basis: str
+
+
+def is_made_of(folder: Path, checkpoint: Path) -> bool:
+    """Whether a model folder's manifest says that it was made of this very checkpoint, whose weights are floats."""
+    manifest = folder / MANIFEST
+    source = read_json(manifest).get("source") if manifest.is_file() else None
+    if not isinstance(source, dict) or source.get("kind") != "huggingface":
+        return False
+    files = files_of(source, manifest, "sha256")
+    if not files or "quantization_config" in read_json(checkpoint / "config.json"):
+        return False
+    return all(
+        (checkpoint / name).is_file() and sha256(checkpoint / name) == file["sha256"]
+        for name, file in files.items()
+        if name.endswith(".safetensors")
+    )
+
+
+def _of_checkpoint(folder: Path, tokens: NDArray[np.int64], report: Callable[[str], None], *, made_of: bool) -> _Source:
+    checkpoint = Checkpoint(folder)
+    run = checkpoint.run(tokens)
+    report("quantising the source's weights")
+    rounded = _outputs(checkpoint.rounded_outputs(tokens, run))
+    errors = [relative_error(output, exact) for output, exact in zip(rounded, _outputs(run), strict=True)]
+    if made_of:
+        basis = "the model was made of this checkpoint: compared with it after its weights are rounded to Q4NX alike"
+        return _Source(run, rounded, errors, [0.0] * len(errors), 0.0, f"{basis}; roundings of activations are allowed")
+    basis = (
+        "the source is not quantised: 2 x what rounding its weights to Q4NX does to it, and roundings of activations"
+    )
+    return _Source(run, _outputs(run), errors, [_SAME_STEP * error for error in errors], 0.0, basis)
+
+
+def _of_graph(folder: Path, tokens: NDArray[np.int64]) -> _Source:
+    file, settings = locate_graph(folder)
+    graph = GraphRun(file, int(settings.get("decoder", {}).get("head_size", 0)), None)
+    if not graph.quantised:
+        raise FlowNPUError(
+            f"{folder}: its weights are floats, and how far others may be from them is told of a checkpoint only: "
+            "give the one that it was exported from"
+        )
+    outputs = _outputs(run := graph.run(tokens))
+    largest = _scale_rounding(file)
+    basis = "both have 4-bit weights, which must be the same: roundings of activations"
+    if largest:
+        basis += f", and of scales to bf16, which move its weights by {100 * largest:.2f} % at most"
+    return _Source(run, outputs, [None] * len(outputs), [0.0] * len(outputs), largest, basis)
+
+
+def _sizes(run: Run) -> str:
+    return f"{len(run.hidden) - 1} layers of {run.hidden[0].shape[1]} numbers a token"
+
+
+def _outputs(run: Run) -> list[Floats]:
+    return [*run.hidden, run.logits]
+
+
+def _scale_rounding(file: Path) -> float:
+    """The largest relative error that one of a graph's weights gets when it is rewritten; 0 if it is."""
+    require("onnxscript", extra="convert", purpose="flownpu verify")
+    from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
+    from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor  # noqa: PLC0415
+
+    model = load_model(file, purpose="flownpu verify")
+    largest = 0.0
+    with reading(file):
+        rewrite(model)
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, Q4NXTensor):
+                tensor.numpy()
+                largest = max(largest, tensor.relative_error)
+    return largest
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A forced run from hidden states that were moved: what it yields, by how much they were, and u."""
+
+    run: Run
+    amount: float
+    rounding: float
+
+
+def _moved(state: Floats, rounding: float) -> Floats:
+    """Hidden states [S, D], each number moved by a random part of what rounding it may."""
+    amounts = np.random.default_rng(0).uniform(-rounding, rounding, state.shape).astype(np.float32)
+    if rounding == _BFLOAT16:
+        return state * (1 + amounts)
+    groups = np.abs(np.pad(state, ((0, 0), (0, -state.shape[1] % _INT8_GROUP)))).reshape(len(state), -1, _INT8_GROUP)
+    largest: Floats = np.repeat(groups.max(axis=2), _INT8_GROUP, axis=1)[:, : state.shape[1]]
+    return state + amounts * largest
+
+
+def _stages(source: _Source, whole: Run, alone: Run, moved: _Moved) -> list[Stage]:
+    layers = len(source.run.hidden) - 1
+    names = ["embedding", *(f"layer {layer}" for layer in range(layers)), "head"]
+    runs = [_outputs(run) for run in (whole, source.run, alone, moved.run)]
+    stages = []
+    for name, expected, quantisation, of_weights, *outputs in zip(
+        names, source.outputs, source.quantisation, source.from_weights, *runs, strict=True
+    ):
+        in_whole, exact, own, shifted = outputs
+        if name == "embedding":
+            from_roundings, weights_at_once = moved.rounding, source.weight_rounding
+        else:
+            one = relative_error(shifted, own)  # what one rounding does
+            products, others = (1, 0) if name == "head" else (_LAYER_PRODUCTS, _ATTENTION_ROUNDINGS)
+            from_roundings = (_PRODUCT_ROUNDINGS * products + others) * one
+            weights_at_once = products * one * source.weight_rounding / moved.amount
+        from_weights = of_weights + weights_at_once
+        error, accumulated = relative_error(own, expected), relative_error(in_whole, exact)
+        tolerance = from_weights + from_roundings
+        stages.append(Stage(name, error, tolerance, from_weights, from_roundings, quantisation, accumulated))
+    return stages
+
+
+def _distributions(model: Floats, source: Floats, tokens: NDArray[np.int64]) -> dict[str, float]:
+    ours, theirs = _log_softmax(model), _log_softmax(source)
+    divergence = np.sum(np.exp(theirs) * (theirs - ours), axis=-1)
+    following = tokens[1:, None]
+
+    def perplexity(of: NDArray[np.float64]) -> float:
+        return float(np.exp(-np.mean(np.take_along_axis(of[:-1], following, axis=-1))))
+
+    return {
+        "kl_mean": float(divergence.mean()),
+        "kl_largest": float(divergence.max()),
+        "top1_agreement": float(np.mean(ours.argmax(axis=-1) == theirs.argmax(axis=-1))),
+        "model_perplexity": perplexity(ours),
+        "source_perplexity": perplexity(theirs),
+    }
+
+
+def _log_softmax(logits: Floats) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a decoder on given tokens, and shows what is between its layers: an ONNX graph, or a checkpoint in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.ops import q4nx
+from flownpu.registration import get_ep_name, register
+from flownpu.verify.graph import DecoderGraph, hidden_input
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Tokens = NDArray[np.int64]
+
+__all__ = ["Checkpoint", "GraphRun", "Run", "relative_error"]
+
+# ONNX's number of bfloat16, and how numpy holds its bits.
+_BFLOAT16 = 16
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
+# Rows of the LM head that are quantised at once: 64 MB of 2048 columns.
+_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a decoder yields for S tokens.
+
+    Attributes:
+        hidden: float32 [S, D] before layer 0, .., after the last.
+        logits: float32 [S, V].
+    """
+
+    hidden: list[Floats]
+    logits: Floats
+
+
+def relative_error(value: Floats, reference: Floats) -> float:
+    """Root of the mean over tokens of (|value - reference| / |reference|)^2: tokens with large states weigh no more."""
+    difference = np.linalg.norm(value.astype(np.float64) - reference, axis=-1)
+    size = np.linalg.norm(reference.astype(np.float64), axis=-1)
+    return float(np.sqrt(np.mean((difference / np.maximum(size, np.finfo(np.float64).tiny)) ** 2)))
+
+
+# --- ONNX -------------------------------------------------------------------------------------------------------------
+
+
+class GraphRun:
+    """A decoder's graph in a session of ONNX Runtime.
+
+    Args:
+        path: the .onnx file.
+        head_size: of a KV cache that does not say it, or 0.
+        options: of FlowNPU's provider; None: ONNX Runtime's CPU provider runs it, without changing the graph.
+        forced: each layer starts from what `run` is given.
+
+    Raises:
+        FlowNPUError: the graph is not a decoder whose layers can be told apart.
+        RuntimeError: ONNX Runtime or the provider refuses the model or an option.
+    """
+
+    def __init__(self, path: Path, head_size: int, options: Mapping[str, str] | None, *, forced: bool = False) -> None:
+        self._onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu verify")
+        graph = DecoderGraph(path)
+        self.quantised, self._hidden, self._head_size = graph.quantised, graph.hidden, head_size
+        if forced:
+            graph.force()
+        session_options = self._onnxruntime.SessionOptions()
+        session_options.log_severity_level = 3
+        # A model in memory does not say where its weights are.
+        session_options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(path.parent.resolve())
+        )
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if options is None:
+            level = self._onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session_options.graph_optimization_level = level
+        else:
+            register()
+            providers = [(get_ep_name(), dict(options))]
+        self._session = self._onnxruntime.InferenceSession(graph.proto(), session_options, providers=providers)
+
+    def run(self, tokens: Tokens, hidden: Sequence[Floats] = ()) -> Run:
+        """Runs the decoder on a prompt int64 [S], each layer from its `hidden` if it is forced.
+
+        Raises:
+            FlowNPUError: the model has no such tokens.
+        """
+        _check_tokens(tokens, next(value for value in self._session.get_outputs() if value.name == "logits").shape[-1])
+        given = {hidden_input(layer): state[None] for layer, state in enumerate(hidden)}
+        feeds = {value.name: self._feed(value, tokens, given) for value in self._session.get_inputs()}
+        outputs = self._session.run_with_ort_values([*self._hidden, "logits"], feeds)
+        *states, logits = [output.numpy()[0].astype(np.float32) for output in outputs]
+        return Run(states, logits)
+
+    def _feed(self, value: Any, tokens: Tokens, given: dict[str, Floats]) -> Any:
+        make = self._onnxruntime.OrtValue.ortvalue_from_numpy
+        if value.name in given:
+            return make(np.ascontiguousarray(given[value.name]))
+        count = len(tokens)
+        known = {"input_ids": tokens, "attention_mask": np.ones(count), "position_ids": np.arange(count)}
+        if value.name in known:
+            return make(np.ascontiguousarray(known[value.name][None], dtype=_TYPES[value.type]))
+        if not value.name.startswith("past_key_values."):
+            raise FlowNPUError(f"expected a decoder of text, got one with the input {value.name}: it cannot be fed")
+        heads, size = value.shape[1], value.shape[3]
+        shape = (1, heads, 0, size if isinstance(size, int) else self._head_size)
+        if value.type == "tensor(bfloat16)":
+            empty = np.zeros(shape, ml_dtypes.bfloat16).view(np.uint16)
+            return self._onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, _BFLOAT16)
+        return make(np.zeros(shape, _TYPES[value.type]))
+
+
+# --- PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """A Hugging Face checkpoint in transformers, in float32.
+
+    Layers are hooked: of the states that `output_hidden_states` gives, the last is normalised already.
+
+    Raises:
+        MissingDependencyError: torch or transformers is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._torch = require("torch", extra="verify", purpose="flownpu verify against a checkpoint")
+        transformers = require("transformers", extra="verify", purpose="flownpu verify against a checkpoint")
+        transformers.utils.logging.disable_progress_bar()  # stderr is the command's
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=self._torch.float32, attn_implementation="eager"
+        ).eval()
+        self._decoder = self._model.get_decoder()
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(self, tokens: Tokens) -> Run:
+        """Runs the decoder on a prompt int64 [S].
+
+        Raises:
+            FlowNPUError: the checkpoint has no such tokens.
+        """
+        _check_tokens(tokens, self._model.get_input_embeddings().num_embeddings)
+        torch, decoder = self._torch, self._decoder
+        self._calls = []
+
+        def note(_module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self._calls.append((arguments, keywords))
+
+        hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in (*decoder.layers, decoder.norm)]
+        try:
+            with torch.no_grad():
+                logits = self._model(input_ids=torch.from_numpy(tokens[None]), use_cache=False).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        hidden = [_first(arguments, keywords)[0].numpy() for arguments, keywords in self._calls]
+        return Run(hidden, logits[0].numpy())
+
+    def rounded_outputs(self, tokens: Tokens, run: Run) -> Run:
+        """What the embedding, each layer and the head yield with their weights rounded to Q4NX.
+
+        Each starts from what it started from in `run`, the last that was made; so the states are no run's.
+        """
+        torch = self._torch
+        rows = self._model.get_input_embeddings().weight.detach().numpy()[tokens]
+        scale = np.vdot(rows, run.hidden[0]) / np.vdot(rows, rows)  # some families scale what they look up
+        states = [(scale * _rounded(rows)).astype(np.float32)]
+        with torch.no_grad():
+            for layer, (arguments, keywords) in zip(self._decoder.layers, self._calls[:-1], strict=True):
+                kept = {module: module.weight.data for module in layer.modules() if isinstance(module, torch.nn.Linear)}
+                for module, weight in kept.items():
+                    module.weight.data = torch.from_numpy(_rounded(weight.numpy()))
+                output = layer(*arguments, **keywords)
+                for module, weight in kept.items():
+                    module.weight.data = weight
+                states.append((output[0] if isinstance(output, tuple) else output)[0].numpy())
+            normalised = self._decoder.norm(torch.from_numpy(run.hidden[-1])).numpy()
+        return Run(states, self._logits(normalised))
+
+    def _logits(self, normalised: Floats) -> Floats:
+        """Logits of hidden states [S, D] with the LM head in Q4NX."""
+        weight = self._model.get_output_embeddings().weight.detach().numpy()
+        parts = [normalised @ _rounded(weight[first : first + _ROWS]).T for first in range(0, len(weight), _ROWS)]
+        logits: Floats = np.concatenate(parts, axis=-1)
+        cap = getattr(self._model.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else (cap * np.tanh(logits / cap)).astype(np.float32)
+
+
+def _check_tokens(tokens: Tokens, vocabulary: int | str | None) -> None:
+    """Raises FlowNPUError unless all tokens are in a vocabulary of that size; a graph may not say it."""
+    if isinstance(vocabulary, int) and tokens.max() >= vocabulary:
+        raise FlowNPUError(
+            f"the tokenizer.json beside the model gives token {tokens.max()}, and there are {vocabulary}: it is of "
+            "another model"
+        )
+
+
+def _first(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    return arguments[0] if arguments else keywords["hidden_states"]
+
+
+def _rounded(weight: Floats) -> Floats:
+    """A weight [M, K] as Q4NX holds it."""
+    rounded: Floats = q4nx.dequantize_codes(q4nx.quantize(np.ascontiguousarray(weight, dtype=np.float32)))
+    return rounded

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of artifacts: the index names what is there, and what is up to date is kept."""
+
+import hashlib
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from flownpu.aie.artifacts.emulated import write_emulated
+from flownpu.aie.check.violation import PlanError
+from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.vector_operators import RMSNorm
+from flownpu.aie.emulator.flatten import flatten_array
+from flownpu.aie.programs.alone import program_of
+from flownpu.aie.programs.call import fixed_call, moving_call
+from tests.aie.words import read_index, words_of
+
+NORM, ROPE = RMSNorm("npu2", 64), NormRope("npu2", 2, 1, 32)
+CONTEXT = 64
+
+
+def norm(rows, make=None, array="rms_norm-n64"):
+    return fixed_call("rms_norm", array, f"rows{rows}", make or (lambda: NORM.program(rows, 1e-6)), CONTEXT)
+
+
+ROPE_CALL = moving_call(
+    "norm_rope", "norm_rope-h2", "tokens4", lambda position: ROPE.program(4, position, CONTEXT), "npu2", CONTEXT - 3
+)
+CALLS = [norm(4), norm(8), ROPE_CALL]
+
+
+def write(folder, calls=CALLS):
+    return write_emulated(folder, "npu2", [program_of(calls, CONTEXT)], about={"versions": {"flownpu": "1"}})
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_the_index_names_what_is_there(tmp_path):
+    folder = tmp_path / "some" / "folder"
+    assert write(folder) == 3
+    target, emulated, identity, arrays, calls, _, (program,) = read_index(folder)
+    assert (target, emulated, len(identity)) == ("npu2", 1, 64)
+    assert [name for name, _, _ in arrays] == ["rms_norm-n64", "norm_rope-h2"]
+    assert [(call["operator"], call["name"], call["array"]) for call in calls] == [
+        ("rms_norm", "rows4", 0), ("rms_norm", "rows8", 0), ("norm_rope", "tokens4", 1),
+    ]  # fmt: skip
+    assert program["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
+    assert [[(call, label) for call, label, *_ in steps] for _, steps in program["dispatches"]] == [
+        [(0, "rms_norm, alone"), (1, "rms_norm, alone")], [(2, "norm_rope, alone")],
+    ]  # fmt: skip
+    assert program["buffers"][:3] == [(f"rows4 {name}", 2, size, 0, 0) for name, size in calls[0]["buffers"]]
+    assert calls[0]["buffers"] == [("x", 2 * 4 * 64), ("weight", 2 * 64), ("y", 2 * 4 * 64)]
+    named = {file: total for _, file, total in arrays} | {call["file"]: call["sum"] for call in calls}
+    on_disk = contents(folder)
+    assert {*named, "index.words", "manifest.json"} == on_disk.keys()
+    assert named == {file: zlib.crc32(on_disk[file]) for file in named}
+
+
+def test_arrays_and_families_are_those_of_the_programs(tmp_path):
+    write(tmp_path / "folder")
+    _, _, _, arrays, calls, *_ = read_index(tmp_path / "folder")
+    for call, record in zip(CALLS, calls, strict=True):
+        plan = call.plan(call.last)
+        flat = flatten_array(plan.array)
+        np.testing.assert_array_equal(words_of(tmp_path / "folder" / arrays[record["array"]][1]), flat.words)
+        family = call.family(lambda position, flat=flat, call=call: flat.flatten(call.plan(position).sequence))
+        np.testing.assert_array_equal(
+            words_of(tmp_path / "folder" / record["file"]), family.flatten(call.name, flat.identity)
+        )
+
+
+def test_the_manifest_has_the_sum_of_each_file(tmp_path):
+    write(tmp_path / "folder")
+    on_disk = contents(tmp_path / "folder")
+    manifest = json.loads(on_disk["manifest.json"])
+    sums = {record["file"]: record["sha256"] for record in manifest["arrays"].values()}
+    sums |= {file: record["sha256"] for file, record in manifest["calls"].items()}
+    assert sums == {file: hashlib.sha256(on_disk[file]).hexdigest() for file in sums}
+    assert len(sums) == len(on_disk) - 2
+    assert manifest["versions"] == {"flownpu": "1"}
+
+
+# --- What is made again -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_up_to_date_is_kept(tmp_path):
+    write(tmp_path / "folder")
+    before = contents(tmp_path / "folder")
+    assert write(tmp_path / "folder") == 0
+    assert contents(tmp_path / "folder") == before
+
+
+def test_a_damaged_file_is_made_again(tmp_path):
+    write(tmp_path / "folder")
+    before = contents(tmp_path / "folder")
+    (tmp_path / "folder" / "calls/norm_rope-h2/tokens4.words").write_bytes(b"damaged")
+    (tmp_path / "folder" / "arrays/norm_rope-h2.words").unlink()
+    assert write(tmp_path / "folder") == 1
+    assert contents(tmp_path / "folder") == before
+
+
+def test_another_program_is_made_again_and_what_is_not_called_is_gone(tmp_path):
+    write(tmp_path / "folder")
+    before = read_index(tmp_path / "folder")
+    changed = norm(4, lambda: NORM.program(4, 1e-5))
+    assert write(tmp_path / "folder", [changed, norm(8)]) == 1
+    after = read_index(tmp_path / "folder")
+    assert before[2] != after[2]
+    assert not (tmp_path / "folder" / "calls" / "norm_rope-h2").exists()
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        # Rows as long as L1 has no room for.
+        (
+            norm(2, lambda: RMSNorm("npu2", 32768).program(2, 1e-6), "large"),
+            PlanError,
+            "need .* bytes, have 65536 bytes",
+        ),
+        (
+            norm(2, lambda: RMSNorm("npu2", 32).program(2, 1e-6)),
+            ValueError,
+            "two arrays that differ are both called rms_norm-n64: rows2 is of the second",
+        ),
+    ],
+)
+def test_an_error_leaves_what_was_there(tmp_path, bad, error, message):
+    write(tmp_path / "folder")
+    before = contents(tmp_path)
+    with pytest.raises(error, match=message):
+        write(tmp_path / "folder", [*CALLS, bad])
+    assert contents(tmp_path) == before
+    with pytest.raises(error):
+        write(tmp_path / "other", [norm(4), bad])
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_of_an_older_format_is_made_again(tmp_path):
+    write(tmp_path / "folder")
+    before = contents(tmp_path / "folder")
+    manifest = tmp_path / "folder" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("emulated-2", "emulated-1"))
+    assert write(tmp_path / "folder") == 3
+    assert contents(tmp_path / "folder") == before
+
+
+@pytest.mark.parametrize("manifest", [None, "no json", '{"format": 1, "calls": {}}', "[]"])
+def test_a_folder_of_something_else_is_refused(tmp_path, manifest):
+    (tmp_path / "something").write_text("else")
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(manifest)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="to be a folder of artifacts for the emulator, and it is not: choose another"):
+        write(tmp_path)
+    assert contents(tmp_path) == before

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checker as a whole: it passes good plans, and names all faults of a bad one."""
+
+import pytest
+
+from flownpu.aie.check import PlanError, require_valid
+from flownpu.aie.plan.data import (
+    Dimension,
+    Type,
+)
+from tests.aie.check.faults import CHAIN, messages
+from tests.aie.small_programs import with_end, with_fifo
+
+
+def test_a_good_plan_passes():
+    assert messages(CHAIN) == []
+    assert require_valid(CHAIN) is CHAIN
+
+
+def test_all_violations_of_a_kind_are_in_the_error():
+    plan = with_end(with_fifo(CHAIN, "a", type=Type((1 << 18,), "i32")), "c", "produce", walk=(Dimension(600, 1),))
+    with pytest.raises(PlanError, match=r"\[plan chain\] breaks the hardware's limits:\n") as raised:
+        require_valid(plan)
+    assert len(raised.value.violations) > 1

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of structure: places, links, splits and joins.
+
+Each is broken once; the message names the place, the need and what is there.
+"""
+
+import dataclasses
+
+import pytest
+
+from flownpu.aie.iron.compat import NPU2, Kernel, ObjectFifo, Program, Runtime, Tile, Worker
+from flownpu.aie.plan.data import (
+    Barrier,
+    Link,
+    Store,
+    Type,
+    Variable,
+)
+from flownpu.aie.plan.data import Tile as Place
+from tests.aie.check.faults import BUFFER, CHAIN, CORE, messages, moved
+from tests.aie.small_programs import tensor, with_array, with_end, with_fifo
+
+A = next(fifo for fifo in CHAIN.array.fifos if fifo.name == "a")
+LINK = CHAIN.array.links[0]
+STRUCTURE = {
+    "no such column": (
+        moved(CHAIN, "a", "produce", 8, 0),
+        "[fifo a] place: need tile (8, 0), have no such tile (npu2 has columns 0..7 and rows 0..5)",
+    ),
+    "core on a memory tile": (
+        with_array(CHAIN, cores=(dataclasses.replace(CORE, tile=Place(1, 1)), CORE)),
+        "[memory tile (1, 1)] a core: need 1, have 0",
+    ),
+    "two cores on a tile": (with_array(CHAIN, cores=(CORE, CORE)), "[compute tile (0, 2)] cores: need 2, have 1"),
+    "buffer on a shim tile": (
+        with_array(CHAIN, buffers=(*CHAIN.array.buffers, dataclasses.replace(BUFFER, tile=Place(3, 0)))),
+        "[shim tile (3, 0)] memory of buffer extra: need 16, have 0",
+    ),
+    "barrier without a core": (
+        with_array(CHAIN, barriers=(*CHAIN.array.barriers, Barrier("gate", Place(4, 4)))),
+        "[compute tile (4, 4)] a core that waits on gate: need 1, have 0",
+    ),
+    "a name twice": (with_fifo(CHAIN, "a", name="c"), "[plan] the name c: need 2 things, have 1 thing"),
+    "no symbol": (with_fifo(CHAIN, "a", name="a b"), "[plan] a name: need letters, digits and _, have 'a b'"),
+    "no core at a compute tile": (
+        moved(CHAIN, "c", "produce", 5, 5),
+        "[fifo c] a user of its produce end at compute tile (5, 5): need a core, have none",
+    ),
+    "no link at a memory tile": (
+        with_array(CHAIN, links=()),
+        "[fifo a] a user of its consume end at memory tile (0, 1): need a link, have none",
+    ),
+    "depth 0": (with_end(CHAIN, "c", "produce", depth=0), "depth at compute tile (0, 2): need 1 or more, have 0"),
+    "two ends on a tile": (
+        with_fifo(CHAIN, "b", consumers=CHAIN.array.fifos[0].consumers * 2),
+        "[fifo b] consumers on compute tile (0, 2): need 2, have 1",
+    ),
+    "a variable without a loop": (
+        with_array(CHAIN, cores=(dataclasses.replace(CORE, body=(Store("extra", Variable("i"), 0), *CORE.body)),)),
+        "[compute tile (0, 2)] the variable i: need a loop around it or a load before, have none",
+    ),
+    "repeats from the shim": (
+        with_fifo(CHAIN, "a", repeat_count=2),
+        "[fifo a] repeat_count: need 2, have 1 (a shim tile repeats by its tap, not by its fifo)",
+    ),
+    "repeat 0": (with_fifo(CHAIN, "b", repeat_count=0), "[fifo b] repeat_count: need 1 or more, have 0"),
+    "padding by a core": (
+        with_fifo(CHAIN, "c", padding=((0, 4),)),
+        "[fifo c] padding: need a memory tile as producer, have compute",
+    ),
+    "odd object": (
+        with_fifo(CHAIN, "a", type=Type((3,), "bf16")),
+        "[fifo a] object size: need a multiple of 4 bytes, have 6 bytes",
+    ),
+    "delegate out of reach": (
+        with_fifo(CHAIN, "c", delegate=Place(3, 3)),
+        "[fifo c] reach of compute tile (0, 2) into the memory of tile (3, 3): need own, north, south or west",
+    ),
+    "links in a chain": (
+        with_array(CHAIN, links=(LINK, Link(("b",), ("c",)))),
+        "[fifo b] links: need 2, have 1 (a fifo cannot be in more than one link",
+    ),
+    "two links of an input": (
+        with_array(CHAIN, links=(LINK, LINK)),
+        "[fifo a] links that have it as input: need 2, have 1",
+    ),
+    "link of nothing": (
+        with_array(CHAIN, links=(LINK, Link(("x",), ("y",)))),
+        "[link x -> y] fifos: need names of fifos on both sides, have ['x', 'y']",
+    ),
+    "no link point": (
+        moved(CHAIN, "b", "produce", 1, 1),
+        "[link a -> b] tiles where its fifos meet: need 1, have 2: (0, 1), (1, 1)",
+    ),
+    "forward of other types": (
+        with_fifo(CHAIN, "b", type=Type((64,), "u32")),
+        "[link a -> b] element type: need 64xi32, have 64xu32",
+    ),
+    "no consumers": (with_fifo(CHAIN, "c", consumers=()), "[fifo c] consumers: need 1 or more, have 0"),
+    "link of a broadcast that ends elsewhere": (
+        with_fifo(CHAIN, "a", consumers=(A.consumers[0], dataclasses.replace(A.consumers[0], tile=Place(1, 1)))),
+        "[fifo a] a user of its consume end at memory tile (1, 1): need a link, have none",
+    ),
+    "link of a broadcast that meets nowhere": (
+        with_fifo(CHAIN, "a", consumers=tuple(dataclasses.replace(A.consumers[0], tile=Place(x, 1)) for x in (1, 2))),
+        "[fifo a] a user of its consume end at memory tile (1, 1): need a link, have none",
+    ),
+    "link of many to many": (
+        with_array(CHAIN, links=(Link(("a", "b"), ("b", "c")),)),
+        "[link a, b -> b, c] shape: need 1 to 1, 1 to many or many to 1, have 2 to 2",
+    ),
+    "link on a shim tile": (
+        moved(moved(CHAIN, "a", "consume", 0, 0), "b", "produce", 0, 0),
+        "[link a -> b] memory to link in: need a compute or memory tile, have shim tile (0, 0)",
+    ),
+    "forward with offsets": (
+        with_array(CHAIN, links=(dataclasses.replace(LINK, offsets=(0,)),)),
+        "[link a -> b] offsets: need none for a forward, have (0,)",
+    ),
+    "a host buffer twice": (
+        dataclasses.replace(
+            CHAIN, sequence=dataclasses.replace(CHAIN.sequence, buffers=(CHAIN.sequence.buffers[0],) * 2)
+        ),
+        "[sequence] the host buffer source: need 2 buffers, have 1 buffer",
+    ),
+    "forward of odd sizes": (
+        with_fifo(CHAIN, "b", type=Type((40,), "i32")),
+        "[link a -> b] object sizes: need one a multiple of the other, have 64xi32 and 40xi32",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STRUCTURE)
+def test_structure(case):
+    plan, message = STRUCTURE[case]
+    assert any(message in text for text in messages(plan)), messages(plan)
+
+
+def split_plan(offsets, part, elements=100):
+    """One stream to two cores over a memory tile, parts of `part` elements."""
+    kind, piece = tensor(elements), tensor(part)
+    a = ObjectFifo(kind, name="a")
+    pieces = a.cons().split(offsets, tile=Tile(0, 1), obj_types=[piece] * len(offsets))
+    outs = [ObjectFifo(piece, name=f"c{row}") for row in range(len(offsets))]
+    copy = Kernel("copy", "copy.cc", [piece, piece])
+
+    def core(x, y, copy):
+        copy(x.acquire(1), y.acquire(1))
+        x.release(1)
+        y.release(1)
+
+    def sequence(x, z, a, *outs):
+        a.fill(x)
+        for out in outs:
+            out.drain(z, wait=True)
+
+    workers = [
+        Worker(core, [x.cons(), y.prod(), copy], tile=Tile(0, 2 + row))
+        for row, (x, y) in enumerate(zip(pieces, outs, strict=True))
+    ]
+    runtime = Runtime(sequence, [kind, piece, a.prod(), *[out.cons() for out in outs]])
+    return Program(NPU2(), runtime, workers).resolve_program()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "part", "message"),
+    [
+        # aie-opt takes 100 elements in parts of 64 at 0 and 64 without a word, and moves what is not there.
+        ([0, 64], 64, "coverage of a by a_split1: need objects that fill elements 64..99 exactly, have objects of 64"),
+        ([0, 40], 40, "coverage of a by a_split1: need objects that fill elements 40..99 exactly, have objects of 40"),
+        ([4, 52], 48, "offsets: need ascending from 0, below 100, have [4, 52]"),
+        ([0, 0], 50, "offsets: need ascending from 0, below 100, have [0, 0]"),
+        ([0, 100], 100, "offsets: need ascending from 0, below 100, have [0, 100]"),
+    ],
+)
+def test_parts_tile_the_object(offsets, part, message):
+    assert any(message in text for text in messages(split_plan(offsets, part)))
+
+
+def test_a_split_that_covers_its_object():
+    assert messages(split_plan([0, 52], 52, 104)) == []
+
+
+def test_a_part_of_another_type():
+    plan = with_fifo(split_plan([0, 52], 52, 104), "a_split1", type=Type((52,), "u32"))
+    assert "[link a -> a_split0, a_split1] element type of a_split1: need i32, have u32" in messages(plan)
+
+
+def test_a_split_without_offsets():
+    plan = split_plan([0, 52], 52, 104)
+    plan = with_array(plan, links=(dataclasses.replace(plan.array.links[0], offsets=(0,)),))
+    assert messages(plan) == ["[link a -> a_split0, a_split1] offsets: need 2, one a part, have 1"]

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of GEMM: against what was published, against plans followed event by event, and its tuner's choices."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from flownpu.aie.check import check
+from flownpu.aie.cost import gemm_fit
+from flownpu.aie.cost.gemm_kernel import (
+    PRECISIONS,
+    KernelSize,
+    call_cycles,
+    efficiency,
+    l1_bytes,
+    macs_per_cycle,
+    peak_macs,
+    precision_of,
+    single_core_kernel,
+)
+from flownpu.aie.cost.gemm_model import Order, Tiling, predict_design, predict_gemm, tiling_of
+from flownpu.aie.cost.gemm_parameters import GEMM, gemm_parameters
+from flownpu.aie.cost.gemm_system import GemmSearch, l2_bytes
+from flownpu.aie.cost.gemm_tuner import best_gemm, best_gemm_for_shapes, designs, fits, rank, rank_for_shapes
+from flownpu.aie.cost.published_gemm import CORES, GEMMS
+from flownpu.aie.cost.timed_dataflow import TimedDataflow
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.npu.models import MODELS
+
+TABLES = [gemm for gemm in GEMMS if gemm.l2]
+TABLE_1 = [core for core in CORES if core.source == "table 1"]
+WEIGHTS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
+ALL = [(weights, epilogue) for weights in WEIGHTS for epilogue in ("none", "swiglu")]
+
+
+CUBE = Tiling(64, 64, 64, 64)
+
+
+def named(row):
+    return f"{row.target} {row.precision} {getattr(row, 'tiling', row)}".replace("Tiling", "")
+
+
+def size_of(core):
+    return KernelSize(core.m, core.k, core.n)
+
+
+# --- The single core ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("core", CORES, ids=named)
+def test_l1_is_filled_as_published(core):
+    """The tables print KB to one decimal; 128 x 56 x 80 of int8-int32 has 62.75 by equation 5, not the printed 62.3."""
+    published = 62.75 if (core.precision, core.m) == ("int8-int32", 128) else core.l1
+    assert l1_bytes(PRECISIONS[core.precision], size_of(core)) / 1024 == pytest.approx(published, abs=0.051)
+
+
+@pytest.mark.parametrize("core", CORES, ids=named)
+def test_throughput_of_a_core(core):
+    """As near as the fit is: 9 %; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
+    modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], size_of(core))
+    assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
+
+
+@pytest.mark.parametrize("core", TABLE_1, ids=named)
+def test_single_core_programme(core):
+    """Table 1, with the efficiency that was measured."""
+    known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
+    measured = core.macs_per_cycle / peak_macs(known, kind)
+    assert single_core_kernel(known, kind, measured=measured) == size_of(core)
+
+
+def test_single_core_programme_with_the_modelled_efficiency():
+    """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that 48 columns do not keep the inputs up."""
+    differing = []
+    for core in TABLE_1:
+        known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
+        if single_core_kernel(known, kind) != size_of(core):
+            differing.append((core.target, core.precision))
+            assert efficiency(known, kind, size_of(core)) > core.macs_per_cycle / peak_macs(known, kind)
+    assert differing == [("npu1", "int8-int32"), ("npu2", "int8-int32")]
+
+
+# --- The array ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gemm", TABLES, ids=named)
+def test_l2_is_filled_as_published(gemm):
+    assert round(l2_bytes(gemm.target, gemm.precision, gemm.tiling) / 1024) == gemm.l2
+
+
+@pytest.mark.parametrize("gemm", TABLES, ids=named)
+def test_tables_sizes_need_no_padding(gemm):
+    assert predict_gemm(gemm.target, gemm.precision, *gemm.size, gemm.tiling).padded == gemm.size
+
+
+def test_native_sizes_of_the_text():
+    """Section 5.2.2."""
+    assert Tiling(96, 56, 96, 224).native("npu1") == (384, 224, 384)
+    assert Tiling(128, 72, 112, 432).native("npu2") == (512, 432, 896)
+
+
+def test_tiles_are_the_programmes():
+    """Tables 2 and 3: with its k, each has the largest m n; but one, which the constraints as stated do not explain."""
+    throughput = {(core.target, core.precision, size_of(core)): core.macs_per_cycle for core in CORES}
+    differing = []
+    for gemm in TABLES:
+        size = gemm.tiling.size
+        search = GemmSearch(gemm.target, gemm.precision)
+        # The efficiency of the k before: of the programme's step, unless it was smaller than this kernel's own.
+        of_size = throughput[gemm.target, gemm.precision, size]
+        found = search.kernels(size.k) + search.kernels(size.k, throughput=of_size * 1.02)
+        if size not in found:
+            differing.append((gemm.precision, size, found[0]))
+    # 208 x 112 has 23296 products, 160 x 144 has 23040; both fit, 62.8 and 60.5 KB.
+    assert differing == [("int8-int8", KernelSize(160, 64, 144), KernelSize(112, 64, 208))]
+
+
+@pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int8", "int8-int16"))))
+def test_balance_is_where_the_paper_found_it(target, precision):
+    best = GemmSearch(target, precision).candidates()[0].tiling
+    published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
+    assert (best.k, {best.m, best.n}) == (published.k, {published.m, published.n})
+
+
+@pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int32", "bf16-bf16"))))
+def test_balance_is_flat_where_it_differs(target, precision):
+    """Another k is predicted to be better by 11 % or less: what the model's own error may make of it."""
+    search = GemmSearch(target, precision)
+    best = search.candidates()[0].prediction.tops
+    published = next(gemm.tiling for gemm in TABLES if (gemm.target, gemm.precision) == (target, precision))
+    assert search.predict(published).tops > best / 1.12
+
+
+# --- Against what was measured --------------------------------------------------------------------------------------
+
+
+ROWS = gemm_fit.rows()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.step == 2], ids=lambda row: f"{row.group} {row.what}")
+def test_predictions_are_within_ten_percent(row):
+    assert abs(row.error(GEMM)) < 0.10
+
+
+def test_parameters_are_what_the_fit_finds():
+    """As they are rounded in the table: to three digits."""
+    fitted, held = gemm_fit.fitted(gemm_fit.fit(ROWS)), gemm_fit.fitted(GEMM)
+    for name, value in held.items():
+        assert fitted[name] == pytest.approx(value, rel=0.01), name
+
+
+def test_fitted_parameters_say_so():
+    for target, known in GEMM.items():
+        for name in {field for place, field, _ in gemm_fit.fitted(GEMM) if place in {target, ""}} - {"macs"}:
+            assert getattr(known, name).fitted_from, name
+
+
+def test_fit_finds_what_made_its_rows():
+    """Rows that other parameters predict, and the parameters again: what the published ones are near is no accident."""
+    other = gemm_fit._set(GEMM, [("npu1", "read", ""), ("npu2", "element", ""), ("", "call", "")], [25e9, 0.06, 150.0])
+    made = [replace(row, published=row.predict(other, True)) for row in ROWS if row.unit != "factor"]
+    found = gemm_fit.fitted(gemm_fit.fit(made))
+    for name in (("npu1", "read", ""), ("npu2", "element", ""), ("", "call", "")):
+        assert found[name] == pytest.approx(gemm_fit.fitted(other)[name], rel=0.02), name
+
+
+# --- Properties -----------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_paid_for_and_not_counted():
+    tiling = Tiling(96, 56, 96, 224)
+    exact, one_more = (predict_gemm("npu1", "bf16-bf16", m, 224, 384, tiling) for m in (384, 385))
+    assert one_more.padded == (768, 224, 384)
+    assert one_more.macs == 2 * exact.macs
+    assert one_more.tops * one_more.seconds == pytest.approx(2 * 385 * 224 * 384 / 1e12)
+
+
+def test_what_slows_a_gemm_down():
+    base = predict_gemm("npu2", "int8-int16", 4096, 4320, 4480, Tiling(128, 72, 112, 432))
+    for tiling in (
+        Tiling(128, 72, 112, 72),  # short runs
+        Tiling(128, 72, 112, 432, b_order=Order.ROW),
+        Tiling(128, 72, 112, 432, overlapped=False),
+        Tiling(64, 72, 112, 432),  # B is read twice as often
+    ):
+        assert predict_gemm("npu2", "int8-int16", 4096, 4320, 4480, tiling).seconds > base.seconds
+
+
+def test_bytes_of_main_memory():
+    """Equations 6 to 8."""
+    gemm = next(gemm for gemm in TABLES if gemm.precision == "int8-int32" and gemm.target == "npu2")
+    (m, k, n), tiling = gemm.size, gemm.tiling
+    of = predict_gemm("npu2", "int8-int32", m, k, n, tiling)
+    assert of.read_bytes == pytest.approx(m * k * n / (tiling.n * 8) + m * k * n / (tiling.m * 4))
+    assert of.write_bytes == m * n * 4
+
+
+def test_block_floating_point_is_read_as_nine_bytes_of_eight():
+    plain, blocks = (predict_gemm("npu2", name, 512, 512, 1024, Tiling(64, 64, 64, 256)) for name in ("bf16", "bfp16"))
+    assert plain.read_bytes - blocks.read_bytes == 512 // 256 * 512 * 1024 * (2 - 9 / 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: predict_gemm("npu3", "bf16", 1, 1, 1, CUBE), "a target of npu1, npu2, got 'npu3'"),
+        (lambda: predict_gemm("npu1", "bfp16", 1, 1, 1, CUBE), "a precision of .* on npu1, got 'bfp16'"),
+        (lambda: predict_gemm("npu1", "bf16", 0, 1, 1, CUBE), "M, K and N of 1 or more, got 0, 1 and 1"),
+        (lambda: predict_gemm("npu2", "bf16", 1, 1, 1, replace(CUBE, epilogue="relu")), "an epilogue of .* got 'relu'"),
+        (lambda: Tiling(64, 64, 64, 96), "k_mt in multiples of k"),
+        (lambda: Tiling(64, 64, 64, 64, gates=3), "1 or 2 gates"),
+        (lambda: best_gemm("npu2", "bf16", "none", 512, 512, 32), "N of a megatile's columns or more, got 32"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- Our own design -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "epilogue"), ALL)
+def test_prediction_agrees_with_the_plan_followed_in_time(kind, epilogue):
+    """Event by event, with main memory and dispatch that take no time: the rest of the model, to 5 %.
+
+    What is left: streams move whole objects here, and a kernel that is no product takes all its buffers at once.
+    """
+    design = Gemm(*kind, epilogue)
+    known, precision, limits = gemm_parameters(design.target), PRECISIONS[design.weights], LIMITS[design.target]
+    vector = 32 if design.target == "npu1" else 64
+
+    def cycles(kernel, integers, buffer_bytes):
+        if kernel.startswith("store_"):
+            made = known.epilogue[epilogue].value if epilogue != "none" else 0.0
+            return buffer_bytes / vector + integers[0] * made
+        if not kernel.startswith("gemm_"):
+            return buffer_bytes / vector
+        return call_cycles(known, precision, KernelSize(*integers)) + known.call.value
+
+    m, k, n = 2 * design.height, 2 * design.k_mt, 2 * design.width
+    spans = TimedDataflow(design.program(m, k, n).resolve_program("gemm"), limits, cycles).run()
+    followed = max(span.start + span.cycles for span in spans) / known.clock.value
+    free = replace(
+        known,
+        read=replace(known.read, value=1e18),
+        run=replace(known.run, value=0.0),
+        dispatch=replace(known.dispatch, value=0.0),
+    )
+    predicted = predict_gemm(design.target, design.weights, m, k, n, tiling_of(design), known=free)
+    assert predicted.seconds == pytest.approx(followed, rel=0.05)
+
+
+@pytest.mark.parametrize(("kind", "epilogue"), ALL)
+def test_defaults_are_what_the_tuner_finds(kind, epilogue):
+    """For the projections of all models in chunks of 512 tokens, as `rank_for_shapes` weighs them; ties are ties."""
+    groups = [
+        [(512, k, -(-n // 32) * 32) for n, k, kind_of in model.projections if (kind_of in {"geglu", "swiglu"}) == gated]
+        for gated in [epilogue == "swiglu"]
+        for model in MODELS.values()
+    ]
+    ranked = dict(rank_for_shapes(*kind, epilogue, [group for group in groups if group]))
+    assert ranked[Gemm(*kind, epilogue)] == pytest.approx(max(ranked.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "epilogue"), ALL)
+def test_tiles_that_are_tried_fit(kind, epilogue):
+    """What L1's bytes say is what the checker says: of those it lets pass and of those it does not."""
+    for design in list(designs(*kind, epilogue))[::40]:
+        assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
+    large = Gemm(*kind, epilogue, m=96, k=64, n=64, e_y=3, e_x=1)
+    assert not fits(large)
+    found = check(large.program(large.height, large.k_mt, large.width).resolve_program("gemm"))
+    assert any("memory" in violation.resource for violation in found)
+
+
+def test_best_gemm():
+    design = best_gemm("npu2", "bfp16", "none", 64, 1152, 1152)
+    assert design.height == 64  # no more rows than tokens
+    ranked = rank("npu2", "bfp16", "none", 64, 1152, 1152)
+    assert predict_design(design, 64, 1152, 1152).seconds == ranked[0].prediction.seconds
+    assert best_gemm("npu2", "bfp16", "geglu", 512, 1152, 6912).gates == 2
+
+
+def test_best_gemm_for_shapes():
+    """One array for all of them: no faster for any than its own best one, and as fast as any other for all."""
+    shapes = [(256, 1152, 1536), (256, 1024, 1152), (256, 6912, 1152)]
+    design = best_gemm_for_shapes("npu2", "bf16", "none", shapes)
+
+    def seconds(one):
+        return sum(predict_design(one, *shape).seconds for shape in shapes)
+
+    narrow_enough = [one for one in designs("npu2", "bf16", "none") if one.width <= 1152]
+    assert seconds(design) == pytest.approx(min(map(seconds, narrow_enough)))
+    with pytest.raises(ValueError, match="or more, got 64"):
+        best_gemm_for_shapes("npu2", "bf16", "none", [(256, 1152, 64)])
+
+
+def test_precisions_of_a_target():
+    assert precision_of("npu2", "bfp16").b == 9 / 8
+    with pytest.raises(ValueError, match="expected a precision of"):
+        precision_of("npu1", "bfp16-bf16")

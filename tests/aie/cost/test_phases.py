@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model of a plan: its parts against published numbers and sums by hand, counting against following events."""
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flownpu.aie.cost.device import DEVICES
+from flownpu.aie.cost.gemm_model import predict_design
+from flownpu.aie.cost.gemm_parameters import gemm_parameters
+from flownpu.aie.cost.kernels import published_cycles
+from flownpu.aie.cost.memory import burst_efficiency, contiguous_bytes, read_rate
+from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.cost.phases import CONTROLLER, WAITS, call_cost
+from flownpu.aie.cost.simulation import simulate
+from flownpu.aie.cost.totals import array_flow, core_cycles, stream_seconds
+from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.vector_operators import RMSNorm
+from flownpu.aie.plan.data import Dimension, HostBuffer, Tap, Transfer
+from flownpu.aie.plan.instructions import HEADER_WORDS, words_of_steps
+from flownpu.aie.programs.call import HOST, ArtifactCall, fixed_call
+from flownpu.aie.programs.cost import CHANGES, DISPATCHES, Prices, prompt_runs
+from flownpu.aie.programs.program import Buffer, CacheLayout, Program, ProgramWriter, Role, Step
+from tests.aie.designs.test_plans import ALL, plan_of
+from tests.aie.small_programs import chain
+
+DEVICE = DEVICES["kraken-350"]
+# As fast as memory and streams may be: what is left is the array's.
+FREE = {**VALUES, "memory_read": 1e15, "channel_read": 1e15, "wait": 0.0, "instruction_word": 0.0}
+
+
+def moved(plan):
+    """Bytes from or to main memory by fifo, from the walks' sizes."""
+    items = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
+    total = Counter()
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            total[step.fifo] += math.prod(dimension.size for dimension in step.tap.walk) * items[step.fifo]
+    return total
+
+
+# --- Parameters and main memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_parameter_says_where_it_is_from(name):
+    parameter = TABLE[name]
+    assert parameter.value > 0
+    assert parameter.unit
+    assert parameter.date
+    assert parameter.source
+
+
+def test_short_runs_are_as_slow_as_published():
+    """B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON)."""
+    # Both are whole GB/s: 10 is known to 5 %.
+    assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
+
+
+def test_memory_is_the_tuners():
+    assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2").read.value, rel=0.02)
+    assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
+
+
+def test_streams_add_up_to_what_memory_gives():
+    rates = [read_rate(streams, 5120, VALUES) for streams in (1, 8, 12, 13, 16)]
+    assert rates[1] == pytest.approx(8 * rates[0])
+    assert rates[3] == rates[4] == VALUES["memory_read"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=4), st.sampled_from([1, 2]))
+def test_contiguous_bytes(walk, item):
+    """No run of an address list, taken as the DMA takes it, is shorter than what the walk's sizes say."""
+    tap = Tap(0, tuple(Dimension(size, stride) for size, stride in walk))
+    indices = itertools.product(*(range(size) for size, _ in walk))
+    addresses = np.array([sum(i * stride for i, (_, stride) in zip(at, walk, strict=True)) for at in indices])
+    breaks = np.flatnonzero(np.diff(addresses) != 1)
+    runs = np.diff(np.concatenate([[-1], breaks, [len(addresses) - 1]]))
+    found = contiguous_bytes(tap, item) // item
+    assert found <= runs.min()
+    # And it is the longest such that divides all of them, unless neighbours meet by chance.
+    assert found == runs.min() or len(set(runs)) > 1 or runs.min() % found == 0
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_take_what_was_published():
+    def cycles(kernel, *integers):
+        return published_cycles(DEVICE, VALUES, kernel, list(integers), 0)
+
+    assert cycles("q4nx_dequant_bf16") == 2115
+    # softmax of 64 x 64 scores: 1696; the products are 64 a cycle.
+    assert cycles("flow_kv_scores", 64, 64, 128) - cycles("flow_kv_values", 64, 64, 128) == pytest.approx(
+        1696, rel=0.01
+    )
+
+
+def _flow_qkv_cycles(*sizes):
+    return [published_cycles(DEVICE, VALUES, f"flow_qkv_{kind}", list(sizes), 0) for kind in ("scores", "values")]
+
+
+def test_our_attention_by_its_instructions():
+    """16 rows, 32 keys, d = 128: 2 x 4 sub-tiles of scores, each of 16 products; then 2 x 16 sums of 4 products."""
+    call = gemm_parameters(DEVICE.limits.name).call.value
+    scores, values = _flow_qkv_cycles(16, 32, 128)
+    # 8 sub-tiles in blocks of four: as many conversions as products; two rows of them share the softmax.
+    assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 180 + 160)
+    assert values == pytest.approx(call + 2 * (30 + 4 * 2.84 + 16 * 4 * 2.84))
+    # A sub-tile of rows and of keys that are left alone: products wait for their accumulator, sums for their stores.
+    alone = _flow_qkv_cycles(8, 8, 64)
+    assert alone == pytest.approx([call + 30 + 8 * 6 + 4 + 180 + 160, call + 30 + 2.84 + 8 * 4])
+    assert sum(_flow_qkv_cycles(24, 8, 64)) == pytest.approx(sum(_flow_qkv_cycles(16, 8, 64)) + sum(alone) - 2 * call)
+
+
+@pytest.mark.parametrize("sizes", [(64, 32, 64), (48, 16, 128), (32, 8, 256)])
+def test_our_attention_is_between_what_was_published(sizes):
+    """Faster than a kernel with an exact softmax was published (26 multiply-adds a cycle), slower than GEMM (180)."""
+    assert 26 < 2 * math.prod(sizes) / sum(_flow_qkv_cycles(*sizes)) < 180
+
+
+# --- Counting and following -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("design", sorted(ALL))
+def test_counting_finds_what_following_finds(design):
+    plan = plan_of(ALL[design]())
+    if plan.array.target != DEVICE.limits.name:
+        pytest.skip("another generation than the device's")
+    cost, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
+    assert (cost.read_bytes, cost.written_bytes) == (followed.read_bytes, followed.written_bytes)
+    cores = {tile: seconds for (tile, lane), seconds in followed.busy.items() if lane == "core"}
+    counted = core_cycles(plan, array_flow(plan.array, moved(plan)), DEVICE, VALUES)
+    for tile, seconds in cores.items():
+        assert counted[tile] / DEVICE.clock == pytest.approx(seconds), tile
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(lambda: FusedDQP("npu2", 2560).program(10240, 2560), id="fused_dqp"),
+        pytest.param(lambda: FusedDQP("npu2", 2560, 16, "geglu").program(2560, 2560), id="fused_dqp geglu"),
+        pytest.param(lambda: FlowKV("npu2", 8, 4, 256).program(4096, 4096), id="flow_kv"),
+        pytest.param(lambda: FlowKV("npu2", 32, 8, 64).program(4096, 4096), id="flow_kv of 8 heads"),
+        pytest.param(ALL["patch_pooling"], id="patch_pooling"),
+        pytest.param(ALL["dequant_engine gated"], id="dequant_engine"),
+    ],
+)
+def test_where_one_part_is_busy_both_agree(plan):
+    """What is left are the pipeline's ends: a few objects' ways in and out, and the sequence's wait."""
+    plan = plan_of(plan())
+    counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
+    assert counted.total == pytest.approx(followed.seconds, rel=0.05, abs=2 * VALUES["wait"])
+
+
+def test_counting_takes_no_longer_for_long_sequences():
+    """128 times the keys are 128 times the work, in a plan whose loops are as many statements."""
+    values = {**VALUES, "instruction_word": 0.0}  # their number follows the tasks'
+    short, long = (call_cost(plan_of(FlowKV("npu2", 8, 4, 256).program(n, n)), DEVICE, values) for n in (1024, 131072))
+    assert long.read_bytes == pytest.approx(128 * short.read_bytes, rel=1e-3)
+    waits = [cost.seconds[WAITS] for cost in (short, long)]
+    assert waits[0] == waits[1]
+    assert long.total - waits[1] == pytest.approx(128 * (short.total - waits[0]), rel=1e-3)
+
+
+def test_a_chain_by_hand():
+    """Four objects of 256 bytes: in at 64 cycles each, 8 in the core, out at 64; memory takes them as fast."""
+    plan = chain()
+    followed = simulate(plan, DEVICE, FREE)
+    assert followed.seconds == pytest.approx(392 / DEVICE.clock, rel=0.2)
+    slow = simulate(plan, DEVICE, {**FREE, "channel_read": 256 / (640 / DEVICE.clock)})
+    # 640 cycles an object, and the last one's way: two streams more and the kernel.
+    efficiency = burst_efficiency(1024, VALUES) / burst_efficiency(5120, VALUES)
+    assert slow.seconds == pytest.approx((4 * 640 / efficiency + 64 + 8 + 64) / DEVICE.clock, rel=0.01)
+
+
+def test_the_sequence_waits_once_for_what_it_awaits_together():
+    plan = plan_of(FusedDQP("npu2", 1280).program(1024, 1152))
+    values = {**VALUES, "instruction_word": 0.0}  # a wait may hide them
+    without, with_waits = (simulate(plan, DEVICE, {**values, "wait": wait}).seconds for wait in (0.0, 1e-3))
+    # x is awaited, then the outputs; weights' windows are awaited besides.
+    assert 1e-3 < with_waits - without < 4e-3
+
+
+def test_instructions_count_where_nothing_else_takes_as_long():
+    """A chain's: seven parameters, barriers, transfers and awaits; and not where weights are read meanwhile."""
+    plan = chain()
+    words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
+    values = {**FREE, "instruction_word": 1e-6}
+    assert call_cost(plan, DEVICE, values).seconds[CONTROLLER] == pytest.approx(words * 1e-6, rel=0.1)
+    assert simulate(plan, DEVICE, values).seconds == pytest.approx(words * 1e-6, rel=0.1)
+    long = plan_of(FusedDQP("npu2", 2560).program(10240, 2560))
+    without, counted = (call_cost(long, DEVICE, {**VALUES, "instruction_word": each}).total for each in (0.0, 15e-9))
+    assert without < counted < 1.1 * without
+
+
+def test_memory_is_shared():
+    """Eight streams, each faster than an eighth of memory: memory's rate is what they have together."""
+    plan = plan_of(FusedDQP("npu2", 2560).program(10240, 2560))
+    followed = simulate(plan, DEVICE, {**VALUES, "memory_read": 20e9})
+    assert followed.read_bytes / followed.seconds == pytest.approx(20e9, rel=0.03)
+
+
+# --- Phases -----------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "one KV head": LayerShape(512, 4, 1, 256, 2048, "geglu", post_norms=True, qk_norm=True),
+    "four KV heads": LayerShape(1280, 8, 4, 256, 2560, "geglu", post_norms=True, qk_norm=True),
+    "eight KV heads": LayerShape(1024, 16, 8, 64, 3072, "swiglu"),
+}
+DECODE_LAYERS = {way: partial(DecodeLayer, way=way) for way in WAYS}
+
+
+@pytest.mark.parametrize("position", [255, 2039])
+@pytest.mark.parametrize("kind", DECODE_LAYERS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_phases_take_what_events_make_of_them(name, kind, position):
+    """Two layers of a token: weights are sent ahead of their phases, and phases wait for one another.
+
+    The rest are the first objects' ways in and the last ones' out, and instructions that come after a phase's streams
+    are through: counted as beside them.
+    """
+    plan = plan_of(DECODE_LAYERS[kind](SHAPES[name]).program(position, 2560, layers=(Layer(),) * 2))
+    counted, followed = call_cost(plan, DEVICE), simulate(plan, DEVICE)
+    assert counted.total == pytest.approx(followed.seconds, rel=0.08)
+    assert (counted.read_bytes, counted.written_bytes) == (followed.read_bytes, followed.written_bytes)
+    # Six waits a layer, seven with split keys, and one for the residual stream.
+    waits = counted.seconds[WAITS] / VALUES["wait"]
+    assert waits == pytest.approx(2 * (6 if kind == "pairs" else 7) + 1, abs=1)
+
+
+@pytest.mark.parametrize("design", sorted(ALL))
+def test_a_call_takes_no_less_than_its_busiest_part(design):
+    plan = plan_of(ALL[design]())
+    if plan.array.target != DEVICE.limits.name:
+        pytest.skip("another generation than the device's")
+    cost, size = call_cost(plan, DEVICE), moved(plan)
+    assert cost.read_bytes + cost.written_bytes == sum(size.values())
+    flow = array_flow(plan.array, size)
+    cores = core_cycles(plan, flow, DEVICE, VALUES)
+    assert cost.total >= max(cores.values()) / DEVICE.clock * (1 - 1e-9)
+    assert cost.total >= max(stream_seconds(plan.array, flow, size, DEVICE, VALUES).values()) * (1 - 1e-9)
+    assert cost.total >= sum(size.values()) / VALUES["memory_read"] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
+@pytest.mark.parametrize("epilogue", ["none", "geglu"])
+def test_a_gemms_plan_takes_what_the_tuner_predicts(m, k, n, epilogue):
+    """The equations that were fitted to published GEMMs, against the plan's streams, memory and kernels: 12 %.
+
+    Streams are here as slow as decoding's, and main memory's pages are not counted: neither is the other's equation.
+    """
+    design = Gemm("npu2", "bfp16", epilogue)
+    plan = plan_of(design.program(m, k, n, line=k))
+    assert call_cost(plan, DEVICE).total == pytest.approx(predict_design(design, m, k, n).seconds, rel=0.12)
+
+
+# --- Programs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OfTheHost:
+    """A step of the host."""
+
+    operator: str
+    reads: int
+    writes: int
+    array: str = HOST
+    name: str = "rows"
+    buffers: tuple[HostBuffer, ...] = ()
+
+
+def norm(array, rows=64):
+    return fixed_call("rms_norm", array, f"rows{rows}", partial(RMSNorm("npu2", 1024, 4).program, rows, 1e-6))
+
+
+def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
+    """A program of these steps."""
+    writer = ProgramWriter([Buffer("weight", Role.CONSTANT, 2048)])
+    given = writer.rows("x", 64, 1024)
+    steps = []
+    for call in calls:
+        if isinstance(call, ArtifactCall):
+            writer.step(call, "a layer", "x", "weight", "y")
+            steps.append(writer.steps[-1])
+        else:
+            steps.append(Step(call, "of the host", ()))
+    return Program(kind, {}, tokens, fewest, context, CacheLayout(), writer.buffers, given, None, tuple(steps))
+
+
+def test_a_program_by_hand():
+    """Arrays A A B host B A: three changes, four dispatches of five calls, a step of the host; the calls' own cost."""
+    host = OfTheHost("add", 3_000_000, 1_000_000)
+    program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))
+    prices = Prices(DEVICE)
+    cost, one = prices.of(program, 0), call_cost(plan_of(norm("A").program(0)), DEVICE)
+    assert (cost.changes, cost.dispatches) == (2, 4)
+    assert cost.seconds[CHANGES] == pytest.approx(2 * VALUES["array_change"])
+    assert cost.seconds[DISPATCHES] == pytest.approx(5 * VALUES["dispatch"])
+    assert cost.seconds["host: add"] == pytest.approx(4e6 / VALUES["host_memory"] + 4e6 / VALUES["host_flush"])
+    assert cost.host_bytes == 4_000_000
+    assert cost.seconds["host"] == pytest.approx(64 * 1024 * 2 / VALUES["host_memory"])
+    of_calls = sum(value for name, value in cost.seconds.items() if name.startswith("rms_norm: "))
+    assert of_calls == pytest.approx(5 * one.total)
+    assert cost.read_bytes == 5 * (64 * 1024 + 1024) * 2
+    assert cost.total == pytest.approx(sum(cost.seconds.values()))
+    # One run after the other changes nothing where the next begins with the array that the last ended with.
+    assert prices.of_runs([(program, 0), (program, 0)], before=program).changes == 4
+    assert prices.of_runs([(program, 0)]).changes == 3
+
+
+def test_prompts_go_in_the_chunks_that_the_host_takes():
+    """`chunk_for` of ops/npu/run/decoder_layers.cc, by hand: the last token alone, the rest in the longest worth it."""
+    token = program_of(norm("T"), kind="decode", tokens=1)
+    short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
+
+    def runs(tokens, past=0):
+        return [(program.tokens, position) for program, position in prompt_runs([long, token, short], tokens, past)]
+
+    assert runs(1) == [(1, 0)]
+    assert runs(9) == [(64, 0), (1, 8)]  # eight tokens are worth a chunk
+    assert runs(8) == [(1, position) for position in range(8)]
+    assert runs(301) == [(256, 0), (64, 256), (1, 300)]
+    assert runs(1 + 2 * 256 + 65) == [(256, 0), (256, 256), (64, 512), (1, 576), (1, 577)]  # 65 are worth no long one
+    assert runs(65, past=4096 - 64) == [(64, 4032), (1, 4096)]
+    assert Counter(tokens for tokens, _ in runs(33, past=4070)) == {1: 33}  # a chunk would go beyond the cache
+
+
+@pytest.mark.parametrize("window", [0, 512])
+def test_prices_between_knots_are_those_of_the_plans(window):
+    """A token's call and a chunk's at positions that were not counted: but for a chunk, where a window begins in one.
+
+    That is one of 34 for each 32 queries, and what comes with it. At the first positions a chunk's instructions count,
+    which do not grow with it but with its tasks.
+    """
+    from flownpu.aie.designs.flow_qkv import FlowQKV
+    from flownpu.aie.programs.call import moving_call
+    from flownpu.aie.programs.call_family import CallSweep
+
+    shape, context = SHAPES["four KV heads"], 16384
+    layer = moving_call(
+        "decode_layer", "layer", "one",
+        lambda position: DecodeLayer(shape).program(position, context, layers=(Layer(window or None),)),
+        "npu2", context, DecodeLayer(shape).attention.keys, [CallSweep(0, 1, 1, window)],
+    )  # fmt: skip
+    flow = FlowQKV("npu2", 8, 4, 256)
+    block = 4 * flow.queries
+    chunk = moving_call(
+        "flow_qkv", "flow", "chunk", lambda position: flow.program(256, position, context, window=window or None),
+        "npu2", context - 255, flow.keys, [CallSweep(top, block, 256, window) for top in range(0, 256, block)],
+    )  # fmt: skip
+    prices = Prices(DEVICE)
+    for call in (layer, chunk):
+        for position in (0, 300, 511, 700, 3000, 9001, 16000):
+            counted = call_cost(plan_of(call.program(position)), DEVICE)
+            assert prices.of_call(call, position).total == pytest.approx(
+                counted.total, rel=0.1 if position < 512 else 0.06
+            )
+            assert prices.of_call(call, position).read_bytes == pytest.approx(counted.read_bytes, rel=0.06)

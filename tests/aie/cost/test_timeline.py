@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimated timeline, against times worked out by hand, and that all of a call is in it."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from flownpu.aie.cost.timeline import estimate, kernel_cycles, trace
+from flownpu.aie.plan.data import Tile, Transfer
+from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, with_limits
+from tests.aie.designs.test_plans import ALL, plan_of
+from tests.aie.small_programs import chain, with_end
+
+CORE, MEMORY, SHIM = Tile(0, 2), Tile(0, 1), Tile(0, 0)
+
+
+def starts(spans, tile, lane):
+    return [(span.start, span.start + span.cycles) for span in spans if (span.tile, span.lane) == (tile, lane)]
+
+
+def test_a_chain():
+    """Objects of 64 words take a stream 64 cycles, and the kernel, with two of them, 2 x 256 / 64 = 8."""
+    spans = estimate(chain(), NPU2)
+    # Two objects fit the memory tile, so its input and its output go on together, one object apart.
+    arrive = [(0, 64), (64, 128), (128, 192), (192, 256)]
+    leave = [(64, 128), (128, 192), (192, 256), (256, 320)]
+    assert starts(spans, SHIM, "DMA MM2S 0") == starts(spans, MEMORY, "DMA S2MM 0") == arrive
+    assert starts(spans, MEMORY, "DMA MM2S 0") == starts(spans, CORE, "DMA S2MM 0") == leave
+    assert starts(spans, CORE, "core") == [(end, end + 8) for _, end in leave]
+    assert starts(spans, SHIM, "DMA S2MM 0") == [(end + 8, end + 72) for _, end in leave]
+    (wait,) = [span for span in spans if span.tile is None]
+    assert (wait.start, wait.cycles) == (0, 320 + 72)
+
+
+def test_one_object_of_depth_takes_turns():
+    spans = estimate(with_end(chain(), "a", "consume", depth=1), NPU2)
+    assert starts(spans, MEMORY, "DMA S2MM 0") == [(0, 64), (128, 192), (256, 320), (384, 448)]
+    assert starts(spans, MEMORY, "DMA MM2S 0") == [(64, 128), (192, 256), (320, 384), (448, 512)]
+
+
+def test_streams_are_as_wide_as_the_limits_say():
+    narrow = estimate(chain(), with_limits(NPU2, stream_bits=16))
+    assert starts(narrow, SHIM, "DMA MM2S 0")[0] == (0, 128)
+
+
+def test_kernels():
+    # 64 x 64 x 64 multiply-adds, 512 a cycle in block floating point on XDNA2, 128 in bf16 on XDNA.
+    assert kernel_cycles(NPU2, "gemm_bf16", [64, 64, 64], 1024) == 512
+    assert kernel_cycles(NPU1, "gemm_bf16", [64, 64, 64], 1024) == 2048
+    # A block of 32 x 256 weights with x, in bf16 without the matrix unit: 64 a cycle.
+    assert kernel_cycles(NPU2, "fused_dqp", [0], 5120) == 128
+    # A kernel that multiplies no matrices: its buffers, 64 bytes a cycle.
+    assert kernel_cycles(NPU2, "geglu", [256], 3 * 512) == 24
+
+
+@pytest.mark.parametrize("design", ALL)
+def test_every_byte_of_a_call_is_moved(design):
+    plan = plan_of(ALL[design]())
+    sizes = {fifo.name: fifo.type.item_bytes for fifo in plan.array.fifos}
+    expected = Counter()
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            expected[step.fifo] += step.tap.elements * sizes[step.fifo]
+    moved = Counter()
+    for span in estimate(plan, LIMITS[plan.array.target]):
+        if span.tile is not None and span.tile.row == 0:
+            moved[span.name] += span.cycles * 4
+    assert moved == expected
+
+
+def test_the_trace_says_that_it_is_an_estimate():
+    document = json.loads(json.dumps(trace(chain(), NPU2)))
+    names = [event for event in document["traceEvents"] if event["ph"] == "M"]
+    assert all("(estimate)" in event["args"]["name"] for event in names)
+    assert "not measured" in document["otherData"]["estimate"]
+    assert document["otherData"]["cycles"] == 392
+
+
+def test_the_trace_has_a_process_a_tile_and_a_thread_a_lane():
+    events = trace(chain(), NPU2)["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    kernel = next(e for e in events if e["name"] == "scale")
+    assert processes[kernel["pid"]] == "compute tile (0, 2) (estimate)"
+    assert threads[kernel["pid"], kernel["tid"]] == "core (estimate)"
+    # 8 cycles from 128 on, at 1800 MHz, in microseconds.
+    assert kernel["ts"] == pytest.approx(128 / 1800)
+    assert kernel["dur"] == pytest.approx(8 / 1800)
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == threads.keys()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode layer with models' weights: tokens on the emulator, and its float64 reference against transformers."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+
+from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.ops import q4nx
+from flownpu.selftest.reference.layer import Call, expectation, rotary_table
+from tests.aie.designs.layer_cases import case_of, checkpoint_layer, norm_weights
+from tests.aie.emulation import emulator
+from tests.aie.host_kernels import BFLOAT16, assert_within, bf16
+
+CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
+CAPACITY = 256
+SIZES = {
+    "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 288,
+    "num_hidden_layers": 2, "vocab_size": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+class Model:
+    """A model in float64, made of what Q4NX and bf16 hold of its weights; and the same weights for the array."""
+
+    def __init__(self, config, tensors):
+        self.config = config
+        gemma = config.model_type.startswith("gemma3")
+        self.shape = LayerShape(
+            config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+            config.intermediate_size, "geglu" if gemma else "swiglu", gemma, gemma or config.model_type == "qwen3",
+        )  # fmt: skip
+        count = config.num_hidden_layers
+        self.weights = [checkpoint_layer(self.shape, tensors, index) for index in range(count)]
+        self.embedding = q4nx.pack(*q4nx.quantize(tensors["model.embed_tokens.weight"]))
+        last = [f"model.layers.{count - 1}.post_feedforward_layernorm.weight"] if gemma else []
+        self.final_norms = norm_weights(self.shape, np.stack([tensors[n] for n in [*last, "model.norm.weight"]]))
+        held = {name: self._held(values) for name, values in tensors.items()}
+        self.torch = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+        state = {name: torch.from_numpy(values.astype(np.float64)) for name, values in held.items()}
+        assert self.torch.load_state_dict(state, strict=False).unexpected_keys == []
+
+    def _held(self, values):
+        if values.ndim == 2:
+            return q4nx.dequantize(q4nx.pack(*q4nx.quantize(values)), *values.shape)
+        return norm_weights(self.shape, values).astype(np.float32) - (1 if self.shape.post_norms else 0)
+
+    def call(self, position, token, cache):
+        """A token: all layers and the LM head."""
+        config, shape = self.config, self.shape
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(self.weights)
+        layers = [Layer(config.sliding_window, 0) if kind == "sliding_attention" else Layer(None, 1) for kind in kinds]
+        rope = config.rope_parameters
+        bases = [rope.get(kind, rope)["rope_theta"] for kind in ("sliding_attention", "full_attention")]
+        vocabulary = config.vocab_size
+        embedded = q4nx.dequantize(self.embedding, vocabulary, shape.hidden)[token]
+        return Call(
+            DecodeLayer(shape), self.weights, layers, position,
+            bf16(embedded * shape.hidden**0.5 if shape.post_norms else embedded), np.zeros(shape.hidden, BFLOAT16),
+            cache, np.stack([rotary_table(CAPACITY, shape.d, base) for base in bases]),
+            getattr(config, "query_pre_attn_scalar", shape.d) ** -0.5, self.final_norms, self.embedding, vocabulary,
+        )  # fmt: skip
+
+    def cache(self, dtype):
+        """An empty one."""
+        return np.zeros((len(self.weights), CAPACITY, self.shape.kv_heads, 2, self.shape.d), dtype)
+
+
+def trained():
+    config = transformers.AutoConfig.from_pretrained(CHECKPOINT)
+    with safe_open(CHECKPOINT / "model.safetensors", "np") as file:
+        return Model(config, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 (no mapping)
+
+
+def untrained(config):
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    parameters = {name: value.detach().numpy() for name, value in made.state_dict().items() if name != "lm_head.weight"}
+    noise = np.random.default_rng(0)
+    norms = {n: v + noise.uniform(-0.3, 0.3, v.shape).astype(np.float32) for n, v in parameters.items() if v.ndim == 1}
+    return Model(config, parameters | norms)
+
+
+MODELS = {
+    "gemma3": trained,
+    "llama": lambda: untrained(transformers.LlamaConfig(**SIZES)),
+    "qwen3": lambda: untrained(transformers.Qwen3Config(**SIZES)),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+def test_the_reference_is_the_model(rng, model):
+    """In float64, token after token, against transformers.
+
+    Apart are the angles' tables and the embedding, rounded to bf16 here as they are for the array: two roundings more,
+    which the array's own tolerance has room for.
+    """
+    tokens = rng.integers(3, model.config.vocab_size, 6)
+    with torch.no_grad():
+        expected = model.torch(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    cache = model.cache(np.float64)
+    for position, token in enumerate(tokens):
+        found = expectation(model.call(position, int(token), cache), rng)
+        logits, tolerance = found["logits"]
+        assert_within(logits, expected[position], tolerance)
+        cache[:, position] = found["position"][0].reshape(cache[:, position].shape)
+
+
+@pytest.mark.parametrize("position", [0, 40, 200])
+def test_a_token(rng, model, position):
+    """All layers and the LM head in one call, over a cache of numbers about as large as its own are."""
+    case_of(model.call(position, 7, bf16(rng.normal(size=model.cache(np.float32).shape))), rng).check()
+
+
+def test_a_text(rng, model):
+    """Token after token over the cache that the array wrote itself, the likeliest token each time."""
+    cache, token, array = model.cache(BFLOAT16), 2, None
+    for position in range(5):
+        case = case_of(model.call(position, token, cache), rng)
+        array = array or emulator(case.plan.array)
+        found = case.check(array)
+        cache, token = found["cache"].reshape(cache.shape), int(np.argmax(found["logits"]))
+    assert array.leftovers() == []

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every design on the emulator, against its operator's float64 reference.
+
+Reduced sizes for every kind of shape, and each operator once at the size of a model. Tolerances are derived where the
+cases are made (flownpu/selftest/reference/).
+"""
+
+import pytest
+
+from flownpu.aie.designs.dequant_engine import DequantEngine
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.patch_pooling import PatchPooling
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm, RotaryEmbedding, Softmax
+from tests.aie.designs.cases import (
+    biased_fused_dqp_case,
+    dequant_engine_case,
+    flow_kv_case,
+    flow_qkv_case,
+    fused_dqp_case,
+    gated_activation_case,
+    gated_gemm_case,
+    gemm_case,
+    norm_rope_case,
+    patch_pooling_case,
+    projection_case,
+    residual_rms_norm_case,
+    rms_norm_case,
+    rotary_embedding_case,
+    softmax_case,
+)
+from tests.aie.emulation import emulator, plan_of
+
+TARGETS = ["npu1", "npu2"]
+KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
+
+# --- Projections ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 16), ("npu2", 32)])
+@pytest.mark.parametrize(
+    ("m", "k"), [(128, 256), (160, 1), (1056, 300), (4128, 512)], ids=["least", "one column", "odd", "runs"]
+)
+@pytest.mark.parametrize("epilogue", ["none", "geglu", "swiglu"])
+def test_fused_dqp(rng, target, tiles, m, k, epilogue):
+    fused_dqp_case(FusedDQP(target, 512, tiles, epilogue), m, k, rng).check()
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "epilogue"), [(6912, 1152, "geglu"), (1152, 6912, "none"), (1536, 1152, "none")], ids=str
+)
+def test_fused_dqp_of_gemma3_1b(rng, m, k, epilogue):
+    fused_dqp_case(FusedDQP("npu2", 6912, 32, epilogue), m, k, rng).check()
+
+
+@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 32)])
+@pytest.mark.parametrize(("m", "k"), [(160, 1), (1056, 300), (4128, 512)])
+def test_fused_dqp_of_rows_that_take_turns(rng, target, tiles, m, k):
+    fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
+
+
+@pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
+def test_fused_dqp_with_a_bias(rng, k):
+    biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize(("m", "k"), [(128, 256), (100, 300), (1152, 1152)])
+def test_dequant_engine(rng, target, weights, m, k):
+    dequant_engine_case(DequantEngine(target, weights), m, k, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize(("m", "k"), [(64, 256), (192, 600), (64, 64 * 256 + 1)], ids=["least", "odd", "two tasks"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k, interleaved):
+    dequant_engine_case(DequantEngine(target, weights), m, k, rng, gated=True, interleaved=interleaved).check()
+
+
+def test_dequant_engine_of_gemma3_1b(rng):
+    dequant_engine_case(DequantEngine("npu2", "bfp16"), 1536, 1152, rng).check()
+
+
+def small(target, weights, epilogue="none", **expansion):
+    """An array with little padding: a supertile of 64 x 256 (npu1: 128)."""
+    return Gemm(target, weights, epilogue, m=16, n=32, k=32, k_mt=64, **expansion)
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("m", [1, 17, 130])
+@pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_gemm(rng, target, weights, m, e_y, e_x):
+    design = small(target, weights, e_y=e_y, e_x=e_x)
+    gemm_case(design, m, 200, design.width + 32, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
+@pytest.mark.parametrize("e_x", [1, 2])
+def test_gemm_epilogues(rng, target, weights, epilogue, e_x):
+    design = small(target, weights, epilogue, e_x=e_x)
+    make = gemm_case if epilogue == "gelu" else gated_gemm_case
+    make(design, 70, 130, design.width + 32, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
+@pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
+def test_gemm_without_its_epilogue(rng, target, weights, epilogue, e_y, e_x):
+    """On the array of those with it; where that makes one of two tiles, both are stored."""
+    design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
+    case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
+    case.check()
+    assert case.plan.array == plan_of(design.program(1, 64, design.width)).array
+    assert design.plain().width == design.gates * design.width
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+def test_gemm_that_fills_the_array(rng, target, weights):
+    design = Gemm(target, weights)
+    gemm_case(design, 17, 300, design.width + 32, rng).check()
+    gemm_case(Gemm(target, weights, e_y=2), 17, 300, 544, rng).check()
+    gated_gemm_case(Gemm(target, weights, "geglu"), 17, 300, 576, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("e_x", [1, 2])
+def test_gemm_narrower_than_a_megatile(rng, target, weights, e_x):
+    """N of a column of tiles, of some, and one column of B less than the array has."""
+    design = small(target, weights, e_x=e_x)
+    for n in (e_x * 32, 96, design.width - 32):
+        gemm_case(design, 17, 130, n, rng).check()
+    gated_gemm_case(small(target, weights, "geglu"), 17, 130, 96, rng).check()
+
+
+@pytest.mark.parametrize(("m", "k", "n", "e_y"), [(1023, 256, 1024, 2), (257, 1152, 1536, 1)])
+def test_gemm_of_gemma3_1b(rng, m, k, n, e_y):
+    """The packed QKV projection, and (over part of K) as many rows as a prompt of 1023 tokens."""
+    gemm_case(Gemm("npu2", "bfp16", e_y=e_y), m, k, n, rng).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize(
+    ("gating", "bias", "k"),
+    [("none", 0, 300), ("none", 3, 300), ("none", 3, 256), ("geglu", 0, 300), ("swiglu", 0, 300)],
+    ids=["plain", "bias", "bias in a block of its own", "geglu", "swiglu"],
+)
+def test_projections_in_prefill(rng, target, weights, gating, bias, k):
+    """Q4NXMatMul as prefill runs it, dequantisation engine and GEMM, against the operator."""
+    design = Gemm(target, weights, gating)
+    projection_case(design, 17, k, design.width + 64, rng, gating=gating, with_bias_of=bias).check()
+
+
+@pytest.mark.parametrize(("target", "weights"), KINDS)
+@pytest.mark.parametrize("gating", ["none", "swiglu"])
+def test_projections_of_rows_without_padding(rng, target, weights, gating):
+    """Chunks of tokens that fill a megatile; each row's K ends where the next row begins."""
+    design = Gemm(target, weights, gating, m=16)
+    projection_case(design, 64, 352, 576, rng, gating=gating, unpadded=True).check()
+
+
+# --- Attention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", range(1, 9))
+def test_attention_of_grouped_heads(rng, group):
+    flow_kv_case(FlowKV("npu2", 2 * group, 2, 64), 100, 128, rng).check()
+    flow_qkv_case(FlowQKV("npu2", group, 1, 64), 17, 30, 64, rng).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("d", [64, 72, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 17, 1023])
+def test_flow_kv(rng, target, d, tokens):
+    flow_kv_case(FlowKV(target, 4, 2, d), tokens, 1024, rng).check()
+    flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
+
+
+@pytest.mark.parametrize(
+    ("target", "heads", "kv_heads"), [("npu2", 9, 3), ("npu2", 32, 32), ("npu1", 16, 8), ("npu2", 18, 18)]
+)
+def test_flow_kv_of_more_heads_than_pairs(rng, target, heads, kv_heads):
+    """They take turns; of 18 KV heads six pairs take three, and the queries of the last two come on a second stream."""
+    flow_kv_case(FlowKV(target, heads, kv_heads, 64), 100, 128, rng).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("d", [64, 72, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 17])
+def test_flow_qkv(rng, target, d, tokens):
+    design = FlowQKV(target, 4, 2, d)
+    flow_qkv_case(design, tokens, 0, 64, rng).check()
+    flow_qkv_case(design, tokens, 100, 128, rng).check()
+    flow_qkv_case(design, tokens, 100, 128, rng, window=40).check()
+    flow_qkv_case(design, tokens, 0, 64, rng, causal=False).check()
+
+
+@pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
+@pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
+def test_flow_qkv_of_a_block(rng, window, tokens, past):
+    """Tokens that see one another, and what came before them as far back as a window goes."""
+    flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
+
+
+@pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])
+def test_flow_qkv_of_1023_tokens(rng, d, window, causal):
+    flow_qkv_case(FlowQKV("npu2", 1, 1, d), 1023, 0, 1024, rng, window=window, causal=causal).check()
+
+
+def test_attention_of_gemma3_1b(rng):
+    flow_kv_case(FlowKV("npu2", 4, 1, 256), 1023, 1024, rng, window=512).check()
+    flow_qkv_case(FlowQKV("npu2", 4, 1, 256), 300, 700, 1024, rng, window=512).check()
+
+
+def test_flow_kv_of_llama3_1b_at_4096_tokens(rng):
+    """More chunks than a task repeats."""
+    flow_kv_case(FlowKV("npu2", 32, 8, 64), 4095, 4096, rng).check()
+
+
+# --- Operators on rows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [1, 17, 1023])
+def test_rows(rng, target, rows):
+    """Fewer rows than cores, an odd number, and many."""
+    rms_norm_case(RMSNorm(target, 96, 3), rows, rng).check()
+    softmax_case(Softmax(target, 64, 3), rows, 49, rng).check()
+    gated_activation_case(target, "geglu", 256 * rows, rng, cores=3).check()
+    gated_activation_case(target, "swiglu", 256 * rows, rng, cores=4).check()
+    for interleaved in (False, True):
+        rotary_embedding_case(RotaryEmbedding(target, 3, 64, interleaved, 3), rows, rng).check()
+    for design, output in ((False, "s"), (False, "y"), (True, "s")):
+        residual_rms_norm_case(ResidualRMSNorm(target, 96, design, 3), rows, rng, output=output).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
+def test_patch_pooling(rng, target, n, side, cores, grid):
+    patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
+
+
+@pytest.mark.parametrize("output", ["q", "cache"])
+@pytest.mark.parametrize(("tokens", "position"), [(64, 0), (64, 100), (1, 5), (17, 239)])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_norm_rope(rng, output, tokens, position, qk_norm):
+    """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
+    for target in TARGETS:
+        for heads, kv_heads, d, cores in ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)):
+            design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
+            norm_rope_case(design, tokens, position, rng, output=output).check()
+
+
+def test_norm_rope_of_models(rng):
+    """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; more tokens for a core than a task repeats."""
+    norm_rope_case(NormRope("npu2", 4, 1, 256, True, 8), 256, 17, rng, capacity=512).check()
+    norm_rope_case(NormRope("npu2", 32, 8, 64, cores=2), 200, 17, rng).check()
+    norm_rope_case(NormRope("npu2", 32, 8, 128, True, 8), 64, 17, rng, output="q").check()
+
+
+def test_rows_of_models(rng):
+    """Gemma3-1B, SigLIP, Llama-3.1-8B: the widths that fill a compute tile's memory."""
+    rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
+    residual_rms_norm_case(ResidualRMSNorm("npu2", 4096, cores=8), 257, rng, output="y").check()
+    residual_rms_norm_case(ResidualRMSNorm("npu2", 1152, True, 8), 257, rng).check()
+    softmax_case(Softmax("npu2", 4096, 8), 100, 4096, rng).check()
+    softmax_case(Softmax("npu2", 8192, 8), 20, 8001, rng).check()
+    rotary_embedding_case(RotaryEmbedding("npu2", 5, 256, cores=8), 1023, rng).check()
+    gated_activation_case("npu2", "geglu", 6912 * 17, rng, cores=8).check()
+    patch_pooling_case(PatchPooling("npu2", 1152, cores=8), 64, rng).check()
+
+
+# --- Calls one after the other --------------------------------------------------------------------------------------
+
+SERIES = {
+    "fused_dqp": lambda rng: [
+        fused_dqp_case(FusedDQP("npu2", 512), m, k, rng) for m, k in ((1056, 300), (128, 512), (1056, 300))
+    ],
+    "dequant_engine": lambda rng: [
+        dequant_engine_case(DequantEngine("npu2"), m, k, rng, gated=gated, interleaved=interleaved)
+        for m, k, gated, interleaved in ((100, 300, False, False), (192, 600, True, True), (128, 256, False, False))
+    ],
+    "gemm": lambda rng: [gemm_case(small("npu2", "bfp16", e_y=2), m, k, 288, rng) for m, k in ((130, 200), (1, 64))],
+    "gemm with and without swiglu": lambda rng: [
+        make(small("npu2", "bfp16", "swiglu", e_y=2), 130, 200, 544, rng, **plain)
+        for make, plain in ((gated_gemm_case, {}), (gemm_case, {"plain": True}), (gated_gemm_case, {}))
+    ],
+    "flow_kv": lambda rng: [
+        flow_kv_case(FlowKV("npu2", 4, 2, 64), total, 128, rng, window=window)
+        for total, window in ((100, None), (101, 40), (1, None))
+    ],
+    "flow_qkv": lambda rng: [
+        flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, causal=causal)
+        for tokens, past, window, causal in ((17, 0, None, True), (130, 17, 40, True), (5, 0, None, False))
+    ],
+    "residual_rms_norm": lambda rng: [
+        residual_rms_norm_case(ResidualRMSNorm("npu2", 96, cores=3), rows, rng) for rows in (17, 1, 2)
+    ],
+    "norm_rope": lambda rng: [
+        norm_rope_case(NormRope("npu2", 4, 2, 64, True, 3), tokens, position, rng)
+        for tokens, position in ((17, 0), (1, 17), (64, 18), (2, 82))
+    ],
+    "softmax": lambda rng: [softmax_case(Softmax("npu2", 64, 3), rows, n, rng) for rows, n in ((17, 49), (1, 64))],
+    "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 3), grid, rng) for grid in (14, 2, 8)],
+}
+
+
+@pytest.mark.parametrize("design", SERIES)
+def test_calls_of_other_shapes_follow_on_one_array(rng, design):
+    cases = SERIES[design](rng)
+    array = emulator(cases[0].plan.array)
+    for case in cases:
+        assert case.plan.array == cases[0].plan.array
+        case.check(array)
+    assert array.leftovers() == []

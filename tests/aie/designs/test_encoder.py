@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an encoder of images adds to the designs: on the emulator against float64 references, and with mistakes."""
+
+import pytest
+
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.patch_pooling import PatchPooling
+from flownpu.aie.designs.vector_operators import ResidualLayerNorm
+from tests.aie.designs.cases import pooled_norm_case, residual_layer_norm_case
+from tests.aie.designs.encoder_cases import biased_gemm_case, packed_flow_qkv_case
+from tests.aie.designs.mutations import MUTATIONS, caught
+from tests.aie.emulation import emulator
+
+TARGETS = ["npu1", "npu2"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [1, 17, 300])
+@pytest.mark.parametrize("output", ["s", "y"])
+def test_layer_norm_of_a_sum(rng, target, rows, output):
+    for n in (96, 144):
+        residual_layer_norm_case(ResidualLayerNorm(target, n, 3), rows, rng, output=output).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("epilogue", ["none", "gelu"])
+@pytest.mark.parametrize("k", [144, 150], ids=["whole groups", "a part of one"])
+def test_gemm_with_a_bias(rng, target, epilogue, k):
+    design = Gemm(target, epilogue=epilogue, m=16, n=32, k=32, k_mt=64)
+    biased_gemm_case(design, 70, k, design.width + 32, rng).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(2, 2, 72), (4, 2, 64)])
+@pytest.mark.parametrize("tokens", [17, 300])
+def test_attention_over_packed_qkv(rng, target, heads, kv_heads, d, tokens):
+    packed_flow_qkv_case(FlowQKV(target, heads, kv_heads, d), tokens, rng).check()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4)])
+def test_pooling_with_a_norm(rng, target, n, side, cores, grid):
+    pooled_norm_case(PatchPooling(target, n, side, cores, normalised=True), grid, rng).check()
+
+
+def test_the_widths_of_siglip(rng):
+    residual_layer_norm_case(ResidualLayerNorm("npu2", 1152, 8), 100, rng).check()
+    biased_gemm_case(Gemm("npu2"), 17, 1152, 512, rng).check()
+    packed_flow_qkv_case(FlowQKV("npu2", 16, 16, 72), 40, rng).check()
+    pooled_norm_case(PatchPooling("npu2", 1152, cores=8, normalised=True), 8, rng).check()
+
+
+SERIES = {
+    "residual_layer_norm": lambda rng: [
+        residual_layer_norm_case(ResidualLayerNorm("npu2", 96, 3), rows, rng) for rows in (17, 1, 2)
+    ],
+    "flow_qkv": lambda rng: [packed_flow_qkv_case(FlowQKV("npu2", 2, 2, 72), tokens, rng) for tokens in (130, 17)],
+    "pooled_norm": lambda rng: [
+        pooled_norm_case(PatchPooling("npu2", 48, 2, 3, normalised=True), grid, rng) for grid in (14, 2, 8)
+    ],
+}
+
+
+@pytest.mark.parametrize("design", SERIES)
+def test_calls_of_other_shapes_follow_on_one_array(rng, design):
+    cases = SERIES[design](rng)
+    array = emulator(cases[0].plan.array)
+    for case in cases:
+        assert case.plan.array == cases[0].plan.array
+        case.check(array)
+    assert array.leftovers() == []
+    cases[0].fuzz(range(1, 20))
+
+
+MUTANTS = {
+    "residual_layer_norm": lambda rng: [
+        residual_layer_norm_case(ResidualLayerNorm("npu1", 96, 3), 17, rng, output=output) for output in "sy"
+    ],
+    "gemm": lambda rng: [biased_gemm_case(Gemm("npu1", m=8, n=32, k=16, k_mt=32), 40, 70, 160, rng)],
+    "flow_qkv": lambda rng: [packed_flow_qkv_case(FlowQKV("npu1", 2, 2, 72, 16, 16), 94, rng)],
+    "pooled_norm": lambda rng: [pooled_norm_case(PatchPooling("npu1", 48, 2, 3, normalised=True), 14, rng)],
+}
+# Mutants that change nothing that counts.
+EQUIVALENT = {
+    "flow_qkv": (
+        # Where a query is, and which rows are one token, counts for causality and windows only.
+        "wrong_parameters tile_0_0_parameters[1]",
+        "wrong_parameters tile_0_0_parameters[7]",
+    ),
+}
+
+
+@pytest.mark.parametrize("design", MUTANTS)
+def test_planted_mistakes_are_caught(rng, design):
+    cases = MUTANTS[design](rng)
+    for case in cases:
+        case.check()
+    mutants = [
+        (f"{mutation.__name__} {text}", mutant)
+        for mutation in MUTATIONS
+        for text, mutant in mutation(cases[0].plan)
+        if not f"{mutation.__name__} {text}".startswith(EQUIVALENT.get(design, ("-",)))
+    ]
+    assert len(mutants) >= 25
+    assert [name for name, mutant in mutants if not caught(cases, mutant)] == []

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every design at the shapes of the models it is for: the plan passes the checker; shapes do not change the array.
+
+What they move is followed in test_moves.py, what they compute in test_emulated.py.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flownpu.aie.check import check
+from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.copy import Copy
+from flownpu.aie.designs.dequant_engine import DequantEngine
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.one_tile import KERNELS as KERNELS_ALONE
+from flownpu.aie.designs.one_tile import OneTile
+from flownpu.aie.designs.patch_pooling import PatchPooling
+from flownpu.aie.designs.vector_operators import (
+    ResidualLayerNorm,
+    ResidualRMSNorm,
+    RMSNorm,
+    RotaryEmbedding,
+    Softmax,
+    gated_activation,
+)
+from flownpu.aie.iron.symbolic import RecordingError
+
+KERNELS = Path(__file__).parents[3] / "aie" / "kernels" / "kernels.h"
+
+# D, I, H, G, d, window of the models (their public configurations).
+MODELS = {
+    "gemma3-1b": (1152, 6912, 4, 1, 256, 512),
+    "gemma3-4b": (2560, 10240, 8, 4, 256, 1024),
+    "siglip": (1152, 4304, 16, 16, 72, None),  # of Gemma3-4B
+    "llama3.2-1b": (2048, 8192, 32, 8, 64, None),
+    "llama3.2-3b": (3072, 8192, 24, 8, 128, None),
+    "llama3.1-8b": (4096, 14336, 32, 8, 128, None),
+    "qwen3-0.6b": (1024, 3072, 16, 8, 128, None),
+    "qwen3-1.7b": (2048, 6144, 16, 8, 128, None),
+    "qwen3-4b": (2560, 9728, 32, 8, 128, None),
+    "qwen3-8b": (4096, 12288, 32, 8, 128, None),
+}
+DECODERS = [name for name in MODELS if name != "siglip"]
+VOCABULARIES = [(262144, 1152), (262208, 2560), (128256, 2048), (128256, 4096), (151936, 1024), (151936, 4096)]
+
+
+def plan_of(program):
+    return program.resolve_program("design")
+
+
+def violations(program):
+    return [str(violation) for violation in check(plan_of(program))]
+
+
+def projections(name):
+    """(M, K, epilogue) of a model's projections: packed QKV, output, gate and up (SigLIP: the first), down.
+
+    SigLIP's have a bias each, so K is one more (aie/designs/bias.py); its hidden states end in Gemma3-4B's.
+    """
+    hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
+    qkv = ((heads + 2 * kv_heads) * size, hidden, "none"), (hidden, heads * size, "none")
+    if name != "siglip":
+        return [*qkv, (feed_forward, hidden, "swiglu"), (hidden, feed_forward, "none")]
+    biased = [*qkv, (feed_forward, hidden, "gelu"), (hidden, feed_forward, "none")]
+    return [*((m, bias_column(k) + 1, epilogue) for m, k, epilogue in biased), (2560, hidden, "none")]
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiles", [16, 32])
+@pytest.mark.parametrize("name", DECODERS)
+def test_fused_dqp(name, tiles):
+    k_max = -(-max(k for _, k, _ in projections(name)) // 256) * 256
+    for m, k, epilogue in projections(name):
+        assert violations(FusedDQP("npu2", k_max, tiles, epilogue).program(m, k)) == []
+
+
+@pytest.mark.parametrize("tiles", [16, 32])
+@pytest.mark.parametrize(("m", "k"), VOCABULARIES)
+def test_fused_dqp_makes_logits(m, k, tiles):
+    assert violations(FusedDQP("npu2", -(-k // 256) * 256, tiles).program(m, k)) == []
+
+
+@pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
+@pytest.mark.parametrize("name", MODELS)
+def test_dequant_engine(name, target, weights):
+    for m, k, epilogue in projections(name):
+        gated = epilogue == "swiglu"
+        assert violations(DequantEngine(target, weights).program(m, k, gated=gated)) == []
+        if gated:
+            assert violations(DequantEngine(target, weights).program(m, k, gated=True, interleaved=True)) == []
+
+
+@pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
+@pytest.mark.parametrize("name", MODELS)
+def test_gemm(name, target, weights):
+    """By supertiles, and by megatiles as far as L1 holds them: two of C's tiles, which a gate takes anyway."""
+    for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
+        for m, k, epilogue in projections(name):
+            expansion = {"e_y": e_y, "e_x": e_x} if epilogue != "swiglu" else {}
+            gemm = Gemm(target, weights, epilogue, **expansion)
+            assert violations(gemm.program(tokens, k, -(-m // 32) * 32)) == []
+
+
+@pytest.mark.parametrize("tokens", [64, 256])
+@pytest.mark.parametrize("name", DECODERS)
+def test_gemm_of_chunks(name, tokens):
+    """A chunk's rows fill a megatile, so that they need no padding; nor do the rows' ends."""
+    for m, k, epilogue in projections(name):
+        gemm = Gemm("npu2", epilogue=epilogue, m=tokens // 4)
+        assert gemm.padded(tokens, k)[0] == tokens
+        assert violations(gemm.program(tokens, k, m, line=k)) == []
+
+
+@pytest.mark.parametrize("target", ["npu1", "npu2"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_norm_rope(name, target):
+    _, _, heads, kv_heads, size, _ = MODELS[name]
+    for tokens, position, capacity in ((64, 0, 1024), (256, 700, 1024), (1, 32767, 32768)):
+        for qk_norm in (False, True):
+            program = NormRope(target, heads, kv_heads, size, qk_norm, 4).program(
+                tokens, position, capacity, tables=2, table=1
+            )
+            assert violations(program) == []
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("total", "capacity"), [(1, 1024), (17, 1024), (1023, 1024), (32768, 32768)])
+def test_flow_kv(name, total, capacity):
+    _, _, heads, kv_heads, size, window = MODELS[name]
+    design = FlowKV("npu2", heads, kv_heads, size)
+    assert violations(design.program(total, capacity)) == []
+    assert violations(design.program(total, capacity, window=window or 512)) == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("tokens", "past", "capacity"), [(1, 0, 1024), (17, 1000, 1024), (1023, 0, 1024), (64, 4000, 8192)]
+)
+def test_flow_qkv(name, tokens, past, capacity):
+    _, _, heads, kv_heads, size, window = MODELS[name]
+    design = FlowQKV("npu2", heads, kv_heads, size)
+    assert violations(design.program(tokens, past, capacity)) == []
+    assert violations(design.program(tokens, past, capacity, window=window or 512)) == []
+    assert violations(design.program(tokens, past, capacity, causal=False)) == []
+
+
+@pytest.mark.parametrize("target", ["npu1", "npu2"])
+@pytest.mark.parametrize("name", MODELS)
+def test_vector_operators(name, target):
+    hidden, feed_forward, heads, kv_heads, size, _ = MODELS[name]
+    for tokens in (1, 17, 1023):
+        programs = [
+            RMSNorm(target, hidden, 4).program(tokens, 1e-6),
+            ResidualRMSNorm(target, hidden, cores=4).program(tokens, 1e-6),
+            ResidualRMSNorm(target, hidden, norm_first=True, cores=4).program(tokens, 1e-6),
+            Softmax(target, 4096, 4).program(heads * tokens, tokens),
+            RotaryEmbedding(target, heads + kv_heads, size // 32 * 32, cores=4).program(tokens),
+            *(
+                gated_activation(target, activation, tokens * -(-feed_forward // 256) * 256, cores=4)
+                for activation in ("geglu", "swiglu")
+            ),
+        ]
+        for program in programs:
+            assert violations(program) == []
+
+
+@pytest.mark.parametrize("target", ["npu1", "npu2"])
+def test_patch_pooling_of_siglip(target):
+    assert violations(PatchPooling(target, 1152).program(64)) == []
+    assert violations(ResidualLayerNorm(target, 1152, 4).program(4096, 1e-6)) == []
+
+
+def test_xdna():
+    """What fits XDNA's 4 columns: 16 tiles of FusedDQP, FlowQKV, and FlowKV of up to four KV heads (others above)."""
+    programs = [
+        FusedDQP("npu1", 6912, 16).program(1536, 1152),
+        FusedDQP("npu1", 6912, 16, "geglu").program(6912, 1152),
+        FlowKV("npu1", 4, 1, 256).program(1000, 1024),
+        FlowKV("npu1", 8, 4, 256).program(1000, 1024, window=512),
+        FlowQKV("npu1", 8, 4, 256).program(17, 0, 1024),
+        FlowQKV("npu1", 32, 8, 128).program(17, 0, 1024),
+    ]
+    for program in programs:
+        assert violations(program) == []
+
+
+# --- Array time and call time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        lambda: [FusedDQP("npu2", 6912).program(m, k) for m, k in ((1536, 1152), (1152, 6912), (262144, 1024))],
+        lambda: [Gemm("npu2", e_y=2).program(*shape) for shape in ((1, 1152, 1536), (1023, 6912, 1152))],
+        lambda: [
+            DequantEngine("npu2").program(m, k, gated=gated)
+            for m, k, gated in ((1536, 1152, False), (6912, 1152, True), (262144, 1152, False))
+        ],
+        lambda: [
+            FlowKV("npu2", 8, 4, 256).program(t, 4096, window=w) for t, w in ((1, None), (4000, None), (4000, 512))
+        ],
+        lambda: [
+            FlowQKV("npu2", 8, 4, 256).program(s, p, 4096, window=w, causal=c)
+            for s, p, w, c in ((1, 0, None, True), (512, 3000, 1024, True), (512, 0, None, False))
+        ],
+        lambda: [
+            NormRope("npu2", 4, 1, 256, True, 4).program(s, p, 4096, tables=2, table=t)
+            for s, p, t in ((1, 0, 0), (64, 3000, 1), (256, 17, 0))
+        ],
+        lambda: [RMSNorm("npu2", 1152, 4).program(rows, 1e-6) for rows in (1, 17, 1023)],
+        lambda: [ResidualRMSNorm("npu2", 1152, cores=4).program(rows, 1e-6) for rows in (1, 17, 1023)],
+        lambda: [ResidualLayerNorm("npu2", 1152, 4).program(r, epsilon) for r, epsilon in ((1, 1e-6), (4096, 1e-5))],
+        lambda: [Softmax("npu2", 1024, 4).program(rows, n) for rows, n in ((1, 1), (1023, 1000))],
+        lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
+    ],
+)
+def test_shapes_do_not_change_the_array(programs):
+    arrays = [plan_of(program).array for program in programs()]
+    assert all(array == arrays[0] for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FusedDQP("npu1", 6912, 32), "expected 16 tiles or, on npu2, 32, got 32 on npu1"),
+        (lambda: FusedDQP("npu2", 1000), "k_max in multiples of 256, got 'none' and 1000"),
+        (lambda: FusedDQP("npu2", 1024).program(1024, 2048), r"expected K of 1..1024 \(k_max\), got 2048"),
+        (lambda: FusedDQP("npu2", 1024).program(96, 1024), "expected M in multiples of 32, 128 or more, got 96"),
+        (lambda: Gemm("npu1", "bfp16"), "expected weights in bf16 or, on npu2, bfp16, got 'bfp16' on npu1"),
+        (lambda: Gemm("npu2", epilogue="relu"), "expected an epilogue of none, gelu, geglu, swiglu, got 'relu'"),
+        (lambda: Gemm("npu2").program(1, 64, 32), r"N in multiples of 32, 64 or more \(a column of tiles\), got 32"),
+        (lambda: Gemm("npu2", epilogue="geglu").program(1, 64, 544), "N in multiples of 64, 64 or more"),
+        (lambda: Gemm("npu2").program(1, 16385, 512), "expected K of 16384 or less, got 16385"),
+        (lambda: Gemm("npu2", e_y=2).program(1, 64, 16416), "expected N of 16384 or less with e_y of 2, got 16416"),
+        (lambda: Gemm("npu2").program(1, 128, 512, line=96), "expected lines of K, 128, or more, got 96"),
+        (lambda: Gemm("npu2", k=60), "expected m, n, k and k_mt in multiples"),
+        (lambda: Gemm("npu2", e_x=-1), "e_y and e_x of 1 or more, got 64, 64, 32, 256, 1 and -1"),
+        (lambda: DequantEngine("npu1", "bfp16"), "bf16 or, on npu2, bfp16, got 'bfp16' on npu1"),
+        (lambda: DequantEngine("npu2").program(96, 256), "expected 4 blocks of 32 x 256 or more .*, got 96 x 256"),
+        (lambda: DequantEngine("npu2").program(96, 256, gated=True), "M of a gate in multiples of 64, got 96 x 256"),
+        (lambda: DequantEngine("npu2").program(128, 256, interleaved=True), "expected a gated weight if it is inter"),
+        (lambda: NormRope("npu2", 4, 3, 64), "multiples of the KV heads, .*, got 4, 3 and 64"),
+        (lambda: NormRope("npu2", 4, 2, 72), "d in multiples of 32 .*, got 4, 2 and 72"),
+        (lambda: NormRope("npu2", 4, 2, 64).program(64, 1000, 1024), "up to a capacity of 1024 .*, got 64 at 1000"),
+        (
+            lambda: NormRope("npu2", 4, 2, 64).program(1, 0, 64, tables=2, table=2),
+            "a table in 0..1, got 1 at 0 and .* 2",
+        ),
+        (lambda: Softmax("npu2", 1000), "rows in multiples of 16, 10496 or less, got 1000"),
+        (lambda: Softmax("npu2", 20000), "10496 or less, got 20000"),
+        (lambda: Softmax("npu2", 64).program(1, 65), "expected 1..64 columns, got 65"),
+        (lambda: PatchPooling("npu2", 64).program(6), "a grid in multiples of 4, 256 or less, got 6"),
+        (lambda: RMSNorm("npu2", 64).program(0, 1e-6), "an item or more, got 1, 0"),
+        (lambda: with_bias(np.zeros((1, 1, 5120), np.uint8), np.zeros(33), 64), r"expected blocks \(2, 1, 5120\)"),
+        (lambda: FlowKV("npu2", 8, 4, 60), "d and keys in multiples of 8, got 60"),
+        (lambda: FlowKV("npu2", 8, 4, 256).program(5, 1000), "in multiples of 32, got 5 of 1000"),
+        (lambda: FlowQKV("npu2", 6, 4, 64), "got 4 of 6, 64"),
+        (lambda: FlowQKV("npu2", 8, 4, 256, rows=12), "expected rows in multiples of 8"),
+        (lambda: FlowQKV("npu2", 8, 4, 256).program(5, 1020, 1024), "got 1025 of 1024"),
+        (lambda: RMSNorm("npu1", 64, 5).program(1, 1e-6), "expected 1..4 cores on npu1 and an item or more, got 5, 1"),
+        (
+            lambda: gated_activation("npu2", "relu", 256),
+            "expected geglu or swiglu of a multiple of 256, got relu of 256",
+        ),
+        (lambda: Copy("npu2", 64, 24), "expected one or two streams and parts in multiples of 16 of rows of 64 elem"),
+        (lambda: Copy("npu2", 64, 64, streams=3), "expected one or two streams .*, got 3 and 64"),
+        (lambda: OneTile("npu2", "conv"), "expected a kernel of q4nx_dequant_bf16, .*, got 'conv'"),
+        (lambda: OneTile("npu1", "gemm_bfp16"), "expected a kernel of .*, got 'gemm_bfp16'"),
+        (lambda: OneTile("npu2", "rope").program(0), "expected one call or more, got 0"),
+        (lambda: RMSNorm("npu3", 64).program(1, 1e-6), "expected a target of npu1, npu2, got 'npu3'"),
+    ],
+)
+def test_what_a_design_refuses(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- Kernels --------------------------------------------------------------------------------------------------------
+
+_TYPES = {
+    "bfloat16*": "bf16", "float*": "f32", "std::int32_t*": "i32", "std::uint8_t*": "u8", "bfp16ebs8*": "u8",
+    "std::int32_t": "i32",
+}  # fmt: skip
+
+
+def prototypes():
+    """Entry: (element type, is a buffer) of each argument, from the kernels' header."""
+    text = re.sub(r"//.*", "", KERNELS.read_text(encoding="utf-8"))
+    found = {}
+    for name, arguments in re.findall(r"void (\w+)\(([^)]*)\)", text):
+        kinds = [re.sub(r"\bconst\b|\s", "", " ".join(a.split()[:-1])) for a in arguments.split(",")]
+        found[name] = [(_TYPES[kind], kind.endswith("*")) for kind in kinds]
+    return found
+
+
+ALL = {
+    "copy": lambda: Copy("npu2", 1024, 1024).program(17),
+    "copy of parts": lambda: Copy("npu2", 2048, 16, 8, 2).program(100),
+    **{f"{kernel} alone": lambda kernel=kernel: OneTile("npu2", kernel).program(3) for kernel in KERNELS_ALONE},
+    "fused_dqp": lambda: FusedDQP("npu2", 1280).program(1024, 1152),
+    "fused_dqp 16": lambda: FusedDQP("npu2", 1280, 16).program(1024, 1152),
+    "fused_dqp geglu": lambda: FusedDQP("npu2", 1280, 32, "geglu").program(1024, 1152),
+    "fused_dqp swiglu": lambda: FusedDQP("npu2", 1280, 32, "swiglu").program(1024, 1152),
+    "gemm": lambda: Gemm("npu2").program(17, 1152, 1536),
+    "gemm bfp16": lambda: Gemm("npu2", "bfp16").program(17, 1152, 1536),
+    "gemm gelu": lambda: Gemm("npu2", epilogue="gelu").program(17, 1152, 4320),
+    "gemm geglu": lambda: Gemm("npu2", epilogue="geglu").program(17, 1152, 1536),
+    "gemm megatile": lambda: Gemm("npu2", "bfp16", e_y=2).program(513, 1152, 1536),
+    "dequant_engine": lambda: DequantEngine("npu2").program(1536, 1152),
+    "dequant_engine gated": lambda: DequantEngine("npu2", "bfp16").program(1536, 1152, gated=True),
+    "dequant_engine interleaved": lambda: DequantEngine("npu2").program(1536, 1152, gated=True, interleaved=True),
+    "norm_rope": lambda: NormRope("npu2", 4, 1, 256, True, 4).program(64, 17, 1024),
+    "norm_rope without norms": lambda: NormRope("npu2", 32, 8, 64, cores=4).program(64, 17, 1024),
+    "flow_kv": lambda: FlowKV("npu2", 8, 4, 256).program(17, 1024),
+    "flow_qkv": lambda: FlowQKV("npu2", 8, 4, 256).program(17, 0, 1024),
+    "rms_norm": lambda: RMSNorm("npu2", 1152, 4).program(17, 1e-6),
+    "residual_rms_norm": lambda: ResidualRMSNorm("npu2", 1152, cores=4).program(17, 1e-6),
+    "norm first": lambda: ResidualRMSNorm("npu2", 1152, True, 4).program(17, 1e-6),
+    "residual_layer_norm": lambda: ResidualLayerNorm("npu2", 1152, 4).program(17, 1e-6),
+    "softmax": lambda: Softmax("npu2", 1024, 4).program(17, 1000),
+    "patch_pooling": lambda: PatchPooling("npu2", 1152).program(64),
+    "rope": lambda: RotaryEmbedding("npu2", 12, 256, cores=4).program(17),
+    "rope interleaved": lambda: RotaryEmbedding("npu2", 12, 256, True).program(17),
+    "geglu": lambda: gated_activation("npu2", "geglu", 6912, cores=4),
+    "swiglu": lambda: gated_activation("npu2", "swiglu", 6912, cores=4),
+}
+
+
+@pytest.mark.parametrize("design", ALL)
+def test_kernels_are_those_of_the_header(design):
+    known = prototypes()
+    for kernel in plan_of(ALL[design]()).array.kernels:
+        assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]
+        assert (KERNELS.parent.parent / kernel.source).is_file()
+
+
+def test_recording_errors_are_value_errors():
+    assert issubclass(RecordingError, ValueError)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlocks, planted: the message is who waits for whom, by the names of the plan."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from flownpu import _native
+from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.iron.compat import Kernel, ObjectFifo, Tile, Worker
+from flownpu.aie.plan.data import Acquire, Release, SetBarrier, Transfer, WriteParameter
+from tests.aie.designs.cases import fused_dqp_case
+from tests.aie.emulation import emulate
+from tests.aie.small_programs import between, chain, tensor, with_array, with_body, with_step, with_steps
+
+
+def deadlock(plan, *, seed=0, functions=None, **inputs):
+    """The message of the deadlock that a plan must end in."""
+    functions = {"scale": lambda *_: None} if functions is None else functions
+    inputs = inputs or {"source": np.zeros(plan.sequence.buffers[0].type.elements, np.int32)}
+    with pytest.raises(_native.Deadlock) as caught:
+        emulate(plan, functions=functions, checked=False, seed=seed, **inputs)
+    return str(caught.value)
+
+
+def without_release(port):
+    return with_body(chain(), lambda body: [s for s in body if not (isinstance(s, Release) and s.port == port)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_output_that_is_never_released(seed):
+    """The whole way from the sequence to the core; nobody gives what the DMA waits for."""
+    assert deadlock(without_release("produce"), seed=seed) == (
+        "[emulator] deadlock: nothing can go on; what is waited for is given by nobody:\n"
+        "  sequence sequence, step 4 of 6 (await c_task1)\n"
+        "    waits for the token of c_task1, which is to come from input channel 0 of shim tile (0, 0) (fifo c)\n"
+        "  input channel 0 of shim tile (0, 0) (fifo c)\n"
+        "    waits for data for transfer c_task1, 1024 bytes more, "
+        "which is to come from output channel 0 of compute tile (0, 2) (fifo c)\n"
+        "  output channel 0 of compute tile (0, 2) (fifo c)\n"
+        "    waits for full ones of c at (0, 2) (0 there), which nobody gives"
+    )
+
+
+def test_an_input_that_is_never_released():
+    """No deadlock: the core acquires what it holds already, as hardware does; the fill is never through."""
+    plan = without_release("consume")
+    with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
+        emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
+
+
+def test_a_circle_of_two_cores():
+    """Each takes from the other before it gives."""
+    kind = tensor(16)
+    a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
+    there, back = ObjectFifo(kind, name="there"), ObjectFifo(kind, name="back")
+    add = Kernel("add", "add.cc", [kind, kind, kind])
+
+    def first(x, given, y, add):
+        add(x.acquire(1), given.acquire(1), y.acquire(1))
+        for fifo in (x, given, y):
+            fifo.release(1)
+
+    def second(given, y, back, add):
+        source = given.acquire(1)
+        add(source, source, y.acquire(1))
+        y.release(1)
+        add(source, source, back.acquire(1))
+        back.release(1)
+        given.release(1)
+
+    workers = [
+        Worker(first, [a.cons(), back.cons(), there.prod(), add], tile=Tile(0, 2)),
+        Worker(second, [there.cons(), c.prod(), back.prod(), add], tile=Tile(2, 2)),
+    ]
+    message = deadlock(between(workers, a, c, kind, kind), functions={"add": lambda *_: None}, x=np.zeros(16, np.int32))
+    path, circle = message.split("\n and these wait for each other in a circle:")
+    assert "await c_task1" in path
+    assert [line.strip() for line in circle.splitlines() if line.startswith("  ") and line[2] != " "] == [
+        "core (2, 2)",
+        "input channel 0 of compute tile (2, 2) (fifo there)",
+        "output channel 0 of compute tile (0, 2) (fifo there)",
+        "core (0, 2)",
+        "input channel 1 of compute tile (0, 2) (fifo back)",
+        "output channel 0 of compute tile (2, 2) (fifo back)",
+    ]
+
+
+def test_a_broadcast_that_one_core_does_not_take():
+    kind, host = tensor(16), tensor(64)
+    a, c, d = (ObjectFifo(kind, name=name) for name in "acd")
+    copy = Kernel("copy", "copy.cc", [kind, kind])
+
+    def takes(x, y, copy):
+        copy(x.acquire(1), y.acquire(1))
+        x.release(1)
+        y.release(1)
+
+    def waits(x, given, copy):
+        held = given.acquire(1)
+        copy(x.acquire(1), held)
+        x.release(1)
+        given.release(1)
+
+    workers = [
+        Worker(takes, [a.cons(), c.prod(), copy], tile=Tile(0, 2)),
+        Worker(waits, [a.cons(), d.cons(), copy], tile=Tile(5, 3)),
+    ]
+    plan = between([*workers, Worker(idle, [d.prod()], tile=Tile(2, 2))], a, c, host, host)
+    message = deadlock(plan, functions={"copy": lambda *_: None}, x=np.zeros(64, np.int32))
+    assert "input channel 0 of compute tile (5, 3) (fifo a)\n    waits for free objects of a at (5, 3)" in message
+    assert message.endswith(
+        "output channel 0 of compute tile (2, 2) (fifo d)\n"
+        "    waits for full ones of d at (2, 2) (0 there), which nobody gives"
+    )
+
+
+def idle(fifo):
+    """A program without a word about its fifo."""
+
+
+def test_a_core_that_is_never_started():
+    steps = [step for step in chain().sequence.steps if not isinstance(step, SetBarrier)]
+    message = deadlock(with_steps(chain(), *steps))
+    assert "  core (0, 2)\n    waits for barrier0_0_2 to be 1 (it is 0), which is to come from core (0, 2)" in message
+
+
+def test_a_fill_that_is_too_short():
+    """The core waits for an object more than the sequence sends: a circle through the sequence."""
+    plan = with_step(chain(), Transfer, tap=chain(3).sequence.steps[2].tap)  # three objects of four
+    message = deadlock(plan)
+    assert "in a circle" in message
+    assert message.endswith(
+        "  input channel 0 of memory tile (0, 1) (fifo a)\n"
+        "    waits for data, 256 bytes more, which is to come from output channel 0 of shim tile (0, 0) (fifo a)\n"
+        "  output channel 0 of shim tile (0, 0) (fifo a)\n"
+        "    waits for a task, which is to come from sequence sequence, step 4 of 6 (await c_task1)"
+    )
+
+
+def test_a_queue_that_is_full():
+    """A fifth task on a channel whose first is stuck."""
+    plan = chain()
+    start = [s for s in plan.sequence.steps if isinstance(s, WriteParameter)]
+    fill = next(s for s in plan.sequence.steps if isinstance(s, Transfer))
+    fills = [dataclasses.replace(fill, name=f"fill_{number}") for number in range(6)]
+    message = deadlock(with_steps(plan, *start, *fills))
+    assert (
+        "sequence sequence, step 6 of 7 (start fill_5)\n    waits for a place in the queue, which is to come from "
+        in message
+    )
+
+
+@pytest.mark.parametrize("tile", [(0, 2), (3, 4)])
+def test_a_missing_release_in_a_design(rng, tile):
+    """FusedDQP on 32 tiles: the message names the tile whose core keeps its weights."""
+    case = fused_dqp_case(FusedDQP("npu2", 1024), 1056, 1024, rng)
+
+    def changed(body):
+        out = []
+        for statement in body:
+            if hasattr(statement, "body"):
+                out.append(dataclasses.replace(statement, body=changed(statement.body)))
+            elif not (isinstance(statement, Release) and statement.fifo.startswith("w_")):
+                out.append(statement)
+        return tuple(out)
+
+    cores = [
+        dataclasses.replace(core, body=changed(core.body)) if (core.tile.column, core.tile.row) == tile else core
+        for core in case.plan.array.cores
+    ]
+    assert any(isinstance(s, Acquire) for core in cores for s in core.body)
+    message = deadlock(with_array(case.plan, cores=tuple(cores)), functions={}, **case.inputs)
+    column, row = tile
+    assert message.endswith(
+        f"waits for free objects of w_{column}_0_split{row - 2} at ({column}, {row}) (0 there), which nobody gives"
+    )

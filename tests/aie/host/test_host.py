@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""aie/host/ itself: what it refuses to compile, what it traps at run time, and the arithmetic it models."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.aie.host_kernels import BFLOAT16, BUILT, EXP2, ROOT, bf16, blocks_of, load, wide
+
+REFUSED = Path(__file__).parent / "refused"
+ARCH = {"xdna": 20, "xdna2": 21}
+FLOOR, CONV_EVEN, SYMMETRIC_FLOOR, AT_POWER_UP = range(4)
+
+
+@pytest.fixture(scope="module", params=ARCH)
+def probes(request):
+    return load(request.param, "flownpu_aie_probes")
+
+
+@pytest.fixture(scope="module")
+def xdna2_probes():
+    return load("xdna2", "flownpu_aie_probes")
+
+
+def compile_snippet(name: str, architecture: str) -> str:
+    """What the compiler says of tests/aie/host/refused/<name>; nothing if it compiles."""
+    command = [
+        "g++",
+        "-std=c++20",
+        "-fsyntax-only",
+        f"-D__AIE_ARCH__={ARCH[architecture]}",
+        "-I",
+        ROOT / "aie" / "host",
+    ]
+    done = subprocess.run([*command, REFUSED / name], check=False, capture_output=True, text=True)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("snippet", "architecture", "message"),
+    [
+        ("mmul_shape.cpp", "xdna", "XDNA has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4"),
+        ("mmul_shape.cpp", "xdna2", "XDNA2 has no mmul of this shape; legal shapes: bfloat16 x bfloat16 4x8x4"),
+        ("mmul_4x16x8.cpp", "xdna2", "XDNA2 has no mmul of this shape"),
+        ("mmul_bfp16.cpp", "xdna", "8x1x8; no bfp16ebs8"),
+        ("block_vector.cpp", "xdna", "XDNA has no block floating point; bfp16ebs8 needs XDNA2"),
+        ("exp2.cpp", "xdna", "XDNA has no exp2 instruction; use a polynomial"),
+        ("tanh.cpp", "xdna", "XDNA has no tanh instruction; use a polynomial"),
+        ("multiply_f32.cpp", "xdna2", "no matching function for call to"),
+        ("vector_size.cpp", "xdna", "expected a vector of 128 to 4096 bits and a power of two of elements"),
+        ("short_vector.cpp", "xdna2", "expected a vector of 128 to 4096 bits and a power of two of elements"),
+        ("architecture.cpp", "xdna", "expected __AIE_ARCH__ of 20 (XDNA) or 21 (XDNA2)"),
+    ],
+)
+def test_refuses_to_compile(snippet, architecture, message):
+    assert message in compile_snippet(snippet, architecture)
+
+
+@pytest.mark.parametrize(
+    ("snippet", "architecture"),
+    [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")],
+)
+def test_compiles_what_the_other_architecture_has(snippet, architecture):
+    assert compile_snippet(snippet, architecture) == ""
+
+
+def test_misaligned_access_is_trapped(probes):
+    x, y = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    with pytest.raises(RuntimeError, match="misaligned load of 64 bytes: the address is 4 past a multiple of"):
+        probes.call("copy16", x, y, 1, 0)
+    with pytest.raises(RuntimeError, match="misaligned store of 64 bytes: the address is 16 past a multiple of"):
+        probes.call("copy16", x, y, 0, 4)
+
+
+def test_alignment_is_the_architecture_s(probes):
+    """512 bits: two loads of 32 bytes on XDNA, one of 64 on XDNA2."""
+    x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    if probes.architecture == "xdna":
+        probes.call("copy16", x, y, 8, 24)
+        np.testing.assert_array_equal(y[24:40], x[8:24])
+    else:
+        with pytest.raises(RuntimeError, match="the address is 32 past a multiple of 64"):
+            probes.call("copy16", x, y, 8, 24)
+
+
+@pytest.mark.parametrize(
+    ("load_at", "store_at", "message"),
+    [
+        (64, 0, r"load of 64 bytes at byte 256 of argument 0 \(float32\), which has 256"),
+        (0, 64, r"store of 64 bytes at byte 256 of argument 1 \(float32\), which has 256"),
+        (-16, 0, r"load of 64 bytes at byte -64 of argument 0 \(float32\), which has 256"),
+        (0, 1 << 20, r"outside of all buffers \(argument 0 \(float32\) of 256 bytes, argument 1 \(float32\) of 256"),
+    ],
+)
+def test_access_outside_of_buffers_is_trapped(probes, load_at, store_at, message):
+    with pytest.raises(RuntimeError, match=message):
+        probes.call("copy16", np.zeros(64, np.float32), np.zeros(64, np.float32), load_at, store_at)
+
+
+def test_access_that_ends_outside_is_trapped(probes):
+    with pytest.raises(RuntimeError, match="load of 64 bytes at byte 192 of argument 0"):
+        probes.call("copy16", np.zeros(60, np.float32), np.zeros(64, np.float32), 48, 0)
+
+
+def test_write_to_an_input_is_trapped(probes):
+    with pytest.raises(
+        RuntimeError, match=r"store of 64 bytes at byte 0 of argument 0 \(float32\), which is read-only"
+    ):
+        probes.call("write_input", np.zeros(16, np.float32))
+
+
+def test_part_outside_of_a_vector_is_trapped(probes):
+    with pytest.raises(RuntimeError, match="expected a part below 2, got 2"):
+        probes.call("take_part", np.zeros(16, np.float32), np.zeros(8, np.float32), 2)
+
+
+def test_overlapping_buffers_are_trapped(probes):
+    memory = np.zeros(64, np.float32)
+    start = -memory.ctypes.data % 64 // 4
+    with pytest.raises(RuntimeError, match=r"argument 0 \(float32\) and argument 1 \(float32\) overlap"):
+        probes._library.call("copy16", [memory[start : start + 32], memory[start + 16 : start + 48], 0, 0])
+
+
+def test_a_trap_leaves_the_next_call_alone(probes):
+    x, y = np.arange(16, dtype=np.float32), np.zeros(16, np.float32)
+    with pytest.raises(RuntimeError, match="copy16"):
+        probes.call("copy16", x, y, 16, 0)
+    probes.call("copy16", x, y, 0, 0)
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize("mode", [FLOOR, CONV_EVEN, SYMMETRIC_FLOOR, AT_POWER_UP])
+def test_rounding_to_bf16(probes, rng, mode):
+    values = np.concatenate([rng.normal(size=10), [1.00390625, -1.00390625, 1.01171875, 3.4e38, 0, -0.0]])
+    x, y = values.astype(np.float32), np.zeros(16, BFLOAT16)
+    probes.call("round_bf16", x, y, mode)
+    if mode == CONV_EVEN:  # ml_dtypes rounds to nearest even
+        expected = wide(x.astype(ml_dtypes.bfloat16))
+    else:  # an integer number of units of 2^-7 of the power of two below; a core powers up in floor
+        fraction, exponent = np.frexp(wide(x))
+        step = np.trunc if mode == SYMMETRIC_FLOOR else np.floor
+        expected = np.ldexp(step(fraction * 256), exponent - 8)
+    np.testing.assert_array_equal(wide(y), expected)
+
+
+def test_floor_is_a_bias_and_conv_even_is_not(probes, rng):
+    """Half of 2^-7 of the power of two below, on average; what a kernel that forgets set_rounding would get."""
+    x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
+    mean = {}
+    for mode in (AT_POWER_UP, CONV_EVEN):
+        y = np.zeros(16, BFLOAT16)
+        errors = []
+        for part in x.reshape(-1, 16):
+            probes.call("round_bf16", part.copy(), y, mode)
+            errors.append(wide(y) - part)
+        mean[mode] = np.mean(errors)
+    # The mean of 3200 errors of deviation 2^-7/sqrt(12) has a deviation of 4e-5; six of them.
+    assert abs(mean[AT_POWER_UP] + 2.0**-8) < 2.4e-4
+    assert abs(mean[CONV_EVEN]) < 2.4e-4
+
+
+@pytest.mark.parametrize("mode", [FLOOR, CONV_EVEN, SYMMETRIC_FLOOR])
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_shift_round_saturate(probes, mode, saturate):
+    x = np.array([0, 1, 2, 3, 4, 5, 6, 7, -1, -2, -3, -5, -6, 1020, 1022, 4000], np.int32)
+    y, narrow = np.zeros(16, np.int32), np.zeros(16, np.uint8)
+    probes.call("shift_round", x, y, narrow, 2, mode, saturate)
+    expected = {FLOOR: np.floor, CONV_EVEN: np.rint, SYMMETRIC_FLOOR: np.trunc}[mode](x / 4).astype(int)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(narrow, np.clip(expected, 0, 255) if saturate else expected & 255)
+
+
+def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
+    x, y = rng.uniform(0.001, 1000, 16).astype(np.float32), np.zeros((2, 16), np.float32)
+    probes.call("reciprocals", x, y)
+    for actual, exact in zip(wide(y), (1 / wide(x), wide(x) ** -0.5), strict=True):
+        error = np.abs(actual / exact - 1)
+        assert error.max() <= 2.0**-15
+        assert error.max() > 2.0**-19  # or a test could pass thanks to it
+
+
+def test_rearrangements(probes):
+    x, y = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
+    probes.call("rearrange", x, y)
+    v, w = x[:32], x[32:]
+    chunks = [v.reshape(8, 4), w.reshape(8, 4)]
+    zipped = np.stack(chunks, 1).reshape(-1)
+    expected = [v.reshape(4, 8).T.reshape(-1), v.reshape(8, 2, 2)[:, 0].reshape(-1), v[1::2], zipped]
+    np.testing.assert_array_equal(y, np.concatenate(expected))
+
+
+def test_codes_unpack_low_half_first(probes, rng):
+    x, y = rng.integers(0, 256, 32, dtype=np.uint8), np.zeros(64, np.float32)
+    probes.call("unpack_codes", x, y)
+    np.testing.assert_array_equal(y, np.stack([x & 15, x >> 4], 1).reshape(-1))
+
+
+def test_mmul_is_row_major(probes, rng):
+    a, b, c = bf16(rng.integers(-8, 8, (4, 8))), bf16(rng.integers(-8, 8, (8, 4))), np.zeros((4, 4), np.float32)
+    probes.call("mmul_4x8x4", a, b, c)
+    np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact
+
+
+def test_blocks_are_the_published_format(xdna2_probes, rng):
+    x = (rng.normal(size=(8, 8)) * np.exp2(rng.integers(-20, 20, (8, 1)))).astype(np.float32)
+    x[0], x[1, 1:] = 0, 1e-9
+    y = np.zeros(72, np.uint8)
+    xdna2_probes.call("to_blocks", x, y, CONV_EVEN)
+    np.testing.assert_array_equal(y, blocks_of(x)[0].reshape(-1))
+
+
+def test_block_mantissas_saturate(xdna2_probes):
+    """1.999 is 127.9 units of 2^-6: 128 does not fit."""
+    x, y = np.zeros((8, 8), np.float32), np.zeros(72, np.uint8)
+    x[0, :3] = [1.999, -1.999, 0.5]
+    xdna2_probes.call("to_blocks", x, y, CONV_EVEN)
+    assert y[:4].tolist() == [127, 127, 128, 32]
+    xdna2_probes.call("to_blocks", x, y, FLOOR)
+    assert y[:4].tolist() == [127, 127, 128, 32]
+
+
+def test_mmul_of_blocks_takes_b_by_columns(xdna2_probes, rng):
+    a, b = (blocks_of(rng.normal(size=(8, 8))) for _ in range(2))
+    c = np.zeros((8, 8), np.float32)
+    xdna2_probes.call("mmul_blocks", a[0].reshape(-1), b[0].reshape(-1), c)
+    np.testing.assert_allclose(c, a[1] @ b[1].T, rtol=0, atol=8 * 2.0**-24 * (np.abs(a[1]) @ np.abs(b[1]).T).max())
+
+
+def test_blocks_of_every_exponent(xdna2_probes):
+    """Rows of one value times columns of one, whose exponents make the product a normal number."""
+    for exponents in np.arange(256).reshape(32, 8):
+        a, b = np.zeros((2, 8, 9), np.uint8)
+        a[:, 0], b[:, 0] = exponents, np.minimum(266 - exponents, 255)
+        a[:, 1], b[:, 1] = -3 & 255, 5
+        c = np.zeros((8, 8), np.float32)
+        xdna2_probes.call("mmul_blocks", a.reshape(-1), b.reshape(-1), c)
+        expected = -15 * np.exp2(a[:, 0] - 133.0) * np.exp2(b[:, 0] - 133.0)
+        np.testing.assert_array_equal(np.diag(c), expected.astype(np.float32))
+
+
+def test_exp2_instruction_is_a_line_between_powers(xdna2_probes):
+    """6.15 % too large at the worst, and a bf16 argument: why our kernels do not use it."""
+    x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
+    xdna2_probes.call("exp2_native", x, y)
+    excess = wide(y) / np.exp2(wide(x)) - 1
+    assert 0.05 < excess.max() < 0.0615 + 2.0**-7
+    x[:] = -100.49
+    xdna2_probes.call("exp2_native", x, y)
+    assert wide(y)[0] / 2**-100.49 > 1.3
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1, 1), (-126, 127), (-0.5, 0.5)])
+def test_our_powers_of_two(probes, rng, low, high):
+    x, y = rng.uniform(low, high, 16 * 64).astype(np.float32).reshape(-1, 16), np.zeros(16, np.float32)
+    x[0, :3] = low, high, 0
+    for part in x:
+        probes.call("powers_of_two", part, y)
+        assert np.abs(wide(y) / np.exp2(wide(part)) - 1).max() <= EXP2
+
+
+def test_our_reciprocals(probes, rng):
+    x, y = np.exp2(rng.uniform(-60, 61, (64, 16))).astype(np.float32), np.zeros(16, np.float32)
+    for part in x:
+        probes.call("reciprocals_by_newton", part, y)
+        assert np.abs(wide(y) * part - 1).max() <= 1e-4
+
+
+def test_tanh_instruction_is_its_argument_near_zero(xdna2_probes):
+    x, y = np.array([0, 0.25, -0.5, 4, -4, 0.46875] + [1] * 10, np.float32), np.zeros(16, BFLOAT16)
+    xdna2_probes.call("tanh_native", x, y)
+    assert wide(y)[:6].tolist() == [0, 0.25, -0.5, 1, -1, 0.46875]
+    assert abs(wide(y)[2] - np.tanh(-0.5)) > 0.037
+
+
+def test_the_readme_names_every_entry():
+    """Designs are written against it."""
+    table = (ROOT / "aie" / "kernels" / "README.md").read_text(encoding="utf-8").partition("## Entries")[2]
+    rows = [line.split("|")[2].strip() for line in table.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    named = {row.split("`")[1]: "(XDNA2)" in row for row in rows if row.startswith("`")}
+    assert set(named) == set(load("xdna2").names)
+    assert {name for name, only_xdna2 in named.items() if not only_xdna2} == set(load("xdna").names)
+
+
+def test_libraries_are_built_for_both():
+    for name, number in ARCH.items():
+        kernels = load(name)
+        assert kernels.architecture == name
+        assert ("gemm_bfp16" in kernels.names) == (number == 21)
+        assert (BUILT / f"libflownpu_aie_{name}.so").exists()

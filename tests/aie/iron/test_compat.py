@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where designs get IRON's names from: the recorder, or an installed mlir-aie of generation C."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# What flownpu.aie.iron.compat imports of mlir-aie, empty; {to_stream} is what generation C has.
+MLIR_AIE = {
+    "aie/__init__.py": "",
+    "aie/helpers/__init__.py": "",
+    "aie/helpers/taplib.py": "class TensorAccessPattern: pass",
+    "aie/helpers/util.py": "class v8bfp16ebs8: pass",
+    "aie/iron/__init__.py": """
+        class ObjectFifo:
+            def __init__(self, obj_type, *, depth=2, {layout}=None): pass
+        class Buffer: pass
+        class ExternalFunction: pass
+        class Kernel: pass
+        class Program: pass
+        class Runtime: pass
+        class TaskGroup: pass
+        class Worker: pass
+        class WorkerRuntimeBarrier: pass
+    """,
+    "aie/iron/controlflow.py": "def range_(*bounds): pass",
+    "aie/iron/dataflow.py": "class ObjectFifoHandle: pass",
+    "aie/iron/device.py": """
+        class NPU1: pass
+        class NPU2: pass
+        class NPU2Col4: pass
+        class Tile: pass
+        AnyComputeTile = AnyMemTile = AnyShimTile = None
+    """,
+}
+
+
+def imported(choice, folder, code="print(c.ObjectFifo.__module__, c.range_.__module__)"):
+    """Import the compat module in a Python of its own, with what is in `folder` installed."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "FLOWNPU_IRON": choice, "PYTHONPATH": path}
+    code = f"import flownpu.aie.iron.compat as c; {code}"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def install(folder, layout):
+    for name, text in MLIR_AIE.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).format(layout=layout), encoding="utf-8")
+
+
+def test_the_recorder_is_the_default_even_where_mlir_aie_is(tmp_path):
+    install(tmp_path, "to_stream")
+    done = imported("recorder", tmp_path)
+    assert done.stdout.split() == ["flownpu.aie.iron.fifo", "flownpu.aie.iron.symbolic"], done.stderr
+
+
+def test_mlir_aie_of_generation_c(tmp_path):
+    """Upstream's package is `aie`, ours `flownpu.aie`.
+
+    Neither hides the other, not even in the root of this repository: its folder aie/ has no __init__.py, and so a real
+    package goes before it.
+    """
+    install(tmp_path, "to_stream")
+    done = imported("mlir-aie", tmp_path, "print(c.ObjectFifo.__module__, c.range_.__module__, c.object_file('gemm'))")
+    assert done.stdout.split() == ["aie.iron", "aie.iron.controlflow", "gemm.o"], done.stderr
+
+
+def test_names_that_only_mlir_aie_has(tmp_path):
+    """They are its own where it is chosen, from whichever of its modules; the recorder refuses their use."""
+    install(tmp_path, "to_stream")
+    done = imported("mlir-aie", tmp_path, "print(c.NPU2Col4.__module__)")
+    assert done.stdout.split() == ["aie.iron.device"], done.stderr
+    done = imported("mlir-aie", tmp_path, "from flownpu.aie.iron.compat import CascadeFlow")
+    assert "cannot import name 'CascadeFlow'" in done.stderr
+    done = imported("recorder", tmp_path, "c.NPU2Col4()")
+    assert "[NPU2Col4] a plan does not hold a part of an NPU's columns: use NPU1 or NPU2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("choice", "layout", "message"),
+    [
+        ("mlir-aie", None, "mlir-aie of generation C (1.4.5 or newer) is not installed"),
+        ("mlir-aie", "dims_to_stream", "expected mlir-aie of generation C (1.4.5 or newer, ObjectFifo(to_stream=...))"),
+        ("iron", None, "expected recorder or mlir-aie, got 'iron'"),
+    ],
+)
+def test_what_is_refused(choice, layout, message, tmp_path):
+    if layout:
+        install(tmp_path, layout)
+    done = imported(choice, tmp_path)
+    assert done.returncode == 1
+    assert f"ImportError: [FLOWNPU_IRON] {message}" in done.stderr

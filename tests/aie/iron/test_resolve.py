@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the recorder puts what a design leaves open."""
+
+import pytest
+
+from flownpu.aie.iron.compat import (
+    NPU1,
+    NPU2,
+    AnyComputeTile,
+    AnyMemTile,
+    AnyShimTile,
+    ObjectFifo,
+    Program,
+    Runtime,
+    Tile,
+    Worker,
+)
+from flownpu.aie.iron.symbolic import RecordingError
+from flownpu.aie.plan.data import Tile as Place
+from tests.aie.small_programs import KIND, idle
+
+
+def test_more_workers_than_tiles():
+    workers = [Worker(lambda: None) for _ in range(17)]
+    with pytest.raises(RecordingError, match="needs 17 compute tiles, npu1 has 16"):
+        Program(NPU1(), Runtime(lambda: None), workers).resolve_program()
+
+
+def adder(tile=None, *, host=None, link=None):
+    """A core between two fifos, the first forwarded through a memory tile."""
+    a, c = ObjectFifo(KIND, name="a"), ObjectFifo(KIND, name="c")
+    inner = a.cons().forward(tile=link, name="b")
+    worker = Worker(idle, [inner.cons(), c.prod()], tile=tile)
+    runtime = Runtime(lambda x, z, a, c: (a.fill(x), c.drain(z, wait=True)), [KIND, KIND, a.prod(tile=host), c.cons()])
+    array = Program(NPU2(), runtime, [worker]).resolve_program().array
+    fifos = {fifo.name: fifo for fifo in array.fifos}
+    return array.cores[0].tile, fifos["a"].consumers[0].tile, fifos["a"].producer.tile, fifos["c"].consumers[0].tile
+
+
+def test_a_column_or_a_row_alone_is_kept():
+    """What is open follows the core; what is given stays where it is, whatever that is far from."""
+    assert adder(Tile(col=5)) == (Place(5, 2), Place(5, 1), Place(5, 0), Place(5, 0))
+    assert adder(Tile(row=4)) == (Place(0, 4), Place(0, 1), Place(0, 0), Place(0, 0))
+    assert adder(Tile(col=5), link=Tile(col=3)) == (Place(5, 2), Place(3, 1), Place(3, 0), Place(5, 0))
+    assert adder(Tile(col=5), host=Tile(col=7)) == (Place(5, 2), Place(5, 1), Place(7, 0), Place(5, 0))
+
+
+def test_any_tile_is_another_for_each():
+    """The names for any tile are one object for all, which must not keep the place of the first."""
+    assert adder(AnyComputeTile, host=AnyShimTile, link=AnyMemTile) == adder()
+    assert adder(Tile(col=2), host=AnyShimTile, link=AnyMemTile)[2] == Place(2, 0)
+    assert adder(AnyComputeTile)[0] == Place(0, 2)
+    assert AnyComputeTile.is_open
+
+
+def test_workers_of_a_column_go_before_those_of_any():
+    workers = [Worker(lambda: None) for _ in range(2)] + [Worker(lambda: None, tile=Tile(col=0)) for _ in range(3)]
+    array = Program(NPU2(), Runtime(lambda: None), workers).resolve_program().array
+    assert [core.tile for core in array.cores] == [Place(*at) for at in [(0, 5), (1, 2), (0, 2), (0, 3), (0, 4)]]
+
+
+def test_more_workers_than_a_column_has():
+    workers = [Worker(lambda: None, tile=Tile(col=6)) for _ in range(5)]
+    with pytest.raises(RecordingError, match="needs 5 compute tiles, and one of them in column 6, where none is left"):
+        Program(NPU2(), Runtime(lambda: None), workers).resolve_program()

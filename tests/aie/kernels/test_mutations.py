@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes planted in kernels, one at a time: each must fail the test that is there to catch it.
+
+A library is built of mutated copies of the sources and run through the very checks of the other files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.aie.host_kernels import ROOT, Kernels
+from tests.aie.kernels import test_attention as attention
+from tests.aie.kernels import test_decode_layer as layers
+from tests.aie.kernels import test_equations as vectors
+from tests.aie.kernels import test_flow_kv_split as shares
+
+# What changes (file, from, to), and the check that must fail.
+MUTATIONS = {
+    "the other half of a column": (
+        ("q4nx_dequant.cc", "half == 0 ? aie::filter_even", "half == 1 ? aie::filter_even"),
+        vectors.test_dequantises_to_bf16_exactly,
+    ),
+    "a wrong stride of minima": (
+        ("q4nx.h", "return scales(block) + kScales", "return scales(block) + kScales / 2"),
+        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+    ),
+    "an off-by-one in the causal mask": (
+        ("attention.h", "? position + 1\n", "? position\n"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "an off-by-one in the window": (
+        ("attention.h", "position - parameters.window + 1", "position - parameters.window"),
+        lambda kernels, rng: attention.test_flow_kv_swa(kernels, rng, 16, 80),
+    ),
+    "no masks at the causal edge": (
+        ("attention.h", "key + keys - 1 <= parameters.first_query", "key <= parameters.first_query"),
+        lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads(kernels, rng, 2),
+    ),
+    "no masks at the last key": (
+        ("attention.h", "key + keys <= parameters.key_end", "key <= parameters.key_end"),
+        lambda kernels, rng: attention.test_flow_qkv_nca(kernels, rng, 100),
+    ),
+    "no masks at the window's edge": (
+        ("attention.h", "key > last_query - parameters.window", "key > parameters.first_query - parameters.window"),
+        lambda kernels, rng: attention.test_flow_qkv_swa(kernels, rng, 36, 48),
+    ),
+    "a maximum that is forgotten": (
+        ("attention.h", "if (!rescale) return", "return"),
+        lambda kernels, rng: attention.test_flow_kv_of_grouped_heads(kernels, rng, 4),
+    ),
+    "a low part that is left out": (
+        ("fused_dqp.cc", "total = aie::mac(total, parts.low, scale);", ""),
+        lambda kernels, rng: vectors.test_fused_dqp(kernels, rng, 32, 256),
+    ),
+    "heads that turn the other way": (
+        ("norm_rope.cc", "aie::msc(aie::msc(multiply(a, cosine)", "aie::mac(aie::mac(multiply(a, cosine)"),
+        lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+    ),
+    "a part's sums in the place of the first": (
+        ("fused_dqp.cc", "sums + j * 16, flownpu::group_sums(part)", "sums, flownpu::group_sums(part)"),
+        layers.test_fused_dqp_takes_x_in_parts,
+    ),
+    "an off-by-one in a share's window": (
+        ("flow_kv_split.cc", "share.position - share.window + 1", "share.position - share.window"),
+        lambda kernels, rng: shares.test_a_window(kernels, rng, 5, 190),
+    ),
+    "a share's maximum that is forgotten": (
+        ("flow_kv_split.cc", "if (rescale) sum", "if (false) sum"),
+        shares.test_a_share_is_its_own_attention,
+    ),
+    "objects of a share that follow one another": (
+        ("flow_kv_split.cc", "key + share.step", "key + keys"),
+        lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
+    ),
+    "shares that weigh the same": (
+        ("flow_kv_merge.cc", "multiply_by_power(Accumulator<kTiles>(l), power)", "Accumulator<kTiles>(l)"),
+        shares.test_merging_has_no_bias,
+    ),
+    "a part that begins too early": (
+        ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
+        lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
+    ),
+}
+# The entries of the sources that the checks call, and the sources that a header is in.
+ENTRIES = {
+    "rms_norm.cc": ["rms_norm"],
+    "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
+    "epilogue.cc": ["zero_f32"],
+    "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
+    "norm_rope.cc": ["rms_norm_rope"],
+    "copy_part.cc": ["copy_part"],
+    "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
+    "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
+    "flow_kv_split.cc": [
+        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_store", "flow_kv_split_share", "flow_kv_split_give",
+    ],
+    "flow_kv_merge.cc": [
+        "flow_kv_merge_take", "flow_kv_merge_weights", "flow_kv_merge", "flow_kv_merge_store",
+    ],
+}  # fmt: skip
+INCLUDERS = {
+    "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
+    "q4nx.h": ["fused_dqp.cc"],
+    "flow_kv_split.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
+    "flow_kv_merge.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
+}
+# Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
+# them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
+ROUNDED = {
+    "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
+    "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16(kernels, rng, 32, 256, 96),
+    "epilogue.cc": vectors.test_stores_plain_and_with_residual,
+    "epilogue.cc, gelu": lambda kernels, rng: vectors.test_gelu_of_accumulators(kernels),  # noqa: ARG005
+    "epilogue.cc, gated": lambda kernels, rng: vectors.test_activations_of_accumulators(kernels, rng, "silu"),
+    "geglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "geglu", "gelu"),
+    "swiglu.cc": lambda kernels, rng: vectors.test_gated_activations(kernels, rng, "swiglu", "silu"),
+    "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
+    "flow_kv.cc": attention.test_flow_kv_has_no_bias,
+    "flow_kv_split.cc": shares.test_shares_have_no_bias,
+    "flow_kv_merge.cc": shares.test_merging_has_no_bias,
+    "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
+    "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
+    "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_a_sum(kernels, rng, 3, 1152, 0),
+    "rope.cc": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope"),
+    "rope.cc, interleaved": lambda kernels, rng: vectors.test_rope(kernels, rng, 8, 128, "rope_interleaved"),
+    "norm_rope.cc": lambda kernels, rng: layers.test_rms_norm_rope(kernels, rng, 2, 256),
+    "softmax.cc": lambda kernels, rng: vectors.test_softmax(kernels, rng, 96),
+    "patch_pooling.cc": vectors.test_patch_pooling,
+}
+TABLE = """
+#include "aie/host/make_kernel.h"
+#include "aie/kernels/kernels.h"
+static constexpr flownpu::aie_host::Kernel kKernels[] = {%s};
+FLOWNPU_EXPORT_KERNELS(kKernels)
+"""
+
+
+def build(folder, mutation):
+    """The kernels that the checks call, for XDNA, with one file changed."""
+    copies = folder / "aie" / "kernels"
+    shutil.copytree(ROOT / "aie" / "kernels", copies)
+    sources = list(ENTRIES)
+    if mutation:
+        name, old, new = mutation
+        text = (copies / name).read_text(encoding="utf-8")
+        assert old in text, f"{name} has no longer what the mutation changes"
+        (copies / name).write_text(text.replace(old, new), encoding="utf-8")
+        sources = sorted({"epilogue.cc", *INCLUDERS.get(name, [name])})
+    table = ", ".join(f"FLOWNPU_KERNEL({entry})" for source in sources for entry in ENTRIES[source])
+    (folder / "table.cc").write_text(TABLE % table, encoding="utf-8")
+    return compiled(folder, ["table.cc", *(copies / source for source in sources)], architecture=20)
+
+
+def compiled(folder, files, *, architecture):
+    """The library of these files, which include the copies of the kernels' headers in the folder."""
+    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", f"-D__AIE_ARCH__={architecture}"]
+    paths = ["-I", folder, "-I", ROOT / "aie" / "host", "-I", ROOT, "-o", "mutated.so"]
+    # Under the sanitizers, their run time is loaded into every process; the compiler need not suffer it.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    subprocess.run([*command, *paths, *files], cwd=folder, check=True, env=environment)
+    return Kernels(folder / "mutated.so")
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_caught(tmp_path, rng, name):
+    mutation, check = MUTATIONS[name]
+    mutated = build(tmp_path, mutation)
+    with pytest.raises(AssertionError):
+        check(mutated, rng)
+
+
+def test_unchanged_kernels_pass_the_same_checks(tmp_path):
+    """So that it is the mutations that fail, not the way these libraries are built."""
+    unchanged = build(tmp_path, None)
+    for _, check in MUTATIONS.values():
+        check(unchanged, np.random.default_rng(1))
+
+
+@pytest.fixture(scope="module")
+def floor_kernels(tmp_path_factory):
+    """All kernels, for XDNA2, none of which sets another rounding than the one at power up."""
+    folder = tmp_path_factory.mktemp("floor")
+    copies = folder / "aie" / "kernels"
+    shutil.copytree(ROOT / "aie" / "kernels", copies)
+    for file in copies.iterdir():
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace("rounding_mode::conv_even", "rounding_mode::floor"), encoding="utf-8")
+    return compiled(folder, [ROOT / "aie" / "host" / "kernels.cc", *sorted(copies.glob("*.cc"))], architecture=21)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
+    with pytest.raises(AssertionError):
+        ROUNDED[name](floor_kernels, rng)
+
+
+def test_every_kernel_that_rounds_is_among_them():
+    sources = {file.name for file in (ROOT / "aie" / "kernels").glob("*.cc") if "round" in file.read_text("utf-8")}
+    assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

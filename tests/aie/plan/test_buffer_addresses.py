@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where buffers are put in a tile, and that each core has room for its kernels' constants behind them."""
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flownpu.aie.check import check
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.buffer_addresses import BASIC_SEQUENTIAL, Placed, placed_buffers
+from flownpu.aie.plan.data import Buffer, Tile, Type
+from flownpu.aie.plan.limits import LIMITS, NPU2, with_limits
+from tests.aie.designs.test_plans import ALL, plan_of
+from tests.aie.mlir.aie_opt import lowered, needs_aie_opt
+from tests.aie.small_programs import chain
+
+CORE = Tile(0, 2)
+BANK = NPU2.compute.memory_bytes // NPU2.compute.memory_banks
+# Arrays that bank-aware placement left no byte behind, and one whose buffers are larger than a bank.
+FULL = {
+    "gemm, bf16": lambda: Gemm("npu2", "bf16", "none", m=64, n=64).program(512, 512, 1024),
+    "gemm, bfp16": lambda: Gemm("npu2", "bfp16", "none").program(512, 512, 1024),
+    "add_rms_norm": lambda: ResidualRMSNorm("npu2", 4096, False, 4).program(4, 1e-6),
+}
+
+
+def with_buffers(*sizes):
+    """`chain` with these buffers, in bytes, beside its core's others."""
+    array = chain().array
+    more = tuple(Buffer(f"more{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
+    return replace(chain(), array=replace(array, buffers=array.buffers + more))
+
+
+def alone(*sizes):
+    """Where these buffers of a core end, which has no others."""
+    array = chain().array
+    buffers = tuple(Buffer(f"b{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
+    array = replace(array, fifos=(), links=(), kernels=(), buffers=buffers)
+    core = replace(array.cores[0], tile=CORE, body=())
+    return placed_buffers(replace(array, cores=(core,)), NPU2)[CORE]
+
+
+def test_buffers_take_the_next_bank_that_has_room():
+    """By hand: the largest first, in turn; the stack is in the first bank."""
+    assert alone() == Placed("", 1024)
+    assert alone(4096) == Placed("", 1024 + 4096)
+    assert alone(4096, 8192) == Placed("", BANK + 4096)
+    # 16384 has no room beside the stack; 12288 goes on with bank 2, and the next one is bank 3's.
+    assert alone(16384, 12288, 8192) == Placed("", 3 * BANK + 8192)
+    # The fourth is back in bank 0, the fifth in 1.
+    assert alone(8192, 8192, 4096, 4096, 4096, 64) == Placed("", 3 * BANK + 4096)
+
+
+def test_what_banks_are_too_small_or_too_full_for_goes_one_behind_the_other():
+    assert alone(20000) == Placed(BASIC_SEQUENTIAL, 1024 + 20000)
+    # In banks the last would end with the memory, though 15 KB are free in the first one.
+    assert alone(16384, 16384, 16384) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 16384)
+    # As many bytes as constants are left need no other scheme.
+    assert alone(15360, 15360, 15360, 15360) == Placed("", 4 * BANK - 1024)
+    assert alone(15364, 15364, 15364, 15360) == Placed(BASIC_SEQUENTIAL, 1024 + 3 * 15364 + 15360)
+
+
+def test_a_core_without_room_for_constants_is_refused():
+    # Stack, two objects of each of two fifos, parameters, and two counters of objects.
+    used = 1024 + 2 * 2 * 256 + 64 + 2 * 4
+    assert check(with_buffers(65536 - used - 1024)) == []
+    (found,) = check(with_buffers(65536 - used - 1020))
+    assert str(found) == (
+        "[compute tile (0, 2)] memory behind the highest buffer: need 1024 bytes, have 1020 bytes "
+        "(constants of its kernels go there)"
+    )
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_full_tiles_ask_for_it(name):
+    """Without it nothing, or less than the constants, is left behind the highest buffer."""
+    plan = plan_of(FULL[name]())
+    text = to_mlir(plan)
+    assert '"aie.tile"() <{allocation_scheme = "basic-sequential", col = 0 : i32, row = 2 : i32}>' in text
+    placed = placed_buffers(plan.array, NPU2)
+    assert all(NPU2.compute.memory_bytes - placed[core.tile].end >= NPU2.constant_bytes for core in plan.array.cores)
+    in_banks = placed_buffers(plan.array, with_limits(NPU2, constant_bytes=0))
+    assert {placed.scheme for tile, placed in in_banks.items() if tile.row > 1} == {""}
+    assert all(NPU2.compute.memory_bytes - in_banks[core.tile].end < NPU2.constant_bytes for core in plan.array.cores)
+
+
+def test_others_leave_it_to_the_compiler():
+    assert "allocation_scheme" not in to_mlir(chain())
+
+
+@needs_aie_opt
+@pytest.mark.parametrize("plan", [chain, *(lambda make=make: plan_of(make()) for make in FULL.values())])
+def test_buffers_are_where_the_compiler_puts_them(plan):
+    """By a real aie-opt, without a warning."""
+    array = plan().array
+    text, said = lowered(to_mlir(plan()))
+    assert "warning" not in said
+    ends = dict.fromkeys((core.tile for core in array.cores), 0)
+    widths = {"bf16": 2, "f32": 4, "i32": 4, "i8": 1}
+    pattern = r"aie\.buffer\(%\w*tile_(\d+)_(\d+)\) \{address = (\d+) : i32.*memref<(\d+)x(\w+)>"
+    for column, row, address, count, kind in re.findall(pattern, text):
+        tile, end = Tile(int(column), int(row)), int(address) + int(count) * widths[kind]
+        ends[tile] = max(ends.get(tile, 0), end)
+    placed = placed_buffers(array, LIMITS[array.target])
+    assert {tile: end for tile, end in ends.items() if tile.row} == {
+        tile: placed[tile].end for tile in ends if tile.row
+    }
+
+
+@needs_aie_opt
+@pytest.mark.parametrize("design", sorted(ALL))
+def test_a_real_compiler_takes_every_design(design):
+    """All of aiecc's passes, and nothing that they warn of."""
+    assert "warning" not in lowered(to_mlir(plan_of(ALL[design]())))[1]
+
+
+OBJECTS = sorted(Path(__file__).parents[3].glob("build/*/CMakeFiles/flownpu_aie_xdna2.dir/aie/kernels/*.o"))
+
+
+@pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/: they were built elsewhere")
+def test_constants_are_as_small_as_the_limit_takes_them():
+    """The kernels' own, as g++ has them for this machine: vectors of 128 bits, a fourth of the array's."""
+    most = 0
+    for file in OBJECTS:
+        sections = subprocess.run(["size", "-A", file], capture_output=True, text=True, check=True).stdout
+        # Others are the messages and types of aie/host/.
+        sizes = re.findall(r"^\.(?:rodata\.cst\d+|rodata|data|bss) +(\d+)", sections, re.MULTILINE)
+        most = max(most, sum(map(int, sizes)))
+    # Constants of numbers (cst4, cst8) are as large there; those of vectors are four times as large.
+    assert 0 < most <= 1.25 * NPU2.constant_bytes / 4

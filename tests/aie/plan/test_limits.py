@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of limits, and its two columns as objects."""
+
+import dataclasses
+
+import pytest
+
+from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, TABLE, Limits, TileLimits, with_limits
+
+
+def test_every_field_has_one_row_and_every_row_a_field():
+    fields = {field.name for field in dataclasses.fields(Limits)} - {"name", "compute", "memory", "shim"}
+    tiles = {
+        f"{kind}.{field.name}" for kind in ("compute", "memory", "shim") for field in dataclasses.fields(TileLimits)
+    }
+    assert sorted(row.name for row in TABLE) == sorted(fields | tiles)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_every_row_says_its_unit_and_a_public_source(row):
+    assert row.unit
+    assert any(mark in row.source for mark in ("/", "AM0", "arXiv"))
+
+
+def test_the_arrays():
+    # 4 and 8 usable columns of 4 compute tiles (arXiv 2512.13282, section 3.1).
+    assert [limits.columns * (limits.rows - limits.first_compute_row) for limits in (NPU1, NPU2)] == [16, 32]
+    assert LIMITS == {"npu1": NPU1, "npu2": NPU2}
+    assert [NPU2.kind(0, row) for row in range(7)] == ["shim", "memory", *["compute"] * 4, ""]
+    assert NPU1.kind(4, 2) == ""
+
+
+def test_a_tile_that_is_not_there():
+    with pytest.raises(ValueError, match=r"\[npu1\] expected a column in 0..3 and a row in 0..5, got tile \(4, 2\)"):
+        NPU1.tile(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "reached"),
+    [
+        ((1, 3), (1, 3), True),
+        ((1, 3), (1, 4), True),
+        ((1, 3), (1, 2), True),
+        ((1, 3), (0, 3), True),
+        ((1, 3), (2, 3), False),  # the memory to the east is its own core's
+        ((1, 2), (1, 1), False),  # a core reaches no memory tile
+        ((1, 1), (2, 1), True),  # a memory tile's DMA reaches both neighbours
+        ((1, 1), (3, 1), False),
+        ((0, 0), (0, 0), False),
+    ],
+)
+def test_memory_within_reach(core, memory, reached):
+    assert NPU2.reaches_memory(core, memory) is reached
+
+
+def test_only_xdna2_has_block_floats():
+    assert "bfp16ebs8" not in NPU1.mmul_shapes
+    assert (8, 8, 8) in NPU2.mmul_shapes["bfp16ebs8"]
+
+
+def test_changed_limits():
+    changed = with_limits(NPU2, compute__locks=8, task_queue=1)
+    assert (changed.compute.locks, changed.task_queue, NPU2.compute.locks) == (8, 1, 16)
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_limits_that_others_imply(limits):
+    """Rows that no check of a plan reads, because another row is always met first."""
+    # A compute tile's memory, less the stack, ends before its descriptor's length does.
+    assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits
+    # A task is repeated by a tap's outermost dimension, a fifo's object by its lock's value.
+    assert limits.repeat_maximum >= max(limits.iteration_maximum, limits.lock_maximum)

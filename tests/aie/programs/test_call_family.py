@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families of calls: their words are those of the call's own program at each position, or there is no family."""
+
+import numpy as np
+import pytest
+
+from flownpu.aie.designs.common import RunTimeParameters
+from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.emulator.flatten import flatten_array
+from flownpu.aie.plan.limits import LIMITS
+from flownpu.aie.programs.call_family import CallSweep, Positions, constant, derive
+from tests.aie.words import read_family
+
+MOST = LIMITS["npu2"].iteration_maximum
+SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu")
+FLOW = FlowQKV("npu2", 8, 4, 64)  # chunks of 32 positions, blocks of 64 tokens; two rounds of four heads' four blocks
+ROPE = NormRope("npu2", 4, 2, 64, qk_norm=True, cores=2)
+DECODE_KEYS = DecodeLayer(SHAPE).attention.keys
+DECODE_CAPACITY = (MOST + 2) * DECODE_KEYS  # sweeps of all keys: one task, then two
+FLOW_CAPACITY = (MOST + 8) * FLOW.keys
+TOKENS = 256
+
+
+def decode_layer(position):
+    layers = [Layer(100, 0), Layer(None, 1), Layer(100, 0)]
+    return DecodeLayer(SHAPE).program(position, DECODE_CAPACITY, layers=layers, vocabulary=256, tables=2)
+
+
+def flow_qkv(window, **options):
+    return lambda position: FLOW.program(TOKENS, position, FLOW_CAPACITY, window=window or None, **options)
+
+
+def blocks(window):
+    return tuple(CallSweep(top, 64, TOKENS, window) for top in range(0, TOKENS, 64))
+
+
+# What makes a call's program at a position, and the positions.
+CALLS = {
+    "decode_layer": (
+        decode_layer,
+        Positions(DECODE_CAPACITY, DECODE_KEYS, MOST, (CallSweep(0, 1, 1, 100), CallSweep(0, 1, 1, 0))),
+    ),
+    "flow_qkv": (flow_qkv(0), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(0))),
+    "flow_qkv, window": (flow_qkv(50), Positions(FLOW_CAPACITY - TOKENS + 1, FLOW.keys, MOST, blocks(50))),
+    "flow_qkv of a block": (  # all its queries see keys up to the last one's
+        flow_qkv(50, causal=False),
+        Positions(
+            FLOW_CAPACITY - TOKENS + 1,
+            FLOW.keys,
+            MOST,
+            tuple(CallSweep(top, TOKENS - top, TOKENS, 50) for top in range(0, TOKENS, 64)),
+        ),
+    ),
+    "norm_rope": (
+        lambda position: ROPE.program(TOKENS, position, 1024, tables=2, table=1),
+        Positions(1024 - TOKENS + 1),
+    ),
+}
+
+
+def words_of(program):
+    """What the emulator is sent at a position."""
+    return lambda position: flatten(program(position).resolve_program("call"))
+
+
+def flatten(plan):
+    return flatten_array(plan.array).flatten(plan.sequence)
+
+
+def boundaries(positions):
+    """Positions at which a sweep begins a task or a chunk, those before, the ends, and others anywhere."""
+    features = np.array([positions.features(position) for position in range(positions.count)])
+    changes = {int(at) for at in np.flatnonzero(np.any(np.diff(positions.tasks(features), axis=0), axis=1))}
+    others = np.random.default_rng(7).choice(positions.count, 8).tolist()
+    firsts = [0, 1, positions.keys - 1, positions.keys, positions.keys + 1]
+    found = {*firsts, *others, positions.count - 1, *changes, *(at + 1 for at in changes)}
+    return sorted(at for at in found if at < positions.count)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_words_are_those_of_the_program(name):
+    program, positions = CALLS[name]
+    words = words_of(program)
+    family = derive(words, positions)
+    assert len(family.classes) == {"decode_layer": 2, "flow_qkv": 5}.get(name, 1)
+    for position in boundaries(positions):
+        np.testing.assert_array_equal(family.at(position), words(position), err_msg=str(position))
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 64, 200])
+@pytest.mark.parametrize("keys", [16, 64])
+def test_features_are_what_the_queries_see(window, keys):
+    sweeps = (CallSweep(0, 1, 1, window), CallSweep(32, 16, 64, window))
+    positions = Positions(500, keys, MOST, sweeps)
+    for position in range(0, 500, 7):
+        expected = [position]
+        for part in sweeps:
+            queries = range(position + part.offset, position + part.offset + part.queries)
+            total = position + part.tokens
+            seen = {key for q in queries for key in range(max(0, q - window + 1) if window else 0, min(q + 1, total))}
+            expected += [min(seen) // keys, max(seen) // keys - min(seen) // keys + 1]
+        assert positions.features(position) == expected
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+SWEPT = Positions(600, 64, 4, (CallSweep(0, 1, 1, 100), CallSweep(0, 1, 1, 0)))
+
+
+def affine(position):
+    _, first, chunks, _, all_chunks = SWEPT.features(position)
+    return np.array([7, 3 * position - 5, first * 4096, chunks, -all_chunks, 9])
+
+
+def test_words_that_follow_a_feature_are_found():
+    family = derive(affine, SWEPT)
+    assert {members.tasks for members in family.classes} == {(1, 1), (1, 2), (1, 3)}
+    for position in range(SWEPT.count):
+        np.testing.assert_array_equal(family.at(position), affine(position))
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (lambda position: position * position, r"expected word 5 to follow one of the features, got 0 at 0, "),
+        (lambda position: position // 2, r"expected word 5 to follow one of the features, got 0 at 0, "),
+        # All that is seen of this one are two positions at an end of a class.
+        (lambda position: position == 255, r"expected word 5 to (be 0 at position 255|follow one of the features)"),
+    ],
+)
+def test_a_word_that_follows_none_is_refused(planted, message):
+    def words(position):
+        return np.array([*affine(position)[:5], planted(position)])
+
+    with pytest.raises(ValueError, match=message):
+        derive(words, SWEPT)
+
+
+def test_steps_that_differ_are_refused():
+    with pytest.raises(ValueError, match="expected 6 words at position 128, as at 0, got 7: their sweeps"):
+        derive(lambda position: np.arange(6 + (position > 0)), SWEPT)
+
+
+def test_a_parameter_left_out_where_it_is_equal_is_refused(monkeypatch):
+    """Layers with and without a window see the same chunks at first: the second's parameters would not be written."""
+    write = RunTimeParameters.write
+    monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
+    program, positions = CALLS["decode_layer"]
+    with pytest.raises(ValueError, match="so their steps must be the same"):
+        derive(words_of(program), positions)
+
+
+def test_a_position_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"expected a position in 0..599, got 600"):
+        derive(affine, SWEPT).at(600)
+
+
+# --- Compiled words ---------------------------------------------------------------------------------------------------
+
+
+def compiled(position):
+    """As a compiler has it: no stride where a task has one chunk, here of the sweep of all keys."""
+    words = affine(position)
+    words[0] = 0 if -words[4] % SWEPT.chunks_of_a_task == 1 else 7
+    return words
+
+
+def test_a_stride_that_a_lone_chunk_does_not_have_is_that_of_the_others():
+    with pytest.raises(ValueError, match="expected word 0"):
+        derive(compiled, SWEPT)
+    family = derive(compiled, SWEPT, lone_chunks=False)
+    for position in range(SWEPT.count):
+        if position < 512:  # three chunks of a task, or four, tell that the stride does not follow them
+            np.testing.assert_array_equal(family.at(position), affine(position))
+        else:  # one or two: it may
+            np.testing.assert_array_equal(family.at(position), compiled(position))
+
+
+def test_nothing_else_may_differ_where_a_chunk_is_alone():
+    """At a position with lone chunks, in a word that follows a feature at the others."""
+
+    def words(position):
+        found = compiled(position)
+        found[3] += position == 63
+        return found
+
+    with pytest.raises(ValueError, match="expected word 3"):
+        derive(words, SWEPT, lone_chunks=False, checks=1000)
+
+
+def test_a_word_is_refused_that_only_a_lone_chunk_could_explain():
+    """Without positions with a lone chunk nothing tells what follows the second sweep's."""
+    positions = Positions(8, 2, 2, (CallSweep(0, 1, 1, 0), CallSweep(0, 1, 1, 3)))
+    with pytest.raises(ValueError, match="expected word 0 to follow one of the features"):
+        derive(lambda position: np.array([position in (1, 5)]), positions, lone_chunks=False)
+
+
+# --- The file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_the_family():
+    family = derive(affine, SWEPT)
+    name, identity, found = read_family(family.flatten("layers0-5", 1234))
+    assert (name, identity, found.positions) == ("layers0-5", 1234, SWEPT)
+    for position in range(0, SWEPT.count, 13):
+        np.testing.assert_array_equal(found.at(position), affine(position))
+
+
+def test_a_call_without_a_position_has_one_class():
+    family = constant(np.array([1, 2, 3]), 512)
+    _, _, found = read_family(family.flatten("gemm", 5))
+    assert [len(members.patches) for members in found.classes] == [0]
+    np.testing.assert_array_equal(found.at(511), [1, 2, 3])

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of a token: which way it is written, of what steps, and what is said of ways that are not taken."""
+
+import re
+
+import pytest
+
+from flownpu.aie.designs.decode_layer import design as decode_layer
+from flownpu.aie.designs.decode_layer.design import LayerShape
+from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from tests.aie.designs.test_decode_layer import SHAPES
+
+CONTEXT = 3840  # whole chunks of every head size here
+LAYERS, VOCABULARY = 4, 32064
+
+
+def decoder_of(shape, layers=LAYERS, vocabulary=VOCABULARY):
+    windows = tuple(512 * (layer % 2) for layer in range(layers))
+    return DecoderShape(shape, 1e-6, shape.d**-0.5, windows, (0,) * layers, vocabulary, CONTEXT, shape.feed_forward)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_layers_of_models_have_split_keys(name):
+    """All layers in one call, with the cache as bytes behind the state, and room for the last one's last round."""
+    choice = decode_program(decoder_of(SHAPES[name]), "npu2", CONTEXT)
+    assert (choice.way, choice.refused) == ("split", [])
+    (step,) = choice.program.steps
+    views = dict(zip((buffer.name for buffer in step.call.buffers), step.views, strict=True))
+    assert views["cache"] == views["cache_bytes"] == ("cache", 0)
+    assert views["logits"] == ("logits", 0)
+    position = 2 * SHAPES[name].position_size
+    keys = 24 * 1280 // SHAPES[name].d
+    (cache,) = (buffer for buffer in choice.program.buffers if buffer.name == "cache")
+    assert cache.bytes == (LAYERS * CONTEXT + -CONTEXT % keys) * position
+    assert choice.program.cache.layer == CONTEXT * position
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "said"),
+    [
+        (
+            LayerShape(3072, 32, 32, 96, 8192, "swiglu"),
+            "pairs",
+            ["decode_layer, split: .* head size that divides 1280"],
+        ),
+        (LayerShape(1536, 12, 1, 128, 8960, "swiglu"), "pairs", ["decode_layer, split: .*8 query heads or fewer"]),
+        (
+            LayerShape(6144, 48, 8, 128, 16384, "swiglu"),
+            "operators",
+            [rf"decode_layer, {way}: .* \[compute tile \(6, 2\)\] memory: need" for way in ("pairs", "split")],
+        ),
+    ],
+    ids=["heads of 96", "a group of 12", "a long residual stream"],
+)
+def test_what_a_design_refuses_another_takes(shape, way, said):
+    choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
+    assert choice.way == way
+    assert len(choice.refused) == len(said)
+    for reason, pattern in zip(choice.refused, said, strict=True):
+        assert re.search(pattern, reason)
+
+
+def test_what_no_design_takes_is_said_of_each():
+    shape = LayerShape(4608, 32, 16, 128, 36864, "geglu", post_norms=True)
+    designs = [r"decode_layer, pairs: .*", r"decode_layer, split: .*", r"operator by operator: \[plan fused_dqp"]
+    with pytest.raises(ValueError, match="; ".join(designs)):
+        decode_program(decoder_of(shape), "npu2", CONTEXT)
+
+
+def test_npu1_goes_operator_by_operator():
+    choice = decode_program(decoder_of(SHAPES["llama3.2-1b"]), "npu1", CONTEXT)
+    assert choice.way == "operators"
+    assert {reason.split("]")[1] for reason in choice.refused} == {" expected npu2, got npu1"}
+    steps = [step.call.operator for step in choice.program.steps]
+    layer = ["fused_dqp", "norm_rope", "flow_kv", "fused_dqp", "add_rms_norm", "fused_dqp", "fused_dqp", "add_rms_norm"]
+    assert steps == ["rms_norm", *layer * LAYERS, "fused_dqp"]
+
+
+def test_a_head_that_is_in_no_calls_reach_goes_by_itself(monkeypatch):
+    shape = SHAPES["gemma3-topics"]
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
+    choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
+    assert choice.way == "split"
+    steps = [step.call.operator for step in choice.program.steps]
+    assert steps == ["decode_layer", "decode_layer", "rms_norm_add", "rms_norm", "fused_dqp"]
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 100_000)
+    with pytest.raises(ValueError, match="a layer in 100000 bytes"):
+        decode_program(decoder_of(shape), "npu2", CONTEXT, ways=("split",))

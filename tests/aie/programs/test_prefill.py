@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill on the array: chunks of a prompt through a model's layers, and the decode layer over the cache they leave.
+
+The program is the one that `flownpu build` writes (aie/programs/prefill.py); what must come out:
+flownpu/selftest/reference/prompt.py.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.shape import Projection
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.aie.programs.program import Role
+from flownpu.selftest.reference.layer import EPSILON, Call, random_layer, rotary_table
+from flownpu.selftest.reference.prompt import PrefillModel
+from tests.aie.designs.layer_cases import case_of, checkpoint_layer
+from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
+from tests.aie.programs.machine import Machine
+
+CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
+CONTEXT = 256
+# Fewer tokens than a megatile of GEMM has rows: products have what lies behind them, too.
+CHUNK, PADDED = 64, 256
+HOST_WRITES = {"x", "q", "residual"}  # rows of a chunk; attention's output has those of its blocks of tokens
+GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
+# The last layer makes keys and values only.
+LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
+
+
+def trained(rng):
+    """Three layers of the small trained model, its feed-forward of 480 filled up with rows of zeros."""
+    del rng
+    config = json.loads((CHECKPOINT / "config.json").read_text())
+    real = LayerShape(256, 4, 2, 64, 480, "geglu", **GEMMA)
+    with safe_open(CHECKPOINT / "model.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    weights = [checkpoint_layer(real, tensors, index) for index in range(len(LAYERS))]
+    for layer in weights:
+        halves = np.split(layer.gate_up, 2)
+        layer.gate_up = np.concatenate([np.pad(half, ((0, 1), (0, 0), (0, 0))) for half in halves])
+    return replace(real, feed_forward=512), weights, config["query_pre_attn_scalar"] ** -0.5
+
+
+def untrained(shape):
+    """Three layers of random weights."""
+    return lambda rng: (shape, [random_layer(shape, rng) for _ in LAYERS], shape.d**-0.5)
+
+
+MODELS = {
+    "gemma3-topics": trained,
+    "llama": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu")),
+    "qwen3": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **QWEN)),
+}
+
+
+def machine_of(program, shape, weights, rotary):
+    """With the constants of a model; what is read behind the last rows before it is written only has to be finite."""
+    given = {
+        "weights": np.concatenate(
+            [*(layer.blocks() for layer in weights), np.zeros(Projection(128, shape.hidden).bytes, np.uint8)]
+        ),
+        "vectors": np.concatenate(
+            [*(layer.vectors(shape) for layer in weights), np.zeros(shape.entry_norms * shape.line, BFLOAT16)]
+        ),
+        "rotary": rotary,
+    }
+    scratch = {
+        buffer.name: np.full(buffer.bytes // 2, 3, BFLOAT16)
+        for buffer in program.buffers
+        if buffer.role is Role.SCRATCH
+    }
+    return Machine([program], given | scratch)
+
+
+def written(steps):
+    """Label, buffer and contents [tokens, ..] of what each step wrote but for the cache and the dequantised weights."""
+    for step, arguments in steps:
+        names = [view.buffer for view in step.views]
+        count = 2 if step.call.operator in {"add_rms_norm", "rms_norm_add"} else 1
+        for name, contents in list(zip(names, arguments.values(), strict=True))[-count - (names[-1] == "cache") :]:
+            if name not in {"cache", "panels"}:
+                yield step.label, name, contents
+
+
+@contextmanager
+def in_place(place):
+    """Says of an error where it is."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(place)
+        raise
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "turns"),
+    [
+        ("gemma3-topics", "bfp16", (64, 37)),
+        ("gemma3-topics", "bf16", (50, 64)),
+        ("llama", "bfp16", (50, 64)),
+        ("qwen3", "bfp16", (64, 37)),
+    ],
+)
+def test_chunks_and_a_token(rng, name, kind, turns):
+    """A prompt of two chunks of 64, the second not full, or two prompts, of which the first does not fill a chunk.
+
+    What every step writes; the cache; and a token that goes on from there by the decode layer.
+    """
+    shape, weights, scale = MODELS[name](rng)
+    rotary = np.stack([rotary_table(CONTEXT, shape.d, base) for base in (1e4, 1e6)])
+    windows, tables = zip(*((layer.window or 0, layer.table) for layer in LAYERS), strict=True)
+    decoder = DecoderShape(shape, EPSILON, scale, windows, tables, 128, CONTEXT, shape.feed_forward)
+    program = prefill_program(decoder, "npu2", CONTEXT, CHUNK, kind)
+    attended = FlowQKV("npu2", shape.heads, shape.kv_heads, shape.d).padded(CHUNK)
+    machine = machine_of(program, shape, weights, rotary)
+    kept = machine.buffers["cache"].view(BFLOAT16).reshape(len(LAYERS), CONTEXT, shape.kv_heads, 2, shape.d)
+    model = PrefillModel(shape, LAYERS, weights, rotary, scale, rng)
+    position = 0
+    for tokens in turns:
+        hidden = bf16(rng.normal(size=(tokens, shape.hidden)) * 3)
+        expected = model.prefill(hidden, position)
+        for label, buffer, contents in written(machine.run(program, hidden, position)):
+            layer, name, numbers, tolerance = next(expected)
+            with in_place(f"{buffer} of {label}, tokens {position} and on"):
+                assert (layer, name) == (int(label.rpartition(" ")[2]), buffer)
+                rows = CHUNK if name in HOST_WRITES else attended if name == "context" else PADDED
+                assert_within(contents.reshape(rows, -1)[:tokens, : numbers.shape[1]], numbers, tolerance)
+        # Of the last layer the model has more than keys and values, which are all that the program makes.
+        assert next(expected)[:2] == (len(LAYERS) - 1, "context")
+        list(expected)
+        position += tokens
+        assert_within(kept[:, :position], *model.outcome(0, position))
+        assert np.isfinite(wide(kept)).all()
+
+    token = bf16(rng.normal(size=shape.hidden) * 3)
+    call = Call(DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale)
+    found = case_of(call, rng).check()
+    *_, (_, _, numbers, tolerance) = model.prefill(token[None], position, bf16_stream=True)
+    assert_within(call.outcome(found)["update"], numbers[0], tolerance[0])

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs as data: how often they change the array, what they ask for, and from where on a chunk is worth it."""
+
+from dataclasses import replace
+
+import pytest
+
+from flownpu.aie.designs.decode_layer.shape import LayerShape
+from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.programs.chunks import with_fewest
+from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from flownpu.aie.programs.encode import encode_program
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.aie.programs.program import Role
+from flownpu.npu.models import MODELS
+
+CONTEXT, LAYERS = 1024, 9
+GEMMA3_4B = LayerShape(2560, 8, 4, 256, 10240, "geglu", post_norms=True, qk_norm=True)
+LLAMA31_8B = LayerShape(4096, 32, 8, 128, 14336, "swiglu")
+SMALL = LayerShape(288, 4, 2, 32, 640, "swiglu", qk_norm=True)
+
+
+def decoder(shape, layers=LAYERS):
+    return DecoderShape(shape, 1e-6, shape.d**-0.5, (0,) * layers, (0,) * layers, 320, CONTEXT, shape.feed_forward)
+
+
+@pytest.mark.parametrize(("shape", "together"), [(GEMMA3_4B, 4), (LLAMA31_8B, 2), (SMALL, 4)])
+def test_a_layer_has_four_changes_of_array_or_fewer(shape, together):
+    """Two for attention and back, and two for the weights of each group of layers, as many as have room together."""
+    program = prefill_program(decoder(shape), "npu2", CONTEXT, 256, "bfp16")
+    groups = -(-LAYERS // together)
+    # The last layer ends with QKV: it has no attention. To the first array is a change, too.
+    assert len(program.arrays) == 2 * groups + 2 * (LAYERS - 1)
+    assert len(program.arrays) / LAYERS <= 4
+    assert {name.partition("-")[0] for name in program.arrays} == {"dequant_engine", "gemm", "flow_qkv"}
+    assert len(set(program.arrays)) == 3
+    # In full, as a model of this many layers has it: a group's dispatches.
+    dispatches = [steps[0].call.array for steps in program.dispatches if steps[0].call.array != "host"]
+    assert len(dispatches) == groups + 4 * (LAYERS - 1) + 1
+
+
+def test_an_encoder_s_layer_has_two_changes_of_array():
+    of = MODELS["siglip"].encoder
+    longer, shorter = (encode_program(replace(of, layers=layers), "npu2") for layers in (5, 3))
+    assert len(longer.arrays) - len(shorter.arrays) == 2 * (5 - 3)
+    assert len(set(longer.arrays)) == 3
+
+
+def test_products_read_the_weights_of_their_own_layer():
+    """Followed through the buffer: an engine's output takes the place of what it overlaps, and a GEMM finds its own."""
+    program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
+    held, products = {}, 0
+    for step in program.steps:
+        views = {view.buffer: (view.offset, buffer) for view, buffer in zip(step.views, step.call.buffers, strict=True)}
+        if "panels" not in views:
+            continue
+        layer, (first, buffer) = step.label.partition(", ")[2], views["panels"]
+        if step.call.operator == "dequant_engine":
+            last = first + buffer.type.bytes
+            held = {key: value for key, value in held.items() if key >= last or value[0] <= first}
+            held[first] = last, layer
+        else:
+            products += 1
+            last, of = held[first]
+            assert of == layer
+            assert first + buffer.type.bytes >= last
+    assert products == 4 * (LAYERS - 1) + 1
+
+
+def test_the_residual_stream_and_embeddings_stay_with_the_host():
+    program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
+    roles = {buffer.name: buffer.role for buffer in program.buffers}
+    assert {name for name, role in roles.items() if role is Role.HOST} == {"hidden", "residual"}
+
+
+def test_attention_of_a_long_chunk_is_several_calls_of_one_dispatch():
+    """The same call at later positions, over the rows that are its own."""
+    program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 512, "bfp16")
+    (steps, *_) = [steps for steps in program.dispatches if steps[0].call.operator == "flow_qkv"]
+    assert len({step.call for step in steps}) == 1
+    part = 512 // len(steps)
+    line = SMALL.heads * SMALL.d * 2
+    assert [step.offset for step in steps] == list(range(0, 512, part))
+    assert [step.views[0].offset for step in steps] == [step.offset * line for step in steps]
+    assert steps[0].call.positions.count == CONTEXT - part + 1
+
+
+# --- From how many tokens on a chunk is worth its time ----------------------------------------------------------------
+
+
+def priced(times):
+    """The least tokens of each chunk, and of the seconds that a program of so many tokens takes."""
+    token = decode_program(decoder(SMALL, 1), "npu2", CONTEXT).program
+    programs = [replace(token, kind="prefill" if tokens > 1 else "decode", tokens=tokens) for tokens in times]
+    return {each.tokens: each.fewest for each in with_fewest(programs, lambda program: times[program.tokens])}
+
+
+def test_fewest_weighs_a_chunk_against_shorter_ones():
+    # 10 tokens one by one take as long as a chunk; one of those and 8 tokens as long as the longer one.
+    assert priced({1: 1.0, 256: 10.0}) == {1: 1, 256: 10}
+    assert priced({1: 1.0, 256: 10.0, 512: 18.0}) == {1: 1, 256: 10, 512: 264}
+    # One of 512 tokens, one of 256 and three tokens.
+    assert priced({512: 14.0, 1: 1.0, 256: 10.0, 1024: 27.0}) == {1: 1, 256: 10, 512: 260, 1024: 771}
+    # Never.
+    assert priced({1: 1.0, 256: 300.0, 512: 400.0}) == {1: 1, 512: 400}
+
+
+def test_products_of_a_decoder_share_an_array():
+    """With the tiles that are the fastest for those with the epilogue."""
+    program = prefill_program(decoder(GEMMA3_4B), "npu2", CONTEXT, 256, "bfp16")
+    design = Gemm("npu2", "bfp16", "geglu")
+    (array,) = {step.call.last_plan.array for step in program.steps if step.call.operator == "gemm"}
+    assert array == design.program(256, 256, design.width).resolve_program("gemm").array

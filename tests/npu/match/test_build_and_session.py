@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu build` makes artifacts for exactly those models of which a session gives the layers to the array.
+
+Where one says no, the other says so in the same words. tests/rewrites/test_unconverted.py has those of GenAI's builder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from flownpu.convert import convert
+from flownpu.npu.artifacts import build_artifacts
+from flownpu.npu.decoder import decoder_of_model, read_decoder
+from flownpu.npu.encoder import read_encoder
+from flownpu.ops.definitions import add_functions
+from tests.convert.conftest import write_tiny
+from tests.convert.gguf_files import write_gguf
+from tests.convert.picture_models import write_pictures_checkpoint
+from tests.npu.match.verdicts import assert_same_decoder, told_by_build, told_by_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.npu.models import Models
+
+    Change = Callable[[ir.Model], None]
+
+ATTENTION, PRODUCT, NORM = "FlowQKVAttention", "Q4NXMatMul", "SkipSimplifiedLayerNormalization"
+POSITION_IDS, ATTENTION_BIAS, BLOCKS, HEAD_SINK = 9, 10, 13, 14  # inputs of attention
+HEADS, LAYERS = 4, 3
+
+
+# --- Decoders as they are converted -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("trained", {}, ""),
+        ("gemma3_text", {}, ""),
+        ("gemma3_text", {"sliding_window_cache": True, "kv_dtype": "fp32"}, ""),
+        ("llama", {}, ""),
+        ("llama", {"logits": "all"}, "convert it with --logits last"),
+        ("qwen3", {}, ""),
+        ("uneven", {}, ""),
+        ("narrow", {}, ""),
+        ("odd", {}, ""),
+        ("gemma2", {}, "expected no softcap: the array has none"),
+    ],
+)
+def test_converted_decoders(
+    name: str, options: dict[str, Any], reason: str, models: Models, ep_devices: list[Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(models.converted(name, **options), folder)
+    told = assert_same_decoder(folder, ep_devices[:1])
+    assert reason in told
+    assert bool(reason) == bool(told)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_decoders_of_gguf_files(family: str, ep_devices: list[Any], tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", write_tiny(family, tmp_path / "checkpoint").reference)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    assert_same_decoder(tmp_path / "model", ep_devices[:1])
+
+
+# --- Decoders that are changed ----------------------------------------------------------------------------------------
+
+
+def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == op_type]
+
+
+def attribute(op_type: str, number: int, **values: Any) -> Change:
+    def change(model: ir.Model) -> None:
+        for made in ir.convenience.convert_attributes(values):
+            nodes_of(model, op_type)[number].attributes[made.name] = made
+
+    return change
+
+
+def set_input(node: ir.Node, place: int, value: ir.Value) -> None:
+    node.resize_inputs(max(place + 1, len(node.inputs)))
+    node.replace_input_with(place, value)
+
+
+def constant(op_type: str, number: int, place: int, array: np.ndarray) -> Change:
+    """A constant as an input."""
+
+    def change(model: ir.Model) -> None:
+        tensor = ir.tensor(array)
+        value = ir.Value(name="given", const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+        model.graph.register_initializer(value)
+        set_input(nodes_of(model, op_type)[number], place, value)
+
+    return change
+
+
+def fed(place: int, dtype: ir.DataType, dims: list[Any]) -> Change:
+    """An input of the graph as one of the second layer's attention."""
+
+    def change(model: ir.Model) -> None:
+        value = ir.Value(name="given", type=ir.TensorType(dtype), shape=ir.Shape(dims))
+        model.graph.inputs.append(value)
+        set_input(nodes_of(model, ATTENTION)[1], place, value)
+
+    return change
+
+
+def without_a_product(model: ir.Model) -> None:
+    """Its rows are those that come in."""
+    output = nodes_of(model, PRODUCT)[1]
+    ir.convenience.replace_all_uses_with(output.outputs[0], nodes_of(model, ATTENTION)[0].outputs[0])
+    model.graph.remove(output, safe=True)
+
+
+def a_sum_that_is_an_output(model: ir.Model) -> None:
+    value = nodes_of(model, NORM)[2].outputs[0]
+    value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["batch", "tokens", 288])
+    model.graph.outputs.append(value)
+
+
+def apart_from_its_reader(model: ir.Model) -> None:
+    """A node that no device takes between the first layer's attention and its output projection."""
+    attention = nodes_of(model, ATTENTION)[0]
+    sine = ir.node("Sin", [attention.outputs[0]], name="between")
+    model.graph.insert_after(attention, sine)
+    ir.convenience.replace_all_uses_with(attention.outputs[0], sine.outputs[0])
+    sine.replace_input_with(0, attention.outputs[0])
+
+
+def a_head_without_its_last_rows(model: ir.Model) -> None:
+    """Fewer than its weight has: of two constants that do not fit one another, no contract speaks."""
+    head = nodes_of(model, PRODUCT)[-1]
+    rows = head.attributes["M"].as_int() - 64
+    head.attributes["M"] = ir.AttrInt64("M", rows)
+    logits = head.outputs[0]
+    logits.shape = ir.Shape([*logits.shape[:2], rows])
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "nothing": (lambda _: None, ""),
+    "another window": (attribute(ATTENTION, 1, local_window_size=24), ""),
+    "head_sink": (constant(ATTENTION, 1, HEAD_SINK, np.ones(HEADS, np.float32)), "expected no head_sink"),
+    "attention_bias": (
+        fed(ATTENTION_BIAS, ir.DataType.FLOAT, [1, 1, "tokens", "total"]), "expected no attention_bias",
+    ),
+    "position_ids": (fed(POSITION_IDS, ir.DataType.INT64, ["batch", "tokens"]), "expected no position_ids"),
+    "bidirectional_blocks": (
+        fed(BLOCKS, ir.DataType.INT32, ["batch", "tokens"]), "expected bidirectional_blocks of all layers to be",
+    ),
+    "softcap": (attribute(ATTENTION, 2, softcap=30.0), "expected no softcap"),
+    "causal": (attribute(ATTENTION, 1, causal=0), "expected causal = 1"),
+    "pairs": (attribute(ATTENTION, 1, rotary_interleaved=1), "expected rotary_interleaved = 0"),
+    "a bias": (constant(PRODUCT, 0, 2, np.ones(256, np.float32)), "neither bias nor residual in the QKV projection"),
+    "another scale": (attribute(ATTENTION, LAYERS - 1, scale=0.5), "as in the layers before, got 4, 2, 32, 0.5"),
+    "another epsilon": (attribute(NORM, 2, epsilon=1e-3), "expected the epsilon of all norms to be 1e-06, got 0.001"),
+    "another activation": (attribute(PRODUCT, 6, gating="swiglu"), "got 608, 288 and swiglu"),
+    "no output projection": (without_a_product, "expected a Q4NXMatMul, the output projection"),
+    "a sum for others": (a_sum_that_is_an_output, "and an output of the graph"),
+    "a node that no device takes": (apart_from_its_reader, "Sin 'between': expected a Q4NXMatMul, "),
+    "one that only its kernel refuses": (a_head_without_its_last_rows, "expected weight"),
+    "too large a window": (
+        attribute(ATTENTION, 1, local_window_size=2**40), "attribute 'local_window_size': expected -1 to ",
+    ),
+}  # fmt: skip
+
+
+def changed(source: Path, folder: Path, file: str, change: Change) -> None:
+    """A copy of a model's folder with one of its graphs changed."""
+    shutil.copytree(source, folder)
+    model = ir.load(source / file)
+    change(model)
+    for identifier in [identifier for identifier in model.functions if identifier[0] == "ai.flownpu"]:
+        del model.functions[identifier]
+    add_functions(model)
+    (folder / file).unlink()
+    ir.save(model, folder / file, external_data=f"{file}.changed.data")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_decoders(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
+    change, reason = CHANGES[name]
+    changed(models.converted("gemma3_text"), tmp_path / "model", "model.onnx", change)
+    told = assert_same_decoder(tmp_path / "model", ep_devices[:1])
+    assert reason in told
+    assert bool(reason) == bool(told)
+
+
+# --- Reading a file ---------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_goes_in_circles_is_refused(models: Models) -> None:
+    model = ir.load(models.converted("gemma3_text") / "model.onnx")
+    cast = nodes_of(model, "Cast")[0]
+    cast.replace_input_with(0, cast.outputs[0])
+    with pytest.raises(ValueError, match=r"Cast '.*': expected what makes '.*' to come before it"):
+        decoder_of_model(model, 256)
+
+
+@pytest.mark.slow
+def test_weights_stay_in_their_file(models: Models) -> None:
+    """What is asked of a graph takes no memory that grows with them."""
+    folder = models.converted("gemma3-1b")
+    read_decoder(models.converted("llama"))  # so that all modules are there
+    tracemalloc.start()
+    read_decoder(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (folder / "model.onnx.data").stat().st_size / 16
+
+
+# --- Models of images -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures_checkpoint(folder / "checkpoint")
+    convert(folder / "checkpoint", folder / "model")
+    return folder / "model"
+
+
+ENCODER_CHANGES: dict[str, tuple[Change, str]] = {
+    "nothing": (lambda _: None, ""),
+    "softcap": (attribute(ATTENTION, 0, softcap=30.0), "expected no softcap"),
+    "another scale": (attribute(ATTENTION, 1, scale=0.5), "the same heads and scale in all layers"),
+    "another epsilon": (attribute("LayerNormalization", 2, epsilon=0.5), "epsilon of all layer norms"),
+    "exact GELU": (attribute("DenseMatMul", 2, activation="gelu"), "activation = gelu_tanh"),
+    "causal": (attribute(ATTENTION, 0, causal=1), "expected causal = 0"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODER_CHANGES)
+def test_encoders(name: str, pictures: Path, ep_devices: list[Any], tmp_path: Path) -> None:
+    change, reason = ENCODER_CHANGES[name]
+    folder = tmp_path / "model"
+    changed(pictures, folder, "vision.onnx", change)
+    told = told_by_build(folder, read_encoder)
+    assert reason in told
+    assert bool(reason) == bool(told)
+    if not told:
+        build_artifacts(folder)
+    assert told_by_session(folder / "vision.onnx", ep_devices[:1]) == ({told} if told else set())
+
+
+def test_a_decoder_that_sees_images(pictures: Path, ep_devices: list[Any]) -> None:
+    assert not assert_same_decoder(pictures, ep_devices[:1])

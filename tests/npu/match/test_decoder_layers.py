@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder that is found in a graph, its constants in the array's order, and what is said where there is none."""
+
+import dataclasses
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
+from flownpu.ops import q4nx
+from flownpu.selftest.reference.layer import padded
+from tests.aie.designs.layer_cases import checkpoint_layer, norm_weights
+from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
+
+MODELS = ("trained", "gemma3_text", "llama", "qwen3")
+BFLOAT16 = ml_dtypes.bfloat16
+
+
+def lower(nodes, outputs=("logits",)):
+    return npu.lower_layers(partition(nodes), list(outputs))
+
+
+def decoder_of(lowered):
+    assert lowered.on_host == []
+    return next(node for node in lowered.nodes if node.op_type == "DecoderLayers")
+
+
+def by_name(nodes, name):
+    return next(node for node in nodes if node.name == name)
+
+
+# --- What is found ----------------------------------------------------------------------------------------------------
+
+
+def expected_attributes(name, config):
+    gemma = config["model_type"].startswith("gemma3")
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    first = sliding[0]  # whose angles are table 0
+    return {
+        "hidden": config["hidden_size"], "heads": config["num_attention_heads"], "head_size": config["head_dim"],
+        "kv_heads": config["num_key_value_heads"], "feed_forward": config["intermediate_size"],
+        "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
+        "activation": "geglu" if gemma else "swiglu", "post_norms": int(gemma),
+        "qk_norm": int(gemma or name == "qwen3"), "bidirectional_blocks": 0,
+        "epsilon": np.float32(config["rms_norm_eps"]),
+        "scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
+        "windows": [config["sliding_window"] if slides else 0 for slides in sliding],
+        "tables": [int(slides != first) for slides in sliding],
+        "sliding_window_cache": [0] * len(sliding), "positions": config["max_position_embeddings"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decoders_of_all_kinds(name, models):
+    nodes, outputs = read_nodes(models.converted(name))
+    node = decoder_of(lowered := lower(nodes, outputs))
+    config = json.loads((models.checkpoint(name).folder / "config.json").read_text())
+    assert node.attributes == expected_attributes(name, config)
+    assert node.domain == "ai.flownpu.npu"
+    layers = range(config["num_hidden_layers"])
+    caches = [
+        [f"{kind}.{i}.{part}" for i in layers for part in ("key", "value")] for kind in ("past_key_values", "present")
+    ]
+    hidden, total, lengths, *pasts = node.inputs
+    assert [total, lengths] == ["/total_sequence_length/output", "/seqlens_k/output"]
+    assert hidden == ("/embeddings/output" if "gemma" in config["model_type"] else "/embed_tokens/rows/output")
+    assert pasts == caches[0]
+    assert node.outputs == ["logits", *caches[1]]
+    # What is left runs before it; nothing is left of the last token's index, which nobody asks for any more.
+    others = {"ReduceSum", "Sub", "Cast", "Shape", "Gather", "Q4NXGather", "Mul"}
+    assert lowered.nodes[-1].op_type == "DecoderLayers"
+    assert {other.op_type for other in lowered.nodes[:-1]} <= others
+    assert not any("last_token" in other.name for other in lowered.nodes)
+
+
+def test_windowed_caches(models):
+    nodes, outputs = read_nodes(models.converted("gemma3_text", sliding_window_cache=True))
+    assert decoder_of(lower(nodes, outputs)).attributes["sliding_window_cache"] == [1, 0, 1]
+
+
+def test_the_form_of_imported_graphs(models):
+    """The index through a Reshape, tokens counted on the hidden states (graph_rewrites/last_token_logits.py)."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    shape = next(node for node in nodes if node.op_type == "Shape" and node.attributes.get("start") == 1)
+    shape.inputs[0] = by_name(nodes, "/last_token/hidden").inputs[0]
+    unsqueeze = by_name(nodes, "/last_token/index")
+    unsqueeze.op_type = "Reshape"
+    nodes.sort(key=lambda node: "last_token" in node.name or node.name == "/lm_head")
+    assert decoder_of(lower(nodes, outputs)).attributes["layers"] == 3
+
+
+def test_either_order_of_a_sum(models):
+    nodes, outputs = read_nodes(models.converted("gemma3_text"))
+    for node in nodes:
+        if node.op_type == "SkipSimplifiedLayerNormalization":
+            node.inputs[0], node.inputs[1] = node.inputs[1], node.inputs[0]
+    decoder_of(lower(nodes, outputs))
+
+
+def test_what_is_beside_the_decoder_stays(models):
+    """A projection of something else is the host's, with the reason; what leaves the partition unread is kept."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    embeddings = by_name(nodes, "/embed_tokens/rows")
+    weight = by_name(nodes, "/lm_head").inputs[1]
+    sizes = {"M": 320, "K": 288}
+    beside = GivenNode("beside", "Q4NXMatMul", "ai.flownpu", sizes, [embeddings.outputs[0], weight])
+    beside.outputs.append(["beside/output", "float", None, None])
+    lowered = lower([*nodes, beside], [*outputs, "beside/output"])
+    assert [node.op_type for node in lowered.nodes][-2:] == ["DecoderLayers", "Q4NXMatMul"]
+    reason = "it is not one of the decoder's layers, which are what the array computes"
+    assert lowered.on_host == [("beside", "Q4NXMatMul", reason)]
+
+
+# --- Constants --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_constants_are_packed_as_the_designs_read_them(name, models):
+    """Against the layout's definition, aie/designs/decode_layer/shape.py, from the checkpoint on."""
+    nodes, outputs = read_nodes(models.converted(name))
+    node = decoder_of(lower(nodes, outputs))
+    given = node.attributes
+    with safe_open(models.checkpoint(name).folder / "model.safetensors", "np") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+    shape = LayerShape(
+        given["hidden"], given["heads"], given["kv_heads"], given["head_size"], given["feed_forward"],
+        given["activation"], bool(given["post_norms"]), bool(given["qk_norm"]),
+    )  # fmt: skip
+    whole = dataclasses.replace(shape, feed_forward=-(-shape.feed_forward // 64) * 64)
+    assert whole.feed_forward > shape.feed_forward
+    count = given["layers"]
+    layers = [checkpoint_layer(shape, tensors, index) for index in range(count)]
+    more = (whole.feed_forward - shape.feed_forward) // 32
+    for layer in layers:
+        halves = [np.pad(half, ((0, more), (0, 0), (0, 0))) for half in np.split(layer.gate_up, 2)]
+        layer.gate_up = np.concatenate(halves)
+        assert interleave(layer.gate_up).nbytes == whole.projections[2].bytes
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+    weights = [layer.blocks() for layer in layers] + [q4nx.pack(*q4nx.quantize(head)).reshape(-1)]
+    assert node.packed("weights") == np.concatenate(weights).tobytes()
+
+    last = [f"model.layers.{count - 1}.post_feedforward_layernorm.weight"] if shape.post_norms else []
+    norms = norm_weights(shape, np.stack([tensors[key] for key in [*last, "model.norm.weight"]]))
+    if shape.post_norms:  # of nothing, since nothing was added before the first layer
+        layers[0].norms[0] = 0
+    vectors = [layer.vectors(shape) for layer in layers] + [padded(norm, shape.line) for norm in norms]
+    assert node.packed("vectors") == np.concatenate(vectors).tobytes()
+
+    initializers = {value[0]: value[3] for each in nodes for value in each.inputs}
+    tables = max(given["tables"]) + 1
+    angles = [np.concatenate([initializers[f"rotary.{t}.{part}"] for part in ("cos", "sin")], 1) for t in range(tables)]
+    assert node.packed("rotary") == np.stack(angles).astype(BFLOAT16).tobytes()
+
+
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=["narrow", "symmetric"])
+@pytest.mark.parametrize("name", ["uneven", "gemma3_text"])
+def test_weights_of_any_layout_become_wide_blocks(name, layout, models):
+    """The array's bytes are those of the same weights in wide blocks; "uneven" has padding in all directions."""
+    nodes, outputs = read_nodes(models.converted(name))
+    found, expected = (
+        decoder_of(lower(in_layout(nodes, each, symmetric=not layout.minima), outputs)).packed("weights")
+        for each in (layout, q4nx.WIDE)
+    )
+    assert found == expected
+
+
+# --- What is in the way -----------------------------------------------------------------------------------------------
+
+
+def attribute(node, **values):
+    def change(nodes):
+        by_name(nodes, node).attributes.update(values)
+
+    return change
+
+
+def input_of(node, place, value):
+    def change(nodes):
+        inputs = by_name(nodes, node).inputs
+        inputs.extend([["", "", None, None] for _ in range(place + 1 - len(inputs))])
+        inputs[place] = value
+
+    return change
+
+
+def without_input(node, *places):
+    def change(nodes):
+        for place in places:
+            by_name(nodes, node).inputs[place] = ["", "", None, None]
+
+    return change
+
+
+def another_reader(value):
+    def change(nodes):
+        node = GivenNode("reader", "Abs", "", {}, [[value, "float", None, None]], [["read", "float", None, None]])
+        nodes.append(node)
+
+    return change
+
+
+def rename(node, op_type):
+    def change(nodes):
+        by_name(nodes, node).op_type = op_type
+
+    return change
+
+
+def static_batch(nodes):
+    for node in nodes:
+        for value in node.inputs:
+            if value[0].startswith("past_key_values"):
+                value[2] = [2, 2, -1, 32]
+
+
+def other_blocks(nodes):
+    by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][2] = [9, 18, 640]
+
+
+def spoilt_weight(nodes):
+    by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
+
+
+VALUE = ["given", "float", None, None]
+ATTENTION = "/layers.1.self_attn/attention"
+CASES = {
+    "bias": (input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "neither bias nor residual in the QKV projection"),
+    "residual": (input_of("/layers.0.mlp.down_proj", 3, VALUE), "'/layers.0.mlp.down_proj': expected neither"),
+    "a smaller layer": (
+        attribute("/layers.2.mlp.gate_up_proj", M=128),
+        "'/layers.2.mlp.gate_up_proj': expected M = 608, K = 288 and gating = geglu as in the layers before, got 128",
+    ),
+    "another activation": (attribute("/layers.1.mlp.gate_up_proj", gating="swiglu"), "got 608, 288 and swiglu"),
+    "no activation": (attribute("/layers.0.mlp.gate_up_proj", gating="none"), "gating = geglu or swiglu, got none"),
+    "a weight that is computed": (
+        spoilt_weight,
+        r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], \[9,19,640\] or \[9,19,576\]",
+    ),
+    "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
+    "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
+    "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
+    "softcap": (attribute(ATTENTION, softcap=30.0), f"FlowQKVAttention '{ATTENTION}': expected no softcap"),
+    "causal": (attribute(ATTENTION, causal=0), "expected causal = 1"),
+    "no RoPE": (attribute(ATTENTION, do_rotary=0), "expected do_rotary = 1"),
+    "interleaved": (attribute(ATTENTION, rotary_interleaved=1), "expected rotary_interleaved = 0"),
+    "scale": (attribute(ATTENTION, scale=0.5), "expected 4 heads, 2 KV heads of 32, scale 0.2.*, got 4, 2, 32, 0.5"),
+    "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),
+    "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected no attention_bias"),
+    "blocks of one layer": (
+        input_of(ATTENTION, 13, VALUE), "expected bidirectional_blocks of all layers to be the same value, or none",
+    ),
+    "sink": (input_of(ATTENTION, 14, VALUE), "expected no head_sink: the array has none"),
+    "separate keys": (input_of(ATTENTION, 1, VALUE), "expected a packed QKV projection"),
+    "another length": (input_of(ATTENTION, 5, VALUE), "total_sequence_length of all layers to be the same values"),
+    "no QK-norm": (without_input(ATTENTION, 11, 12), "and a QK-norm as in the layers before, .* and no QK-norm"),
+    "half a QK-norm": (without_input(ATTENTION, 12), "norms of both queries and keys, or none"),
+    "no past": (without_input(ATTENTION, 3), "expected past_key and past_value"),
+    "a batch": (static_batch, "expected a batch of one: the array computes one sequence"),
+    "a present that is read": (another_reader("present.1.key"), "nothing in the graph reads present_key"),
+    "a product that is read": (
+        another_reader("/layers.1.mlp.down_proj/output"), "to be read by one node, a norm with the residual, got 2"
+    ),
+    "the residual stream is read": (
+        another_reader("/layers.1.pre_feedforward_layernorm/sum"), "the next norm with the residual, got 2 that read it"
+    ),
+    "the last sum is read": (another_reader("/norm/sum"), "nothing reads the sum after the last layer"),
+    "no post-norm": (
+        input_of("/layers.1.pre_feedforward_layernorm", 1, ["/layers.1.self_attn.o_proj/output", "float", None, None]),
+        "to be read by one node, a norm with the residual, got 2",
+    ),
+    "another residual": (
+        input_of("/layers.1.pre_feedforward_layernorm", 0, VALUE), "'/layers.1.input_layernorm/sum'",
+    ),
+    "another index": (attribute("/last_token/new_tokens", start=0), r"last token.*: Shape\(.*\) - 1 is not in it"),
+    "an index that is given": (input_of("/last_token/minimum", 0, VALUE), "seqlens_k is not in it"),
+    "an index that is no minimum": (rename("/last_token/minimum", "Max"), "its index is no Min of two values"),
+    "no batch dimension": (attribute("/last_token/hidden", batch_dims=0), "batch_dims is not 1"),
+    "another operator": (rename("/layers.2.mlp.down_proj", "MatMul"), "MatMul '/layers.2.*': expected a Q4NXMatMul"),
+    "no first norm": (
+        rename("/layers.0.input_layernorm", "LayerNormalization"),
+        "'/layers.0.self_attn.qkv_proj': expected a SimplifiedLayerNormalization before the first",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_match_is_left_with_the_reason(case, models):
+    change, message = CASES[case]
+    nodes, outputs = read_nodes(models.converted("gemma3_text"))
+    change(nodes)
+    lowered = lower(nodes, outputs)
+    assert [node.op_type for node in lowered.nodes] == [node.op_type for node in nodes]
+    for_array = [node for node in nodes if node.op_type in {"Q4NXMatMul", "FlowQKVAttention"}]
+    assert [item[:2] for item in lowered.on_host] == [(node.name, node.op_type) for node in for_array]
+    (reason,) = {item[2] for item in lowered.on_host}
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(reason)
+
+
+def test_logits_of_all_tokens(models):
+    nodes, outputs = read_nodes(models.converted("llama", logits="all"))
+    reasons = {reason for _, _, reason in lower(nodes, outputs).on_host}
+    assert len(reasons) == 1
+    assert "the graph computes logits of all tokens: convert it with --logits last" in reasons.pop()
+
+
+def test_an_output_from_inside_the_layers(models):
+    nodes, outputs = read_nodes(models.converted("llama"))
+    name = "/layers.1.mlp.down_proj/output"
+    (reason,) = {reason for _, _, reason in lower(nodes, [*outputs, name]).on_host}
+    assert "and an output of the graph" in reason
+
+
+def test_a_vocabulary_that_fills_no_blocks(models):
+    """Its last block has rows of zeros."""
+    nodes, outputs = read_nodes(models.converted("odd"))
+    node = decoder_of(lower(nodes, outputs))
+    assert node.attributes["vocabulary"] == 300
+
+
+def test_blocks_that_all_layers_have(models):
+    """They are the node's last input."""
+    nodes, outputs = read_nodes(models.converted("gemma3_text"))
+    for node in nodes:
+        if node.op_type == "FlowQKVAttention":
+            input_of(node.name, 13, ["blocks", "int32", None, None])(nodes)
+    node = decoder_of(lower(nodes, outputs))
+    assert node.attributes["bidirectional_blocks"] == 1
+    assert node.inputs[-1] == "blocks"
+
+
+def test_no_decoder():
+    nodes = [GivenNode("a", "Q4NXMatMul", "ai.flownpu", {}, [VALUE], [["y", "float", None, None]])]
+    assert lower(nodes, ["y"]).on_host == [
+        ("a", "Q4NXMatMul", "the array computes decoders, and there is no attention")
+    ]

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder's layers on the emulated array, through the device: prompts, tokens, and what callers do with the past."""
+
+import dataclasses
+import re
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from flownpu.aie.designs.decode_layer import design as decode_layer
+from flownpu.aie.programs.decode import DECODE_WAYS
+from flownpu.npu.artifacts import build_artifacts
+from flownpu.npu.decoder import read_decoder
+from tests.aie.words import read_family, words_of
+from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
+from tests.npu.rounding import array_error
+from tests.ops.device import _argument
+
+CONTEXT = 512
+CHUNKS = "256 or 512"  # that fit the context
+TURNS = 50, 51, 70, 71, 72, 73
+SLOW = pytest.mark.slow
+MEGATILE = 1024  # columns of a product are padded to those of GEMM's
+
+
+@pytest.fixture(scope="module")
+def session_of(models):
+    """A session of a model, with artifacts for CONTEXT tokens; options of its conversion."""
+    opened = {}
+
+    def session(name, *, new=False, ways=DECODE_WAYS, **options):
+        key = name, ways, *options.items()
+        if new or key not in opened:
+            device = npu.NpuDevice(str(models.artifacts(name, CONTEXT, ways)))
+            opened[key] = Session(device, *read_nodes(models.converted(name, **options)))
+        return opened[key]
+
+    return session
+
+
+@pytest.fixture(scope="module")
+def embed(models):
+    """The hidden states [S, D] that the layers of a model get for tokens."""
+
+    def embedded(name, ids):
+        with torch.no_grad():
+            return models.checkpoint(name).reference.get_input_embeddings()(torch.from_numpy(ids)).numpy()
+
+    return embedded
+
+
+def steps_of(*stops):
+    return list(zip((0, *stops[:-1]), stops, strict=True))
+
+
+def run_all(session, hidden, steps, past=None, **options):
+    """Logits of the last token of each step."""
+    past = session.past(CONTEXT) if past is None else past
+    return np.array([session.run(hidden[start:stop], stop, past, **options)[0] for start, stop in steps])
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "stops", "ways"),
+    [
+        # A first prompt that fills no chunk, a token, a second prompt, tokens.
+        ("trained", True, TURNS, DECODE_WAYS),
+        *(pytest.param(name, True, TURNS, DECODE_WAYS, marks=SLOW) for name in ("gemma3_text", "llama", "qwen3")),
+        # The other ways of decoding.
+        *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
+        *(pytest.param(name, True, TURNS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
+        # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
+        pytest.param("trained", True, (200, 505, 506), DECODE_WAYS, marks=SLOW),
+        # A chunk of the longer kind, whose attention is several calls of a dispatch.
+        pytest.param("trained", True, (400,), DECODE_WAYS, marks=SLOW),
+        # A vocabulary that fills no blocks; a narrow model, whose prompt goes token by token.
+        ("odd", True, TURNS, DECODE_WAYS),
+        pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),
+    ],
+)
+def test_logits(rng, name, prompt, stops, ways, session_of, embed, models):
+    """Against transformers, which computes in float32.
+
+    The rms of the errors is an estimate (tests/npu/rounding.py), of roundings that are taken for independent and evenly
+    spread: twice of it leaves room for what they are not. A wrong angle, scale or norm changes logits by about their
+    own spread, several times that.
+    """
+    session, model = session_of(name, ways=ways), models.checkpoint(name)
+    ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)
+    found = run_all(session, embed(name, ids), steps)
+    lasts = [stop - 1 for stop in stops]
+    expected = model.logits(ids[None])[0, lasts]
+    error = np.sqrt(np.square(found - expected).mean())
+    bound = 2 * array_error(model.reference, ids, lasts, prompt=prompt)
+    assert error < bound < expected.std() / 4
+
+
+def test_a_prompt_is_the_sum_of_its_parts(rng, session_of, embed):
+    """Token by token the bits are the same whatever was a prompt, since few tokens go token by token anyway."""
+    session = session_of("llama")
+    hidden = embed("llama", rng.integers(3, 300, 12))
+    one = run_all(session, hidden, steps_of(*range(1, 13)))
+    some = run_all(session, hidden, steps_of(5, 6, 12))
+    assert some.tobytes() == one[[4, 5, 11]].tobytes()
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [{"kv_dtype": "fp32"}, {"kv_dtype": "fp16"}, {"sliding_window_cache": True}, {"share": False}],
+    ids=lambda variant: next(iter(variant)) + str(next(iter(variant.values()))),
+)
+def test_the_tensors_type_and_capacity_change_nothing(rng, variant, session_of, embed):
+    name, steps = "gemma3_text", steps_of(40, 41, 50, 51)
+    hidden = embed(name, rng.integers(3, 300, steps[-1][1]))
+    expected = run_all(session_of(name), hidden, steps)
+    share = variant.get("share", True)
+    options = {key: value for key, value in variant.items() if key != "share"}
+    session = session_of(name, **options)
+    past = session.past(
+        0 if not share else CONTEXT, {"fp32": np.float32, "fp16": np.float16}.get(variant.get("kv_dtype"), BFLOAT16)
+    )
+    if "sliding_window_cache" in options:
+        capacity = max(session.attributes["windows"]) + 3
+        past = [
+            tensor[:, :, :capacity].copy() if session.attributes["sliding_window_cache"][place // 2] else tensor
+            for place, tensor in enumerate(past)
+        ]
+    found = []
+    for start, stop in steps:
+        logits, past = session.run(hidden[start:stop], stop, past, share=share)
+        found.append(logits)
+    assert np.array(found).tobytes() == expected.tobytes()
+
+
+def test_a_prompt_that_is_padded_on_the_right(rng, session_of, embed):
+    session = session_of("llama")
+    hidden = embed("llama", rng.integers(3, 300, 8))
+    expected = run_all(session, hidden, steps_of(5, 6))
+    past = session.past(CONTEXT)
+    first, _ = session.run(hidden[:8], 8, past, length=5)
+    second, _ = session.run(hidden[5:6], 6, past)
+    assert np.array([first, second]).tobytes() == expected.tobytes()
+
+
+# --- What callers do with the past ------------------------------------------------------------------------------------
+
+
+def test_rewinds_and_branches(rng, session_of, embed):
+    session = session_of("llama")
+    ids = rng.integers(3, 300, 24)
+    hidden, other = embed("llama", ids), embed("llama", ids[::-1].copy())
+    expected = run_all(session, hidden, steps_of(20, 21, 22, 23, 24))
+
+    past = session.past(CONTEXT)
+    run_all(session, hidden, steps_of(20), past)
+    kept = [tensor.copy() for tensor in past]
+    session.run(other[:2], 22, past)
+    back, _ = session.run(hidden[20:21], 21, past)  # over what was there
+    branch, _ = session.run(hidden[20:21], 21, kept)
+    assert back.tobytes() == branch.tobytes() == expected[1].tobytes()
+    for tensors in (past, kept):
+        again = run_all(session, hidden, [(21, 22), (22, 23), (23, 24)], tensors)
+        assert again.tobytes() == expected[2:].tobytes()
+
+
+def test_another_device_goes_on_with_the_restored_past(rng, session_of, embed):
+    session, hidden = session_of("qwen3"), embed("qwen3", rng.integers(3, 300, 43))
+    past = session.past(CONTEXT)
+    run_all(session, hidden, steps_of(40), past)
+    restored = [tensor.copy() for tensor in past]
+    session.device.restore([_argument(tensor) for tensor in restored])
+    assert all(np.abs(tensor[:, :, :40].astype(np.float32)).min(-1).max() > 0 for tensor in restored)
+    assert not any(tensor[:, :, 40:].any() for tensor in restored)
+    expected = run_all(session, hidden, [(40, 41), (41, 42), (42, 43)], past)
+    elsewhere = session_of("qwen3", new=True)
+    assert run_all(elsewhere, hidden, [(40, 41), (41, 42), (42, 43)], restored).tobytes() == expected.tobytes()
+    with pytest.raises(RuntimeError, match="stands for a KV cache that is gone"):
+        elsewhere.device.restore([_argument(tensor) for tensor in past])
+
+
+def test_conversations_at_the_same_time(rng, session_of, embed):
+    """In two sessions over one array, and two in each: the same bits as alone."""
+    texts = [embed("llama", rng.integers(3, 300, 12)) for _ in range(4)]
+    steps = steps_of(*range(1, 13))
+    alone = [run_all(session_of("llama"), hidden, steps) for hidden in texts]
+    sessions = [session_of("llama"), session_of("llama", new=True)] * 2
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda pair: run_all(pair[0], pair[1], steps), zip(sessions, texts, strict=True)))
+    assert np.array(together).tobytes() == np.array(alone).tobytes()
+
+
+# --- What is moved ----------------------------------------------------------------------------------------------------
+
+
+def counted(session, run):
+    before = session.device.counts()
+    run()
+    after = session.device.counts()
+    return {key: after[key] - before[key] for key in before}
+
+
+def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed):
+    """Of a token two lines go to the array and logits come back; of a prompt its embeddings go there as well."""
+    session, hidden = session_of("gemma3_text"), embed("gemma3_text", rng.integers(3, 300, 260))
+    past, layers = session.past(CONTEXT), session.attributes["layers"]
+    run_all(session, hidden, steps_of(1), past)  # its cache is made, and words that every position has are sent
+    line, vocabulary = 512, session.attributes["vocabulary"]
+    lines, logits = 2 * 2 * line, 2 * vocabulary
+    token = counted(session, lambda: session.run(hidden[1:2], 2, past))
+    assert token | {"word_bytes": 0} == {
+        "dispatches": 1, "calls": 1, "bytes_to_device": lines, "bytes_to_host": logits, "word_bytes": 0,
+        "buffer_bytes": 0,
+    }  # fmt: skip
+    assert 0 < token["word_bytes"] < 100 * layers * 8
+    prompt = counted(session, lambda: session.run(hidden[2:258], 258, past))
+    # The weights of all layers at once; of a layer QKV, attention, output, the feed-forward. The last ends with QKV.
+    # Then the last token.
+    assert prompt["dispatches"] == 1 + 4 * (layers - 1) + 1 + 1
+    # The host sends what it normalised, queries, keys and values, and reads products, of the tokens but the last and no
+    # more: embeddings and the residual stream never leave it. Zeros follow the keys up to a multiple of 8 positions.
+    of = session.attributes
+    queries, both = of["heads"] * of["head_size"], 2 * of["kv_heads"] * of["head_size"]
+    tokens, kept = 255, 264 - 2
+    x = tokens * of["hidden"] * 2
+    of_heads = (tokens * queries + kept * both) * 2
+    assert prompt["bytes_to_device"] == x * (1 + 2 * (layers - 1)) + layers * of_heads + lines
+    product = tokens * MEGATILE * 2
+    assert prompt["bytes_to_host"] == product * (layers + 2 * (layers - 1)) + logits
+    assert prompt["buffer_bytes"] == 0
+
+
+@SLOW
+def test_a_head_by_itself(rng, monkeypatch, tmp_path, models, session_of, embed):
+    """Where a layer and the head are more than a call takes: the same roundings, but for the last norm's."""
+    hidden = embed("trained", rng.integers(3, 300, 3))
+    expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
+    build_artifacts(models.converted("trained"), context=CONTEXT, output=tmp_path / "artifacts")
+    session = Session(npu.NpuDevice(str(tmp_path / "artifacts")), *read_nodes(models.converted("trained")))
+    found = run_all(session, hidden, steps_of(1, 2, 3))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.05 * expected.std())
+    assert "in 4 dispatches a token" in session.lowered.summary
+
+
+@pytest.mark.parametrize(
+    ("way", "dispatches"),
+    [pytest.param("pairs", 1, marks=SLOW), pytest.param("split", 1, marks=SLOW), ("operators", None)],
+)
+def test_each_way_of_decoding_is_what_is_dispatched(rng, way, dispatches, session_of, embed):
+    """Operator by operator: of a layer two norms twice (the first: one), four projections, heads, attention; a head."""
+    session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
+    past, layers = session.past(CONTEXT), session.attributes["layers"]
+    run_all(session, hidden, steps_of(1), past)
+    token = counted(session, lambda: session.run(hidden[1:2], 2, past))
+    assert token["dispatches"] == (dispatches or layers * (2 + 4 + 2 + 2) - 1 + 2 + 1)
+
+
+def test_sessions_give_back_their_buffers(session_of, embed, models, rng):
+    """Those that they made themselves, while another session keeps the array."""
+    keeper, nodes = session_of("llama"), read_nodes(models.converted("llama"))
+    hidden = embed("llama", rng.integers(3, 300, 2))
+    before = keeper.device.counts()["buffer_bytes"]
+    for _ in range(20):
+        session = Session(npu.NpuDevice(str(models.artifacts("llama", CONTEXT))), *nodes)
+        run_all(session, hidden, steps_of(1, 2))
+        assert keeper.device.counts()["buffer_bytes"] > before
+        del session
+        assert keeper.device.counts()["buffer_bytes"] == before
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_and_a_context_that_is_too_long_are_another_device_s(session_of):
+    session = session_of("llama")
+    past = session.past(CONTEXT)
+    hidden = np.zeros((CONTEXT + 1, session.attributes["hidden"]), np.float32)
+    with pytest.raises(npu.Unsupported, match=rf"expected at most {CONTEXT} tokens, .* got {CONTEXT + 1}: build them"):
+        session.run(hidden, CONTEXT + 1, past)
+    rows = np.zeros((2, 1, session.attributes["hidden"]), np.float32)
+    one = np.array(1, np.int32), np.array([0, 0], np.int32)
+    with pytest.raises(npu.Unsupported, match="expected one sequence, got a batch of 2"):
+        session.step.infer([_argument(array) for array in (rows, *one, *past)], 1 + len(past))
+    with pytest.raises(RuntimeError, match=r"expected positions below 1024, .* got 1024: shorten the context"):
+        session.run(hidden[:1], 1025, past)
+
+
+def test_inputs_that_do_not_fit(session_of):
+    session = session_of("gemma3_text", sliding_window_cache=True)
+    past = session.past(CONTEXT)
+    hidden = np.zeros((4, session.attributes["hidden"]), np.float32)
+    for message, run in {
+        r"hidden states of shape \[1, tokens, 288\], got \[1,4,144\]": lambda: session.run(hidden[:, ::2], 4, past),
+        r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
+            hidden, 5, past, length=6
+        ),
+        r"a past of shape \[1,2,\?,32\] for layer 0, got \[1,2,512,16\]": lambda: session.run(
+            hidden, 4, [tensor[..., ::2].copy() for tensor in past]
+        ),
+        "window-sized KV cache of at least 8 positions for layer 0, got 5": lambda: session.run(
+            hidden, 4, [tensor[:, :, :5].copy() for tensor in past]
+        ),
+    }.items():
+        with pytest.raises(RuntimeError, match=message):
+            run()
+
+
+def lowered_reason(device, nodes, **options):
+    lowered = device.lower(partition(nodes[0]), outputs=nodes[1], **options)
+    assert [node.op_type for node in lowered.nodes] == [node.op_type for node in nodes[0]]
+    (reason,) = {item[2] for item in lowered.on_host}
+    return reason
+
+
+@SLOW
+def test_artifacts_that_are_not_there(models, tmp_path):
+    nodes = read_nodes(models.converted("llama"))
+    assert "set the provider option artifacts" in lowered_reason(npu.NpuDevice(), nodes)
+    reason = lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))
+    assert f"expected the compiled designs of this model in {tmp_path}/artifacts/emulate" in reason
+    assert f"`flownpu build {tmp_path} --for emulate`" in reason
+    other = str(models.artifacts("qwen3", CONTEXT))
+    reason = lowered_reason(npu.NpuDevice(other), nodes)
+    assert re.search(
+        "expected a program of this model to decode in .*; there is one for a model with epsilon", reason
+    ), reason
+    shutil.copytree(models.artifacts("llama", CONTEXT), tmp_path / "artifacts" / "emulate")
+    for path in (tmp_path / "artifacts" / "emulate" / "calls").rglob("layers*"):
+        path.write_bytes(path.read_bytes()[:-8])
+    assert "is not the file that was built" in lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))
+
+
+def test_what_is_lowered_stays_so_and_says_what_it_is_for(session_of, models):
+    device = session_of("llama").device
+    lowered = session_of("llama").lowered
+    assert lowered.summary == "3 layers and the LM head in 1 dispatch a token, prompts in chunks of " + CHUNKS
+    again = device.lower_again(lowered)
+    assert [node.op_type for node in again.nodes] == [node.op_type for node in lowered.nodes]
+    assert again.summary == lowered.summary
+    assert device.description.startswith("emulate (npu2, emulated; host: cpu (")
+    assert device.unsupported(session_of("llama").node) == ""
+    # Multiply-adds of a token, by hand: QKV, output, gate, up and down of each layer, and the LM head.
+    assert session_of("llama").step.multiply_adds() == 288 * (3 * (256 + 128 + 3 * 608) + 320)
+    identity = npu.Artifacts(str(models.artifacts("llama", CONTEXT))).identity
+    layout = "decoder layers 2, encoder layers 1, operators 1"
+    assert device.compatibility("") == f"emulate, {layout}, artifacts {identity}"
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+
+def with_a_fault(artifacts, folder):
+    """Artifacts whose decode call moves keys past the end of the cache, but for the first position."""
+    shutil.copytree(artifacts, folder)
+    (file,) = folder.glob("calls/decode_layer*/*.words")
+    before = zlib.crc32(file.read_bytes())
+    name, identity, family = read_family(words_of(file))
+    classes = [
+        dataclasses.replace(
+            each,
+            patches=tuple(p._replace(coefficient=p.coefficient * 10**6) if p.feature == 0 else p for p in each.patches),
+        )
+        for each in family.classes
+    ]
+    dataclasses.replace(family, classes=tuple(classes)).flatten(name, identity).tofile(file)
+    index = words_of(folder / "index.words").copy()
+    index[index == before] = zlib.crc32(file.read_bytes())
+    index[3] = zlib.crc32(index[4:].tobytes())
+    index.tofile(folder / "index.words")
+    return folder
+
+
+def test_a_dispatch_that_fails(rng, models, embed, tmp_path):
+    """It names operator, layers and position; later runs say so at once; the past can be had."""
+    folder = with_a_fault(models.artifacts("llama", CONTEXT), tmp_path / "artifacts")
+    device = npu.NpuDevice(str(folder))
+    nodes = read_nodes(models.converted("llama"))
+    session, neighbour = Session(device, *nodes), Session(npu.NpuDevice(str(folder)), *nodes)
+    hidden, past = embed("llama", rng.integers(3, 300, 3)), session.past(CONTEXT)
+    session.run(hidden[:1], 1, past)
+    failed = r"\[FlowNPU\] decode_layer, layers 0-2, position 1: "
+    with pytest.raises(npu.DeviceFailed, match=failed):
+        session.run(hidden[1:2], 2, past)
+    dispatches = device.counts()["dispatches"]
+    for other, tensors in ((session, past), (neighbour, neighbour.past(CONTEXT))):
+        with pytest.raises(npu.DeviceFailed, match=failed):
+            other.run(hidden[:1], 1, tensors)
+    assert device.counts()["dispatches"] == dispatches
+    device.restore([_argument(tensor) for tensor in past])
+    assert all(np.abs(tensor[:, :, 0].astype(np.float32)).max(-1).min() > 0 for tensor in past)
+    assert not any(tensor[:, :, 1:].any() for tensor in past)
+    # A new session opens the device anew.
+    Session(npu.NpuDevice(str(folder)), *nodes).run(hidden[:1], 1, session.past(CONTEXT))

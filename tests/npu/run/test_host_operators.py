@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that the host computes between dispatches, against the equations in float64; what they move, and refuse."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from flownpu.aie.designs.decode_layer.shape import LayerShape
+from flownpu.aie.plan.data import DTYPES
+from flownpu.aie.programs.host import NormOfRows, norm_rope
+from flownpu.aie.programs.program import attribute_words
+from flownpu.selftest.reference.layer import rotary_table
+from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
+from tests.npu.arrays import npu
+from tests.ops.device import ISAS
+
+EPSILON, ROWS, COLUMNS, PAD = 1e-3, 19, 96, 32  # rows that fill no thread's share; a large epsilon shows
+NOT_WRITTEN = 7.0
+# f32 inside: sums of COLUMNS squares, a root, three products. What is stored in bf16 is rounded once more.
+F32_RELATIVE = (COLUMNS + 8) * F32_ROUNDING
+
+
+def operator(call, label="here", **options):
+    buffers = [(buffer.name, buffer.type.bytes) for buffer in call.buffers]
+    parameters = {key: list(attribute_words(value)) for key, value in call.parameters}
+    return npu.HostOperator(call.operator, label, parameters, buffers, **options)
+
+
+def run(call, arrays, position=0, constant=(), rows=ROWS, **options):
+    """The transfers; `arrays` by name, of which an operator writes into some; `rows`: that there are tokens for."""
+    given = [(arrays[b.name].reshape(-1).view(np.uint8), b.name in constant) for b in call.buffers]
+    for (array, _), buffer in zip(given, call.buffers, strict=True):
+        assert array.size == buffer.type.bytes, buffer.name
+    names = [buffer.name for buffer in call.buffers]
+    return [(names[number], *rest) for number, *rest in operator(call, **options).run(given, position, rows)]
+
+
+def rms_norm(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPSILON) * weight
+
+
+def layer_norm(x, weight, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON) * weight + bias
+
+
+def rows_of(rng, line, dtype=BFLOAT16):
+    return (rng.normal(size=(ROWS, line)) * 3).astype(dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("stream", ["bf16", "f32"])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
+def test_norms_of_rows(rng, name, stream, isa):
+    call = NormOfRows(name, ROWS, COLUMNS, EPSILON, COLUMNS + PAD, COLUMNS + 2 * PAD, COLUMNS + PAD).call(stream)
+    weight = bf16(rng.normal(size=call.buffers[-2 - (name != "rms_norm")].type.elements))
+    arrays = {
+        "x": rows_of(rng, COLUMNS + PAD),
+        "residual": rows_of(rng, COLUMNS, BFLOAT16 if stream == "bf16" else np.float32),
+        "weight": weight,
+        "s": np.full((ROWS, COLUMNS), NOT_WRITTEN, np.float32),
+        "y": np.full((ROWS, COLUMNS + 2 * PAD), NOT_WRITTEN, BFLOAT16),
+    }
+    x, before, weights = wide(arrays["x"][:, :COLUMNS]), arrays["residual"].astype(np.float64), wide(weight)
+    first, last = weights[:COLUMNS], weights[-COLUMNS:]
+    added = rms_norm(x, first) if name == "rms_norm_add" else x
+    s = x if name == "rms_norm" else before + added
+    y = layer_norm(s, first, last) if name == "add_layer_norm" else rms_norm(s, last)
+    run(call, arrays, isa=isa)
+    if name != "rms_norm":
+        assert_within(arrays["s"], s, F32_RELATIVE * (np.abs(added) + np.abs(before)))
+    size = np.abs(y) + np.abs(last) + 1  # of the layer norm's sum: a mean is subtracted, a bias added
+    found = arrays["y"][:, :COLUMNS]
+    assert_within(found, y, BF16_ROUNDING * np.abs(y) + 8 * F32_RELATIVE * size)
+    assert (wide(arrays["y"][:, COLUMNS:]) == NOT_WRITTEN).all()
+
+
+def test_a_stream_in_its_own_place(rng):
+    """As programs have it: the sum takes the place of what it was added to."""
+    call = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
+    stream = rows_of(rng, COLUMNS, np.float32)
+    arrays = {
+        "x": rows_of(rng, COLUMNS), "residual": stream, "weight": bf16(np.ones(COLUMNS)), "s": stream,
+        "y": np.zeros((ROWS, COLUMNS), BFLOAT16),
+    }  # fmt: skip
+    expected = wide(arrays["x"]) + stream
+    run(call, arrays)
+    np.testing.assert_array_equal(stream, expected.astype(np.float32))
+
+
+SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu", qk_norm=True)
+CONTEXT, TOKENS, POSITION = 40, 19, 12
+END = 32  # of what is written: the next multiple of the 8 neighbours that share an exponent in bfp16
+
+
+def rope_arrays(rng, shape, line):
+    heads, kv_heads, d = shape.heads, shape.kv_heads, shape.d
+    return {
+        "qkv": bf16(rng.normal(size=(TOKENS, line))),
+        "rotary": np.stack([rotary_table(CONTEXT, d, base) for base in (1e4, 1e6)]),
+        "norms": bf16(rng.normal(size=(2, d))),
+        "q": np.full((TOKENS, heads, d), NOT_WRITTEN, BFLOAT16),
+        "cache": np.full((CONTEXT, kv_heads, 2, d), NOT_WRITTEN, BFLOAT16),
+    }
+
+
+def rope_call(shape, line):
+    return norm_rope(shape, TOKENS, CONTEXT, line=line, table=1, tables=2, epsilon=EPSILON)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_norm_rope(rng, qk_norm, isa):
+    shape = dataclasses.replace(SHAPE, qk_norm=qk_norm)
+    packed = (shape.heads + 2 * shape.kv_heads) * shape.d
+    arrays = rope_arrays(rng, shape, packed + PAD)
+    by_head = wide(arrays["qkv"][:, :packed]).reshape(TOKENS, -1, shape.d)
+    parts = np.split(by_head, [shape.heads, shape.heads + shape.kv_heads], axis=1)
+    cosine, sine = np.split(wide(arrays["rotary"][1, POSITION : POSITION + TOKENS])[:, None], 2, axis=-1)
+    turned = []
+    for part, norm in zip(parts, wide(arrays["norms"]), strict=False):
+        x = rms_norm(part, norm) if qk_norm else part
+        a, b = np.split(x, 2, axis=-1)
+        off = F32_RELATIVE * (np.abs(a) + np.abs(b))
+        made = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
+        turned.append((made, BF16_ROUNDING * np.abs(made) + np.concatenate([off, off], -1)))
+    before = arrays["cache"].copy()
+    run(rope_call(shape, packed + PAD), arrays, POSITION, isa=isa)
+    assert_within(arrays["q"], *turned[0])
+    written = arrays["cache"][POSITION : POSITION + TOKENS]
+    assert_within(written[:, :, 0], *turned[1])
+    np.testing.assert_array_equal(wide(written[:, :, 1]), parts[2])
+    assert not arrays["cache"][POSITION + TOKENS : END].any()
+    arrays["cache"][POSITION:END] = before[POSITION:END]
+    assert arrays["cache"].tobytes() == before.tobytes()
+
+
+# --- Rows that only fill a chunk --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
+def test_of_norms_rows_without_a_token_are_not_touched(rng, name):
+    call = NormOfRows(name, ROWS, COLUMNS, EPSILON).call()
+    whole = {
+        buffer.name: rng.normal(size=buffer.type.elements).astype(DTYPES[buffer.type.dtype]) for buffer in call.buffers
+    }
+    part = {key: array.copy() for key, array in whole.items()}
+    run(call, whole)
+    moved = run(call, part, rows=5)
+    for key in {"s", "y"} & set(part):
+        found, all_rows = (arrays[key].reshape(ROWS, COLUMNS) for arrays in (part, whole))
+        assert found[:5].tobytes() == all_rows[:5].tobytes()
+        assert not (found[5:] == all_rows[5:]).all(axis=1).any()
+    sizes = {buffer.name: buffer.type.bytes // ROWS * 5 for buffer in call.buffers}
+    assert [(key, size) for key, _, _, size in moved if key != "weight"] == [
+        (key, sizes[key]) for key in ("x", "residual", "s", "y") if key in sizes
+    ]
+
+
+def test_of_heads_rows_without_a_token_are_not_touched(rng):
+    """And zeros follow the last key, as far as values share an exponent."""
+    packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
+    whole = rope_arrays(rng, SHAPE, packed)
+    part = {key: array.copy() for key, array in whole.items()}
+    call, tokens = rope_call(SHAPE, packed), 5
+    run(call, whole, POSITION)
+    moved = run(call, part, POSITION, constant=("rotary", "norms"), rows=tokens)
+    assert part["q"][:tokens].tobytes() == whole["q"][:tokens].tobytes()
+    assert (wide(part["q"][tokens:]) == NOT_WRITTEN).all()
+    end = POSITION + tokens
+    assert part["cache"][:end].tobytes() == whole["cache"][:end].tobytes()
+    assert not part["cache"][end:24].any()
+    assert (wide(part["cache"][24:]) == NOT_WRITTEN).all()
+    position = SHAPE.kv_heads * 2 * SHAPE.d * 2
+    assert moved == [
+        ("qkv", "to_host", 0, part["qkv"][:tokens].nbytes),
+        ("q", "to_device", 0, part["q"][:tokens].nbytes),
+        ("cache", "to_device", POSITION * position, (24 - POSITION) * position),
+    ]
+
+
+def test_zeros_end_with_the_cache():
+    shape = LayerShape(128, 4, 2, 32, 128, "swiglu")
+    call = norm_rope(shape, TOKENS, 37, line=256, table=0, tables=1, epsilon=EPSILON)
+    arrays = {buffer.name: np.ones(buffer.type.elements, BFLOAT16) for buffer in call.buffers}
+    (*_, cache) = run(call, arrays, 37 - TOKENS)
+    assert cache[3] == TOKENS * 2 * shape.kv_heads * shape.d * 2
+
+
+# --- What is moved ----------------------------------------------------------------------------------------------------
+
+
+def test_what_arrays_made_comes_and_what_they_read_goes(rng):
+    """Whole views of what is not a constant; of the cache the positions that were written, and zeros behind them."""
+    packed = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
+    arrays = rope_arrays(rng, SHAPE, packed)
+    moved = run(rope_call(SHAPE, packed), arrays, POSITION, constant=("rotary", "norms"))
+    position = SHAPE.kv_heads * 2 * SHAPE.d * 2
+    assert moved == [
+        ("qkv", "to_host", 0, arrays["qkv"].nbytes),
+        ("q", "to_device", 0, arrays["q"].nbytes),
+        ("cache", "to_device", POSITION * position, (END - POSITION) * position),
+    ]
+    call = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
+    arrays = {
+        "x": rows_of(rng, COLUMNS), "residual": rows_of(rng, COLUMNS, np.float32), "weight": bf16(np.ones(COLUMNS)),
+        "s": np.zeros((ROWS, COLUMNS), np.float32), "y": np.zeros((ROWS, COLUMNS), BFLOAT16),
+    }  # fmt: skip
+    assert run(call, arrays, constant=("weight",)) == [
+        ("x", "to_host", 0, arrays["x"].nbytes),
+        ("residual", "to_host", 0, arrays["residual"].nbytes),
+        ("s", "to_device", 0, arrays["s"].nbytes),
+        ("y", "to_device", 0, arrays["y"].nbytes),
+    ]
+
+
+def test_bytes_that_a_step_is_priced_by():
+    call = rope_call(SHAPE, 300)
+    row = (SHAPE.heads + 2 * SHAPE.kv_heads) * SHAPE.d
+    assert call.reads == 2 * (TOKENS * (row + SHAPE.d) + 2 * SHAPE.d)
+    assert call.writes == 2 * TOKENS * row
+    norm = NormOfRows("rms_norm_add", ROWS, COLUMNS, EPSILON, x_line=128, weight_line=128).call()
+    assert (norm.reads, norm.writes) == (6 * ROWS * COLUMNS + 2 * (128 + COLUMNS), 6 * ROWS * COLUMNS)
+    assert norm.array == "host"
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def changed(call, key, value):
+    parameters = tuple((name, value if name == key else old) for name, old in call.parameters)
+    return dataclasses.replace(call, parameters=parameters)
+
+
+NORM = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
+ROPE = rope_call(SHAPE, 256)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            dataclasses.replace(NORM, operator="group_norm"),
+            "expected an operator of rms_norm, add_rms_norm, rms_norm_add, add_layer_norm, norm_rope, got group_norm: "
+            "build the designs with the flownpu that runs them",
+        ),
+        (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
+        (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),
+        (changed(NORM, "rows", 20), f"expected x of {20 * COLUMNS * 2} bytes, got x of {ROWS * COLUMNS * 2}"),
+        (dataclasses.replace(NORM, parameters=NORM.parameters[:2]), "expected a number as its parameter x_line"),
+        (dataclasses.replace(NORM, arguments=NORM.arguments[:1]), "expected more than 1 arguments, got 1"),
+        (changed(ROPE, "table", 2), "expected a table below 2, got 2"),
+        (changed(ROPE, "qk_norm", 0), "expected 4 arguments, got 5"),
+        (changed(ROPE, "context", 41), "expected rotary of"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(call, message):
+    with pytest.raises(RuntimeError, match=re.escape(f"[FlowNPU] norm, layer 3, on the host: {message}")):
+        operator(call, "norm, layer 3")
+
+
+@pytest.mark.parametrize("position", [-1, CONTEXT - TOKENS + 1])
+def test_positions_past_the_end_of_the_cache(rng, position):
+    arrays = rope_arrays(rng, SHAPE, 256)
+    before = arrays["cache"].tobytes()
+    with pytest.raises(
+        RuntimeError, match=rf"here, on the host: expected 19 positions below 40, got {position} and on"
+    ):
+        run(ROPE, arrays, position)
+    assert arrays["cache"].tobytes() == before

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.phases import Cost
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.aie.programs.program import Program
+    from flownpu.npu.operators import LeftOut
     from flownpu.predict.target import Target
 
 __all__ = ["Prediction", "predicted_programs"]
@@ -32,7 +33,7 @@ _QUESTION_TOKENS = 16  # a short one, about an image
 
 
 @lru_cache(maxsize=4)  # programs take seconds to write and megabytes to keep; `flownpu explain` asks more than once
-def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Program, ...], tuple[LeftOut, ...]]:
     """The programs of the chip that is predicted, and what they leave out: `programs_of_decoder`.
 
     Raises:

@@ -155,7 +155,7 @@ def test_a_call_with_more_buffers_packs_its_array_anew(tmp_path):
 
 
 def test_the_tool_is_found_and_its_age_known(tmp_path, monkeypatch):
-    monkeypatch.setenv("AIE_XCLBINUTIL", TOOL)
+    monkeypatch.setenv("AIE_XCLBINUTIL", str(TOOL))
     assert "xclbinutil" not in [tool.name for tool in find_toolchain()[1]]
     old = tmp_path / "xclbinutil"
     old.write_text("#!/bin/sh\necho '       XRT Build Version: 2.13.0'\n")

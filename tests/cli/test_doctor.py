@@ -4,7 +4,6 @@
 import json
 import resource
 import subprocess
-import sys
 
 import pytest
 
@@ -12,7 +11,6 @@ import flownpu.doctor.diagnosis
 import flownpu.doctor.npu
 import flownpu.doctor.xrt
 from flownpu.doctor.checks import Check, Host, Status
-from flownpu.doctor.diagnosis import diagnose_software
 from flownpu.doctor.npu import diagnose_npu
 from flownpu.machine import cpu_isa, describe_machine
 from flownpu.npu.artifacts import build_artifacts
@@ -423,59 +421,6 @@ def test_instruction_sets(machine, flags, isa):
 
 def test_a_machine_without_cpuinfo(machine):
     assert describe_machine(machine.root).isa == "generic"
-
-
-def software(monkeypatch, versions):
-    """The checks where the distributions of a module are these."""
-    monkeypatch.setattr("flownpu.doctor.diagnosis.module_versions", lambda module: versions.get(module, {}))
-    return {check.name: check for check in diagnose_software()}
-
-
-GOOD = {"onnxruntime": {"onnxruntime": "1.31.1"}, "onnxruntime_genai": {"onnxruntime-genai": "0.18.0"}}
-
-
-@pytest.mark.parametrize(
-    ("flavours", "found", "remedy"),
-    [
-        ({}, "not installed", "pip install onnxruntime"),
-        (
-            {"onnxruntime": "1.20.1"},
-            "FlowNPU needs onnxruntime 1.27 or newer, found 1.20.1",
-            "pip install --upgrade onnxruntime",
-        ),
-        (
-            {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"},
-            "onnxruntime 1.31.1, onnxruntime-gpu 1.31.1: several flavours overwrite one another",
-            "pip uninstall -y onnxruntime-gpu onnxruntime && pip install onnxruntime",
-        ),
-    ],
-)
-def test_an_onnxruntime_that_does_not_do(monkeypatch, flavours, found, remedy):
-    checks = software(monkeypatch, {**GOOD, "onnxruntime": flavours})
-    assert checks["onnxruntime"] == Check("onnxruntime", Status.BAD, found, remedy)
-    assert "registration" not in checks  # it would only fail for the same reason
-
-
-def test_without_genai_only_generation_is_missing(monkeypatch):
-    check = software(monkeypatch, {**GOOD, "onnxruntime_genai": {}})["onnxruntime-genai"]
-    assert check.status is Status.NOTE
-    assert check.remedy == 'pip install "flownpu[genai]"'
-
-
-def test_a_library_that_does_not_load(monkeypatch, tmp_path):
-    (tmp_path / "libflownpu_ep.so").write_bytes(b"not a library")
-    monkeypatch.setattr("flownpu.doctor.diagnosis.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
-    checks = software(monkeypatch, GOOD)
-    assert checks["provider library"].status is Status.BAD
-    assert "does not load" in checks["provider library"].found
-    assert "registration" not in checks
-
-
-def test_a_package_without_the_library(monkeypatch):
-    monkeypatch.setattr(sys.modules["flownpu"], "__path__", ["/nowhere"])
-    check = software(monkeypatch, GOOD)["provider library"]
-    assert check.status is Status.BAD
-    assert check.found == "libflownpu_ep.so is not in the flownpu package (looked in /nowhere)"
 
 
 def test_this_machine(flownpu):

@@ -23,6 +23,12 @@ pytestmark = pytest.mark.skipif(TOOL is None, reason=xrt_runtime.reason())
 COLUMNS = {"npu1": 4, "npu2": 8}
 
 
+@pytest.fixture(autouse=True)
+def _without_a_sanitizer(monkeypatch):
+    """Its run time is of this process; xclbinutil has a C library of its own."""
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+
 class Xclbin:
     """What xclbinutil says of a file."""
 

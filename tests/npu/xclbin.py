@@ -34,7 +34,7 @@ def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:
         pdi = Path(folder) / "array.pdi"
         pdi.write_bytes(struct.pack("<Q", len(content)) + content)
         with patch.object(xclbin, "FEWEST_BUFFERS", buffers), patch.dict(os.environ):
-            # The double of the driver, and a sanitizer's run time, are of this process; xclbinutil has a C library of its own.
+            # The driver's double and a sanitizer's run time are of this process; xclbinutil has a C library of its own.
             os.environ.pop("LD_PRELOAD", None)
             xclbin.pack_xclbin(tool, pdi, path.absolute(), target="npu2", buffers=buffers)
     return path

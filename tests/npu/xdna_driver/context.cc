@@ -5,12 +5,15 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "tests/npu/xdna_driver/packet_fields.h"
 
 namespace xdna_driver {
 namespace {
@@ -40,9 +43,7 @@ struct Packet : ert_start_kernel_cmd {
     if (offset + sizeof(Value) > (count - 1) * sizeof(std::uint32_t)) {
       throw std::runtime_error("a command has no argument at byte " + std::to_string(offset));
     }
-    Value value{};
-    std::memcpy(&value, reinterpret_cast<const std::byte*>(data) + offset, sizeof(value));
-    return value;
+    return read_at<Value>(data, offset);
   }
 };
 
@@ -164,7 +165,7 @@ std::uint32_t Context::run_chain(const Job& job, Packet& chain, bool is_last) {
     Buffer& command = *job.chained[i];
     const std::uint32_t state = run_call(job, command, is_last && i + 1 == job.chained.size());
     if (state == ERT_CMD_STATE_COMPLETED) continue;
-    data->error_index = i;
+    write_at(data, offsetof(ert_cmd_chain_data, error_index), i);
     // Of a command that failed only the chain says how; XRT hands it on.
     if (state == ERT_CMD_STATE_TIMEOUT) set_state(packet_of(command), state);
     return state;

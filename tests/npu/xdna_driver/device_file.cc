@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <utility>
+
+#include "tests/npu/xdna_driver/packet_fields.h"
 
 namespace xdna_driver {
 namespace {
@@ -184,9 +187,12 @@ int DeviceFile::execute(Execute& request) {
   job.command = buffers_.find(static_cast<std::uint32_t>(request.commands));
   if (job.command == nullptr || job.command->type() != BufferType::kCommand) return -EINVAL;
   auto* const packet = reinterpret_cast<ert_packet*>(job.command->host());
-  if (const auto* chain = get_ert_cmd_chain_data(packet); chain != nullptr) {
-    for (std::uint32_t i = 0; i < chain->command_count; ++i) {
-      job.chained.push_back(buffers_.find(static_cast<std::uint32_t>(chain->data[i])));
+  if (const auto* const chain = get_ert_cmd_chain_data(packet); chain != nullptr) {
+    const auto count = read_at<std::uint32_t>(chain, offsetof(ert_cmd_chain_data, command_count));
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const std::size_t place = offsetof(ert_cmd_chain_data, data) + i * sizeof(std::uint64_t);
+      job.chained.push_back(
+          buffers_.find(static_cast<std::uint32_t>(read_at<std::uint64_t>(chain, place))));
       if (job.chained.back() == nullptr) return -ENOENT;
     }
   }

@@ -215,7 +215,7 @@ def _print_program(program: "ProgramPrice") -> None:
 def _table(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     return table
 
 

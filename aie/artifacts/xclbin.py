@@ -60,9 +60,7 @@ def pack_xclbin(xclbinutil: Path, pdi: Path, xclbin: Path, *, target: str, buffe
         for option, content in sections(pdi, target, buffers).items():
             file = Path(name) / f"{len(command)}.json"
             file.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            command += (
-                [option, file] if option == "--add-kernel" else ["--add-replace-section", f"{option}:JSON:{file}"]
-            )
+            command += [option, file] if option == _ADD_KERNEL else ["--add-replace-section", f"{option}:JSON:{file}"]
         command += ["--force", "--output", xclbin]
         run_tool(command, xclbin.parent)
     expect_file(xclbin, command)

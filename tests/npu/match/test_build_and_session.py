@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from tests.npu.match.verdicts import assert_same_decoder, told_by_build, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.npu.models import Models
 

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "ep/capability.h"
-#include "ep/compiler.h"
-#include "ep/compute.h"
-#include "ep/graph.h"
-#include "ep/profiling.h"
+#include "ep/compile/capability.h"
+#include "ep/compile/compiler.h"
+#include "ep/model/graph.h"
+#include "ep/run/compute.h"
+#include "ep/run/profiling.h"
+#include "ops/formats/utf8.h"
 #include "ops/npu/device.h"
-#include "ops/utf8.h"
 
 namespace flownpu {
 namespace {

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "ep/api.h"
-#include "ep/capability.h"
-#include "ep/compiler.h"
-#include "ep/compute.h"
-#include "ep/context.h"
-#include "ep/graph.h"
+#include "ep/compile/capability.h"
+#include "ep/compile/compiler.h"
+#include "ep/compile/placement.h"
+#include "ep/context/compiled_model.h"
+#include "ep/model/graph.h"
 #include "ep/options.h"
-#include "ep/placement.h"
+#include "ep/run/compute.h"
 #include "ops/device.h"
 
 namespace flownpu {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of blocks of a Q4NX weight in memory, as kernels read them: 32 rows of W[M,K] each, in any
-// layout of ops/q4nx.h.
+// layout of ops/formats/q4nx.h.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 

@@ -2,7 +2,7 @@
 // GroupQueryAttention -> FlowQKVAttention, node for node: both compute
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 #include <algorithm>
 #include <array>

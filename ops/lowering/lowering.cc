@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {

@@ -25,12 +25,12 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/contract.h"
 #include "ops/device.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
 #include "ops/lowering/repacked_weights.h"
-#include "ops/node.h"
+#include "ops/nodes/contract.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 

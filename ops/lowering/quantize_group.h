@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::lowering {
 

@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
-#include "ops/q4nx.h"
+#include "ops/formats/numbers.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::lowering {
 namespace {

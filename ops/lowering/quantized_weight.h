@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/formats/q4nx.h"
 #include "ops/lowering/quantize_group.h"
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 

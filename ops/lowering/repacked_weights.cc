@@ -20,8 +20,8 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/formats/numbers.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {

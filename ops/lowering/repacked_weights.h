@@ -14,10 +14,10 @@
 #include <variant>
 #include <vector>
 
+#include "ops/formats/q4nx.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/tensor.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::native {
 

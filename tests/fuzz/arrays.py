@@ -20,7 +20,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 SIGNED = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.INT16)
 UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
 INTEGERS = SIGNED + UNSIGNED
-# Those that FlowNPU's devices know (ops/tensor.h).
+# Those that FlowNPU's devices know (ops/nodes/tensor.h).
 KNOWN = (
     TensorProto.FLOAT,
     TensorProto.INT64,

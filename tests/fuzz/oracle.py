@@ -24,13 +24,13 @@ import onnx
 
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
-from tests.fuzz.compare import describe, equal, kinds, outside
+from tests.fuzz.graphs.compare import describe, equal, kinds, outside
 from tests.fuzz.reference.evaluate import ReferenceFailed, evaluate
 from tests.fuzz.sessions import TOO_LARGE
 from tests.fuzz.worker import Ended, Worker
 
 if TYPE_CHECKING:
-    from tests.fuzz.graphs import Case
+    from tests.fuzz.graphs.strategy import Case
     from tests.fuzz.reference.bounds import Bounds
     from tests.fuzz.sessions import Arrays, Outcome
 

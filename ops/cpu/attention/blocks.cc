@@ -3,7 +3,7 @@
 // directions. A block is a run of tokens, so that what a token sees is still one range of keys: to
 // the kernels it only ends later, and inside a block nothing is masked.
 #include "ops/cpu/attention/step.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 

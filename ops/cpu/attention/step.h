@@ -14,7 +14,7 @@
 
 #include "ops/cpu/attention/plan.h"
 #include "ops/cpu/step.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 

@@ -7,7 +7,7 @@
 
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/error.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 namespace {

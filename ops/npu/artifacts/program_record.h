@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "aie/words/reader.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

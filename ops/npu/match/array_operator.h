@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

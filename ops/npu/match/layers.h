@@ -8,7 +8,7 @@
 
 #include "ops/device.h"
 #include "ops/lowering/lowering.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

@@ -3,7 +3,7 @@
 // (aie/programs/decoder_shape.py, which is the layouts' definition):
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
-//                   blocks (ops/q4nx.h)
+//                   blocks (ops/formats/q4nx.h)
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
 //                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]
@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/lowered_node.h"
 
 namespace flownpu::npu {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/match/decoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <span>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/weights/q4nx.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::npu {
 namespace {

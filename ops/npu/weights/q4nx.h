@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NX weights of a graph, in any layout of ops/q4nx.h, and the wide blocks that the array reads.
+// Q4NX weights of a graph, in any layout of ops/formats/q4nx.h, and the wide blocks that the array
+// reads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

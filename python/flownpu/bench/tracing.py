@@ -2,7 +2,7 @@
 """`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
 
 ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
-(ep/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
+(ep/run/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
 (`flownpu.aie.cost.timeline`), which begins where the dispatch began. The lanes say what waits for what; an emulated
 dispatch takes as long as this machine takes.
 """

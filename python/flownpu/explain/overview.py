@@ -158,7 +158,7 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
-    from flownpu.graph_rewrites.plain_rewriter import rewrite_plain  # noqa: PLC0415
+    from flownpu.graph_rewrites.plain.rewriter import rewrite_plain  # noqa: PLC0415
     from flownpu.npu.attention_folding import prompt_folding  # noqa: PLC0415 slow to import
 
     if source == "genai":

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from tests.fuzz.builder import ABSENT
+from tests.fuzz.graphs.builder import ABSENT
 from tests.fuzz.operators.elementwise import MICROSOFT
 from tests.fuzz.operators.quantised import FLOAT, flow_node, n_bits, rows_of
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 INT64, INT32 = TensorProto.INT64, TensorProto.INT32

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
-from tests.fuzz import arrays, schemas
-from tests.fuzz.builder import ABSENT, broadcast
+from tests.fuzz import arrays
+from tests.fuzz.graphs import schemas
+from tests.fuzz.graphs.builder import ABSENT, broadcast
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 MICROSOFT = "com.microsoft"

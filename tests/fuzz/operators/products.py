@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
-from tests.fuzz.builder import ABSENT, broadcast
+from tests.fuzz.graphs.builder import ABSENT, broadcast
 from tests.fuzz.operators.elementwise import MICROSOFT
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 FLOAT = TensorProto.FLOAT

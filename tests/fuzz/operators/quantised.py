@@ -14,13 +14,13 @@ from onnx import TensorProto
 
 from flownpu.ops import definitions, q4nx
 from flownpu.ops.definitions.onnx_function import DOMAIN
-from tests.fuzz.builder import ABSENT, broadcast, names_of
+from tests.fuzz.graphs.builder import ABSENT, broadcast, names_of
 from tests.fuzz.operators.elementwise import MICROSOFT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.fuzz.builder import Builder, Shape, Value
+    from tests.fuzz.graphs.builder import Builder, Shape, Value
     from tests.fuzz.operators import Operators
 
 FLOAT, UINT8 = TensorProto.FLOAT, TensorProto.UINT8

@@ -124,7 +124,7 @@ WIDE = Layout(8, minima=True)
 NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
 
-# Of wide blocks.
+# Bytes of a wide block, and of its scales (or minima).
 BLOCK_BYTES = WIDE.block_bytes
 PARAMETER_BYTES = WIDE.parameter_bytes
 

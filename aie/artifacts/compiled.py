@@ -64,7 +64,7 @@ class BuildCost(NamedTuple):
 
 
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """Of the calls of some programs."""
+    """What compiling the calls of some programs takes: arrays, and programs of instructions."""
     programs = sum(min(_MOST, call.positions.count) if call.moves else 1 for call in calls)
     return BuildCost(len({call.array for call in calls}), programs)
 

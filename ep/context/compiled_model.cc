@@ -17,7 +17,7 @@
 namespace flownpu {
 namespace {
 
-// Of the file's format and of the layouts of what is packed.
+// Version of the file's format and of the layouts of what is packed in it.
 constexpr std::string_view kFormat = "flownpu-context 2; ";
 
 // The model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".

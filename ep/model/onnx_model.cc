@@ -16,7 +16,7 @@
 namespace flownpu {
 namespace {
 
-// Of onnx.proto: IR version 10 is the first with overloads of functions, and read by every ONNX
+// From onnx.proto. IR version 10 is the first with overloads of functions, and read by every ONNX
 // Runtime that this provider runs in.
 constexpr std::int64_t kIrVersion = 10;
 // AttributeProto's types.

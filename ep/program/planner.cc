@@ -152,8 +152,7 @@ std::size_t Program::Planner::add(PlannedValue value) {
   return index;
 }
 
-// Of the free slots the smallest that is large enough; else the largest, which grows; else a new
-// one.
+// Takes the smallest free slot that is large enough; else the largest, which grows; else a new one.
 std::size_t Program::Planner::take_slot(std::size_t bytes) {
   auto best = free_slots_.end();
   for (auto slot = free_slots_.begin(); slot != free_slots_.end(); ++slot) {

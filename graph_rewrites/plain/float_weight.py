@@ -19,7 +19,7 @@ from flownpu.ops import q4nx
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Of a Q4NX initializer: the FloatWeight that it was made of.
+# Metadata of a Q4NX initializer: the FloatWeight that it was made of.
 _SOURCE = "flownpu.float_source"
 # Weights that are compared at a time: 2^20 take 4 MB, and some copies of that.
 _WEIGHTS_AT_ONCE = 1 << 20
@@ -68,7 +68,7 @@ class FloatWeight:
             if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
                 return existing
         name = unique_name(graph, f"{self.value.name}_Q4NX")
-        # Of the tensor alone: what C++ keeps of the graph, Python's collector could not free.
+        # C++ is given the tensor alone: Python's collector could not free what C++ keeps of the graph.
         stored = self._stored()
         weight = _native.Q4NXConstant.of_floats(
             partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed

@@ -81,9 +81,9 @@ def is_operator(node: ir.Node, *operators: str) -> bool:
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """Of an operator with two inputs, the one that is computed and the constant; None if there is no such pair.
+    """The computed and the constant input of an operator with two inputs; None if there is no such pair.
 
-    Of Div and Sub the constant must be the second input.
+    The constant of Div and Sub must be the second input.
     """
     if node is None or len(node.inputs) != 2:
         return None

@@ -64,7 +64,7 @@ def test_older_opsets_are_converted(opset: int) -> None:
     ]  # fmt: skip
     x = np.random.default_rng(1).standard_normal((2, 3, 64), np.float32)
     found, expected = (testing.run(m, {"x": x})[0] for m in (model, original))
-    # Of 32 normal numbers the range is some 4 deviations, and a step of 4 bits a 15th of it: rounding is off by
+    # The range of 32 normal numbers is some 4 deviations, and a step of 4 bits a 15th of it: rounding is off by
     # 4 / 15 / sqrt(12) = 8 % in the root mean square. Errors of a product's terms are independent, so they stay that
     # much of the result, in each of two products.
     assert np.linalg.norm(found - expected) <= 2 * 0.08 * np.linalg.norm(expected - x)

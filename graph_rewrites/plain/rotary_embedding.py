@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-# Of a table: the frequencies and the factor that it was made of, so that layers share it.
+# Metadata of a table: the frequencies and the factor that it was made of, so that layers share it.
 _SOURCE = "flownpu.rotary_source"
 
 

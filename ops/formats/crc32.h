@@ -22,7 +22,7 @@ inline constexpr std::array<std::uint32_t, 256> kCrc32Table = [] {
   return table;
 }();
 
-// Of bytes that follow others, whose sum is `before`.
+// CRC-32 of bytes that follow others, whose sum is `before`.
 inline std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) {
   std::uint32_t remainder = ~before;
   for (const std::byte byte : bytes) {

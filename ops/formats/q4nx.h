@@ -34,11 +34,11 @@ inline constexpr float kMinimumOfSymmetric = -8;
 
 // Two codes a byte.
 inline constexpr std::int64_t kColumnBytes = kStripRows / 2;
-// Of one group: the scales (or minima) of 32 rows, and the codes of a strip.
+// Bytes of one group: the scales (or minima) of 32 rows; the codes of a strip.
 inline constexpr std::int64_t kParameterBytes = kBlockRows * 2;
 inline constexpr std::int64_t kGroupStripBytes = kGroup * kColumnBytes;
 
-// Of any a of 0 and more: a + b might be too long.
+// For every a of 0 and more; a + b - 1 might overflow.
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }

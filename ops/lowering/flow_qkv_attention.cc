@@ -35,7 +35,7 @@ constexpr std::array<std::size_t, 16> kPlaces{kQuery,
                                               kNowhere,
                                               kQNormWeight,
                                               kKNormWeight};
-// Of GroupQueryAttention.
+// The input of GroupQueryAttention that has the sinks.
 constexpr std::size_t kSink = 11;
 
 // Those that mean the same in both.

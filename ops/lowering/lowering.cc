@@ -21,7 +21,7 @@ struct Rule {
   std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
   For whom = For::kAll;
-  // Of a rule that takes one operator.
+  // Only for a rule that takes one operator: what it takes, and what a contract cannot say.
   const Contract* contract = nullptr;
   std::string (*more)(const Node& node) = nullptr;
 };

@@ -18,7 +18,7 @@ struct Q4NXGroup {
   std::uint16_t minimum = 0;
   std::array<std::uint8_t, q4nx::kGroup> codes{};
 
-  // Of its i-th weight.
+  // What the i-th code stands for: scale * code + minimum.
   float weight(std::size_t i) const;
 };
 

@@ -116,7 +116,7 @@ struct AttributeRule {
   std::string_view name;
   Kind kind = Kind::kInteger;
   bool required = false;
-  // Of integers, of each in a list, and of numbers.
+  // Bounds of an integer or of each in a list; then those of a number.
   std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
   std::int64_t highest = std::numeric_limits<std::int64_t>::max();
   float lowest_number = -std::numeric_limits<float>::infinity();

@@ -30,7 +30,7 @@ enum AttentionInput : std::uint8_t {
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
 
-// Of a row's bidirectional_blocks, not empty.
+// Both take a row's bidirectional_blocks, which are not empty.
 
 // Throws Error unless the numbers grow from one block to the next. `before`: of its message.
 void check_block_numbers(std::span<const std::int32_t> numbers, std::string_view before,

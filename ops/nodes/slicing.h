@@ -15,10 +15,10 @@
 
 namespace flownpu {
 
-// Of a step that may be run once for each slice of tokens, in their order. Inputs that are not
-// listed it gets whole each time. Outputs that are not listed it gets whole as well, in the same
-// memory each time, and writes of them what the slice adds: the last slice completes them. What it
-// computes of a slice does not depend on where the slices are cut.
+// What a step takes and makes in slices, if it may be run once for each slice of tokens, in their
+// order. Inputs that are not listed it gets whole each time. Outputs that are not listed it gets
+// whole as well, in the same memory each time, and writes what the slice adds to them: the last
+// slice completes them. What it computes of a slice does not depend on where the slices are cut.
 struct Slicing {
   // Positions in the node's lists; those of absent values do not count.
   std::vector<std::size_t> inputs;

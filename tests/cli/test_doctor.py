@@ -73,7 +73,7 @@ def debian(codename, number=""):
 
 
 FORKY = debian("forky")
-# Of unstable, base-files says the next release's name.
+# Debian unstable calls itself by the next release's name (package base-files).
 RELEASES = {
     "bookworm": debian("bookworm", 12),
     "trixie": debian("trixie", 13),

@@ -119,7 +119,7 @@ def circles(uses):
 
 
 def test_no_circle_between_packages():
-    """Of imports for types alone as well: what names another's types cannot be read without it."""
+    """Imports for types alone count as well: what names another's types cannot be read without it."""
     files = {
         installed(path): path for path in sources("aie", "ops", "graph_rewrites", "python/flownpu", suffixes=(".py",))
     }

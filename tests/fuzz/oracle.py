@@ -41,7 +41,7 @@ REFERENCE, OURS = "tests.fuzz.sessions:run_reference", "tests.fuzz.sessions:run_
 
 # What ours refuses at a run, also with on_unsupported=cpu, and ONNX Runtime's provider takes: in what ours says.
 STATED = (
-    # Of no elements there is no largest, and of no integers no mean: ONNX leaves it open.
+    # What the largest of no elements and the mean of no integers are, ONNX leaves open.
     r"\[ArgMax .*expected elements along axis",
     r"\[ReduceMean .*expected elements, got none",
     # ONNX Runtime broadcasts an axis of no elements with any other, which ONNX forbids.

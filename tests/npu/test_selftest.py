@@ -59,7 +59,7 @@ def test_rungs_run_and_are_timed(tmp_path, capfd):
     assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
     assert "NPU Strix, XRT 2.25" in report["runtime"]
     assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
-    # Of a double the numbers mean nothing, but that they are there.
+    # A double's numbers mean nothing but that they are there.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}
     assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])

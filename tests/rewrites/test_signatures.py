@@ -68,7 +68,7 @@ def _of_function(rule: Callable[[ir.Model], Any]) -> Callable[[ir.Model, list[An
 MORE = 32
 VARIADIC = {("Concat", "input"), ("Split", "output")}
 
-# Of each rule a model that it takes, as its own tests have it.
+# For each rule a model that it takes, as its own tests have it.
 EXAMPLES: dict[str, Example] = {
     "q4nx_matmul": (lambda: test_q4nx_matmul.Case().model, _of_rule("q4nx_matmul")),
     "q4nx_gather": (test_q4nx_gather._alone, _of_rule("q4nx_gather")),

@@ -2,6 +2,7 @@
 """Which tests `make check` runs for a change."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,22 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
     assert [readings("c++"), readings("c++")] == [1, 0]
     (tmp_path / ".clang-tidy").write_text("Checks: '*'\n")
     assert readings("c++") == 1
+
+
+# --- Comments ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ('"""{} an image."""', False),
+        ("x = 1  # {} a tile", False),
+        ("// {} a tile.", False),
+        ('"""Patches {} an image."""', True),
+        ("// {} course.", True),
+    ],
+)
+def test_a_comment_says_what_it_is_about(text: str, passed: bool, monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(text.format("of" if text.startswith('"""P') else "Of") + "\n")
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    assert lint.check_comments([Path("one.py")]) == passed

@@ -41,7 +41,7 @@ class Channel final : public Agent {
   [[nodiscard]] std::string name() const override { return record_->name; }
   [[nodiscard]] Wait wait() const override;
 
-  // Of a shim tile's channel: tasks, from a sequence, which is woken when one is done.
+  // A shim tile's channel takes tasks from a sequence, which is woken when one is done.
   void belongs_to(Agent& sequence) { owner_ = &sequence; }
   [[nodiscard]] bool of_shim() const { return record_->descriptors.empty(); }
   [[nodiscard]] std::size_t queued() const { return tasks_.size(); }

@@ -189,7 +189,7 @@ def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
     if not isinstance(width, int) or not isinstance(head_size, int) or width % head_size:
         return None
     heads = width // head_size
-    # Of the four new sizes, three that are known to be right leave no other for the fourth.
+    # Where three of the four new sizes are known to be right, so is the fourth: the number of elements is the same.
     right = [same_size(before[0], after[0]), same_size(before[1], after[1]), after[2] == heads]
     if sum(right) < 2:
         return None

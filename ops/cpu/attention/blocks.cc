@@ -7,7 +7,7 @@
 
 namespace flownpu::cpu {
 
-// Of a prompt in slices the first tells, before any of them has changed the cache.
+// The first slice of a prompt checks them for all, before any slice has changed the cache.
 void FlowQKVAttention::check_block_numbers(const AttentionCall& call) const {
   const Tensor& blocks = call.input(kBidirectionalBlocks);
   if (!blocks.present() || call.first_token > 0) return;

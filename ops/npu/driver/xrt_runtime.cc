@@ -228,7 +228,7 @@ class XrtSubmission final : public Submission {
     std::size_t word_bytes = 0;
     const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,
                                         &word_bytes, error.text());
-    // Of several calls some may have run.
+    // Some of several calls may have run.
     if (status != Status::kOk && flat.size() > 1) array_->fail_since(all_names());
     error.check(status, all_names());
     Counters& counters = array_->connection().counters;

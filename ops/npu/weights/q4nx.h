@@ -20,7 +20,7 @@ struct Q4NXWeight {
   bool gated = false;        // the gate's rows of blocks, then the up projection's: M rows each
 
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
-  // Of a row of blocks, once it is wide.
+  // Bytes of a row of blocks in the wide layout.
   std::size_t wide_row_bytes() const {
     return static_cast<std::size_t>(q4nx::kWide.row_bytes(columns));
   }

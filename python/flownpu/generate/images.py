@@ -71,7 +71,7 @@ def read_image(path: Path, size: ImageSize) -> PreparedImage:
     _check_file(path)
     try:
         with warnings.catch_warnings():
-            # Of sizes that are within our own limit, and of broken metadata, of which only the orientation matters.
+            # Pillow warns of sizes within our own limit, and of broken metadata, of which only the orientation matters.
             warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as source:
                 return _prepare(source, path, size)

@@ -60,7 +60,7 @@ class Point:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Of the prompt."""
+        """Speed of reading the prompt, tokens a second."""
         return self.context / self.ttft_seconds
 
     @property

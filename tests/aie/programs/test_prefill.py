@@ -136,7 +136,7 @@ def test_chunks_and_a_token(rng, name, kind, turns):
                 assert (layer, name) == (int(label.rpartition(" ")[2]), buffer)
                 rows = CHUNK if name in HOST_WRITES else attended if name == "context" else PADDED
                 assert_within(contents.reshape(rows, -1)[:tokens, : numbers.shape[1]], numbers, tolerance)
-        # Of the last layer the model has more than keys and values, which are all that the program makes.
+        # The reference goes on after the last layer's keys and values, which are all that the program makes.
         assert next(expected)[:2] == (len(LAYERS) - 1, "context")
         list(expected)
         position += tokens

@@ -16,7 +16,7 @@ def texts(drawing: str) -> list[str]:
 
 
 def points(drawing: str, curve: str) -> list[tuple[float, float]]:
-    """Of the curve's path, in the drawing's units; y goes down."""
+    """The points of the curve's path, in the drawing's units; y goes down."""
     (path,) = ET.fromstring(drawing).findall(f".//{{*}}g[@id='{curve}']/{{*}}path")  # noqa: S314 (what we wrote)
     return [(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
 

@@ -130,7 +130,7 @@ def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
     for command in kernels:
         assert "--target=aie2p-none-unknown-elf" in command
         assert "-std=c++20" in command
-        # Of the sources, `#include "aie/kernels/kernels.h"`; of mlir-aie, aie_api.
+        # The first folder has the sources, for `#include "aie/kernels/kernels.h"`; the second mlir-aie's aie_api.
         include = [Path(option[2:]) for option in command if option.startswith("-I")]
         assert (include[0] / "aie" / "kernels" / "kernels.h").is_file()
         assert include[1] == tools.aiecc.parents[1] / "include"

@@ -230,7 +230,7 @@ def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):
     assert document["kv_bytes_per_token"] == layers * 2 * kv * d * 2
     (point,) = document["speed"]["points"]
     assert point["context"] == 1024
-    # Of the graph's other constants (a scale, indices) there are a few bytes.
+    # The graph's other constants (a scale, indices) are a few bytes.
     assert point["cpu_tokens_per_second"] == pytest.approx(10e9 / (weights + norms + seen), rel=1e-4)
 
 

@@ -35,7 +35,7 @@ class Form:
     version: str = "gptq"
     symmetric: bool = False
     order: str = "none"
-    """Of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
+    """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
     exact: bool = True
     """Scales of 4 bits, so that -scale * zero point has 8 and bfloat16 holds it."""
 

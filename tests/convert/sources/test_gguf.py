@@ -52,7 +52,7 @@ def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes(family: str, tmp_path: Path) -> None:
-    # Of Llama without scaled frequencies, which a file has as factors.
+    # Llama without scaled frequencies, which a file has as factors.
     changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
     original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)

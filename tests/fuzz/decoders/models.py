@@ -227,7 +227,7 @@ class _Export:
         return self._project(self._op("Mul", [activated, up]), inner, size)
 
     def _last(self, x: str, lengths: str) -> str:
-        """Of each row: min(its length, the new tokens) - 1."""
+        """The hidden state at each row's index min(its length, the new tokens) - 1."""
         new = self._op("Shape", ["input_ids"], start=1, end=2)
         newest = self._op("Sub", [new, self._constant(np.array([1], np.int64))])
         place = self._op("Min", [self._op("Cast", [lengths], to=INT64), newest])

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 64, 65, 100)
-# Of one array, mostly; of a few as many that kernels share them out between threads (kElementsEach of
-# ops/cpu/broadcast.h), and sums are longer than a vector.
+# Most elements of an array; a few arrays have so many that kernels share them out between threads (kElementsEach of
+# ops/cpu/broadcast.h), and that sums are longer than a vector.
 ELEMENTS, MANY_ELEMENTS = 2048, 40_000
 _INTEGERS = onnx.AttributeProto.INTS
 MOST_RANK = 9  # one more than ops/nodes/tensor.h knows

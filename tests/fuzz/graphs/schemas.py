@@ -66,7 +66,7 @@ def _every(domain: str, op_type: str) -> list[tuple[int, dict[str, list[str]]]]:
 
 
 def _element_type(text: str) -> int:
-    """Of "tensor(float)"; 0 of what is no tensor, and of complex numbers, which no kernel takes."""
+    """Number of the type in "tensor(float)"; 0 for what is no tensor and for complex numbers, which no kernel takes."""
     if not text.startswith("tensor(") or "complex" in text:
         return 0
     return int(getattr(TensorProto, text[len("tensor(") : -1].upper(), 0))

@@ -120,7 +120,7 @@ class Attention:
         b = self.b
         if not self.do_rotary or not b.choices.chance(20):
             return ABSENT
-        # Of a first prompt's, ONNX Runtime reads the first one only.
+        # ONNX Runtime reads only the first of a first prompt's positions.
         starts = [length - self.tokens if self.past else 0 for length in self.lengths]
         numbers = [max(0, start) + i for start in starts for i in range(self.tokens)]
         return b.integers(numbers, INT64, shape=(self.batch, self.tokens))

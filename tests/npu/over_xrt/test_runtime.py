@@ -113,7 +113,7 @@ def test_what_a_call_under_way_uses_stays(bench, case, driver):
     submission = bench.submit((bench.sequence(case.plan), arguments))
     del arguments
     bench.array = bench.runtime = None
-    # Of the heap the configuration has a part, and the instructions.
+    # The configuration and the instructions have a part of the heap each.
     assert (driver.alive("buffer"), driver.alive("heap buffer"), driver.alive("context")) == (3, 2, 1)
     submission.wait(1000)
     del submission

@@ -68,7 +68,7 @@ class Conversation:
         self.tables = rope_tables(head_size=d) if rotary else (None, None)
         weights = self.rng.uniform(0.5, 1.5, (2, d)).astype(np.float32)
         self.norms = (weights[0], weights[1]) if norm else (None, None)
-        # Of the size of scores, far above and far below them.
+        # Sinks of the size of scores, far above and far below them.
         self.sinks = np.resize(np.array([0.5, 200, -200, 3], np.float32), h) if sink else None
         shape = (batch, g, capacity, d)
         self.past = [np.zeros(shape, CACHE_TYPES[cache]) for _ in range(2)]
@@ -437,7 +437,7 @@ def test_positions_of_a_prompt_count_on_from_the_first_or_are_given(counted: int
     past = rng.standard_normal((2, 2, G, 9, D), dtype=np.float32)
     lengths = [np.array([total - 1, total - 1], np.int32), np.array(total, np.int32)]
     given = rng.integers(0, 500, (2, tokens))
-    # Of a first prompt any but the first may be anything.
+    # Any position of a first prompt but the first may be anything.
     meant = given[:1, :1] + np.tile(np.arange(tokens), (2, 1)) if counted and total == tokens else given
     inputs = [query, None, None, *past, *lengths, *rope_tables(), given]
     outputs = run("FlowQKVAttention", inputs, outputs=("float",) * 3, do_rotary=1, counted_prompt=counted, **SIZES)

@@ -135,7 +135,7 @@ def test_attention_over_a_long_context(isa: str, tokens: int) -> None:
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_product(isa: str, activations: str, rows: int) -> None:
-    """Of ones with numbers that are the same in bf16, and exact in 8 bits, which know the lowest and the highest."""
+    """Ones, times numbers that are the same in bf16, and exact in 8 bits between the lowest and the highest."""
     k = 1 << 18
     weight = np.full((k, 3), np.float32(0.10009765625))
     options = {"cpu_isa": isa, "activations": activations}

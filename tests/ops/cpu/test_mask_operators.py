@@ -140,7 +140,7 @@ def test_functions(op_type: str, function: Any) -> None:
     )  # a unit in the last place
 
 
-# Of every size of element, the condition's, the two tensors' shapes.
+# Every size of element; the shapes of the condition and of the two tensors.
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int64, np.bool_, np.int8])
 @pytest.mark.parametrize(
     "shapes",

@@ -80,7 +80,7 @@ def test_softmax(isa: str, columns: int) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_exponential(isa: str) -> None:
-    """Of 0 and x the softmax is 1 and e^x, over 1 + e^x: over all x whose e^x is a normal number, and beyond."""
+    """The softmax of 0 and x is 1 and e^x, over 1 + e^x: over all x whose e^x is a normal number, and beyond."""
     x = np.linspace(-100, 0, 40_001, dtype=np.float32)
     found = standard("Softmax", [np.stack([np.zeros_like(x), x], 1)], isa=isa)[:, 1]
     exact = np.exp(x.astype(np.float64))
@@ -105,7 +105,7 @@ def test_gelu(isa: str, approximate: str) -> None:
     usual = np.isfinite(expected)
     assert np.all(np.abs(found[usual] - expected[usual]) <= bound[usual])
     np.testing.assert_array_equal(found[~usual], expected[~usual])
-    # Of a product with 1, rounded to bf16 before where the instruction set has products of it.
+    # The activation behind a product with 1, which is rounded to bf16 before where the instruction set multiplies that.
     rounded = x.astype(ml_dtypes.bfloat16).astype(np.float32) if isa == "avx512" else x
     np.testing.assert_array_equal(fused[:, 0], standard("Gelu", [rounded], isa=isa, approximate=approximate))
 
@@ -283,7 +283,7 @@ PAST, NEW = 70, {"few": 2, "many": 45}
 def attend(
     isa: str, cache: str, query: np.ndarray, keys: list[np.ndarray], bias: np.ndarray | None = None, **attributes: Any
 ) -> np.ndarray:
-    """Of new tokens [1, tokens, 160] at the end of keys and values [1, 2, all tokens, 40]: [tokens, 4, 40]."""
+    """Attention [tokens, 4, 40] of new tokens [1, tokens, 160], the last of keys and values [1, 2, all tokens, 40]."""
     tokens, total = query.shape[1], keys[0].shape[2]
     new = [np.ascontiguousarray(k[0, :, -tokens:].transpose(1, 0, 2)).reshape(1, tokens, -1) for k in keys]
     past = [np.ascontiguousarray(k[:, :, :-tokens].astype(CACHE_TYPES[cache])) for k in keys]

@@ -18,7 +18,7 @@ def tables(half: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rotated(x: np.ndarray, positions: np.ndarray, half: int, interleaved: bool) -> np.ndarray:
-    """Of x [B, S, H, D]: the pairs of the first 2 half elements of a head, as products of complex numbers."""
+    """Rotates x [B, S, H, D]: pairs of the first 2 half elements of a head, as products of complex numbers."""
     cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in tables(half))
     front = x[..., : 2 * half].astype(np.float64)
     real, imaginary = (front[..., ::2], front[..., 1::2]) if interleaved else (front[..., :half], front[..., half:])
@@ -73,7 +73,7 @@ def test_nothing_is_rotated(shape: tuple[int, ...], ids: np.ndarray) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("half", [1, 3, 5])
 def test_heads_of_any_even_size(half: int, interleaved: bool) -> None:
-    """Of a head of 2 half elements, and of the front of one of 11."""
+    """Rotates a head of 2 half elements, and the front of one of 11."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, POSITIONS, (B, S))
     for d in (2 * half, 11):

@@ -33,7 +33,7 @@ def _row(columns: int) -> Any:
 @pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW])
 @pytest.mark.parametrize(("rows", "columns"), [(640, 512), (256, 320), (40, 96)])
 def test_a_product_is_the_equation(rows: int, columns: int, layout: q4nx.Layout) -> None:
-    """Of fewer rows than a column of tiles has, and of a last block that is not full, too."""
+    """Also with fewer rows than a column of tiles has, and with a last block that is not full."""
     (weight,), x = _weights(rows, columns, 1), _row(columns)
     found = ops.fused_dqp(x, q4nx.pack(*weight, layout), rows=rows, device="emulate")
     expected = fused_dqp.reference(x[0], q4nx.pack(*weight), rows=rows, columns=columns)

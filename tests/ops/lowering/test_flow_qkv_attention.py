@@ -137,7 +137,7 @@ def test_norm_weights_of_the_attention_are_kept() -> None:
         (_model(k_quant_type='"PER_TENSOR"'), "k_quant_type=PER_TENSOR: FlowQKVAttention's KV cache is"),
         (_model(kv_cache_bit_width="8"), "kv_cache_bit_width=8: FlowQKVAttention's KV cache is"),
         (_model(qk_output="2"), "attribute 'qk_output': expected 0, got 2"),
-        # Of later releases of ONNX Runtime.
+        # Attributes and inputs of later releases of ONNX Runtime.
         (_model(q_norm_epsilon="0.1"), "attribute q_norm_epsilon is not known"),
         (_model(inputs=", , , , , new", constants={"new": np.ones(1, np.int32)}), "input new is not known"),
         (_model(inputs=", , , , , , new", constants={"new": np.ones(1, np.int32)}), "input new is not known"),

@@ -293,7 +293,7 @@ def test_is_ort_s_kernel(ep_devices: list[Any], part: int) -> None:
 
 
 def test_rows_that_no_token_fills_are_zero(ep_devices: list[Any]) -> None:
-    """Of a batch of prompts of several lengths, in memory that held something else before."""
+    """A batch of prompts of several lengths, in memory that held something else before."""
     case = next(c for c in SAMPLE if c.ragged and c.past == 0 and c.cache == "absent" and c.tokens > 1 and c.causal)
     options = onnxruntime.SessionOptions()
     options.add_provider_for_devices(ep_devices, {})
@@ -329,7 +329,7 @@ EASY = {name: values[0] for name, values in GRID.items()} | {"window": 8}
 
 
 def test_the_sample_has_every_pair_that_may_occur() -> None:
-    """Of dimensions that constrain one another all points are looked at; of others any two values may occur."""
+    """All points of dimensions that constrain one another are looked at; any two values of others may occur."""
     found = _pairs(SAMPLE)
     for constrained in CONSTRAINED:
         points = itertools.product(*(GRID[name] for name in constrained))

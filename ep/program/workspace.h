@@ -15,7 +15,7 @@
 namespace flownpu {
 
 // Memory that grows and is kept. The contents do not survive growing.
-class Buffer {
+class GrowingBuffer {
  public:
   std::byte* reserve(const Device& device, std::size_t bytes) {
     if (memory_ == nullptr || bytes > capacity_) {
@@ -40,12 +40,12 @@ struct Program::Workspace {
   std::vector<Tensor> tensors;  // One for each value.
   // For each of `cut_`: all tokens of it, and, of a batch, memory for a slice.
   std::vector<Tensor> wholes;
-  std::vector<Buffer> slices;
+  std::vector<GrowingBuffer> slices;
   // The slice at hand; of no tokens while all are computed at once.
   TokenSlice slice;
   std::int64_t slice_tokens = 0;
-  std::vector<Buffer> slots;
-  Buffer scratch;
+  std::vector<GrowingBuffer> slots;
+  GrowingBuffer scratch;
   // Whether a step has written to the memory of an input, which then is not what it was.
   bool appended = false;
   // What the next run streams.

@@ -22,7 +22,7 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
-from flownpu.selftest.reference.layer import EPSILON, Call, random_layer, rotary_table
+from flownpu.selftest.reference.layer import EPSILON, LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.designs.layer_cases import case_of, checkpoint_layer
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
@@ -144,7 +144,9 @@ def test_chunks_and_a_token(rng, name, kind, turns):
         assert np.isfinite(wide(kept)).all()
 
     token = bf16(rng.normal(size=shape.hidden) * 3)
-    call = Call(DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale)
+    call = LayerInputs(
+        DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale
+    )
     found = case_of(call, rng).check()
     *_, (_, _, numbers, tolerance) = model.prefill(token[None], position, bf16_stream=True)
     assert_within(call.outcome(found)["update"], numbers[0], tolerance[0])

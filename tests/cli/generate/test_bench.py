@@ -14,7 +14,7 @@ import pytest
 
 from flownpu import peers
 from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
-from flownpu.bench.report import Report
+from flownpu.bench.report import BenchReport
 from flownpu.bench.roofline import DecodeTraffic, decode_traffic, read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.machine import Machine
@@ -130,7 +130,7 @@ def test_the_share_of_the_roof_is_that_of_each_round():
     own = Measurement(decode={case: [0.02, 0.005, 0.0125, 1.0]}, prefill={case: [1.0] * 4})
     found = Measurements([case], {"flownpu": own}, bandwidth=[1e9, 4e9, 1.6e9])
     machine = Machine("", "", 1, 1, "", "", {})
-    report = Report(machine, "model", {"threads": 1}, DecodeTraffic(10**6, (), {}, ()), found)
+    report = BenchReport(machine, "model", {"threads": 1}, DecodeTraffic(10**6, (), {}, ()), found)
     assert [row[2] for row in report.rows()] == ["", "50 %"]
 
 

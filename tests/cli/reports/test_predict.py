@@ -19,7 +19,7 @@ from flownpu.predict.published.implementation import image_seconds, prompt_secon
 from flownpu.predict.target import known, target
 from flownpu.predict.validation import ERRORS, FITTED, fitted, fitted_tables, summary, validate
 from flownpu.selftest.climb import Outcome, Result
-from flownpu.selftest.report import Report
+from flownpu.selftest.report import SelftestReport
 
 DEVICE = DEVICES["kraken-350"]
 
@@ -130,7 +130,7 @@ def test_the_report_of_a_selftest_is_measured_parameters(flownpu, tmp_path):
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
         results = [Result("copy", Outcome.PASSED)]
-        document = Report(device, "npu2", {}, results).document() | {"measured": found}
+        document = SelftestReport(device, "npu2", {}, results).document() | {"measured": found}
         (tmp_path / "report.json").write_text(json.dumps(document))
         done = flownpu("predict", "gemma3-1b", "--context", "1k", "--json", "--measured", tmp_path / "report.json")
         assert done.code == 0, done.err

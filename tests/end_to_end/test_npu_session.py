@@ -16,9 +16,9 @@ from flownpu.npu.artifacts import build_artifacts
 from tests.aie.host_kernels import BUILT
 from tests.end_to_end.npu_session import FAULTS, PLACES
 from tests.npu import xrt
-from tests.npu.double_artifacts import build_for_double
 from tests.npu.machine import Machine, require
 from tests.npu.test_over_xrt import DRIVERS
+from tests.npu.xdna_driver_artifacts import build_for_xdna_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +47,8 @@ def sessions(
 ) -> dict[str, Any]:
     """What npu_session.py printed."""
     folder = tmp_path_factory.mktemp("npu")
-    artifacts = build_for_double(converted(), folder / "artifacts", CONTEXT)
-    few = build_for_double(converted(), folder / "few", CONTEXT, most_buffers=5)
+    artifacts = build_for_xdna_driver(converted(), folder / "artifacts", CONTEXT)
+    few = build_for_xdna_driver(converted(), folder / "few", CONTEXT, most_buffers=5)
     arguments = plugin, converted(), artifacts, json.dumps(held_out[:CONTEXT]), few
     done = Machine(folder).python("-m", "tests.end_to_end.npu_session", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -61,7 +61,7 @@ def conversation_artifacts(converted: Callable[..., Path], tmp_path_factory: pyt
     """By device."""
     folder = tmp_path_factory.mktemp("artifacts")
     build_artifacts(converted(), context=TURNS, output=folder / "emulate")
-    return {"npu": build_for_double(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
+    return {"npu": build_for_xdna_driver(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
 
 
 @pytest.fixture(scope="module")

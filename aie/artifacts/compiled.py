@@ -55,8 +55,8 @@ class BuildCost(NamedTuple):
         minutes = math.ceil(self.programs * _SECONDS / 60)
         return (
             f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: about "
-            f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program), and what Peano takes for "
-            "the arrays' own cores, which nobody has measured"
+            f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program), and what Peano takes "
+            "for the arrays' own cores, which nobody has measured"
         )
 
 

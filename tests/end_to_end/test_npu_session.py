@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from flownpu.doctor.npu import MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts
 from tests.aie.host_kernels import BUILT
 from tests.end_to_end.npu_session import FAULTS, PLACES
@@ -162,17 +163,19 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "reasons"),
     [
-        ("no device", "No such device"),
-        ("permission", "sudo usermod -aG render"),
-        ("no memory", "Cannot allocate memory"),
-        ("no context", "close other programs that use the NPU"),
-        ("firmware", "install XRT 2.19 or newer and the driver that comes with it"),
-        ("locked memory", "ulimit -l unlimited"),
-        ("too few buffers", "takes 5 buffers, and its call "),
+        ("no device", ["No such device", "`flownpu doctor` tells"]),
+        ("permission", ["Permission denied", 'sudo usermod -aG render "$USER", then log in again']),
+        ("no memory", ["Cannot allocate memory", "use a smaller context"]),
+        ("no context", ["No space left", "close other programs that use the NPU"]),
+        ("firmware", ["firmware 1.0.0.63, XRT 2.25: ", TOO_OLD, "`flownpu doctor MODEL`"]),
+        ("locked memory", [MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT]),
+        ("too few buffers", ["takes 5 buffers, and its call "]),
     ],
 )
-def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:
+def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reasons: list[str]) -> None:
+    """What was found, and what to do."""
     assert "FlowNPU" in sessions[name]["refused"]
-    assert reason in sessions[name]["refused"]
+    for reason in reasons:
+        assert reason in sessions[name]["refused"]

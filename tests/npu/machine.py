@@ -45,6 +45,7 @@ class Machine:
         folder: is to hold it.
         devices: how many NPUs it has; None: no driver.
         watchdog: the driver's, in ms; None: of a driver that does not tell.
+        firmware: the version of the NPUs'.
         settings: of the driver (xdna_driver/state.h): "timelines=0".
         ini: lines of XRT's settings.
     """
@@ -55,6 +56,7 @@ class Machine:
         *,
         devices: int | None = 1,
         watchdog: int | None = WATCHDOG_MS,
+        firmware: str = xrt.FIRMWARE,
         settings: str = "",
         ini: str = "",
     ) -> None:
@@ -69,15 +71,15 @@ class Machine:
         if watchdog is not None:
             parameter.write_text(f"{watchdog}\n", encoding="utf-8")
         for number in range(devices):
-            self._add_device(number)
+            self._add_device(number, firmware)
 
-    def _add_device(self, number: int) -> None:
+    def _add_device(self, number: int, firmware: str) -> None:
         address = f"0000:c{5 + number}:00.1"
         device = self.root / f"sys/devices/pci0000:00/{address}"
         (device / f"accel/accel{number}").mkdir(parents=True)
         for file, content in [
             ("vbnv", "NPU Strix"), ("device_type", "0"), ("vendor", "0x1022"), ("device", "0x17f0"),
-            ("revision", "0x10"), ("fw_version", "255.0.5.35"),
+            ("revision", "0x10"), ("fw_version", firmware),
         ]:  # fmt: skip
             (device / file).write_text(content + "\n", encoding="utf-8")
         for name in ("drivers/amdxdna", "devices"):
@@ -96,7 +98,7 @@ class Machine:
             for library in os.environ.get("LD_PRELOAD", "").split()
         ]
         return {
-            "XDNA_DRIVER_ROOT": str(self.root.resolve()),
+            xrt.ROOT: str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),

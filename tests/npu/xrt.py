@@ -22,12 +22,16 @@ from tests.npu.arrays import Bench, npu
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Plan
 
-__all__ = ["DRIVER", "PLUGIN", "SETTINGS", "Driver", "XrtBench", "halves", "write_xclbin"]
+__all__ = ["DRIVER", "FIRMWARE", "PLUGIN", "ROOT", "SETTINGS", "Driver", "XrtBench", "halves", "write_xclbin"]
 
 PLUGIN = BUILT / "libflownpu_xrt.so"
 DRIVER = BUILT / "libxdna_driver.so"
-# An environment variable: how the driver is in all tests of the process, "timelines=0 separate=1".
+# An environment variable: the folder with the machine's /sys and /dev.
+ROOT = "XDNA_DRIVER_ROOT"
+# Another: how the driver is in all tests of the process, "timelines=0 separate=1".
 SETTINGS = "XDNA_DRIVER_SETTINGS"
+# The version of a machine's firmware, where a test does not say another.
+FIRMWARE = "255.0.5.35"
 
 
 class Driver:
@@ -46,11 +50,17 @@ class Driver:
         self._library.xdna_driver_use_kernels(str(library).encode())
 
     def reset(self) -> None:
-        """Forget faults and violations."""
+        """Forget faults, violations and other firmware."""
         self._library.xdna_driver_reset()
+        self.use_firmware(FIRMWARE)
         for setting in os.environ.get(SETTINGS, "").split():
             name, value = setting.split("=")
             self.inject(name, int(value))
+
+    def use_firmware(self, version: str) -> None:
+        """What the driver says of the NPU's firmware, in sysfs and when it is asked."""
+        for device in Path(os.environ[ROOT], "sys/bus/pci/drivers/amdxdna").iterdir():
+            (device / "fw_version").write_text(version + "\n", encoding="utf-8")
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
         """A fault, or a setting (state.h)."""

@@ -26,6 +26,11 @@ CAP_IPC_LOCK = 14
 ALL_USERS = "0 0 4294967295"
 """The map of users outside of containers; the kernel asks for the capability there."""
 DRIVER_LOG = "sudo dmesg | grep amdxdna"
+# How a session says that the driver, or the firmware, does not know a request (ops/npu/driver/xrt_plugin.cc).
+TOO_OLD = "a firmware of the NPU of its age"
+# What a session says of locked memory as well. Of pam_limits `*` is everybody but root.
+MORE_LOCKED_MEMORY = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
+MORE_LOCKED_MEMORY_OF_ROOT = "start the container with --ulimit memlock=-1, or the service with LimitMEMLOCK=infinity"
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,9 @@ def diagnose_npu(host: Host) -> Iterator[Check]:
     locked = _lockable(host)
     if locked is not None and locked < DRIVER_HEAP:
         found = f"{locked // 1024} KiB may be locked; the NPU's driver locks {DRIVER_HEAP // 2**20} MiB"
-        for_good = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
-        yield Check("memory lock", Status.BAD, found, for_good)
+        is_root = bool(re.search(r"^Uid:\s+\d+\s+0\s", host.read("proc/self/status"), re.MULTILINE))
+        remedy = MORE_LOCKED_MEMORY_OF_ROOT if is_root else MORE_LOCKED_MEMORY
+        yield Check("memory lock", Status.BAD, found, remedy)
     yield diagnose_xrt(host)
 
 
@@ -127,10 +133,11 @@ def _lockable(host: Host) -> int | None:
     return int(limit[1]) if limit else None
 
 
-def diagnose_model(folder: Path, *, emulated: bool) -> Iterator[Check]:
+def diagnose_model(host: Host, folder: Path, *, emulated: bool) -> Iterator[Check]:
     """Whether a model's artifacts are there, and whether the device computes a token with them.
 
     Args:
+        host: this machine.
         folder: the model's.
         emulated: look at the emulated NPU rather than at this machine's.
     """
@@ -147,12 +154,18 @@ def diagnose_model(folder: Path, *, emulated: bool) -> Iterator[Check]:
         list(model.complete(model.tokens_of_text("a"), 1, Sampling(temperature=0), Timing()))
         found = model.placement["summary"]
     except Exception as error:  # noqa: BLE001 (whatever GenAI raises is what this check reports)
-        remedy = build if emulated else "sudo dmesg | grep amdxdna"
-        yield Check("a token", Status.BAD, str(error), remedy)
+        yield Check("a token", Status.BAD, str(error), build if emulated else _remedy_of_a_failure(host, str(error)))
         return
     finally:
         gc.collect()  # a model that failed is kept by its traceback
     yield Check("a token", Status.GOOD, found)
+
+
+def _remedy_of_a_failure(host: Host, error: str) -> str:
+    if TOO_OLD not in error:
+        return DRIVER_LOG
+    release = release_of(host.root)
+    return f"{release.firmware}, and if that changes nothing {release.driver}"
 
 
 def _npus_on_the_bus(host: Host) -> list[_Npu]:

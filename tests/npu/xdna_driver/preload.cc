@@ -29,6 +29,8 @@
 
 namespace {
 
+using xdna_driver::machine_root;
+
 // What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
 constexpr std::array<std::string_view, 5> kRedirected = {
     "/sys/bus/", "/sys/module/amdxdna", "/sys/class/accel", "/sys/devices/pci", "/dev/accel"};
@@ -41,22 +43,14 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-const std::string& root() {
-  static const std::string folder = [] {
-    const char* given = std::getenv("XDNA_DRIVER_ROOT");
-    return std::string(given == nullptr ? "" : given);
-  }();
-  return folder;
-}
-
 // Where a file is looked for, in place of `path`.
 class Redirected {
  public:
   explicit Redirected(const char* path) : path_(path) {
     if (path == nullptr || path[0] != '/' || (path[1] != 's' && path[1] != 'd')) return;
     for (const std::string_view prefix : kRedirected) {
-      if (!root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
-        elsewhere_ = root() + path;
+      if (!machine_root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
+        elsewhere_ = machine_root() + path;
         path_ = elsewhere_.c_str();
       }
     }
@@ -80,14 +74,14 @@ OpenFiles& open_files() {
 }
 
 std::shared_ptr<xdna_driver::DeviceFile> device_file(int file) {
-  if (root().empty()) return nullptr;
+  if (machine_root().empty()) return nullptr;
   const std::lock_guard lock(open_files().mutex);
   const auto found = open_files().files.find(file);
   return found == open_files().files.end() ? nullptr : found->second;
 }
 
 bool is_device(const char* path) {
-  return path != nullptr && !root().empty() &&
+  return path != nullptr && !machine_root().empty() &&
          std::string_view(path).substr(0, kDevice.size()) == kDevice;
 }
 
@@ -131,9 +125,10 @@ void* map_as(const char* name, void* at, std::size_t size, int protection, int f
 char* real_path_as(const char* path, char* resolved) {
   char* const found = next<char* (*)(const char*, char*)>("realpath")(Redirected(path), resolved);
   // A path below our folder is one of the machine's again.
-  if (found != nullptr && !root().empty() &&
-      root().compare(0, root().size(), found, root().size()) == 0) {
-    std::memmove(found, found + root().size(), std::strlen(found) - root().size() + 1);
+  if (found != nullptr && !machine_root().empty() &&
+      machine_root().compare(0, machine_root().size(), found, machine_root().size()) == 0) {
+    std::memmove(found, found + machine_root().size(),
+                 std::strlen(found) - machine_root().size() + 1);
   }
   return found;
 }
@@ -213,7 +208,7 @@ void* mmap64(void* at, std::size_t size, int protection, int flags, int file, of
 
 int close(int file) {
   std::shared_ptr<xdna_driver::DeviceFile> closed;
-  if (!root().empty()) {
+  if (!machine_root().empty()) {
     const std::lock_guard lock(open_files().mutex);
     if (const auto found = open_files().files.find(file); found != open_files().files.end()) {
       closed = std::move(found->second);

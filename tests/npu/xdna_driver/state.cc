@@ -2,6 +2,7 @@
 #include "tests/npu/xdna_driver/state.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -74,6 +75,14 @@ std::int64_t setting(const std::string& fault, std::int64_t otherwise) {
 std::string kernel_library() {
   const std::lock_guard lock(state().mutex);
   return state().kernels;
+}
+
+const std::string& machine_root() {
+  static const std::string folder = [] {
+    const char* given = std::getenv("XDNA_DRIVER_ROOT");
+    return std::string(given == nullptr ? "" : given);
+  }();
+  return folder;
 }
 
 int watchdog_rounds() {

@@ -56,6 +56,8 @@ std::optional<std::int64_t> struck(const std::string& fault);
 // What holds until the reset; `otherwise` if nothing does.
 std::int64_t setting(const std::string& fault, std::int64_t otherwise);
 std::string kernel_library();
+// The folder in which the test has this machine's /sys and /dev; empty: this is no machine of ours.
+const std::string& machine_root();
 // Goes up with each xdna_driver_end_hung_calls().
 int watchdog_rounds();
 

@@ -301,6 +301,17 @@ def test_backports_that_are_there(machine):
     assert machine.checks()["xrt"].remedy == TRIXIE_BACKPORTS
 
 
+def test_an_xrt_at_another_place_that_the_loader_finds(machine):
+    machine.ready()
+    machine.xrt(folder="opt/own/lib")
+    assert machine.checks()["xrt"].found == "not installed; the npu device needs it"
+    machine.file(
+        "proc/self/maps", "7f3a0000-7f3b0000 r-xp 00000000 08:01 42    /opt/own/lib/libxrt_coreutil.so.2.25.00"
+    )
+    assert machine.checks()["xrt"] == Check("xrt", Status.GOOD, "XRT 2.25 in /opt/own/lib")
+    assert machine.checks(plugin=None)["xrt"].status is Status.NOTE
+
+
 def test_an_xrt_that_is_too_old(machine):
     machine.ready()
     machine.xrt("coreutil", "core", version="2.13.0")

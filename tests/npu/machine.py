@@ -22,7 +22,7 @@ from tests.npu import xrt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ROOT", "Machine", "require"]
+__all__ = ["ROOT", "Machine", "require", "with_plugin"]
 
 ROOT = Path(__file__).parents[2]
 # After so many ms without progress the driver ends a command: Linux 7's own 2000, but for the tests' time.
@@ -36,6 +36,14 @@ def require() -> None:
             pytest.skip(why())
     if not (xrt.PLUGIN.is_file() and xrt.DRIVER.is_file()):
         pytest.fail(f"expected {xrt.PLUGIN} and {xrt.DRIVER}, which are built where there is XRT: run `make test`")
+
+
+def with_plugin(library: Path, folder: Path) -> Path:
+    """A copy of the provider's library in a folder, with the plugin for XRT and the kernels beside it."""
+    require()
+    for file in (library, xrt.PLUGIN, *BUILT.glob("libflownpu_aie_xdna*.so")):
+        shutil.copy(file, folder)
+    return folder / library.name
 
 
 class Machine:
@@ -82,9 +90,15 @@ class Machine:
             ("revision", "0x10"), ("fw_version", firmware),
         ]:  # fmt: skip
             (device / file).write_text(content + "\n", encoding="utf-8")
-        for name in ("drivers/amdxdna", "devices"):
-            link = self.root / "sys/bus/pci" / name / address
-            link.symlink_to(os.path.relpath(device, link.parent))
+        accel = device / f"accel/accel{number}"
+        for link, target in [
+            (self.root / "sys/bus/pci/drivers/amdxdna" / address, device),
+            (self.root / "sys/bus/pci/devices" / address, device),
+            (self.root / f"sys/class/accel/accel{number}", accel),
+            (accel / "device", device),
+        ]:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(target, link.parent))
         node = self.root / f"dev/accel/accel{number}"
         node.parent.mkdir(parents=True, exist_ok=True)
         node.touch()
@@ -100,6 +114,7 @@ class Machine:
         return {
             xrt.ROOT: str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
+            xrt.KERNELS: str(xrt.kernels_of("npu2").resolve()),
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "FLOWNPU_TESTING_DIR": str(BUILT.resolve()),

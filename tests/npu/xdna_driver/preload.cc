@@ -104,6 +104,16 @@ int open_as(const char* name, const char* path, int flags, mode_t mode) {
   return next<int (*)(const char*, int, mode_t)>(name)(Redirected(path), flags, mode);
 }
 
+int open_at_as(const char* name, int folder, const char* path, int flags, mode_t mode) {
+  if (is_device(path)) return open_device();
+  return next<int (*)(int, const char*, int, mode_t)>(name)(folder, Redirected(path), flags, mode);
+}
+
+template <typename Stat>
+int look_at_as(const char* name, const char* path, Stat* found) {
+  return next<int (*)(const char*, Stat*)>(name)(Redirected(path), found);
+}
+
 mode_t mode_of(int flags, va_list list) {
   return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(list, mode_t) : 0;
 }
@@ -159,9 +169,15 @@ int openat(int folder, const char* path, int flags, ...) {
   va_start(list, flags);
   const mode_t mode = mode_of(flags, list);
   va_end(list);
-  if (is_device(path)) return open_device();
-  return next<int (*)(int, const char*, int, mode_t)>("openat")(folder, Redirected(path), flags,
-                                                                mode);
+  return open_at_as("openat", folder, path, flags, mode);
+}
+
+int openat64(int folder, const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = mode_of(flags, list);
+  va_end(list);
+  return open_at_as("openat64", folder, path, flags, mode);
 }
 
 FILE* fopen(const char* path, const char* mode) {
@@ -174,12 +190,17 @@ FILE* fopen64(const char* path, const char* mode) {
 
 DIR* opendir(const char* path) { return next<DIR* (*)(const char*)>("opendir")(Redirected(path)); }
 
-int stat(const char* path, struct stat* found) {
-  return next<int (*)(const char*, struct stat*)>("stat")(Redirected(path), found);
-}
+int stat(const char* path, struct stat* found) { return look_at_as("stat", path, found); }
 
-int lstat(const char* path, struct stat* found) {
-  return next<int (*)(const char*, struct stat*)>("lstat")(Redirected(path), found);
+int stat64(const char* path, struct stat64* found) { return look_at_as("stat64", path, found); }
+
+int lstat(const char* path, struct stat* found) { return look_at_as("lstat", path, found); }
+
+int lstat64(const char* path, struct stat64* found) { return look_at_as("lstat64", path, found); }
+
+int fstatat64(int folder, const char* path, struct stat64* found, int flags) {
+  return next<int (*)(int, const char*, struct stat64*, int)>("fstatat64")(folder, Redirected(path),
+                                                                           found, flags);
 }
 
 int access(const char* path, int mode) {

@@ -11,9 +11,10 @@
 
 #pragma GCC visibility push(default)
 extern "C" {
-// Where the kernels are that an array of npu2 calls: libflownpu_aie_xdna2.so.
+// Where the kernels are that an array calls: libflownpu_aie_xdna2.so. In place of it, and of
+// xdna_driver_inject, the environment may have XDNA_DRIVER_KERNELS and XDNA_DRIVER_SETTINGS.
 void xdna_driver_use_kernels(const char* library);
-// Forgets faults and violations; what is alive stays so.
+// Forgets faults, but those of the environment, and violations; what is alive stays so.
 void xdna_driver_reset();
 // The opportunity number `after` (0: the next) of a fault is taken, once:
 //   open, lock memory, heap, context, allocate, move, submit: the request fails with error number

@@ -11,7 +11,15 @@ import flownpu.doctor.diagnosis
 import flownpu.doctor.npu
 import flownpu.doctor.xrt
 from flownpu.doctor.checks import Check, Host, Status
-from flownpu.doctor.npu import MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD, diagnose_model, diagnose_npu
+from flownpu.doctor.npu import (
+    FULL,
+    JOIN_THE_GROUP,
+    MORE_LOCKED_MEMORY,
+    MORE_LOCKED_MEMORY_OF_ROOT,
+    TOO_OLD,
+    diagnose_model,
+    diagnose_npu,
+)  # fmt: skip
 from flownpu.machine import cpu_isa, describe_machine
 from flownpu.npu.artifacts import build_artifacts
 
@@ -484,7 +492,7 @@ def test_a_model_that_the_emulator_runs_until_its_artifacts_are_damaged(flownpu,
     assert f"mend it with: flownpu build {model_copy} --for emulate" in done.out
 
 
-def test_a_driver_or_firmware_that_a_session_finds_too_old(machine, tmp_path, monkeypatch):
+def test_what_a_session_says_is_mended_as_on_this_machine(machine, tmp_path, monkeypatch):
     machine.ready()
     (tmp_path / "artifacts/npu2").mkdir(parents=True)
     (tmp_path / "artifacts/npu2/index.words").touch()
@@ -502,6 +510,12 @@ def test_a_driver_or_firmware_that_a_session_finds_too_old(machine, tmp_path, mo
         "sudo apt install firmware-amd-graphics && sudo modprobe -r amdxdna && sudo modprobe amdxdna, and if that "
         "changes nothing sudo apt install linux-image-amd64 && sudo reboot"
     )
+    assert remedy(f"No space left on device; {FULL}").startswith("xrt-smi examine --report aie-partitions")
+    assert remedy(f"Permission denied; join the group of the device file: {JOIN_THE_GROUP}") == JOIN_THE_GROUP
+    said = f"Cannot allocate memory; {MORE_LOCKED_MEMORY}; as root {MORE_LOCKED_MEMORY_OF_ROOT}"
+    assert remedy(said) == MORE_LOCKED_MEMORY
+    machine.lockable("unlimited", user=0)
+    assert remedy(said) == MORE_LOCKED_MEMORY_OF_ROOT
     assert remedy("the array did not answer") == "sudo dmesg | grep amdxdna"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from flownpu.doctor.npu import MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
+from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts
 from tests.end_to_end.npu_session import FAULTS, PLACES
 from tests.npu.machine import Machine, with_plugin
@@ -185,9 +185,9 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
     ("name", "reasons"),
     [
         ("no device", ["No such device", "`flownpu doctor` tells"]),
-        ("permission", ["Permission denied", 'sudo usermod -aG render "$USER", then log in again']),
-        ("no memory", ["Cannot allocate memory", "use a smaller context"]),
-        ("no context", ["No space left", "close other programs that use the NPU"]),
+        ("permission", ["Permission denied", JOIN_THE_GROUP]),
+        ("no memory", ["Cannot allocate memory", "use a smaller context", FULL]),
+        ("no context", ["No space left", FULL]),
         ("firmware", ["firmware 1.0.0.63, XRT 2.25: ", TOO_OLD, "`flownpu doctor MODEL`"]),
         ("locked memory", [MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT]),
         ("too few buffers", ["takes 5 buffers, and its call "]),

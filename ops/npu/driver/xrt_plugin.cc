@@ -56,7 +56,7 @@ Meaning meaning_of(Status status) {
       return {Failure::kMemory, "close other programs that use the NPU"};
     case Status::kMemory:
       return {Failure::kMemory,
-              "use a smaller context, or close programs that hold memory of the NPU"};
+              "use a smaller context, or close other programs that use the NPU"};
     case Status::kSubmit:
       return {Failure::kSubmit, kAfterFailure};
     case Status::kCommand:

@@ -55,8 +55,7 @@ Meaning meaning_of(Status status) {
     case Status::kContexts:
       return {Failure::kMemory, "close other programs that use the NPU"};
     case Status::kMemory:
-      return {Failure::kMemory,
-              "use a smaller context, or close other programs that use the NPU"};
+      return {Failure::kMemory, "use a smaller context, or close other programs that use the NPU"};
     case Status::kSubmit:
       return {Failure::kSubmit, kAfterFailure};
     case Status::kCommand:

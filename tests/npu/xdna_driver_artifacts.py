@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.program import Program
 
 
-def build_for_double(model: Path, folder: Path, context: int, most_buffers: int | None = None) -> Path:
-    """A folder that `device=npu` takes, with the programs of a model; see `write_for_double`."""
-    return write_for_double(folder, programs_of_model(model, "npu2", context)[0], most_buffers)
+def build_for_xdna_driver(model: Path, folder: Path, context: int, most_buffers: int | None = None) -> Path:
+    """A folder that `device=npu` takes, with the programs of a model; see `write_for_xdna_driver`."""
+    return write_for_xdna_driver(folder, programs_of_model(model, "npu2", context)[0], most_buffers)
 
 
-def write_for_double(folder: Path, programs: Sequence[Program], most_buffers: int | None = None) -> Path:
+def write_for_xdna_driver(folder: Path, programs: Sequence[Program], most_buffers: int | None = None) -> Path:
     """The same of any programs; `most_buffers`: how many a kernel takes, where its calls have more."""
     files: dict[str, str] = {}
     calls = calls_of(programs)

@@ -61,7 +61,7 @@ class BuildCost(NamedTuple):
 
 
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """What compiling the calls of some programs takes: which positions a compiler is asked for needs none of its answers.
+    """What compiling the calls of some programs takes: the positions that are compiled need no compiler to be known.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.

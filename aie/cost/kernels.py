@@ -105,7 +105,7 @@ def _flow_kv_cycles(device: Device, values: Values, kernel: str, integers: list[
     """Products, and the softmax where there are scores."""
     rate = device.limits.macs_per_cycle["bf16"]
     if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
-        _, rows, d = integers
+        *_, rows, d = integers
         return rows * (2 * 1280 / rate + values["softmax_score"] * 1280 / d)
     rows, keys, _ = integers
     softmax = values["softmax_score"] * rows * keys if kernel == "flow_kv_scores" else 0.0

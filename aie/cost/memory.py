@@ -13,10 +13,19 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.cost.parameters import Values
     from flownpu.aie.plan.data import Tap
 
-__all__ = ["STORED_WEIGHT_RUN", "burst_efficiency", "contiguous_bytes", "read_rate", "relative_efficiency"]
+__all__ = [
+    "STORED_WEIGHT_RUN",
+    "burst_efficiency",
+    "contiguous_bytes",
+    "read_rate",
+    "relative_efficiency",
+    "shared_seconds",
+]
 
 STORED_WEIGHT_RUN = 5120  # bytes: a Q4NX block, the run that the streams' rate was fitted with
 
@@ -35,6 +44,20 @@ def relative_efficiency(run: float, values: Values) -> float:
 def read_rate(channels: float, run: float, values: Values) -> float:
     """Bytes a second of so many streams together, in runs of `run` contiguous bytes."""
     return min(channels * values["channel_read"], values["memory_read"]) * relative_efficiency(run, values)
+
+
+def shared_seconds(sizes: Sequence[float], values: Values) -> float:
+    """Until the last of some streams is through, which have so many bytes each and share what memory gives evenly.
+
+    Each is as fast as its channel, or its share among those that are left: the fuller ones are left alone in the end,
+    and a few streams do not keep memory busy.
+    """
+    seconds, done = 0.0, 0.0
+    for place, size in enumerate(sorted(sizes)):
+        streams = len(sizes) - place
+        seconds += (size - done) / min(values["channel_read"], values["memory_read"] / streams)
+        done = size
+    return seconds
 
 
 def contiguous_bytes(tap: Tap, item_bytes: int) -> int:

@@ -11,7 +11,8 @@ comes before that, parameters and barriers, is added.
 
 Cores that call the same kernels are one *kind*, and so are streams into such cores, and out of them. A kind is as busy
 as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
-sent ahead of its phase so does not look like a stream that has more than the others.
+sent ahead of its phase so does not look like a stream that has more than the others. Streams of a kind share main
+memory evenly (`shared_seconds` of memory.py): where some have more than others, they end alone.
 
 `simulation.py` follows a plan event by event instead; tests compare the two.
 """
@@ -23,14 +24,14 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency
+from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency, shared_seconds
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
 from flownpu.aie.plan.data import Await, Call, Loop, Transfer
 from flownpu.aie.plan.instructions import words_of_step, words_of_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Collection, Hashable, Iterator, Mapping
 
     from flownpu.aie.cost.device import Device
     from flownpu.aie.cost.parameters import Values
@@ -118,6 +119,14 @@ class _Kinds:
         here = self._by_kind(size)
         return max((self._busiest[kind] * of / self._bytes[kind] for kind, of in here.items() if of), default=0.0)
 
+    def share_memory(self, size: Mapping[str, float], read: Collection[str], values: Values) -> None:
+        """Those that read main memory are no faster than their shares of it."""
+        of_kinds = defaultdict[object, list[float]](list)
+        for name in read:
+            of_kinds[self._kinds[name]].append(size[name])
+        for kind, sizes in of_kinds.items():
+            self._busiest[kind] = max(self._busiest[kind], shared_seconds(sizes, values))
+
     def _by_kind(self, size: Mapping[str, float]) -> dict[Hashable, float]:
         total = defaultdict[object, float](float)
         for name, kind in self._kinds.items():
@@ -138,6 +147,7 @@ def call_cost(plan: Plan, device: Device, values: Values = VALUES) -> Cost:
     of_cores = {_name(tile): cycles / device.clock for tile, cycles in core_cycles(plan, flow, device, values).items()}
     ends = _stream_kinds(plan.array, device)
     streams = _Kinds({name: ends[name] for name in moved}, of_streams, cost)
+    streams.share_memory(cost, {name for name in moved if ends[name][0]}, values)
     cores = _Kinds(
         {_name(core.tile): _kernels(core.body) for core in plan.array.cores}, of_cores, _given(plan.array, flow)
     )
@@ -204,7 +214,7 @@ def _kernels(body: tuple[Statement, ...]) -> frozenset[str]:
     return frozenset().union({s.kernel for s in body if isinstance(s, Call)}, *inner)
 
 
-def _stream_kinds(array: Array, device: Device) -> dict[str, Hashable]:
+def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozenset[str]]]:
     """The kind of each fifo from or to main memory: its direction, and the kernels of the cores at its other end."""
     kernels = {core.tile: _kernels(core.body) for core in array.cores}
     further: dict[str, tuple[str, ...]] = {}

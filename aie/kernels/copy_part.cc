@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Part `index` of a vector that is sent on in parts of n: part = whole[index n .. (index + 1) n].
 //
-// Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. Callers:
-// decode_layer/array.py, norm_rope.py and vector_operators.py in aie/designs/.
+// Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. An array's kernel has
+// one type, so that what is copied in two sizes has two names. Callers: copy_part of
+// decode_layer/array.py, norm_rope.py and vector_operators.py, copy_heads of
+// decode_layer/attention.py, all in aie/designs/.
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
 #include "aie/kernels/kernels.h"
 #include "aie/kernels/loops.h"
 
-extern "C" {
+namespace {
 
-void copy_part(const bfloat16* __restrict whole, bfloat16* __restrict part, std::int32_t index,
-               std::int32_t n) {
+void copy(const bfloat16* __restrict whole, bfloat16* __restrict part, std::int32_t index,
+          std::int32_t n) {
   constexpr std::int32_t kLine = 32;
   event0();
   whole += index * n;
@@ -23,6 +25,20 @@ void copy_part(const bfloat16* __restrict whole, bfloat16* __restrict part, std:
   }
   if (i < n) aie::store_v(part + i, aie::load_v<kLine / 2>(whole + i));
   event1();
+}
+
+}  // namespace
+
+extern "C" {
+
+void copy_part(const bfloat16* __restrict whole, bfloat16* __restrict part, std::int32_t index,
+               std::int32_t n) {
+  copy(whole, part, index, n);
+}
+
+void copy_heads(const bfloat16* __restrict whole, bfloat16* __restrict part, std::int32_t index,
+                std::int32_t n) {
+  copy(whole, part, index, n);
 }
 
 }  // extern "C"

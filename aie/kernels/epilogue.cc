@@ -2,7 +2,7 @@
 // Before and after a projection: the accumulators' first values, and what becomes of their last.
 //
 // Dataflow: element by element, 16 lanes. Layout: any, since all buffers of a call have the same;
-// only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py and fused_dqp.py.
+// only bias_f32 knows tiled(m, n). Caller: aie/designs/gemm.py, fused_dqp.py and decode_layer/.
 #include "aie/kernels/float_math.h"
 #include "aie/kernels/kernels.h"
 
@@ -33,6 +33,12 @@ extern "C" {
 void zero_f32(float* __restrict c, std::int32_t n) {
   const auto zeros = aie::zeros<float, kLanes>();
   for (unsigned i = 0; i < static_cast<unsigned>(n); i += kLanes) aie::store_v(c + i, zeros);
+}
+
+void add_f32(const float* __restrict more, float* __restrict c, std::int32_t n) {
+  for (unsigned i = 0; i < static_cast<unsigned>(n); i += kLanes) {
+    aie::store_v(c + i, aie::add(aie::load_v<kLanes>(c + i), aie::load_v<kLanes>(more + i)));
+  }
 }
 
 void bias_f32(const bfloat16* __restrict bias, float* __restrict c, std::int32_t m,

@@ -15,6 +15,7 @@ void gemm_bf16(const bfloat16* a, const bfloat16* b, float* c, std::int32_t m, s
                std::int32_t n);
 
 void zero_f32(float* c, std::int32_t n);
+void add_f32(const float* more, float* c, std::int32_t n);
 void bias_f32(const bfloat16* bias, float* c, std::int32_t m, std::int32_t n);
 void store_bf16(const float* c, bfloat16* y, std::int32_t n);
 void store_add(const float* c, const bfloat16* residual, bfloat16* y, std::int32_t n);
@@ -51,11 +52,13 @@ void flow_kv_finish(const float* y, bfloat16* o, std::int32_t heads, std::int32_
 void flow_kv_split_start(const std::int32_t* rtp, float* state, float* y, std::int32_t rows,
                          std::int32_t d);
 void flow_kv_split(const std::uint8_t* block, const bfloat16* x, const std::int32_t* rtp,
-                   float* state, float* y, std::int32_t turn, std::int32_t rows, std::int32_t d);
+                   float* state, float* y, std::int32_t turn, std::int32_t heads, std::int32_t rows,
+                   std::int32_t d);
 void flow_kv_split_store(const float* state, const float* y, bfloat16* part, std::int32_t index,
                          std::int32_t d);
-void flow_kv_split_share(const float* state, float* shares, std::int32_t turn);
-void flow_kv_split_give(const float* shares, bfloat16* part, std::int32_t turn);
+void flow_kv_split_share(const float* state, float* shares, std::int32_t turn, std::int32_t heads,
+                         std::int32_t rows);
+void flow_kv_split_give(const float* shares, bfloat16* part, std::int32_t head);
 void flow_kv_merge_take(const bfloat16* part, bfloat16* shares, std::int32_t index, std::int32_t n);
 void flow_kv_merge_weights(const bfloat16* shares, float* weights, std::int32_t turns,
                            std::int32_t rows, std::int32_t tiles);
@@ -82,6 +85,7 @@ void rope_interleaved(const bfloat16* x, const bfloat16* table, bfloat16* y, std
 void rms_norm_rope(const bfloat16* x, const bfloat16* weight, const bfloat16* table, bfloat16* y,
                    std::int32_t heads, std::int32_t d, std::int32_t epsilon);
 void copy_part(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
+void copy_heads(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

@@ -181,4 +181,4 @@ def _knots(call: ArtifactCall) -> list[int]:
             edges |= {sweep.window - sweep.tokens, sweep.window}
     bounded = ceil_div(max(edges), keys) * keys
     edges |= {bounded, bounded + ceil_div(_SPAN, keys) * keys}
-    return sorted({edge for edge in edges if 0 <= edge <= call.last} | {min(max(edges), call.last)})
+    return sorted({edge for edge in edges if 0 <= edge <= call.last} | {call.last})

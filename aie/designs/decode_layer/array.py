@@ -30,10 +30,10 @@ from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
-    from flownpu.aie.designs.decode_layer.shape import LayerShape
+    from flownpu.aie.designs.decode_layer.shape import ColumnRows, LayerShape, Projection
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["DecodeArray", "Ends", "build"]
+__all__ = ["DecodeArray", "Ends", "build", "phase_words"]
 
 _SHARE = TILES // STREAMS
 _LIMITS = limits_of("npu2")
@@ -51,11 +51,37 @@ class Ends(NamedTuple):
     vectors: ObjectFifoHandle
     hidden: ObjectFifoHandle
     heads: ObjectFifoHandle
-    tables: ObjectFifoHandle
-    key: ObjectFifoHandle
-    value: ObjectFifoHandle
-    value_line: ObjectFifoHandle
+    key_value: ObjectFifoHandle
     attention: AttentionEnds
+
+
+class _Column(NamedTuple):
+    """Four tiles that project, and the tiles of their streams: `streams`, of the shim, one for each stream."""
+
+    tiles: list[Tile]
+    memory: Tile
+    streams: list[Tile]
+    products: Tile
+
+
+def _columns(count: int) -> list[_Column]:
+    """Whole columns from the first on, and one of tiles that the residual tile's column and the RoPE tile's have left.
+
+    Their shim tiles have a stream left each, and the residual tile's memory tile is free.
+    """
+    first = _LIMITS.first_compute_row
+    whole = [
+        _Column(
+            [Tile(column, first + row) for row in range(TILES)], Tile(column, 1), [Tile(column, 0)] * STREAMS,
+            Tile(column, 0),
+        )
+        for column in range(count - 1)
+    ]  # fmt: skip
+    beside = RESIDUAL_COLUMN, ROPE_COLUMN
+    # In an order in which each reaches the memory of the one before it.
+    tiles = [Tile(column, first + row) for column, rows in zip(beside, [(1, 2), (2, 1)], strict=True) for row in rows]
+    streams = [Tile(column, 0) for column in beside]
+    return [*whole, _Column(tiles, Tile(RESIDUAL_COLUMN, 1), streams, Tile(RESIDUAL_COLUMN, 0))]
 
 
 class DecodeArray(NamedTuple):
@@ -74,26 +100,25 @@ def build(way: Attention) -> DecodeArray:
     projecting = RunTimeParameters([*tiles, "residual_tile"])
     attending = RunTimeParameters(["rope_tile", *way.cores])
     x = ObjectFifo(tensor(BLOCK_COLUMNS), name="x")
-    columns = [_projection_column(way, column, x, projecting, attending) for column in range(way.columns)]
+    places = _columns(way.columns)
+    columns = [_projection_column(way, number, place, x, projecting, attending) for number, place in enumerate(places)]
     vectors, hidden, residual_worker = _residual_tile(shape, x, projecting)
-    heads, tables, queries, key, rope_worker = rope_tile(way, attending)
-    value = ObjectFifo(tensor(shape.kv_heads * shape.d), name="value")
-    value_line = value.cons().forward(Tile(RESIDUAL_COLUMN, 1), name="value_line")
+    heads, queries, key_value, rope_worker = rope_tile(way, attending)
     attention, attending_workers = way.place(queries, attending)
 
     def host(column: int) -> Tile:
         return Tile(column, 0)
 
     ends = Ends(
-        weights=[[w.prod(tile=host(column)) for w in streams] for column, (streams, _, _) in enumerate(columns)],
-        products=[y.cons(tile=host(column)) for column, (_, y, _) in enumerate(columns)],
+        weights=[
+            [w.prod(tile=tile) for w, tile in zip(streams, place.streams, strict=True)]
+            for place, (streams, _, _) in zip(places, columns, strict=True)
+        ],
+        products=[y.cons(tile=place.products) for place, (_, y, _) in zip(places, columns, strict=True)],
         vectors=vectors.prod(tile=host(RESIDUAL_COLUMN)),
         hidden=hidden.cons(tile=host(RESIDUAL_COLUMN)),
         heads=heads.prod(tile=host(ROPE_COLUMN)),
-        tables=tables.prod(tile=host(ROPE_COLUMN)),
-        key=key.cons(tile=host(ROPE_COLUMN)),
-        value=value.prod(tile=host(RESIDUAL_COLUMN)),
-        value_line=value_line.cons(tile=host(RESIDUAL_COLUMN)),
+        key_value=key_value.cons(tile=host(ROPE_COLUMN)),
         attention=attention,
     )
     workers = [tile for _, _, tiles_of_column in columns for tile in tiles_of_column]
@@ -104,10 +129,11 @@ def build(way: Attention) -> DecodeArray:
 
 
 def _projection_column(
-    way: Attention, column: int, x: ObjectFifo, projecting: RunTimeParameters, attending: RunTimeParameters
-) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:
+    way: Attention, column: int, place: _Column, x: ObjectFifo, projecting: RunTimeParameters,
+    attending: RunTimeParameters,
+) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:  # fmt: skip
     """The streams of weights, the products, and the four tiles of a column."""
-    shape, memory, block, product = way.shape, Tile(column, 1), tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
+    shape, memory, block, product = way.shape, place.memory, tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
     streams = [ObjectFifo(tensor(_SHARE * HALF_BLOCK, U8), name=f"w_{column}_{stream}") for stream in range(STREAMS)]
     offsets = [tile * HALF_BLOCK for tile in range(_SHARE)]
     parts = [part for w in streams for part in w.cons().split(offsets, memory, obj_types=[block] * _SHARE)]
@@ -119,39 +145,64 @@ def _projection_column(
     kernels = [
         kernel("fused_dqp", "fused_dqp_take", tensor(BLOCK_COLUMNS), line, sums, I32),
         kernel("epilogue", "zero_f32", accumulator, I32),
+        kernel("epilogue", "add_f32", accumulator, accumulator, I32),
         kernel("fused_dqp", "fused_dqp", block, line, sums, accumulator, I32),
         kernel("epilogue", "store_bf16", accumulator, product, I32),
         kernel("epilogue", gated, accumulator, accumulator, product, I32),
     ]
     kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
     share_kinds, share_kernels = way.share()
-    held = [*kinds.values(), *share_kinds.values(), *[tensor(BLOCK_COLUMNS), product] * 2]
+    held = [*kinds.values(), *share_kinds.values(), *[tensor(BLOCK_COLUMNS), product, accumulator] * 2]
     room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
     blocks_ahead = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, room // BLOCK_BYTES))
+    # From each tile to the one before it: sums of shared rows.
+    chain = [ObjectFifo(accumulator, name=f"sum_{column}_{row}") for row in range(TILES - 1)]
     workers = []
     for row in range(TILES):
         number, name = column * TILES + row, f"tile_{column}_{row}"
         fifos = parts[row].cons(depth=blocks_ahead), x.cons(), y_parts[row].prod()
+        sums_in = [fifo.cons() for fifo in chain[row : row + 1]]
+        sums_out = [chain[row - 1].prod()] if row else []
         buffers, share_buffers = (
             [Buffer(kind, name=f"{name}_{what}") for what, kind in of.items()] for of in (kinds, share_kinds)
         )
         # A tile that only projects has no words of attention.
         words = [projecting.buffers[number], *([attending.buffers[1 + number]] if share_kinds else [])]
-        arguments = [*fifos, buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way]
-        workers.append(worker(_tile, arguments, tile=Tile(column, _LIMITS.first_compute_row + row)))
+        arguments = [
+            *fifos, sums_in, sums_out, buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way,
+        ]  # fmt: skip
+        workers.append(worker(_tile, arguments, tile=place.tiles[row]))
     return streams, y, workers
 
 
-def _tile(
-    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, buffers: list[Buffer], words: list[Buffer],
-    barrier: Any, kernels: list[Kernel], share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention,
-) -> None:  # fmt: skip
-    """A projecting tile. Words: phases; for each its blocks in a row, its plain row groups, its gated ones.
+_GATED = 4096  # what gated groups are multiplied with in their word
+_GATED_SHARED, _TAKEN, _FIRST = 4, 16, 4096  # gated shared rows, and blocks of a shared row, in theirs
 
-    Where it has a share of attention, this comes after the first phase, which is not gated.
+
+def phase_words(projection: Projection, rows: ColumnRows, tile: int) -> list[int]:
+    """A tile's words of a phase: its blocks in a row; its groups; its shared rows, and what it takes of one.
+
+    Groups: plain + 4096 gated ones. The last: shared rows, plain + 4 gated ones, + 16 blocks + 4096 times the first.
+    """
+    gated = projection.gated
+    groups = len(rows.groups) * (_GATED if gated else 1)
+    shared = rows.shared * (_GATED_SHARED if gated else 1)
+    blocks = _TAKEN * projection.quarter_count(tile) + _FIRST * tile * projection.quarter
+    return [projection.blocks, groups, shared + blocks]
+
+
+def _tile(
+    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, sums_in: list[ObjectFifoHandle],
+    sums_out: list[ObjectFifoHandle], buffers: list[Buffer], words: list[Buffer], barrier: Any, kernels: list[Kernel],
+    share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention,
+) -> None:  # fmt: skip
+    """A projecting tile. Words: phases, and those of each (`phase_words`).
+
+    Where it has a share of attention, this comes after the first phase, which is not gated. Of a row that the tiles of
+    a column share, each multiplies its blocks and adds what the tile after it made; the first has the whole sum.
     """
     x, sums, accumulator, second = buffers
-    take, zero, dqp, store, store_gated = kernels
+    take, zero, add, dqp, store, store_gated = kernels
     rtp, rtp_of_share = words[0], words[-1]
     parts_of_line = way.shape.line // BLOCK_COLUMNS
 
@@ -160,26 +211,54 @@ def _tile(
             take(parts.acquire(1), x, sums, j)
             parts.release(1)
 
-    def multiply(y: Buffer, blocks: Any) -> None:
-        zero(y, BLOCK_ROWS)
+    def multiply(total: Any, blocks: Any, first: Any = 0) -> None:
         for j in range_(blocks):
-            dqp(w.acquire(1), x, sums, y, j)
+            dqp(w.acquire(1), x, sums, total, first + j)
             w.release(1)
 
+    def give(totals: list[Any]) -> None:
+        out = y.acquire(1)
+        if len(totals) > 1:
+            store_gated(*totals, out, BLOCK_ROWS)
+        elif totals:
+            store(*totals, out, BLOCK_ROWS)
+        y.release(1)
+
+    def whole_row(blocks: Any, totals: list[Buffer]) -> None:
+        for total in totals:
+            zero(total, BLOCK_ROWS)
+            multiply(total, blocks)
+        give(totals)
+
+    def shared_row(blocks: Any, shared: Any, totals: list[Buffer]) -> None:
+        quarter, taken = (blocks + (TILES - 1)) // TILES, shared % _FIRST // _TAKEN
+        for buffer in totals:
+            total = sums_out[0].acquire(1) if sums_out else buffer
+            zero(total, BLOCK_ROWS)
+            for _ in range_(quarter - taken):
+                w.acquire(1)
+                w.release(1)
+            multiply(total, taken, shared // _FIRST)
+            for before in sums_in:
+                add(before.acquire(1), total, BLOCK_ROWS)
+                before.release(1)
+            for after in sums_out:
+                after.release(1)
+        give([] if sums_out else totals)
+
     def project(phase: Any, *, may_be_gated: bool = True) -> None:
-        blocks, plain, gated = (rtp[phase * 3 + place] for place in (1, 2, 3))
+        blocks, groups, shared = (rtp[phase * 3 + place] for place in (1, 2, 3))
         take_parts((blocks + (parts_of_line - 1)) // parts_of_line * parts_of_line)
-        for _ in range_(plain):
-            multiply(accumulator, blocks)
-            store(accumulator, y.acquire(1), BLOCK_ROWS)
-            y.release(1)
-        if not may_be_gated:
-            return
-        for _ in range_(gated):
-            multiply(accumulator, blocks)
-            multiply(second, blocks)
-            store_gated(accumulator, second, y.acquire(1), BLOCK_ROWS)
-            y.release(1)
+        kinds = [([accumulator], shared % _GATED_SHARED, groups % _GATED)]
+        if may_be_gated:
+            gated = shared % _TAKEN // _GATED_SHARED, groups // _GATED
+            kinds.append(([accumulator, second], *gated))
+        for totals, shared_rows, _ in kinds:
+            for _ in range_(shared_rows):
+                shared_row(blocks, shared, totals)
+        for totals, _, rows in kinds:
+            for _ in range_(rows):
+                whole_row(blocks, totals)
 
     barrier.wait_for_value(1)
     barrier.release_with_value(1)

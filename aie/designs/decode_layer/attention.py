@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a way of attention brings into a decode layer (design.py), and the RoPE tile, which each way has.
 
-The RoPE tile takes the heads of a token in batches (`LayerShape.batch`): first the queries, which go where the way
-wants them, then the keys, which leave for the KV cache.
+The RoPE tile takes the heads of a token in batches: first the queries, which go where the way wants them, then the keys
+and, as they are, the values, which leave for the KV cache. Norms and angles come on the same stream ahead of them: it
+is the only one, so that another of the shim's is left for weights.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Attention(ABC):
         """Positions of a chunk, of which attention reads whole ones."""
 
     @property
+    def batch(self) -> int:
+        """Heads that the RoPE tile takes at once, a divisor of the KV heads."""
+        return self.shape.batch
+
+    @property
     def regions(self) -> Mapping[str, int]:
         """Elements of the regions of `state` that this way adds."""
         return {}
@@ -104,9 +110,8 @@ class Attention(ABC):
         return {}, []
 
     def merge(  # noqa: B027 (the same)
-        self, heads: ObjectFifoHandle, tables: ObjectFifoHandle, queries: ObjectFifoHandle, buffers: list[Buffer],
-        kernels: list[Kernel],
-    ) -> None:  # fmt: skip
+        self, heads: ObjectFifoHandle, queries: ObjectFifoHandle, buffers: list[Buffer], kernels: list[Kernel]
+    ) -> None:
         """In the RoPE tile, after the keys."""
 
     # --- The sequence -------------------------------------------------------------------------------------------------
@@ -119,52 +124,59 @@ class Attention(ABC):
         """What the weights' streams carry for a layer after its first projection."""
 
     @abstractmethod
-    def send_queries(self, steps: LayerSequence) -> list[Any]:
-        """Send queries and keys to the RoPE tile. Returns drains to wait for with that of the keys."""
+    def send_heads(self, steps: LayerSequence) -> list[Any]:
+        """Send queries, keys and values to the RoPE tile. Returns drains to wait for with those of the last two."""
 
     @abstractmethod
     def attend(self, steps: LayerSequence, index: int) -> list[Any]:
         """Start a layer's attention. Returns the drains of its output."""
 
 
-def rope_tile(
-    way: Attention, parameters: RunTimeParameters
-) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
-    """The stream of batches of heads, that of their norms and angles, the queries, the keys, and the tile.
+def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
+    """The stream of batches of heads, the queries, the keys and values, and the tile.
 
-    Words: epsilon's bits.
+    The first batches begin with a table each: the norms of queries and keys, if there are any, and the angles. Words:
+    epsilon's bits.
     """
-    shape, batch, d = way.shape, way.shape.batch, way.shape.d
-    heads_of_batch, head = tensor(batch * d), tensor(d)
-    heads, tables = ObjectFifo(heads_of_batch, name="heads"), ObjectFifo(head, name="tables")
-    queries, key = ObjectFifo(heads_of_batch, name="queries"), ObjectFifo(heads_of_batch, name="key")
+    shape, batch, d = way.shape, way.batch, way.shape.d
+    heads_of_batch = tensor(batch * d)
+    heads, queries, key_value = (ObjectFifo(heads_of_batch, name=name) for name in ("heads", "queries", "key_value"))
+    copy = kernel("copy_part", "copy_heads", heads_of_batch, heads_of_batch, I32, I32)
     if shape.qk_norm:
-        rope = kernel("norm_rope", "rms_norm_rope", heads_of_batch, head, head, heads_of_batch, *[I32] * 3)
+        rope = kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)
     else:
-        rope = kernel("rope", "rope", heads_of_batch, head, heads_of_batch, *[I32] * 2)
+        rope = kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)
 
     def core(
-        heads: ObjectFifoHandle, tables: ObjectFifoHandle, queries: ObjectFifoHandle, key: ObjectFifoHandle,
-        rtp: Buffer, barrier: Any, rope: Kernel, merge_buffers: list[Buffer], merge_kernels: list[Kernel],
+        heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle, tables: list[Buffer],
+        rtp: Buffer, barrier: Any, kernels: list[Kernel], merge_buffers: list[Buffer], merge_kernels: list[Kernel],
     ) -> None:  # fmt: skip
         barrier.wait_for_value(1)
         barrier.release_with_value(1)
+        copy, rope = kernels
         epsilon = rtp[0]
-        held: Any = tables.acquire(3 if shape.qk_norm else 1)
-        for place, (out, count) in enumerate([(queries, shape.heads), (key, shape.kv_heads)]):
+        for table in tables:
+            copy(heads.acquire(1), table, 0, d)
+            heads.release(1)
+        for place, (out, count) in enumerate([(queries, shape.heads), (key_value, shape.kv_heads)]):
             for _ in range_(count // batch):
                 if shape.qk_norm:
-                    rope(heads.acquire(1), held[place], held[2], out.acquire(1), batch, d, epsilon)
+                    rope(heads.acquire(1), tables[place], tables[2], out.acquire(1), batch, d, epsilon)
                 else:
-                    rope(heads.acquire(1), held, out.acquire(1), batch, d)
+                    rope(heads.acquire(1), tables[0], out.acquire(1), batch, d)
                 heads.release(1)
                 out.release(1)
-        tables.release(3 if shape.qk_norm else 1)
-        way.merge(heads, tables, queries, merge_buffers, merge_kernels)
+        for _ in range_(shape.kv_heads // batch):
+            copy(heads.acquire(1), key_value.acquire(1), 0, batch * d)
+            heads.release(1)
+            key_value.release(1)
+        way.merge(heads, queries, merge_buffers, merge_kernels)
 
-    fifos = heads.cons(), tables.cons(depth=3), queries.prod(), key.prod()
+    names = ["query_norm", "key_norm", "angles"] if shape.qk_norm else ["angles"]
+    tables = [Buffer(heads_of_batch, name=name) for name in names]
     kinds, kernels = way.merger()
     buffers = [Buffer(kind, name=name) for name, kind in kinds.items()]
-    arguments = [*fifos, parameters.buffers[0], parameters.barrier, rope, buffers, kernels]
+    fifos = heads.cons(), queries.prod(), key_value.prod()
+    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, rope], buffers, kernels]
     tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
-    return heads, tables, queries, key, worker(core, arguments, tile=tile)
+    return heads, queries, key_value, worker(core, arguments, tile=tile)

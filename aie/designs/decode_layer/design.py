@@ -9,10 +9,20 @@ The array (npu2):
     columns ..-5    attend, with `pairs`
     (6, bottom)     the residual tile: adds, normalises, and deals x to the projecting tiles, in parts of 256
     (7, bottom)     the RoPE tile: QK-norm and RoPE; its queries go on to attention, keys and values to the cache
+    columns 6, 7    two tiles each of those above: one more column that projects, on a stream of either shim tile
+
+**Streams.** A shim tile sends two, the array sixteen. What is neither a weight nor a key takes two of them, one for
+each of the tiles at the bottom: norms, angles, heads and shares come one after the other on the RoPE tile's. So with
+`split` fourteen carry weights and keys; thirteen carry more than main memory gives.
 
 **Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
 arXiv 2602.06063, section 3.2.3), and `split` keys, on the tiles that project (split.py). Split keys
 use all streams for all there is to move; pairs take head sizes that do not divide 1280, and larger groups.
+
+**Shared rows.** Rows of blocks are dealt to the columns as evenly as may be, neighbours to a column. Four at once are
+whole rows, one a tile; of the one to three rows that are left each tile takes a quarter of K and adds, through its
+neighbour's memory, what the tile after it made (shape.py: `Projection.column_rows`). In groups of four 64 rows would
+take 28 tiles as long as 84, and a few streams that are left alone do not keep main memory busy.
 
 **Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
 stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention (with split
@@ -23,7 +33,7 @@ the array. A layer leaves the *update*, its down projection, unadded: adding it 
 so that no layer of a call waits for the addition, and an entry is the same wherever it is.
 
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
-in L2 and four blocks a tile in L1: 400 KB in all, 7 us of the 57.6 GB/s that eight streams carry at 1.8 GHz.
+in L2 and up to four blocks a tile in L1: 700 KB in all, 10 us of what main memory gives.
 
 **One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
 a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
@@ -35,8 +45,10 @@ What else was thought of:
 
 - An xclbin for each operator: nine dispatches a layer at 44-50 us and a configuration switch of 39 us each (published
   for Strix Halo), where the weights of a Gemma3-1B layer take 0.3 ms.
-- All 32 tiles in every role: 16 KB of program memory have to hold every kernel, and it would not be faster. Eight shim
-  streams carry about what main memory gives.
+- All 32 tiles in every role: 16 KB of program memory have to hold every kernel, and it would not be faster. Fourteen
+  shim streams carry more than main memory gives.
+- Values straight from the projecting tiles into the cache: tiles give 128 rows at once, and where they are keys and
+  values one transfer cannot go to both places. Through the RoPE tile they take a microsecond a layer.
 - Products that never leave the array: a tile takes two streams, so four columns cannot be gathered without cores that
   only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
 - Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
@@ -44,8 +56,8 @@ What else was thought of:
 Resources, largest of all shapes (checked; limits in brackets): a projecting tile 57,804 bytes of L1 (65,536), with
 split keys 62 KB, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 51,276; a V tile
 42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6 channels and 32 of 48 descriptors. All 16 shim streams
-into the array are used. No core links more than five entries of three sources, with split keys ten of four; that they
-fit 16 KB is expected, not known, until Peano has compiled them.
+into the array are used, and with split keys 10 of 16 out of it. No core links more than five entries of three sources,
+with split keys ten of four; that they fit 16 KB is expected, not known, until Peano has compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on columns of its own: up to four pairs of tiles, as in FlowKV (designs/flow_kv.py).
 
-    columns 0-3     16 tiles project
+    columns 0-3     16 tiles project, with four more in columns 6 and 7
     columns 4, 5    up to four pairs attend; eight KV heads take two turns (one or two KV heads: one column, and the
                     other projects)
 
@@ -52,8 +52,8 @@ class PairsOfTiles(Attention):
 
     @property
     def columns(self) -> int:
-        """Columns that project: what attention leaves of those before the residual tile's."""
-        return RESIDUAL_COLUMN - self.attention_columns
+        """What attention leaves of the columns before the residual tile's, and the one beside it."""
+        return RESIDUAL_COLUMN - self.attention_columns + 1
 
     @property
     def turns(self) -> int:
@@ -74,7 +74,7 @@ class PairsOfTiles(Attention):
 
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
         """The queries are dealt to the pairs in the RoPE tile's memory tile."""
-        shape, columns = self.shape, range(self.columns, RESIDUAL_COLUMN)
+        shape, columns = self.shape, range(RESIDUAL_COLUMN - self.attention_columns, RESIDUAL_COLUMN)
         offsets, line = [pair * shape.d for pair in range(self.pairs)], tensor(shape.group * shape.d)
         parts = queries.cons().split(offsets, Tile(ROPE_COLUMN, 1), obj_types=[line] * self.pairs)
         pairs = Pairs(shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns)
@@ -95,14 +95,14 @@ class PairsOfTiles(Attention):
         words = part.words(token.position, 1)
         return [words, words[:1]] * self.pairs
 
-    def send_queries(self, steps: LayerSequence) -> list[Any]:
-        """KV head of the pair, query head of the group, pair, d; then the keys."""
+    def send_heads(self, steps: LayerSequence) -> list[Any]:
+        """KV head of the pair, query head of the group, pair, d; then keys and values."""
         shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
         first = steps.regions["qkv"].offset
         tap = steps.in_state(first, [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1])
         steps.send(steps.ends.heads, steps.buffers.state, tap)
-        keys = run(steps.state_size, first + shape.heads * d, shape.kv_heads * d)
-        steps.send(steps.ends.heads, steps.buffers.state, keys)
+        others = run(steps.state_size, first + shape.heads * d, 2 * shape.kv_heads * d)
+        steps.send(steps.ends.heads, steps.buffers.state, others)
         return []
 
     def attend(self, steps: LayerSequence, index: int) -> list[Any]:

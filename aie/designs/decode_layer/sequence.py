@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.attention import MOVING, sweep
 from flownpu.aie.designs.common import BLOCK_ROWS, TILES, Window, bits, equal_steps, run
+from flownpu.aie.designs.decode_layer.array import phase_words
 from flownpu.aie.designs.decode_layer.weights import WeightStreams
 from flownpu.aie.iron.compat import TensorAccessPattern
 
@@ -146,11 +147,12 @@ class LayerSequence:
         projecting, columns = self._array.projecting, self._way.columns
         for number, words in enumerate(self._way.words(self.token, part)):
             self._array.attending.write(1 + number, words, moving=MOVING)
+        rows = [phase.column_rows(columns) for phase in phases]
         for tile in range(columns * TILES):
             words = [len(phases)]
-            for phase in phases:
-                groups = len(phase.row_groups(tile // TILES, columns))
-                words += [phase.blocks, 0 if phase.gated else groups, groups if phase.gated else 0]
+            column, row = divmod(tile, TILES)
+            for phase, of_columns in zip(phases, rows, strict=True):
+                words += phase_words(phase, of_columns[column], row)
             projecting.write(tile, words)
         projecting.write(columns * TILES, [bits(self.token.epsilon), *lines])
         projecting.start()
@@ -169,37 +171,44 @@ class LayerSequence:
         buffer, size, place = self.buffers.logits, projection.rows, 0
         if region is not None:
             buffer, size, place = self.buffers.state, self.state_size, self.regions[region].offset
-        drains = []
+        drains, of_columns = [], projection.column_rows(self._way.columns)
         for column, end in enumerate(self.ends.products):
-            groups = [first * BLOCK_ROWS for first in projection.row_groups(column, self._way.columns)]
-            step, width = self._way.columns * TILES * BLOCK_ROWS, TILES * BLOCK_ROWS
+            rows = of_columns[column]
+            groups = [first * BLOCK_ROWS for first in rows.groups]
+            width = TILES * BLOCK_ROWS
+            if rows.shared:
+                # The first of a column's tiles has the sum, the others have nothing to say: what they give lies where
+                # the next rows will be, which come later on this stream.
+                offset = place + rows.first * BLOCK_ROWS
+                tap = TensorAccessPattern([size], offset, [rows.shared, width], [BLOCK_ROWS, 1])
+                drains.append(self.drain(end, buffer, tap))
             # The number of row groups is a dimension without a wrap register.
-            for start, count in equal_steps(groups, step, len(groups)):
-                tap = TensorAccessPattern([size], place + start, [count, width], [step, 1])
+            for start, count in equal_steps(groups, width, len(groups)):
+                tap = TensorAccessPattern([size], place + start, [count, width], [width, 1])
                 drains.append(self.drain(end, buffer, tap))
         self.weights.start(self._phase)
         return drains
 
     def _send_tables(self, index: int, layer: Layer) -> None:
-        """The norms of queries and keys, and the position's angles."""
-        shape, token = self._shape, self.token
+        """The norms of queries and keys, and the position's angles, each as often as fills a batch of heads."""
+        shape, token, d = self._shape, self.token, self._shape.d
+        rows = token.tables * token.positions
+        tables = [(self.buffers.rotary, rows * d, (layer.table * token.positions + token.position) * d)]
         if shape.qk_norm:
-            first = (index + 1) * shape.vector_size - 2 * shape.d
-            self.send(self.ends.tables, self.buffers.vectors, run(self._vectors, first, 2 * shape.d))
-        angles = (layer.table * token.positions + token.position) * shape.d
-        self.send(self.ends.tables, self.buffers.rotary, run(token.tables * token.positions * shape.d, angles, shape.d))
+            end = (index + 1) * shape.vector_size
+            tables[:0] = [(self.buffers.vectors, self._vectors, end - before * d) for before in (2, 1)]
+        for buffer, size, first in tables:
+            self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [self._way.batch, d], [0, 1]))
 
     def _append_to_cache(self, index: int) -> None:
-        """Queries and keys through the RoPE tile, values through a memory tile; keys and values into the cache."""
+        """Queries, keys and values through the RoPE tile; keys, then values, into the cache."""
         shape, d = self._shape, self._shape.d
-        drains = self._way.send_queries(self)
-        first, size = self.regions["qkv"].offset + shape.heads * d, shape.kv_heads * d
-        self.send(self.ends.value, self.buffers.state, run(self.state_size, first + size, size))
+        drains = self._way.send_heads(self)
         position = (index * self.token.capacity + self.token.position) * shape.position_size
         total = len(self.layers) * self.token.capacity * shape.position_size
-        for value, end in enumerate((self.ends.key, self.ends.value_line)):
+        for value in range(2):
             tap = TensorAccessPattern([total], position + value * d, [shape.kv_heads, d], [2 * d, 1])
-            drains.append(self.drain(end, self.buffers.cache, tap))
+            drains.append(self.drain(self.ends.key_value, self.buffers.cache, tap))
         self.wait(drains)
 
     # --- Transfers ----------------------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ _SHARE = TILES // STREAMS  # tiles that a stream feeds
 def weight_taps(
     projection: Projection, offset: int, total: int, columns: int, column: int, stream: int
 ) -> list[TensorAccessPattern]:
-    """A projection's weights for one stream: row group x half block x tile x half block's bytes.
+    """A projection's weights for one stream: row x half block x tile x half block's bytes.
 
-    One tap for up to 64 row groups at equal distances, one for each where the distance is more than a stride holds.
+    First shared rows, of which each tile has its quarter: all in a tap, but of gate and up, which are a dimension more.
+    Then a tap for up to 64 row groups at equal distances, one for each where these are more than a stride holds.
 
     Args:
         projection: its weights begin at `offset` of a buffer of `total` bytes.
@@ -36,10 +37,17 @@ def weight_taps(
         column: one of them.
         stream: stream of the column, for two of its tiles.
     """
-    line, step = projection.row_bytes, columns * TILES
+    line, step, of_column = projection.row_bytes, TILES, projection.column_rows(columns)[column]
+    taps, here = list[TensorAccessPattern](), [projection.quarter_start(stream * _SHARE + tile) for tile in range(2)]
+    apart = (here[1] - here[0]) * BLOCK_BYTES
+    times, stride = (2, line // 2) if projection.gated else (of_column.shared, line)
+    for row in range(of_column.shared if projection.gated else min(of_column.shared, 1)):
+        first = offset + (of_column.first + row) * line + here[0] * BLOCK_BYTES
+        sizes = [times, 2 * projection.quarter, _SHARE, HALF_BLOCK]
+        taps.append(TensorAccessPattern([total], first, sizes, [stride, HALF_BLOCK, apart, 1]))
     reachable = step * line // _LIMITS.granule_bytes <= 1 << _LIMITS.shim.stride_bits
-    runs = equal_steps(projection.row_groups(column, columns), step, _LIMITS.iteration_maximum if reachable else 1)
-    return [
+    runs = equal_steps(of_column.groups, step, _LIMITS.iteration_maximum if reachable else 1)
+    return taps + [
         TensorAccessPattern(
             [total],
             offset + (start + stream * _SHARE) * line,

@@ -8,55 +8,72 @@ from flownpu.ops.definitions import flow_kv_attention
 from flownpu.selftest.reference.attention import expectation, make_sweep
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, PRODUCT, assert_within, bf16, wide
 
-STATE, ROWS, LINE = 16 + 2 * 8 * 16, 8, 32
+STATE, ROWS, LINE = 16 + 2 * 32, 8, 32
 HALF = 1280  # bf16 of half an object
 
 
-def objects_of(sweep, tile, tiles):
-    """The objects of a tile's share: every `tiles`-th, [keys, values][keys of an object][d], and its first key."""
-    keys = HALF // sweep.d
-    for first in range(sweep.first_key + tile * keys, sweep.key_end, tiles * keys):
-        both = [np.zeros((keys, sweep.d), BFLOAT16) for _ in range(2)]
-        for part, cache in zip(both, (sweep.k, sweep.v), strict=True):
-            read = cache[first : first + keys]
-            part[: len(read)] = read
-        yield np.concatenate([part.reshape(-1) for part in both]).view(np.uint8)
+def objects_of(sweeps, tile, tiles):
+    """The objects of a tile's share of a bundle: every `tiles`-th, [half][positions of an object][half of a position].
+
+    A position is [KV head of the bundle][key, value][d]; what is behind the last is zeros.
+    """
+    bundle, d = len(sweeps), sweeps[0].d
+    keys = HALF // (bundle * d)
+    for first in range(sweeps[0].first_key + tile * keys, sweeps[0].key_end, tiles * keys):
+        lines = np.zeros((keys, bundle, 2, d), BFLOAT16)
+        for head, sweep in enumerate(sweeps):
+            for value, cache in enumerate((sweep.k, sweep.v)):
+                read = cache[first : first + keys]
+                lines[: len(read), head, value] = read
+        yield np.ascontiguousarray(lines.reshape(keys, 2, -1).swapaxes(0, 1)).reshape(-1).view(np.uint8)
+
+
+def attend_to_bundle(kernels, sweeps, tile, tiles, turn=0, head=0):
+    """A tile's share of KV heads that lie side by side: their outputs [KV head, rows, d] and [KV head][m, l][8].
+
+    The bundle is the `turn`-th of those from `head` on; x has ones in place of the queries before it.
+    """
+    rows, _, d = sweeps[0].q.shape
+    bundle, rtp = len(sweeps), sweeps[0].rtp()
+    keys = HALF // (bundle * d)
+    rtp[2], rtp[8], rtp[11] = sweeps[0].first_key + tile * keys, tiles * keys, head
+    before = bf16(np.ones((head + turn * bundle) * rows * d))
+    x = np.concatenate([before, *(sweep.q.reshape(-1) for sweep in sweeps)])
+    state, y = np.full(STATE, np.nan, np.float32), np.full(bundle * rows * d, np.nan, np.float32)
+    shares = np.zeros((turn + 1) * bundle * 2 * ROWS, np.float32)
+    kernels.call("flow_kv_split_start", rtp, state, y, bundle * rows, d)
+    for block in objects_of(sweeps, tile, tiles):
+        kernels.call("flow_kv_split", block, x, rtp, state, y, turn, bundle, rows, d)
+    outputs, given = np.zeros((len(y) // LINE, LINE), BFLOAT16), np.zeros((bundle, LINE), BFLOAT16)
+    for index in range(len(outputs)):
+        kernels.call("flow_kv_split_store", state, y, outputs[index], index, d)
+    kernels.call("flow_kv_split_share", state, shares, turn, bundle, rows)
+    for place in range(bundle):
+        kernels.call("flow_kv_split_give", shares, given[place], turn * bundle + place)
+    return outputs.reshape(bundle, rows, d), given.view(np.float32).reshape(bundle, 2, ROWS)
 
 
 def attend(kernels, sweep, tile, tiles, turn=0):
-    """A tile's share: its outputs [heads, d] and [m, l][8]."""
-    heads, _, d = sweep.q.shape
-    rtp = sweep.rtp()
-    keys = HALF // d
-    rtp[2], rtp[8] = sweep.first_key + tile * keys, tiles * keys
-    x = np.concatenate([bf16(np.ones(turn * heads * d)), sweep.q.reshape(-1)])
-    state, y = np.full(STATE, np.nan, np.float32), np.full(heads * d, np.nan, np.float32)
-    shares, part = np.zeros((turn + 1) * 2 * ROWS, np.float32), np.zeros(LINE, BFLOAT16)
-    kernels.call("flow_kv_split_start", rtp, state, y, heads, d)
-    for block in objects_of(sweep, tile, tiles):
-        kernels.call("flow_kv_split", block, x, rtp, state, y, turn, heads, d)
-    outputs = np.zeros((heads * d // LINE, LINE), BFLOAT16)
-    for index in range(len(outputs)):
-        kernels.call("flow_kv_split_store", state, y, outputs[index], index, d)
-    kernels.call("flow_kv_split_share", state, shares, turn)
-    kernels.call("flow_kv_split_give", shares, part, turn)
-    return outputs.reshape(heads, d), part.view(np.float32).reshape(2, ROWS)
+    """A tile's share of one KV head: its outputs [rows, d] and [m, l][8]."""
+    outputs, shares = attend_to_bundle(kernels, [sweep], tile, tiles, turn)
+    return outputs[0], shares[0]
 
 
 def merge(kernels, outputs, shares):
-    """Shares [tiles] put together, [heads, d]; objects of four tiles' outputs."""
+    """Shares [tiles] put together, [heads, d]; objects of two tiles' outputs, or of four."""
     tiles, heads, d = outputs.shape
+    batch = 4 if tiles % 4 == 0 else 2
     taken, weights = np.zeros(tiles * LINE, BFLOAT16), np.zeros(heads * 32, np.float32)
-    parts = shares.astype(np.float32).view(BFLOAT16).reshape(-1, d)
+    parts = shares.astype(np.float32).view(BFLOAT16).reshape(-1, 2 * LINE)
     for index, part in enumerate(parts):
-        kernels.call("flow_kv_merge_take", part.copy(), taken, index, d)
+        kernels.call("flow_kv_merge_take", part.copy(), taken, index, 2 * LINE)
     kernels.call("flow_kv_merge_weights", taken, weights, 1, heads, tiles)
     result = np.zeros((heads, d), BFLOAT16)
     for head in range(heads):
         total = np.full(d, np.nan, np.float32)
-        for first in range(0, tiles, 4):
-            some = np.ascontiguousarray(outputs[first : first + 4, head])
-            kernels.call("flow_kv_merge", some, weights, total, head, first, 4, d)
+        for first in range(0, tiles, batch):
+            some = np.ascontiguousarray(outputs[first : first + batch, head])
+            kernels.call("flow_kv_merge", some, weights, total, head, first, batch, d)
         kernels.call("flow_kv_merge_store", total, result, head, d)
     return result, weights.reshape(heads, 32)
 
@@ -72,7 +89,12 @@ def probabilities(sweep):
 
 def check_shares(kernels, sweep, tiles):
     found = [attend(kernels, sweep, tile, tiles) for tile in range(tiles)]
-    outputs, shares = (np.stack(parts) for parts in zip(*found, strict=True))
+    check_merged(kernels, sweep, *(np.stack(parts) for parts in zip(*found, strict=True)))
+
+
+def check_merged(kernels, sweep, outputs, shares):
+    """Outputs [tiles, rows, d] and shares [tiles, m and l, 8] of a KV head, put together."""
+    tiles = len(outputs)
     o, _ = merge(kernels, outputs, shares)
     expected, tolerance = expectation(sweep, operator=flow_kv_attention)
     # Each share's outputs were rounded once; their weights err by a split product, their sums are f32.
@@ -90,6 +112,18 @@ def test_shares_are_attention(kernels, rng, d, keys):
 @pytest.mark.parametrize("heads", [1, 3, 8])
 def test_grouped_heads(kernels, rng, heads):
     check_shares(kernels, make_sweep(rng, heads, 1, 128, 100, 10, first_query=99), 24)
+
+
+@pytest.mark.parametrize(("bundle", "rows", "d"), [(4, 4, 64), (2, 3, 128), (4, 8, 64), (2, 8, 32), (8, 2, 32)])
+@pytest.mark.parametrize("keys", [3, 300])
+def test_heads_side_by_side(kernels, rng, bundle, rows, d, keys):
+    """KV heads of one object, each with rows of its own, behind other heads and another bundle of the class."""
+    tiles = 14
+    sweeps = [make_sweep(rng, rows, 1, d, keys, 20, first_query=keys - 1) for _ in range(bundle)]
+    found = [attend_to_bundle(kernels, sweeps, tile, tiles, turn=1, head=3) for tile in range(tiles)]
+    outputs, shares = (np.stack(parts, axis=1) for parts in zip(*found, strict=True))
+    for sweep, of_outputs, of_shares in zip(sweeps, outputs, shares, strict=True):
+        check_merged(kernels, sweep, of_outputs, of_shares)
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 200), (5, 190), (64, 130)])

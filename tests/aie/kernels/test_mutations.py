@@ -66,7 +66,7 @@ MUTATIONS = {
         layers.test_fused_dqp_takes_x_in_parts,
     ),
     "an off-by-one in a share's window": (
-        ("flow_kv_split.cc", "share.position - share.window + 1", "share.position - share.window"),
+        ("flow_kv_split.cc", "position - key < window", "position - key <= window"),
         lambda kernels, rng: shares.test_a_window(kernels, rng, 5, 190),
     ),
     "a share's maximum that is forgotten": (
@@ -74,8 +74,16 @@ MUTATIONS = {
         shares.test_a_share_is_its_own_attention,
     ),
     "objects of a share that follow one another": (
-        ("flow_kv_split.cc", "key + share.step", "key + keys"),
+        ("flow_kv_split.cc", "key + share.step", "key + kKeys"),
         lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
+    ),
+    "a bundle's head that has another's keys": (
+        ("flow_kv_split.cc", "half + head * 2 * d", "half + head * d"),
+        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 4, 4, 64, 300),
+    ),
+    "a bundle's second half that is its first": (
+        ("flow_kv_split.cc", "half = kHalf", "half = 0"),
+        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
         ("flow_kv_merge.cc", "multiply_by_power(Accumulator<kTiles>(l), power)", "Accumulator<kTiles>(l)"),
@@ -93,7 +101,7 @@ ENTRIES = {
     "epilogue.cc": ["zero_f32"],
     "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
     "norm_rope.cc": ["rms_norm_rope"],
-    "copy_part.cc": ["copy_part"],
+    "copy_part.cc": ["copy_part", "copy_heads"],
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
     "flow_kv_split.cc": [

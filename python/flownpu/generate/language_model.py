@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
-from flownpu.model.folder import has_chat_template, read_genai_config
+from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class LanguageModel:
         self.provider = provider
         configuration = read_genai_config(folder)
         settings = configuration["model"]
-        self.context_length = int(settings["context_length"])
+        self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
         self.has_chat_template = has_chat_template(folder)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
-from flownpu.cli import app
+from flownpu.cli.application import app
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 HEAD = """\

@@ -64,6 +64,13 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
         FlowNPUError: there is no such folder or file, or it is not what GenAI needs; says what to do.
     """
     path = folder / "genai_config.json"
+    if folder.suffix == ".gguf" and folder.is_file():
+        made = folder.with_suffix("")
+        raise FlowNPUError(
+            f"{folder} is a GGUF file, and this needs a model folder: `flownpu convert {folder} {made}` makes it"
+        )
+    if folder.is_file():
+        raise FlowNPUError(f"{folder} is a file, and this needs a model folder; `flownpu convert` makes such folders")
     if not folder.is_dir():
         raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
     if not path.is_file():

@@ -107,7 +107,9 @@ def phi3_config(**changes: Any) -> transformers.PreTrainedConfig:
 def granite_config() -> transformers.PreTrainedConfig:
     # Not by halves, for which no rounding would tell a multiplier's place.
     scales = {"attention_multiplier": 0.3, "embedding_multiplier": 5.0, "residual_multiplier": 0.22}
-    return transformers.GraniteConfig(**SIZES, **scales, logits_scaling=3.0, rope_parameters=DEFAULT)
+    # An epsilon that is seen, for it goes with the residual multiplier.
+    others = {"logits_scaling": 3.0, "rms_norm_eps": 0.05, "rope_parameters": DEFAULT}
+    return transformers.GraniteConfig(**SIZES, **scales, **others)
 
 
 def ministral3_config() -> transformers.PreTrainedConfig:

@@ -44,7 +44,8 @@ def read_rotaries(family: Family, config: Settings, head_size: int, context: int
     section, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if not family.rope_by_kind:
         silent = "rope_parameters" not in config and "rope_scaling" not in config
-        settings = (scaling | section).with_defaults({**top, **(family.rope_defaults if silent else {})})
+        others = family.rope_defaults if silent else {}
+        settings = (scaling | section).with_defaults({**top, **others, "rope_theta": top["rope_theta"]})
         rotary = _rotary(settings, head_size)
         if settings.number(_QUERY_SCALE, 0.0):
             context = min(context, settings.integer("original_max_position_embeddings"))

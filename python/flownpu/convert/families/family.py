@@ -41,6 +41,10 @@ class Family:
     """GenAI's model.type."""
     title: str
     """What people call it."""
+    gguf: str | None = None
+    """A GGUF file's general.architecture; None: not read from such files."""
+    gguf_interleaved: bool = False
+    """Query and key rows of GGUF files are in the order in which neighbours are rotated against each other."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a configuration means that leaves settings out: those of the family's class in transformers."""
     inner: str | None = None

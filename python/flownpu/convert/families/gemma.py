@@ -21,6 +21,7 @@ FAMILIES = (
         model_type="gemma",
         genai_type="gemma",
         title="Gemma",
+        gguf="gemma",
         defaults={
             **DEFAULTS,
             "vocab_size": 256000,

@@ -11,6 +11,7 @@ FAMILIES = (
         model_type="gemma2",
         genai_type="gemma2",
         title="Gemma 2",
+        gguf="gemma2",
         defaults={
             **gemma.DEFAULTS,
             "vocab_size": 256000,

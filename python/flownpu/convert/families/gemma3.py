@@ -12,6 +12,7 @@ _TEXT = Family(
     model_type="gemma3_text",
     genai_type="gemma3_text",
     title="Gemma 3",
+    gguf="gemma3",
     defaults={
         **gemma.DEFAULTS,
         "vocab_size": 262208,
@@ -41,4 +42,4 @@ _TEXT = Family(
 )
 
 # The second has a vision tower beside its decoder.
-FAMILIES = (_TEXT, replace(_TEXT, model_type="gemma3", title="Gemma 3 with pictures", inner="text_config"))
+FAMILIES = (_TEXT, replace(_TEXT, model_type="gemma3", title="Gemma 3 with pictures", inner="text_config", gguf=None))

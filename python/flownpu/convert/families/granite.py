@@ -10,6 +10,8 @@ FAMILIES = (
         model_type="granite",
         genai_type="granite",
         title="Granite 3",
+        gguf="granite",
+        gguf_interleaved=True,
         defaults={
             "vocab_size": 32000,
             "max_position_embeddings": 2048,

@@ -10,6 +10,8 @@ FAMILIES = (
         model_type="llama",
         genai_type="llama",
         title="Llama 3",
+        gguf="llama",
+        gguf_interleaved=True,
         defaults={"max_position_embeddings": 2048, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2},
     ),
 )

@@ -10,6 +10,7 @@ FAMILIES = (
         model_type="olmo2",
         genai_type="olmo",
         title="OLMo 2",
+        gguf="olmo2",
         defaults={
             "vocab_size": 50304,
             "max_position_embeddings": 2048,

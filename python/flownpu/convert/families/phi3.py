@@ -10,6 +10,7 @@ FAMILIES = (
         model_type="phi3",
         genai_type="phi3",
         title="Phi-3, Phi-4-mini",
+        gguf="phi3",
         defaults={
             "vocab_size": 32064,
             "max_position_embeddings": 4096,

@@ -10,6 +10,7 @@ FAMILIES = (
         model_type="qwen2",
         genai_type="qwen2",
         title="Qwen 2, 2.5",
+        gguf="qwen2",
         defaults={
             "vocab_size": 151936,
             "max_position_embeddings": 32768,

@@ -10,6 +10,7 @@ FAMILIES = (
         model_type="qwen3",
         genai_type="qwen3",
         title="Qwen 3",
+        gguf="qwen3",
         defaults={
             "vocab_size": 151936,
             "head_dim": 128,

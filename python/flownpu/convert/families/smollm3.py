@@ -10,6 +10,8 @@ FAMILIES = (
         model_type="smollm3",
         genai_type="smollm3",
         title="SmolLM3",
+        gguf="smollm3",
+        gguf_interleaved=True,
         defaults={
             "vocab_size": 128256,
             "num_key_value_heads": 4,

@@ -21,11 +21,6 @@ from typing import TYPE_CHECKING
 from flownpu.convert.errors import ConversionError
 from flownpu.model.folder import MANIFEST
 
-try:
-    import fcntl
-except ImportError:  # not POSIX: temporary folders are then not told from those of a living process, and stay
-    fcntl = None  # type: ignore[assignment]
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -120,8 +115,10 @@ def _sibling(output: Path, kind: str) -> Path:
 
 def _lock(folder: Path) -> int:
     """A descriptor that holds a folder as long as this process lives; -1 if it is held already, or cannot be."""
-    if fcntl is None:
+    if os.name != "posix":  # temporary folders are then not told from those of a living process, and stay
         return -1
+    import fcntl  # noqa: PLC0415  not on other systems
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -129,4 +129,5 @@ def _long(settings: Settings, pairs: int) -> tuple[int, FrequencyFactors, Freque
                 f"{min(values, default=0.0)}"
             )
         factors.append(FrequencyFactors(tuple(values), magnitude))
-    return context, *factors
+    short, long = factors
+    return context, short, long

@@ -21,8 +21,8 @@ Every command has `--help`; `flownpu --version` prints the versions that a bug r
 traceback of an error. Reading commands print one JSON document with `--json`.
 
 Text that a model generates goes to stdout, all that is said about it to stderr. The exit code is 0, 1 if the command
-failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. An error is one line: what is wrong, where, and
-what to do.
+failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. An error is one line: what is wrong, where,
+and what to do.
 
 `ORT_DISABLE_TELEMETRY=1` is set before ONNX Runtime is imported, unless the variable is set already.
 """

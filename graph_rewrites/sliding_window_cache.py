@@ -57,9 +57,11 @@ def set_windows(model: ir.Model, window: int, layers: Sequence[int]) -> list[int
         The layers that were given the window.
 
     Raises:
-        ValueError: the graph has no attention for one of the layers.
+        ValueError: the graph has attentions, and none for one of the layers.
     """
     attentions = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+    if not attentions:  # of another form, or converted already
+        return []
     if outside := [layer for layer in layers if not 0 <= layer < len(attentions)]:
         raise ValueError(f"expected a GroupQueryAttention for layer {outside[0]}, and there are {len(attentions)}")
     changed = [i for i in layers or range(len(attentions)) if attribute_int(attentions[i], "local_window_size", -1) < 0]

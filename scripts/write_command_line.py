@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
-from flownpu.cli.application import app
+from flownpu.cli import application
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 HEAD = """\
@@ -30,7 +30,7 @@ and what to do.
 
 def page() -> str:
     """The page's text."""
-    return "\n".join([HEAD, *(section(command) for command in app.registered_commands)])
+    return "\n".join([HEAD, *(section(command) for command in application().registered_commands)])
 
 
 def section(command: CommandInfo) -> str:

@@ -16,8 +16,8 @@ from flownpu.convert.model_writer import ModelOptions, write_model
 from flownpu.errors import FlowNPUError
 from flownpu.npu.decoder import read_decoder as read_shape
 from tests.convert.conftest import ALL_CONFIGS
-from tests.convert.gguf_files import ARCHITECTURES
-from tests.convert.test_gguf import OTHER_FORMS
+from tests.convert.sources.gguf_files import ARCHITECTURES
+from tests.convert.sources.test_gguf import OTHER_FORMS
 from tests.npu.models import SIZES
 from tests.rewrites.genai_export import OTHER_CONFIGS
 from tests.rewrites.sources import MODEL_TYPES

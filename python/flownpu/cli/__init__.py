@@ -1,10 +1,91 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `flownpu`: one file a command.
+"""The command line `flownpu`: one file a command, and the one place where an error becomes a line and an exit code."""
 
-The commands take a second to import, in which Ctrl-C is as quiet as later: they are imported when one is run.
-"""
+import contextlib
+import logging
+import os
+import platform
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Annotated
 
-__all__ = ["main"]
+import typer
+from rich.logging import RichHandler
+
+from flownpu import __version__
+from flownpu.cli.output import progress_console, status
+from flownpu.machine import module_versions
+
+__all__ = ["application", "main"]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        others = {"python": platform.python_version(), **module_versions("onnxruntime", "onnxruntime_genai")}
+        typer.echo(f"flownpu {__version__} ({', '.join(f'{name} {version}' for name, version in others.items())})")
+        raise typer.Exit
+
+
+def _flownpu(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the versions and leave.")
+    ] = False,
+) -> None:
+    """Run 4-bit language models in ONNX Runtime on AMD Ryzen AI NPUs, and on any CPU."""
+    del debug, version  # `main` has looked for the one, a callback has answered the other.
+
+
+def application() -> typer.Typer:
+    """All commands, which take most of a second to import: by then `main` hears Ctrl-C."""
+    from flownpu.cli import (  # noqa: PLC0415
+        bench,
+        build,
+        chat,
+        compile_model,
+        convert,
+        doctor,
+        explain,
+        export_q4nx,
+        inspect,
+        make_model,
+        predict,
+        run,
+        selftest,
+        trace,
+        tune,
+        verify,
+    )
+
+    app = typer.Typer(
+        name="flownpu",
+        no_args_is_help=True,
+        add_completion=False,
+        # An error is one line; `main` prints it, and the traceback where --debug asks for it.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("convert")(convert.convert)
+    app.command("export-q4nx")(export_q4nx.export_q4nx)
+    app.command("run")(run.run)
+    app.command("chat")(chat.chat)
+    app.command("bench")(bench.bench)
+    app.command("inspect")(inspect.inspect)
+    app.command("explain")(explain.explain)
+    app.command("verify")(verify.verify)
+    app.command("build")(build.build)
+    app.command("compile")(compile_model.compile_model_folder)
+    app.command("predict")(predict.predict)
+    app.command("tune")(tune.tune)
+    app.command("trace")(trace.trace)
+    app.command("selftest")(selftest.selftest)
+    app.command("doctor")(doctor.doctor)
+    app.command("make-model")(make_model.make_model)
+    app.callback()(_flownpu)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,9 +94,53 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # The converter warns of what it leaves as it is; a progress bar may be on the screen at that time.
+    handler = RichHandler(console=progress_console, show_time=False, show_path=False)
+    logging.basicConfig(format="%(message)s", handlers=[handler])
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
     try:
-        from flownpu.cli.application import run_command  # noqa: PLC0415
-
-        return run_command(arguments)
+        with _endings_clean_up():
+            # --debug is understood behind the command too.
+            application()(args=[argument for argument in arguments if argument != "--debug"], prog_name="flownpu")
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001 the outermost edge: whatever went wrong becomes a line and an exit code
+        if debug:
+            traceback.print_exc()
+        status(f"error: {_describe(error)}")
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _endings_clean_up() -> Iterator[None]:
+    """SIGTERM, or a terminal that closes, ends a command as an exception does, which removes what is half written."""
+    if threading.current_thread() is not threading.main_thread():  # no other may say what signals do
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    # One that is ignored (nohup) stays so.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _describe(error: Exception) -> str:
+    # These carry a message for the user: our own errors, the system's, and those of ONNX Runtime and GenAI.
+    if isinstance(error, (RuntimeError, ValueError, OSError)) or type(error).__module__.startswith("onnxruntime"):
+        return str(error) or type(error).__name__
+    return f"{type(error).__name__}: {error}. This is a bug of flownpu; `flownpu --debug ...` shows where it happened"

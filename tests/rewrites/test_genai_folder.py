@@ -251,6 +251,28 @@ def test_what_is_left_is_logged(source: Path, tmp_path: Path, caplog: pytest.Log
     assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
 
 
+def test_operators_that_no_device_runs_are_said_beforehand(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, ep_devices: list[Any]
+) -> None:
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    lookup = next(node for node in model.graph.node if "input_ids" in node.input)
+    lookup.input[list(lookup.input).index("input_ids")] = "absolute"
+    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["input_ids"], ["absolute"], name="/absolute"))
+    # A constant's is computed when the session is made.
+    one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+    model.graph.initializer.append(one)
+    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["one"], ["absolute_one"], name="/constant"))
+    model.graph.node.insert(2, onnx.helper.make_node("Mul", ["absolute", "absolute_one"], ["product"], name="/product"))
+    lookup.input[list(lookup.input).index("absolute")] = "product"
+    onnx.save(model, source / "model.onnx")
+    convert(source, tmp_path / "model")
+    said = [message for message in caplog.messages if "does not run" in message]
+    assert len(said) == 1
+    assert "model: FlowNPU does not run Abs (/absolute): `flownpu run` and sessions want --option on_unsup" in said[0]
+    with pytest.raises(Exception, match="Abs '/absolute'"):
+        DecoderSession(tmp_path / "model", ep_devices[:1])
+
+
 def test_an_output_that_exists_is_kept(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "model")
     written = (tmp_path / "model" / "flownpu_manifest.json").read_bytes()

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import attribute_int
 from flownpu.ops.definitions.onnx_function import DOMAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:
@@ -32,6 +37,36 @@ def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:
             continue
         changed += attribute_int(node, "sliding_window_cache", 0) != int(enabled)
         node.attributes["sliding_window_cache"] = ir.AttrInt64("sliding_window_cache", int(enabled))
+    return changed
+
+
+def set_windows(model: ir.Model, window: int, layers: Sequence[int]) -> list[int]:
+    """Gives layers the window that their KV cache is sized by, where the graph lets them see all tokens.
+
+    GroupQueryAttention(...; local_window_size = -1) -> GroupQueryAttention(...; local_window_size = `window`)
+
+    ORT GenAI's builder (0.18) writes such graphs of families whose configuration does not say the kind of each layer,
+    as Mistral's: the cache of every layer then holds a window, and the attention's window is missing.
+
+    Args:
+        model: as it was exported; changed in place.
+        window: tokens that a query sees, itself included.
+        layers: their numbers (an attention's place among all of them); empty for all, as GenAI reads it.
+
+    Returns:
+        The layers that were given the window.
+
+    Raises:
+        ValueError: the graph has attentions, and none for one of the layers.
+    """
+    attentions = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+    if not attentions:  # of another form, or converted already
+        return []
+    if outside := [layer for layer in layers if not 0 <= layer < len(attentions)]:
+        raise ValueError(f"expected a GroupQueryAttention for layer {outside[0]}, and there are {len(attentions)}")
+    changed = [i for i in layers or range(len(attentions)) if attribute_int(attentions[i], "local_window_size", -1) < 0]
+    for layer in changed:
+        attentions[layer].attributes["local_window_size"] = ir.AttrInt64("local_window_size", window)
     return changed
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
-from flownpu.cli import app
+from flownpu.cli import application
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 HEAD = """\
@@ -21,7 +21,8 @@ Every command has `--help`; `flownpu --version` prints the versions that a bug r
 traceback of an error. Reading commands print one JSON document with `--json`.
 
 Text that a model generates goes to stdout, all that is said about it to stderr. The exit code is 0, 1 if the command
-failed, 2 if it was not understood, and 130 after Ctrl-C. An error is one line: what is wrong, where, and what to do.
+failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. An error is one line: what is wrong, where,
+and what to do.
 
 `ORT_DISABLE_TELEMETRY=1` is set before ONNX Runtime is imported, unless the variable is set already.
 """
@@ -29,7 +30,7 @@ failed, 2 if it was not understood, and 130 after Ctrl-C. An error is one line: 
 
 def page() -> str:
     """The page's text."""
-    return "\n".join([HEAD, *(section(command) for command in app.registered_commands)])
+    return "\n".join([HEAD, *(section(command) for command in application().registered_commands)])
 
 
 def section(command: CommandInfo) -> str:

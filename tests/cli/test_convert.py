@@ -91,16 +91,17 @@ def test_a_source_that_is_no_model(flownpu, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_ctrl_c_leaves_nothing_behind(start, large_checkpoint, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_leave_nothing_behind(number, code, start, large_checkpoint, tmp_path):
     output = tmp_path / "models" / "out"
     process = start("convert", large_checkpoint, output)
     # The folder that is written into, beside the output; it is there once the weights are being quantised.
     while not list(tmp_path.glob("models/.out*/model.onnx.data")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in err
     assert not output.parent.exists() or list(output.parent.iterdir()) == []
 

@@ -11,9 +11,9 @@ import pytest
 from rich.text import Text
 
 import flownpu.cli
-from flownpu.cli import app, main
+from flownpu.cli import application, main
 
-CALLBACKS = {command.name: command.callback for command in app.registered_commands}
+CALLBACKS = {command.name: command.callback for command in application().registered_commands}
 COMMANDS = sorted(CALLBACKS)
 
 
@@ -100,6 +100,19 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(flownpu, monk
     assert (
         done.err == 'error: Text generation needs the Python package onnxruntime_genai: pip install "flownpu[genai]"\n'
     )
+
+
+def test_ctrl_c_while_commands_are_imported_is_quiet():
+    script = (
+        "import builtins, sys; find = builtins.__import__\n"
+        "def interrupted(name, *others):\n"
+        "    if name == 'flownpu.cli' and 'bench' in others[2]: raise KeyboardInterrupt\n"
+        "    return find(name, *others)\n"
+        "builtins.__import__ = interrupted\n"
+        "from flownpu.cli import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, "doctor"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
 
 
 def test_a_reader_that_stops_reading_is_no_error(model):

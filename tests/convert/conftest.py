@@ -81,8 +81,72 @@ CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "llama": llama_config,
     "qwen3": qwen3_config,
 }
-# Those that the peers' converters do not write are not among the others.
-ALL_CONFIGS = CONFIGS | {"gemma2": gemma2_config}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+DEFAULT = {"rope_theta": 1e4, "rope_type": "default"}
+# The temperature of softmax is not 1 either.
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def longrope(dimensions: int, **others: Any) -> dict[str, Any]:
+    """LongRoPE of so many dimensions, whose second factors begin within the tests' texts."""
+    pairs = np.arange(dimensions // 2)
+    return {
+        "rope_theta": 1e4,
+        "rope_type": "longrope",
+        "short_factor": (1 + 0.1 * pairs).tolist(),
+        "long_factor": (2.0 + pairs).tolist(),
+        "original_max_position_embeddings": 24,
+        **others,
+    }
+
+
+def phi3_config(**changes: Any) -> transformers.PreTrainedConfig:
+    return transformers.Phi3Config(**SIZES, **changes)
+
+
+def granite_config() -> transformers.PreTrainedConfig:
+    # Not by halves, for which no rounding would tell a multiplier's place.
+    scales = {"attention_multiplier": 0.3, "embedding_multiplier": 5.0, "residual_multiplier": 0.22}
+    # An epsilon that is seen, for it goes with the residual multiplier.
+    others = {"logits_scaling": 3.0, "rms_norm_eps": 0.05, "rope_parameters": DEFAULT}
+    return transformers.GraniteConfig(**SIZES, **scales, **others)
+
+
+def ministral3_config() -> transformers.PreTrainedConfig:
+    rope = YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1}
+    return transformers.Ministral3Config(**SIZES, rope_parameters=rope | {"original_max_position_embeddings": 64})
+
+
+# Of those that are not in CONFIGS, some in more than one form.
+OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+    "gemma": lambda: transformers.GemmaConfig(**SIZES),
+    "gemma2": gemma2_config,
+    "granite": granite_config,
+    "llama with biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama with yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "llama with dynamic": lambda: transformers.LlamaConfig(
+        **SIZES, rope_parameters={"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}
+    ),
+    "ministral": lambda: transformers.MinistralConfig(**SIZES, sliding_window=8, layer_types=LAYERS),
+    "ministral3": ministral3_config,
+    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=8),
+    "mistral without window": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "phi3": lambda: phi3_config(rope_parameters=DEFAULT, sliding_window=8),
+    "phi3 with longrope": lambda: phi3_config(rope_parameters=longrope(16), original_max_position_embeddings=24),
+    "phi3 as phi4-mini": lambda: phi3_config(
+        rope_parameters=longrope(12, partial_rotary_factor=0.75),
+        original_max_position_embeddings=24,
+        tie_word_embeddings=True,
+    ),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen2 with windows": lambda: transformers.Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
+}
+# Those that the peers' converters do not write are not among the first.
+ALL_CONFIGS = CONFIGS | OTHER_CONFIGS
 
 
 def is_projection(name: str) -> bool:
@@ -112,7 +176,7 @@ def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: An
     config.update(changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms too, which would otherwise all be alike
+        for parameter in model.parameters():  # norms and biases too, which would otherwise all be alike
             parameter.add_(torch.randn_like(parameter), alpha=0.15 if parameter.ndim == 1 else spread)
     model.bfloat16().save_pretrained(folder)
     vocabulary = {f"<{i}>": i for i in range(SIZES["vocab_size"])}

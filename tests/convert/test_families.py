@@ -10,7 +10,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from flownpu.convert import ConversionError
-from flownpu.convert.decoder import LinearScaling, Llama3Scaling, Rotary
+from flownpu.convert.decoder import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, YarnScaling
 from flownpu.convert.families import read_decoder
 from flownpu.model.shapes import SHAPES
 
@@ -56,13 +56,78 @@ OLD_QWEN3 = {
     "vocab_size": 151936,
     "rope_theta": 1e6,
 }
+# As published checkpoints of others have them.
+OLD_MISTRAL = {
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
+OLD_QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "rope_theta": 1e6,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+LONG = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+OLD_PHI3 = {
+    "model_type": "phi3",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "rope_scaling": LONG,
+    "sliding_window": 262144,
+    "vocab_size": 32064,
+}
+OLD_PHI4 = OLD_PHI3 | {
+    "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24},
+    "tie_word_embeddings": True,
+}
+OLD_SMOLLM3 = {
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 65536,
+    "rope_theta": 5e6,
+    "vocab_size": 128256,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+OTHER_YARN = {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+OTHERS = [OLD_MISTRAL, OLD_QWEN2, OLD_PHI3, OLD_PHI4, OLD_SMOLLM3]
 
 
 def from_transformers(config: dict[str, Any]) -> transformers.PreTrainedConfig:
     return transformers.AutoConfig.for_model(**config)
 
 
-@pytest.mark.parametrize("old", [OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize("old", [OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, *OTHERS], ids=lambda config: config["model_type"])
 def test_old_and_new_configurations_mean_the_same(old: dict[str, Any]) -> None:
     new = from_transformers(dict(old)).to_dict()
     assert "rope_parameters" in new
@@ -70,14 +135,14 @@ def test_old_and_new_configurations_mean_the_same(old: dict[str, Any]) -> None:
     assert read_decoder(old) == read_decoder(new)
 
 
-@pytest.mark.parametrize("config", [*SHAPES.values(), OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3])
+@pytest.mark.parametrize("config", [*SHAPES.values(), OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3])
 def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size
     assert decoder.feed_forward_size == expected.intermediate_size
     assert len(decoder.layers) == expected.num_hidden_layers
     assert (decoder.heads, decoder.kv_heads) == (expected.num_attention_heads, expected.num_key_value_heads)
-    assert decoder.head_size == expected.head_dim
+    assert decoder.head_size == getattr(expected, "head_dim", expected.hidden_size // expected.num_attention_heads)
     assert decoder.vocabulary_size == expected.vocab_size
     assert decoder.context_length == expected.max_position_embeddings
     assert decoder.norm_epsilon == expected.rms_norm_eps
@@ -96,17 +161,25 @@ def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
         (Rotary(1e4), {"rope_type": "default"}),
         (Rotary(1e6, LinearScaling(8.0)), {"rope_type": "linear", "factor": 8.0}),
         (Rotary(5e5, Llama3Scaling(32.0, 1.0, 4.0, 8192)), LLAMA3),
+        (Rotary(1e6, YarnScaling(4.0, 4096, 1.0)), YARN),
+        (Rotary(1e6, YarnScaling(4.0, 4096, 1.0, 16.0, 2.0, whole=False)), YARN | OTHER_YARN),
+        (Rotary(1e4, FrequencyFactors((1.5,) * 32)), LONG | {"rope_type": "longrope", "short_factor": [1.5] * 32}),
+        (Rotary(1e4, rotated=0.5), {"rope_type": "default", "partial_rotary_factor": 0.5}),
     ],
 )
 def test_rotary_frequencies_are_those_of_transformers(rotary: Rotary, settings: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(head_dim=64, rope_parameters={"rope_theta": rotary.theta, **settings})
     kind = settings["rope_type"]
     if kind == "default":
-        expected = 1 / rotary.theta ** (torch.arange(0, 64, 2).float() / 64)
+        size = int(64 * rotary.rotated)
+        expected = 1 / rotary.theta ** (torch.arange(0, size, 2).float() / size)
     else:
         expected, _ = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     # Both round to float32 after each of at most 8 operations; powers may be off by an ulp or two each.
-    np.testing.assert_allclose(rotary.frequencies(64), expected.numpy(), rtol=8 * 2**-23)
+    found = rotary.frequencies(64)
+    np.testing.assert_allclose(found[: len(expected)], expected.numpy(), rtol=8 * 2**-23)
+    assert len(found) == 32
+    assert not found[len(expected) :].any()
 
 
 def test_rotary_caches_hold_the_cosine_and_sine_of_float32_angles() -> None:
@@ -153,19 +226,57 @@ def test_qwen3_layers_behind_max_window_layers_have_a_window() -> None:
     assert expected == ["full_attention"] * 3 + ["sliding_attention"]
 
 
+def test_windows_of_others() -> None:
+    def windows(config: dict[str, Any]) -> set[int | None]:
+        return {layer.window for layer in read_decoder(config).layers}
+
+    assert windows(OLD_MISTRAL) == {4096}
+    assert windows(OLD_MISTRAL | {"sliding_window": None}) == {None}
+    assert windows({k: v for k, v in OLD_MISTRAL.items() if k != "sliding_window"}) == {4096}  # transformers' default
+    assert windows(OLD_PHI3) == {None}  # a window of the whole context hides nothing
+    assert windows(OLD_QWEN2) == {None}
+
+
+def test_phi4_mini_turns_three_quarters_of_a_head() -> None:
+    decoder = read_decoder(OLD_PHI4)
+    (rotary,) = decoder.rotaries
+    assert (decoder.head_size, decoder.rotated_size) == (64, 48)
+    # sqrt(1 + ln(131072 / 4096) / ln(4096)), as transformers has it from the ratio of the contexts.
+    assert rotary.scaling is not None
+    assert rotary.scaling.magnitude == pytest.approx((1 + 5 / 12) ** 0.5)
+    assert rotary.beyond is not None
+    assert rotary.rows(4096) == 4096
+    assert rotary.rows(8192) == 4096 + 8192
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rope() -> None:
+    rotated = [layer.rotary.rotated for layer in read_decoder(OLD_SMOLLM3).layers]
+    assert rotated == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]
+    assert from_transformers(dict(OLD_SMOLLM3)).no_rope_layers == [int(part) for part in rotated]
+
+
+def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
+    decoder = read_decoder(OLD_MISTRAL | {"model_type": "ministral3", "max_position_embeddings": 262144})
+    assert decoder.context_length == 16384
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (
             {"model_type": "mamba"},
-            'expected model_type to be one of gemma2, gemma3_text, gemma3, llama, qwen3, got "mamba"',
+            'qwen3, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
         ),
         ({}, 'got "None"'),
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),
-        (OLD_LLAMA | {"attention_bias": True}, "attention_bias is set"),
         (OLD_LLAMA | {"hidden_act": "relu"}, 'got "relu"'),
         (OLD_LLAMA | {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),
-        (OLD_LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'got "yarn"'),
+        (OLD_LLAMA | {"rope_scaling": {"rope_type": "xpos"}}, 'dynamic, llama3, yarn or longrope, got "xpos"'),
+        (OLD_LLAMA | {"rope_scaling": LONG | {"long_factor": [1.0]}}, "expected long_factor to be 32 positive numbers"),
+        (OLD_LLAMA | {"rope_scaling": LONG | {"short_factor": [0.0] * 32}}, "got 32, the smallest 0.0"),
+        (OLD_LLAMA | {"partial_rotary_factor": 1.5}, "expected a partial_rotary_factor of at most 1"),
+        (OLD_SMOLLM3 | {"no_rope_layers": [1, 0]}, "each of the 8 layers whether it has RoPE, got 2"),
+        (OLD_SMOLLM3 | {"use_sliding_window": True}, "there are no layer_types"),
         (OLD_LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         (OLD_GEMMA3 | {"layer_types": ["full_attention"]}, "each of the 8 layers, got 1"),
         (OLD_GEMMA3 | {"use_bidirectional_attention": True}, "only causal decoders"),

@@ -91,7 +91,7 @@ def test_gated_blocks_are_drawn_for_both_halves() -> None:
 
 
 def test_norms_are_one() -> None:
-    np.testing.assert_array_equal(RandomWeights(1).norm(NormWeight("n", "n", 5)), np.ones(5, np.float32))
+    np.testing.assert_array_equal(RandomWeights(1).vector(NormWeight("n", "n", 5)), np.ones(5, np.float32))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -104,6 +104,30 @@ def test_rows_of_different_lengths_yield_their_own_last_token(
         np.testing.assert_allclose(following[row, 0], expected[length], rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize(
+    ("ours", "reason"),
+    [(True, "does its attention_mask begin with 0\\? Pad prompts on the right"), (False, "-2 .*out of range")],
+)
+def test_rows_padded_on_the_left_are_refused(
+    ours: bool,
+    reason: str,
+    tiny_models: Callable[[str], Any],
+    tmp_path: Path,
+    ep_devices: list[onnxruntime.OrtEpDevice],
+) -> None:
+    """In a prompt, and in a step after one that was not; without FlowNPU ONNX Runtime finds the length impossible."""
+    convert(tiny_models("llama").folder, tmp_path / "model")
+    ids, mask = random_ids(2, 9), np.ones((2, 9), np.int64)
+    decoder = DecoderSession(tmp_path / "model", ep_devices[:1] if ours else ())
+    mask[1, :3] = 0
+    with pytest.raises(Exception, match=reason):
+        decoder(ids[:, :8], mask[:, :8])
+    decoder = DecoderSession(tmp_path / "model", ep_devices[:1] if ours else ())
+    decoder(ids[:, :8], np.ones((2, 8), np.int64))
+    with pytest.raises(Exception, match=reason):
+        decoder(ids[:, 8:], mask)
+
+
 def test_a_softcap_of_the_logits_is_in_the_graph(
     tiny_models: Callable[[str], Any], checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.convert import ConversionError, Progress, convert
+from flownpu.convert import output as output_module
 from flownpu.convert.graph import data_file
 from flownpu.convert.output import output_folder
 from flownpu.graph_rewrites.testing import declare_simplified_layer_normalization
@@ -131,6 +132,76 @@ def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     convert(checkpoint, tmp_path / "model")
     assert (tmp_path / "model" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_folder_that_cannot_be_renamed_gets_the_files(
+    existing: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point: the system does not rename it, and has its own free space. Also what came before is replaced."""
+    output, rename, asked = tmp_path / "model", Path.rename, []
+    convert(checkpoint, output) if existing else output.mkdir()
+    before = output.stat().st_ino
+
+    def busy(path: Path, target: Path) -> Path:
+        if output in (path, Path(target)):
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, target)
+
+    usage = shutil.disk_usage
+    monkeypatch.setattr(Path, "rename", busy)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == output)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: asked.append(Path(path)) or usage(path))
+    convert(checkpoint, output, kv_dtype="fp16", force=existing)
+    assert asked == [output]
+    assert output.stat().st_ino == before
+    assert json.loads((output / "flownpu_manifest.json").read_text())["settings"]["kv_dtype"] == "fp16"
+    assert not [name for name in listing(tmp_path) if ".partial" in name or ".previous" in name]
+
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
+    names = listing(output)
+    with pytest.raises(KeyboardInterrupt):
+        convert(checkpoint, output, force=True, progress=interrupt)
+    assert listing(output) == names
+
+
+def test_the_working_directory_stays_one(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for force in (False, True):
+        convert(checkpoint, Path(), force=force)
+        assert Path("flownpu_manifest.json").is_file()
+    assert not [name for name in listing(tmp_path) if ".partial" in name or ".previous" in name]
+
+
+def test_a_mount_on_the_same_file_system_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts, place = tmp_path / "mountinfo", tmp_path / "a model"
+    place.mkdir()
+    mounts.write_text(f"36 35 98:0 / {str(place).replace(' ', chr(92) + '040')} rw - ext4 /dev/root rw\n")
+    monkeypatch.setattr(output_module, "_MOUNTS", mounts)
+    assert output_module._is_mount_point(place)
+    assert not output_module._is_mount_point(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders are locked as POSIX does")
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_killed_process_left_goes_and_what_is_written_stays(
+    inside: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "model"
+    left = output / ".in.0123abcd.partial" if inside else tmp_path / ".model.0123abcd.partial"
+    left.mkdir(parents=True)
+    (left / "model.onnx.data").write_bytes(bytes(100))
+    with output_folder(tmp_path / "other", force=False, size=1) as written:
+        convert(checkpoint, output)
+        assert not left.exists()
+        assert written.exists()
+        with output_folder(tmp_path / "other", force=False, size=1) as second:
+            assert written.exists()
+            (second / "flownpu_manifest.json").write_text("{}")
+        shutil.rmtree(tmp_path / "other")
 
 
 def test_force_does_not_replace_what_no_conversion_wrote(checkpoint: Path, tmp_path: Path) -> None:

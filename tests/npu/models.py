@@ -28,11 +28,12 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 # "narrow" has fewer columns than a megatile of prefill's GEMM, and the vocabulary of "odd" fills no blocks; the
-# feed-forward of "uneven" fills neither blocks nor groups.
+# feed-forward of "uneven" fills neither blocks nor groups. No design has room for heads as those of the last.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("llama", {"vocab_size": 300}),
     "uneven": ("llama", {"intermediate_size": 600}),
     "narrow": ("llama", {"intermediate_size": 448}),
+    "head of 80": ("llama", {"hidden_size": 320, "head_dim": 80}),
 }
 # Layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and values
 # only; the larger shape has no other, for time's sake.

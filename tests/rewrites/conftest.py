@@ -10,7 +10,7 @@ import pytest
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from tests.rewrites import optimum_export
-from tests.rewrites.genai_export import Export, export, make_checkpoint, round_scales
+from tests.rewrites.genai_export import OTHER_CONFIGS, Export, export, make_checkpoint, round_scales
 from tests.rewrites.optimum_reference import write_reference
 
 TOPICS = Path(__file__).parent.parent / "fixtures" / "gemma3-topics"
@@ -41,6 +41,15 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if WITH_ZERO_POINTS in options:
             round_scales(folder / name)
     return {name: folder / name for name in OPTIONS}
+
+
+@pytest.fixture(scope="session")
+def other_exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """GenAI model folders of the families in OTHER_CONFIGS: tiny random ones."""
+    folder = tmp_path_factory.mktemp("other exports")
+    checkpoints = {name: make_checkpoint(name, folder / f"{name}-checkpoint") for name in OTHER_CONFIGS}
+    export(*(Export(str(path), str(folder / name), ("accuracy_level=0",)) for name, path in checkpoints.items()))
+    return {name: folder / name for name in OTHER_CONFIGS}
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,17 @@ SIZES = {
     "bos_token_id": 2,
 }
 WINDOW = 16
+# The class of the configuration in transformers, and what is not as in SIZES.
+OTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("GemmaConfig", {}),
+    "granite": (
+        "GraniteConfig",
+        {"attention_multiplier": 0.3, "embedding_multiplier": 5.0, "residual_multiplier": 0.22, "logits_scaling": 3.0},
+    ),
+    "llama with biases": ("LlamaConfig", {"attention_bias": True}),
+    "mistral without window": ("MistralConfig", {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", {}),
+}
 # As Llama 3.1 and later scale their frequencies, from a context that half of them do not turn once in.
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,7 +71,7 @@ class Export:
 
 
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
-    """Writes a random model of "gemma2", "gemma3", "llama" or "qwen3", with a tokenizer of single bytes, in bf16."""
+    """Writes a random model of a family, with a tokenizer of single bytes, in bf16."""
     import torch
     import transformers
 
@@ -88,12 +99,16 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
         )
     elif family == "qwen3":
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, tie_word_embeddings=True))
+    elif family in OTHER_CONFIGS:
+        config, settings = OTHER_CONFIGS[family]
+        model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**sizes, **settings))
     else:
-        raise ValueError(f"family {family!r}: expected gemma2, gemma3, llama or qwen3")
+        raise ValueError(f"family {family!r}: expected gemma2, gemma3, llama, qwen3, {', '.join(OTHER_CONFIGS)}")
     for name, parameter in model.named_parameters():
         # They start as constants, which a lost or swapped norm weight would not show in.
-        if name.endswith("norm.weight"):
-            torch.nn.init.normal_(parameter, mean=0.0 if family.startswith("gemma") else 1.0, std=0.2)
+        if name.endswith(("norm.weight", ".bias")):
+            mean = 0.0 if family.startswith("gemma") or name.endswith(".bias") else 1.0
+            torch.nn.init.normal_(parameter, mean=mean, std=0.2)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 

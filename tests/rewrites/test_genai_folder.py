@@ -14,7 +14,8 @@ import onnxruntime_genai as og
 import pytest
 
 from flownpu.convert import ConversionError, convert
-from tests.decoding import DecoderSession
+from tests.decoding import DecoderSession, float32_tolerance
+from tests.rewrites.genai_export import SIZES, WINDOW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +77,31 @@ def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Pat
         "slide_key_value_cache": False,
         "layers": [0, 1],
     }
+
+
+@pytest.mark.parametrize("layers", [[], [1]], ids=str)
+def test_a_window_that_only_the_configuration_has(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
+    """As GenAI's builder writes Mistral; no layer that is listed means all. Reference: ORT with the window in place."""
+    source, folder, expected = tmp_path / "source", tmp_path / "model", tmp_path / "expected"
+    shutil.copytree(exports["llama"], source)
+    shutil.copytree(source, expected)
+    model = onnx.load(expected / "model.onnx", load_external_data=False)
+    attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    for layer in layers or range(len(attentions)):
+        next(a for a in attentions[layer].attribute if a.name == "local_window_size").i = WINDOW
+    onnx.save(model, expected / "model.onnx")
+    _edit_decoder(source, sliding_window={"window_size": WINDOW, "slide_key_value_cache": False, "layers": layers})
+    convert(source, folder, kv_dtype="fp32", logits="all")
+    assert "sliding_window" not in _config(folder)["model"]["decoder"]
+    ids = np.random.default_rng(2).integers(4, 260, (1, 2 * WINDOW))
+    reference, whole = DecoderSession(expected)(ids), DecoderSession(exports["llama"])(ids)
+    atol = float32_tolerance(reference, SIZES["num_hidden_layers"], SIZES["intermediate_size"])
+    np.testing.assert_allclose(DecoderSession(folder)(ids), reference, rtol=0, atol=atol)
+    assert np.abs(whole[:, WINDOW:] - reference[:, WINDOW:]).max() > 100 * atol
+    # GenAI, whose cache sections the same folder may keep, knows the layers too.
+    convert(source, tmp_path / "windowed", sliding_window_cache=True)
+    section = _config(tmp_path / "windowed")["model"]["decoder"]["sliding_window"]
+    assert section["layers"] == (layers or [0, 1, 2])
 
 
 def test_context_length(source: Path, tmp_path: Path) -> None:
@@ -153,6 +179,12 @@ def _spoil_scales(folder: Path) -> None:
         ),
         (lambda s: _move_data(s, "../model.onnx.data"), "is stored outside of the folder, in '../model.onnx.data'"),
         (lambda s: _edit(s, vision={}), r"the model has parts that cannot be converted \(vision\); export its decoder"),
+        (
+            lambda s: _edit_decoder(
+                s, sliding_window={"window_size": 8, "slide_key_value_cache": False, "layers": [0, 3]}
+            ),
+            "expected a GroupQueryAttention for layer 3, and there are 3",
+        ),
         (lambda s: _edit(s, decoder=None), "expected model.decoder to be an object, got None"),
         (
             lambda s: _edit_decoder(s, filename="../model.onnx"),
@@ -217,6 +249,28 @@ def test_what_is_left_is_logged(source: Path, tmp_path: Path, caplog: pytest.Log
     convert(source, tmp_path / "model")
     (message,) = caplog.messages
     assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
+
+
+def test_operators_that_no_device_runs_are_said_beforehand(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, ep_devices: list[Any]
+) -> None:
+    model = onnx.load(source / "model.onnx", load_external_data=False)
+    lookup = next(node for node in model.graph.node if "input_ids" in node.input)
+    lookup.input[list(lookup.input).index("input_ids")] = "absolute"
+    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["input_ids"], ["absolute"], name="/absolute"))
+    # A constant's is computed when the session is made.
+    one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+    model.graph.initializer.append(one)
+    model.graph.node.insert(0, onnx.helper.make_node("Abs", ["one"], ["absolute_one"], name="/constant"))
+    model.graph.node.insert(2, onnx.helper.make_node("Mul", ["absolute", "absolute_one"], ["product"], name="/product"))
+    lookup.input[list(lookup.input).index("absolute")] = "product"
+    onnx.save(model, source / "model.onnx")
+    convert(source, tmp_path / "model")
+    said = [message for message in caplog.messages if "does not run" in message]
+    assert len(said) == 1
+    assert "model: FlowNPU does not run Abs (/absolute): `flownpu run` and sessions want --option on_unsup" in said[0]
+    with pytest.raises(Exception, match="Abs '/absolute'"):
+        DecoderSession(tmp_path / "model", ep_devices[:1])
 
 
 def test_an_output_that_exists_is_kept(source: Path, tmp_path: Path) -> None:

@@ -49,6 +49,26 @@ def logits(genai: Any, folder: Path, report: Path, **options: str) -> tuple[np.n
     return np.stack(found), json.loads(report.read_text())
 
 
+def test_a_window_that_only_the_configuration_has_ends_sequences(
+    exports: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As GenAI's builder writes Mistral: GenAI gives every layer a cache of the window, too small for the graph."""
+    folder = shutil.copytree(exports["llama"], tmp_path / "model")
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["sliding_window"] = {
+        "window_size": 16,
+        "slide_key_value_cache": False,
+        "slide_inputs": False,
+        "layers": [],
+    }
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    arguments = ["run", str(folder), "-p", "hello", "--max-new-tokens", "60", "--temperature", "0", "--json"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["prompt_tokens"] + report["new_tokens"], report["finish_reason"]) == (16, "length")
+    assert "sequences end there; `flownpu convert` puts it into the graph" in caplog.text
+
+
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics"])
 def test_they_give_what_converted_ones_give(

@@ -206,7 +206,8 @@ void FlowQKVAttention::check_lengths(const AttentionCall& call) const {
     const std::int64_t length = prompt.past + prompt.tokens;
     if (prompt.past < 0 || prompt.tokens < 0) {
       fail("[", name, "] expected seqlens_k + 1 of row ", b, " to be at least ",
-           call.is_first_prompt() ? 0 : call.prompt_tokens, ", got ", length);
+           call.is_first_prompt() ? 0 : call.prompt_tokens, ", got ", length,
+           length < 0 ? ": does its attention_mask begin with 0? Pad prompts on the right" : "");
     }
     if (!attributes_.window_sized_cache && prompt.past > call.past_capacity) {
       fail("[", name, "] expected a past of at least ", prompt.past, " positions, got ",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -69,8 +70,9 @@ const Node& Matcher::projection(std::string_view x, const char* what) {
   const Node& node = graph_.only_reader(x, what);
   if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
   if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
-  if (node.input(2) != nullptr || node.input(3) != nullptr)
-    fail(to_string(node), ": expected neither bias nor residual in ", what);
+  if (node.input(2) != nullptr)
+    fail(to_string(node), ": ", what, " has a bias, which the array's designs have no place for");
+  if (node.input(3) != nullptr) fail(to_string(node), ": expected no residual in ", what);
   take(node);
   return node;
 }
@@ -214,7 +216,9 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
 Entry Matcher::first_entry(const Node& attention) {
   const Node* projection = graph_.producer(attention.inputs[kQuery].name);
   if (projection == nullptr || !is_projection(*projection)) {
-    fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values");
+    const bool adds = projection != nullptr && is(*projection, "", "Add");
+    fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
+         adds ? ", got an Add: the array's designs have no place for a bias" : "");
   }
   const Node* norm = graph_.producer(projection->inputs[0].name);
   if (norm == nullptr || !is_norm(*norm)) {
@@ -366,11 +370,12 @@ void Matcher::finish(const Entry& entry) {
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
   // A vocabulary is padded with rows of zeros, whose logits nobody reads.
-  for (const auto& [name, rows] :
-       {std::pair("hidden size", shape.hidden), std::pair("head size", shape.head_size)}) {
+  for (const auto& [node, name, rows] :
+       {std::tuple(first_norm, "hidden size", shape.hidden),
+        std::tuple(attentions.front(), "head size", shape.head_size)}) {
     if (rows % q4nx::kBlockRows != 0) {
-      fail(to_string(*head), ": expected a ", name, " in multiples of ", q4nx::kBlockRows, ", got ",
-           rows);
+      fail(to_string(*node), ": expected a ", name, " in multiples of ", q4nx::kBlockRows, ", got ",
+           rows, ": the array's designs compute so many rows at a time");
     }
   }
 }

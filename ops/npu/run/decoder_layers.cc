@@ -142,7 +142,8 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
   tokens.count = length - tokens.past;
   if (tokens.past < 0 || tokens.count < 1 || tokens.count > tokens.given || length > total) {
     fail("expected seqlens_k + 1 between ", tokens.given, " and total_sequence_length = ", total,
-         ", got ", length);
+         ", got ", length,
+         length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
   }
   if (length > shape_.positions) {
     fail("expected positions below ", shape_.positions,

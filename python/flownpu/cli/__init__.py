@@ -1,64 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line `flownpu`: one file a command, and the one place where an error becomes a line and an exit code."""
 
+import contextlib
 import logging
 import os
 import platform
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.logging import RichHandler
 
 from flownpu import __version__
-from flownpu.cli import (
-    bench,
-    build,
-    chat,
-    compile_model,
-    convert,
-    doctor,
-    explain,
-    export_q4nx,
-    inspect,
-    make_model,
-    predict,
-    run,
-    selftest,
-    trace,
-    tune,
-    verify,
-)
 from flownpu.cli.output import progress_console, status
 from flownpu.machine import module_versions
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="flownpu",
-    no_args_is_help=True,
-    add_completion=False,
-    # An error is one line; `main` prints it, and the traceback where --debug asks for it.
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("convert")(convert.convert)
-app.command("export-q4nx")(export_q4nx.export_q4nx)
-app.command("run")(run.run)
-app.command("chat")(chat.chat)
-app.command("bench")(bench.bench)
-app.command("inspect")(inspect.inspect)
-app.command("explain")(explain.explain)
-app.command("verify")(verify.verify)
-app.command("build")(build.build)
-app.command("compile")(compile_model.compile_model_folder)
-app.command("predict")(predict.predict)
-app.command("tune")(tune.tune)
-app.command("trace")(trace.trace)
-app.command("selftest")(selftest.selftest)
-app.command("doctor")(doctor.doctor)
-app.command("make-model")(make_model.make_model)
+__all__ = ["application", "main"]
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,8 +29,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def flownpu(
+def _flownpu(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the versions and leave.")
@@ -79,11 +39,60 @@ def flownpu(
     del debug, version  # `main` has looked for the one, a callback has answered the other.
 
 
+def application() -> typer.Typer:
+    """All commands, which take most of a second to import: by then `main` hears Ctrl-C."""
+    from flownpu.cli import (  # noqa: PLC0415
+        bench,
+        build,
+        chat,
+        compile_model,
+        convert,
+        doctor,
+        explain,
+        export_q4nx,
+        inspect,
+        make_model,
+        predict,
+        run,
+        selftest,
+        trace,
+        tune,
+        verify,
+    )
+
+    app = typer.Typer(
+        name="flownpu",
+        no_args_is_help=True,
+        add_completion=False,
+        # An error is one line; `main` prints it, and the traceback where --debug asks for it.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("convert")(convert.convert)
+    app.command("export-q4nx")(export_q4nx.export_q4nx)
+    app.command("run")(run.run)
+    app.command("chat")(chat.chat)
+    app.command("bench")(bench.bench)
+    app.command("inspect")(inspect.inspect)
+    app.command("explain")(explain.explain)
+    app.command("verify")(verify.verify)
+    app.command("build")(build.build)
+    app.command("compile")(compile_model.compile_model_folder)
+    app.command("predict")(predict.predict)
+    app.command("tune")(tune.tune)
+    app.command("trace")(trace.trace)
+    app.command("selftest")(selftest.selftest)
+    app.command("doctor")(doctor.doctor)
+    app.command("make-model")(make_model.make_model)
+    app.callback()(_flownpu)
+    return app
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; the process's own if none is given.
 
     Returns:
-        The exit code: 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C.
+        The exit code: 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C, 143 after SIGTERM.
     """
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -93,8 +102,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
-        # --debug is understood behind the command too.
-        app(args=[argument for argument in arguments if argument != "--debug"], prog_name="flownpu")
+        with _endings_clean_up():
+            # --debug is understood behind the command too.
+            application()(args=[argument for argument in arguments if argument != "--debug"], prog_name="flownpu")
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except KeyboardInterrupt:
@@ -105,6 +115,28 @@ def main(arguments: list[str] | None = None) -> int:
         status(f"error: {_describe(error)}")
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _endings_clean_up() -> Iterator[None]:
+    """SIGTERM, or a terminal that closes, ends a command as an exception does, which removes what is half written."""
+    if threading.current_thread() is not threading.main_thread():  # no other may say what signals do
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    # One that is ignored (nohup) stays so.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe(error: Exception) -> str:

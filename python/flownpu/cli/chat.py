@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import status, waiting
+from flownpu.cli.output import read_all_bytes, status, waiting
 from flownpu.cli.run import placements, reading, summary
 from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
@@ -60,6 +60,7 @@ def chat(
     status(HELP)
     if not language_model.has_chat_template:
         status("This model has no chat template: it continues the text of your turns and of its own.")
+    read_all_bytes()
     talk = _Talk(conversation)
     going_on = True
     while going_on:

@@ -2,6 +2,7 @@
 """How commands write: text for people, one JSON document for programs, the rest on stderr."""
 
 import contextlib
+import io
 import json
 import statistics
 import sys
@@ -20,6 +21,7 @@ __all__ = [
     "print_json",
     "progress_bar",
     "progress_console",
+    "read_all_bytes",
     "seconds_text",
     "status",
     "waiting",
@@ -53,6 +55,12 @@ def waiting(text: str) -> Iterator[None]:
 def print_json(document: dict[str, Any]) -> None:
     """Prints one JSON document on stdout."""
     print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def read_all_bytes() -> None:
+    """Has stdin pass bytes on that are no UTF-8, for whoever takes the text to name them, instead of failing there."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def status(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import print_json, seconds_text, status, waiting
+from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing, Tokens
 
@@ -50,6 +50,7 @@ def run(
     if prompt is None:
         if sys.stdin.isatty():
             raise typer.BadParameter('expected -p "some text", or text on stdin', param_hint="--prompt")
+        read_all_bytes()
         prompt = sys.stdin.read()
     # Before the model is opened: what is wrong with an image is told at once, and its memory is free again.
     images = read_images(model, image) if image else []

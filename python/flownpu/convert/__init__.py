@@ -81,7 +81,7 @@ def convert(
     else:
         raise ConversionError(
             f"{source}: expected a Hugging Face checkpoint (a folder with config.json, safetensors files and "
-            "tokenizer.json; families gemma2, gemma3_text, gemma3, llama and qwen3), a GGUF file, an ORT GenAI model "
+            "tokenizer.json), a GGUF file, an ORT GenAI model "
             "(a folder with genai_config.json), or an optimum export (a folder with model.onnx and config.json), and "
             "it is none of them"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a decoder-only transformer is made of, free of any model family's names.
 
-`families.py` fills these classes from a Hugging Face configuration; `graph/decoder.py` writes the ONNX graph they
+`families` fills these classes from a Hugging Face configuration; `graph/decoder.py` writes the ONNX graph they
 describe.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,27 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = NDArray[np.float32]
 
-__all__ = ["Decoder", "FrequencyFactors", "Layer", "LinearScaling", "Llama3Scaling", "Rotary"]
+__all__ = [
+    "Decoder",
+    "FrequencyFactors",
+    "Layer",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Rotary",
+    "Scaling",
+    "YarnScaling",
+]
+
+
+class Scaling(Protocol):
+    """What a rotary embedding's frequencies become, so that a model reads further than it was taught."""
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied by."""
+
+    def apply(self, frequencies: Floats, theta: float) -> Floats:
+        """The scaled frequencies, float32 [r/2] as they come: theta^(-2i/r)."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +46,10 @@ class LinearScaling:
     """Positions divided by `factor` (Chen et al., "Extending Context Window via Positional Interpolation", 2023)."""
 
     factor: float
+    magnitude: float = 1.0
 
-    def apply(self, frequencies: Floats) -> Floats:
-        """The scaled frequencies, float32 [d/2]."""
+    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002  (as of any scaling)
+        """The scaled frequencies, float32 [r/2]."""
         return frequencies / np.float32(self.factor)
 
 
@@ -40,9 +61,10 @@ class Llama3Scaling:
     low_frequency_factor: float
     high_frequency_factor: float
     original_context: int
+    magnitude: float = 1.0
 
-    def apply(self, frequencies: Floats) -> Floats:
-        """The scaled frequencies, float32 [d/2]."""
+    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002
+        """The scaled frequencies, float32 [r/2]."""
         turns = self.original_context * frequencies / np.float32(2 * math.pi)  # in the original context
         smooth = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
         smooth = np.clip(smooth, 0, 1).astype(np.float32)
@@ -51,13 +73,48 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class YarnScaling:
+    """Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, section 3.
+
+    Pairs of dimensions that turn more than `fast` times in the original context keep their frequency, those that turn
+    less than `slow` times have it divided by `factor`, and between the two it goes linearly with the pair's number.
+    """
+
+    factor: float
+    original_context: int
+    magnitude: float
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True
+    """The bounds between which it is interpolated are whole pairs."""
+
+    def apply(self, frequencies: Floats, theta: float) -> Floats:
+        """The scaled frequencies, float32 [r/2]."""
+        size = 2 * len(frequencies)
+        low, high = (self._pair_of(turns, size, theta) for turns in (self.fast, self.slow))
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        high += 0.001 if low == high else 0  # as transformers does
+        ramp = (np.arange(len(frequencies), dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+        kept = 1 - np.clip(ramp, 0, 1).astype(np.float32)
+        scaled: Floats = frequencies / np.float32(self.factor) * (1 - kept) + frequencies * kept
+        return scaled
+
+    def _pair_of(self, turns: float, size: int, theta: float) -> float:
+        """Which pair of dimensions turns so often in the original context."""
+        return size * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+@dataclass(frozen=True)
 class FrequencyFactors:
-    """Each frequency divided by a factor of its own, as GGUF files have Llama 3.1's scaling."""
+    """Each frequency divided by a factor of its own: Llama 3.1's scaling in GGUF files, one half of LongRoPE."""
 
     factors: tuple[float, ...]
+    magnitude: float = 1.0
 
-    def apply(self, frequencies: Floats) -> Floats:
-        """The scaled frequencies, float32 [d/2]."""
+    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002
+        """The scaled frequencies, float32 [r/2]."""
         factors: Floats = np.array(self.factors, np.float32)
         return frequencies / factors
 
@@ -67,22 +124,60 @@ class Rotary:
     """Rotary position embedding (Su et al., "RoFormer", 2021), halves rotated against each other."""
 
     theta: float
-    scaling: LinearScaling | Llama3Scaling | FrequencyFactors | None = None
+    scaling: Scaling | None = None
+    rotated: float = 1.0
+    """The part of a head's dimensions that is rotated: the first of a checkpoint's, which `weights.HeadOrder` puts
+    where halves are rotated against each other. 0: positions change nothing (NoPE)."""
+    beyond: tuple[int, Scaling] | None = None
+    """The scaling of calls that reach beyond so many positions (LongRoPE: Ding et al., 2024)."""
 
-    def frequencies(self, head_size: int) -> Floats:
-        """Radians a position for each pair of dimensions: theta^(-2i/d), scaled. float32 [d/2]."""
-        exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    def rotated_size(self, head_size: int) -> int:
+        """How many of a head's dimensions are rotated, r."""
+        return int(head_size * self.rotated)
+
+    def frequencies(self, head_size: int, *, beyond: bool = False) -> Floats:
+        """Radians a position for each pair of dimensions, float32 [d/2]: theta^(-2i/r), scaled; 0 if not rotated."""
+        size = self.rotated_size(head_size)
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(max(size, 1))
         frequencies = (1 / np.power(np.float32(self.theta), exponents)).astype(np.float32)
-        return self.scaling.apply(frequencies).astype(np.float32) if self.scaling else frequencies
+        if scaling := self._scaling(beyond=beyond):
+            frequencies = scaling.apply(frequencies, self.theta).astype(np.float32)
+        return np.pad(frequencies, (0, head_size // 2 - len(frequencies)))
 
     def caches(self, positions: int, head_size: int) -> tuple[Floats, Floats]:
-        """Cos and sin of each position's angles, float32 [positions, d/2].
+        """Cos and sin of each position's angles, float32 [rows(positions), d/2]; those of `beyond` behind the others.
 
         Angles are products of float32, as transformers forms them: at position p they are wrong by up to p * 2^-24
         radians, and a model compared with transformers must be wrong in the same way.
         """
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_size)
-        return np.cos(angles), np.sin(angles)
+        tables = [self._table(self.first_rows(positions), head_size, beyond=False)]
+        if self.has_two_tables(positions):
+            tables.append(self._table(positions, head_size, beyond=True))
+        cos, sin = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        return cos, sin
+
+    def has_two_tables(self, positions: int) -> bool:
+        """Whether a model for so many positions ever reaches `beyond`."""
+        return self.beyond is not None and positions > self.beyond[0]
+
+    def first_rows(self, positions: int) -> int:
+        """Rows of the table that calls take which do not reach `beyond`."""
+        return positions if self.beyond is None else min(positions, self.beyond[0])
+
+    def rows(self, positions: int) -> int:
+        """Rows of both tables, of a model for so many positions."""
+        return self.first_rows(positions) + (positions if self.has_two_tables(positions) else 0)
+
+    def _scaling(self, *, beyond: bool) -> Scaling | None:
+        return self.beyond[1] if beyond and self.beyond is not None else self.scaling
+
+    def _table(self, positions: int, head_size: int, *, beyond: bool) -> tuple[Floats, Floats]:
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(head_size, beyond=beyond)
+        scaling = self._scaling(beyond=beyond)
+        # What is not rotated keeps its magnitude.
+        magnitude = np.ones(head_size // 2, np.float32)
+        magnitude[: self.rotated_size(head_size) // 2] = 1.0 if scaling is None else scaling.magnitude
+        return np.cos(angles) * magnitude, np.sin(angles) * magnitude
 
 
 @dataclass(frozen=True)
@@ -102,7 +197,7 @@ class Decoder:
     """
 
     family: str
-    """GenAI's model.type: "gemma3_text", "llama", "qwen3"."""
+    """GenAI's model.type: "gemma3_text", "llama", "phi3"."""
     hidden_size: int
     feed_forward_size: int
     heads: int
@@ -117,9 +212,20 @@ class Decoder:
     norm_offset: float = 0.0
     """Added to a norm's weight: Gemma stores w of (1 + w)."""
     qk_norm: bool = False
+    projection_norms: bool = False
+    """Norms of all query heads at once, and of all key heads."""
+    norms_before: bool = True
+    """Norms before attention and feed-forward."""
     sandwich_norms: bool = False
-    """Norms after attention and feed-forward too, before they are added to the residual stream."""
+    """Norms after attention and feed-forward (too), before they are added to the residual stream."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    feed_forward_bias: bool = False
+    fused_projections: bool = False
+    """The checkpoint has queries, keys and values in one tensor, and so gate and up projection."""
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    """What logits are multiplied by; it is in the last norm's weight."""
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     """c of c * tanh(x / c); 0: none. The same for attention_softcap."""
@@ -138,5 +244,10 @@ class Decoder:
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
-        """The different rotary embeddings of the layers, in order of first use."""
-        return tuple(dict.fromkeys(layer.rotary for layer in self.layers))
+        """The different rotary embeddings of the layers that know positions, in order of first use."""
+        return tuple(dict.fromkeys(layer.rotary for layer in self.layers if layer.rotary.rotated))
+
+    @property
+    def rotated_size(self) -> int:
+        """How many dimensions of a head are rotated, in the layers that know positions."""
+        return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)

@@ -16,7 +16,7 @@ from flownpu.convert.manifest import write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.weights import BlockPart
+from flownpu.convert.weights import BlockPart, NormWeight
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.convert.weights import NormWeight, ProjectionWeight
+    from flownpu.convert.weights import BiasWeight, ProjectionWeight
 
 __all__ = ["make_model"]
 
@@ -75,9 +75,9 @@ class RandomWeights:
         self._codes = _SYMMETRIC if symmetric else _EVEN
         self._random = np.random.Generator(np.random.SFC64(seed))  # the fastest of numpy's
 
-    def norm(self, weight: NormWeight) -> NDArray[np.float32]:
-        """Ones: norms leave the scale as it is."""
-        return np.ones(weight.size, np.float32)
+    def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
+        """Ones: norms leave the scale as it is; biases are 0."""
+        return np.full(weight.size, isinstance(weight, NormWeight), np.float32)
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
         """Every projection's is the same."""

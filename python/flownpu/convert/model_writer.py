@@ -69,8 +69,8 @@ def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
         aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, ProjectionWeight) else 4 * w.size)
         for w in weight_plan(decoder)
     )
-    caches = 2 * len(decoder.rotaries) * aligned(4 * decoder.context_length * decoder.head_size // 2)
-    return size + caches + _SMALL_FILES
+    rows = (rotary.rows(decoder.context_length) for rotary in decoder.rotaries)
+    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + _SMALL_FILES
 
 
 def write_model(
@@ -113,7 +113,7 @@ def write_model(
                 parts = _measured(weights, weight, errors, counter)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, shape, parts)
             else:
-                values = weights.norm(weight)
+                values = weights.vector(weight)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])
         for index, rotary in enumerate(decoder.rotaries):
             caches = rotary.caches(decoder.context_length, decoder.head_size)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a conversion: whole, or not there.
 
-Everything is written into a sibling folder with a temporary name, which is renamed at the end. Whatever happens before
-that (an error, Ctrl-C, a full disk) removes it, and leaves what was at the output's place as it was.
+Everything is written into a folder with a temporary name, which is renamed at the end. It lies beside the output; where
+the output itself must stay (an empty folder, a mount point, the working directory), in it, and what it holds is moved
+up. Whatever happens before that (an error, Ctrl-C, a full disk) removes it, and leaves what was at the output's place
+as it was. What a process left that was killed, the next conversion to the same place removes.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check_output", "output_folder"]
 
+_MOUNTS = Path("/proc/self/mountinfo")
+
 
 def check_output(output: Path, *, force: bool) -> None:
     """Raises ConversionError unless `output` may be written: it does not exist, is empty, or `force` may replace it.
 
     Only a folder that a conversion wrote is ever replaced: one with a manifest.
     """
+    _remove_left(output)
     if not output.exists() and not output.is_symlink():
         return
     if not output.is_dir():
@@ -56,13 +62,20 @@ def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
     check_output(output, force=force)
     output = Path(os.path.abspath(output))  # noqa: PTH100  (resolve() would follow a link that is the output itself)
     made = [parent for parent in output.parents if not parent.exists()]
+    stays = _stays(output)
+    beside = output / "in" if stays else output  # what temporary folders are named after
     temporary: Path | None = None
+    lock = -1
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        _check_room(output.parent, size)
-        temporary = _sibling(output, "partial")
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(beside.parent, size)
+        temporary = _sibling(beside, "partial")
+        lock = _lock(temporary)
         yield temporary
-        _replace(temporary, output)
+        if stays:
+            _move_up(temporary, output)
+        else:
+            _replace(temporary, output)
     except BaseException as error:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -72,6 +85,25 @@ def output_folder(output: Path, *, force: bool, size: int) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise _explain(error, output) from error
         raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _stays(output: Path) -> bool:
+    """Whether the folder must not be renamed: it is empty, a mount point, or somebody's working directory, ours."""
+    if not output.is_dir() or output.is_symlink():
+        return False
+    is_current = output.resolve() in [Path.cwd(), *Path.cwd().parents]
+    return is_current or not any(output.iterdir()) or _is_mount_point(output)
+
+
+def _is_mount_point(folder: Path) -> bool:
+    if os.path.ismount(folder):
+        return True
+    # A folder mounted on one of the same file system, as in a container; field 5 is the place, spaces in it as \\040.
+    places = _MOUNTS.read_text().splitlines() if _MOUNTS.is_file() else []
+    return str(folder.resolve()).replace(" ", r"\040") in {line.split()[4] for line in places}
 
 
 def _sibling(output: Path, kind: str) -> Path:
@@ -79,6 +111,32 @@ def _sibling(output: Path, kind: str) -> Path:
     folder = output.with_name(f".{output.name}.{secrets.token_hex(4)}.{kind}")
     folder.mkdir()
     return folder
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that holds a folder as long as this process lives; -1 if it is held already, or cannot be."""
+    if os.name != "posix":  # temporary folders are then not told from those of a living process, and stay
+        return -1
+    import fcntl  # noqa: PLC0415  not on other systems
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another process writes into it; or a file system without locks, where such folders stay
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _remove_left(output: Path) -> None:
+    """Removes what conversions to this output left whose process was killed."""
+    output = Path(os.path.abspath(output))  # noqa: PTH100
+    for folder, name in ((output.parent, output.name), (output, "in")):
+        left = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial")
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if left.fullmatch(path.name) and (lock := _lock(path)) >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
 
 
 def _check_room(folder: Path, size: int) -> None:
@@ -104,6 +162,28 @@ def _replace(temporary: Path, output: Path) -> None:
         previous.rmdir()
         raise
     shutil.rmtree(previous, ignore_errors=True)
+
+
+def _move_up(temporary: Path, output: Path) -> None:
+    """Puts the finished folder's files into the folder around it; a model that was there goes when they are there."""
+    previous = _sibling(output / "in", "previous")
+    old = [path for path in output.iterdir() if path not in (temporary, previous)]
+    # The manifest before all others: with it, a folder that was left in between may be replaced.
+    new = sorted(temporary.iterdir(), key=lambda path: path.name != MANIFEST)
+    moves = [(path, previous / path.name) for path in old] + [(path, output / path.name) for path in new]
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            source.rename(target)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            with suppress(OSError):  # the first error is the one to tell
+                target.rename(source)
+        previous.rmdir()
+        raise
+    shutil.rmtree(previous, ignore_errors=True)
+    temporary.rmdir()
 
 
 def _explain(error: OSError, output: Path) -> ConversionError:

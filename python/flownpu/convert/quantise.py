@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import BlockPart, NormWeight, ProjectionWeight
+from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.weights import TensorSource, Weight
+    from flownpu.convert.weights import HeadOrder, TensorSource, Weight
 
 __all__ = ["Carried", "QuantizedWeights", "Tensors"]
 
@@ -75,19 +75,24 @@ class QuantizedWeights:
     def check(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError unless every tensor that is needed is there and has its shape."""
         for weight in plan:
-            if isinstance(weight, ProjectionWeight):
-                for source in weight.sources:
-                    self._tensors.check(source.tensor, (source.rows, weight.columns))
-            else:
-                self._tensors.check(weight.tensor, (weight.size,))
+            columns = (weight.columns,) if isinstance(weight, ProjectionWeight) else ()
+            for source in weight.sources:
+                self._tensors.check(source.tensor, (source.stored_rows, *columns))
 
-    def norm(self, weight: NormWeight) -> NDArray[np.float32]:
-        """The norm's weight with the family's offset added, float32 [size].
+    def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
+        """A norm's weight with the family's offset added, or a bias, float32 [size].
 
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.
         """
-        return self._offset + self._tensors.vector(weight.tensor, weight.size)
+        values = np.concatenate([self._values(source) for source in weight.sources])
+        if isinstance(weight, NormWeight):
+            values = (self._offset + values) * np.float32(weight.scale)
+        return values
+
+    def _values(self, source: TensorSource) -> NDArray[np.float32]:
+        values = self._tensors.vector(source.tensor, source.stored_rows)[source.first : source.first + source.rows]
+        return values if source.order is None else values[_in_order(source.order, 0, source.rows)]
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
         """Without minima if every source has none; a source that has some gives them to its neighbours too."""
@@ -123,7 +128,7 @@ class QuantizedWeights:
             low, high = max(first - start, 0), min(stop - start, source.rows)
             if low < high:
                 try:
-                    rows = self._tensors.rows(source.tensor, low, high)
+                    rows = self._rows(source, low, high)
                     made, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
                 except ValueError as error:
                     raise ConversionError(f"{self._tensors.source}: {name}: {error}") from error
@@ -133,6 +138,25 @@ class QuantizedWeights:
             start += source.rows
         stacked = q4nx.stack(*quantized)
         return BlockPart(q4nx.pack(*stacked, layout), stacked.codes.size, squared_error, squares)
+
+    def _rows(self, source: TensorSource, low: int, high: int) -> NDArray[np.float32] | Carried:
+        """Rows low..high-1 of a source, in its order."""
+        if source.order is None:
+            return self._tensors.rows(source.tensor, source.first + low, source.first + high)
+        # Whole heads, of which rows are taken.
+        size = source.order.size
+        first, last = low // size * size, -(-high // size) * size
+        heads = self._tensors.rows(source.tensor, source.first + first, source.first + last)
+        wanted = _in_order(source.order, low, high) - first
+        if isinstance(heads, Carried):
+            return Carried(q4nx.Quantized(*(field[wanted] for field in heads.quantized)), heads.exact[wanted])
+        return heads[wanted]
+
+
+def _in_order(order: HeadOrder, low: int, high: int) -> NDArray[np.int64]:
+    """The checkpoint's rows that become rows low..high-1."""
+    rows = np.arange(low, high)
+    return np.asarray(rows // order.size * order.size + order.rows()[rows % order.size])
 
 
 def _row_parts(projection: ProjectionWeight) -> Iterator[tuple[Sequence[TensorSource], int, int]]:

@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from flownpu.convert.decoder import Decoder
 
 __all__ = [
+    "BiasWeight",
     "BlockPart",
+    "HeadOrder",
     "NormWeight",
     "ProjectionWeight",
     "TensorSource",
@@ -29,11 +32,40 @@ __all__ = [
 
 
 @dataclass(frozen=True)
+class HeadOrder:
+    """The order of a head's dimensions in which half of them is rotated against the other half.
+
+    Checkpoints rotate the first r dimensions of d, halves of those against each other, and leave the rest: here each
+    half is one of the r and one of the rest. Queries and keys in the same order have the same products.
+    """
+
+    size: int
+    rotated: int
+
+    def rows(self) -> NDArray[np.int64]:
+        """For each row of a head, the checkpoint's, int64 [d]."""
+        rotated, rest = np.split(np.arange(self.size), [self.rotated])
+        return np.concatenate(
+            [part for half in zip(np.split(rotated, 2), np.split(rest, 2), strict=True) for part in half]
+        )
+
+
+@dataclass(frozen=True)
 class TensorSource:
-    """A tensor [rows, columns] of the checkpoint; its name comes without the prefix that checkpoints differ in."""
+    """Rows of a tensor [stored, columns] of the checkpoint, whose name comes without the prefix that they differ in."""
 
     tensor: str
     rows: int
+    first: int = 0
+    stored: int = 0
+    """Rows that the tensor has in all; 0: these."""
+    order: HeadOrder | None = None
+    """That of each head's rows; None: as they are."""
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of the whole tensor."""
+        return self.stored or self.rows
 
 
 @dataclass(frozen=True)
@@ -73,9 +105,31 @@ class NormWeight:
     name: str
     tensor: str
     size: int
+    scale: float = 1.0
+    """What it is multiplied by, its family's offset included."""
+    order: HeadOrder | None = None
+    """That of each head's values; None: as they are."""
+
+    @property
+    def sources(self) -> tuple[TensorSource, ...]:
+        """The tensor."""
+        return (TensorSource(self.tensor, self.size, order=self.order),)
 
 
-Weight: TypeAlias = ProjectionWeight | NormWeight
+@dataclass(frozen=True)
+class BiasWeight:
+    """A projection's bias, float32 [size]: its sources behind one another."""
+
+    name: str
+    sources: tuple[TensorSource, ...]
+
+    @property
+    def size(self) -> int:
+        """Of all sources."""
+        return sum(source.rows for source in self.sources)
+
+
+Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight
 
 
 class BlockPart(NamedTuple):
@@ -103,8 +157,8 @@ class WeightSource(Protocol):
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
         """The projection's blocks, part by part in their order."""
 
-    def norm(self, weight: NormWeight) -> NDArray[np.float32]:
-        """The norm's weight as the operator multiplies by it, [size]."""
+    def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
+        """A norm's weight as the operator multiplies by it, or a bias, [size]."""
 
 
 def embedding_table(decoder: Decoder) -> ProjectionWeight:
@@ -116,39 +170,84 @@ def embedding_table(decoder: Decoder) -> ProjectionWeight:
 
 def weight_plan(decoder: Decoder) -> list[Weight]:
     """The weights of a decoder's graph, in order of use. Initializers have these names."""
-    hidden, heads = decoder.hidden_size, decoder.heads * decoder.head_size
-    kv_heads, feed_forward = decoder.kv_heads * decoder.head_size, decoder.feed_forward_size
     plan: list[Weight] = [embedding_table(decoder)]
     for i in range(len(decoder.layers)):
-        layer, attention, mlp = f"layers.{i}", f"layers.{i}.self_attn", f"layers.{i}.mlp"
-        before_mlp = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"
-        qkv = (
-            TensorSource(f"{attention}.q_proj.weight", heads),
-            TensorSource(f"{attention}.k_proj.weight", kv_heads),
-            TensorSource(f"{attention}.v_proj.weight", kv_heads),
-        )
-        gate_up = tuple(TensorSource(f"{mlp}.{name}_proj.weight", feed_forward) for name in ("gate", "up"))
-        plan += [_norm(layer, "input_layernorm", hidden), ProjectionWeight(f"{attention}.qkv_proj", qkv, hidden)]
-        if decoder.qk_norm:
-            plan += [_norm(attention, name, decoder.head_size) for name in ("q_norm", "k_norm")]
-        plan.append(
-            ProjectionWeight(f"{attention}.o_proj", (TensorSource(f"{attention}.o_proj.weight", hidden),), heads)
-        )
-        if decoder.sandwich_norms:
-            plan.append(_norm(layer, "post_attention_layernorm", hidden))
-        down = (TensorSource(f"{mlp}.down_proj.weight", hidden),)
-        plan += [
-            _norm(layer, before_mlp, hidden),
-            ProjectionWeight(f"{mlp}.gate_up_proj", gate_up, hidden, gated=True),
-            ProjectionWeight(f"{mlp}.down_proj", down, feed_forward),
-        ]
-        if decoder.sandwich_norms:
-            plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
-    plan.append(NormWeight("norm", "norm.weight", hidden))
+        plan += _attention(decoder, f"layers.{i}") + _feed_forward(decoder, f"layers.{i}")
+    plan.append(NormWeight("norm", "norm.weight", decoder.hidden_size, decoder.logit_scale))
     if not decoder.tied_embeddings:
-        plan.append(ProjectionWeight("lm_head", (TensorSource("lm_head.weight", decoder.vocabulary_size),), hidden))
+        head = TensorSource("lm_head.weight", decoder.vocabulary_size)
+        plan.append(ProjectionWeight("lm_head", (head,), decoder.hidden_size))
     return plan
+
+
+def _attention(decoder: Decoder, layer: str) -> list[Weight]:
+    module, hidden, size = f"{layer}.self_attn", decoder.hidden_size, decoder.head_size
+    heads, kv_heads = decoder.heads * size, decoder.kv_heads * size
+    partial = 0 < decoder.rotated_size < size
+    order = HeadOrder(size, decoder.rotated_size) if partial else None
+    shapes = {"q_proj": (heads, order), "k_proj": (kv_heads, order), "v_proj": (kv_heads, None)}
+    qkv = _sources(module, "qkv_proj", shapes, fused=decoder.fused_projections)
+    plan: list[Weight] = []
+    if decoder.norms_before:
+        plan.append(_norm(layer, "input_layernorm", hidden))
+    plan.append(ProjectionWeight(f"{module}.qkv_proj", qkv, hidden))
+    if decoder.qkv_bias:
+        plan.append(_bias(f"{module}.qkv_proj", qkv))
+    if decoder.qk_norm:
+        plan += [NormWeight(f"{module}.{n}", f"{module}.{n}.weight", size, order=order) for n in ("q_norm", "k_norm")]
+    if decoder.projection_norms:
+        for name, rows in (("q_norm", heads), ("k_norm", kv_heads)):
+            plan.append(NormWeight(f"{module}.{name}", f"{module}.{name}.weight", rows, order=order))
+    output = (TensorSource(f"{module}.o_proj.weight", hidden),)
+    plan.append(ProjectionWeight(f"{module}.o_proj", output, heads))
+    if decoder.output_bias:
+        plan.append(_bias(f"{module}.o_proj", output))
+    if decoder.sandwich_norms:
+        plan.append(_norm(layer, "post_attention_layernorm", hidden))
+    return plan
+
+
+def _feed_forward(decoder: Decoder, layer: str) -> list[Weight]:
+    module, hidden, size = f"{layer}.mlp", decoder.hidden_size, decoder.feed_forward_size
+    plan: list[Weight] = []
+    if decoder.norms_before:
+        before = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"
+        plan.append(_norm(layer, before, hidden))
+    shapes: dict[str, tuple[int, HeadOrder | None]] = {"gate_proj": (size, None), "up_proj": (size, None)}
+    gate_up = _sources(module, "gate_up_proj", shapes, fused=decoder.fused_projections)
+    if decoder.feed_forward_bias:
+        # A gated product takes no bias: there are two.
+        for name, source in zip(shapes, gate_up, strict=True):
+            plan.append(ProjectionWeight(f"{module}.{name}", (source,), hidden))
+            plan.append(_bias(f"{module}.{name}", (source,)))
+    else:
+        plan.append(ProjectionWeight(f"{module}.gate_up_proj", gate_up, hidden, gated=True))
+    down = (TensorSource(f"{module}.down_proj.weight", hidden),)
+    plan.append(ProjectionWeight(f"{module}.down_proj", down, size))
+    if decoder.feed_forward_bias:
+        plan.append(_bias(f"{module}.down_proj", down))
+    if decoder.sandwich_norms:
+        plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
+    return plan
+
+
+def _sources(
+    module: str, whole: str, shapes: Mapping[str, tuple[int, HeadOrder | None]], *, fused: bool
+) -> tuple[TensorSource, ...]:
+    """Projections by name, rows and order: each a tensor, or all rows of one."""
+    total = sum(rows for rows, _ in shapes.values())
+    sources, first = [], 0
+    for name, (rows, order) in shapes.items():
+        tensor = f"{module}.{whole if fused else name}.weight"
+        sources.append(TensorSource(tensor, rows, first, total if fused else 0, order))
+        first += rows if fused else 0
+    return tuple(sources)
 
 
 def _norm(module: str, name: str, size: int) -> NormWeight:
     return NormWeight(f"{module}.{name}", f"{module}.{name}.weight", size)
+
+
+def _bias(projection: str, sources: tuple[TensorSource, ...]) -> BiasWeight:
+    biases = (replace(source, tensor=source.tensor.removesuffix("weight") + "bias") for source in sources)
+    return BiasWeight(f"{projection}.bias", tuple(biases))

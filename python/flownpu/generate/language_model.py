@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
-from flownpu.model.folder import has_chat_template, read_genai_config
+from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
+from flownpu.model.integrity import check_sizes
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ class LanguageModel:
         self.folder = folder
         self.provider = provider
         configuration = read_genai_config(folder)
+        check_sizes(folder)
         settings = configuration["model"]
-        self.context_length = int(settings["context_length"])
+        self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
         self.has_chat_template = has_chat_template(folder)
@@ -167,10 +169,13 @@ class LanguageModel:
         """The tokens of a conversation in the model's chat template, up to where the model's next reply begins."""
         # The template writes the special tokens itself.
         self._tokenizer.update_options(add_special_tokens="false")
+        for message in messages:
+            _check_text(message["content"])
         text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True)
         return self._encode(text)
 
     def _encode(self, text: str) -> Tokens:
+        _check_text(text)
         if self._image_processor is not None:
             text = expand_images(text)
         return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
@@ -237,6 +242,21 @@ class LanguageModel:
             )
         length = min(len(prompt) + max_new_tokens, self.context_length)
         yield from self.stream(self.generator(length, sampling), prompt, timing, images)
+
+
+def _check_text(text: str) -> None:
+    """Raises FlowNPUError if a text has bytes that are no UTF-8 (which Python keeps as halves of surrogate pairs)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(0, error.start - 20) : error.start]
+        given = text[error.start].encode(
+            "utf-8", "surrogatepass" if ord(text[error.start]) < 0xDC80 else "surrogateescape"
+        )
+        raise FlowNPUError(
+            f"expected a text in UTF-8, got the byte 0x{given[0]:02x} after {before!r}: convert "
+            "it (`iconv -f latin1 -t utf-8`)"
+        ) from error
 
 
 def _placement(reports: Path, settings: dict[str, Any]) -> dict[str, Any]:

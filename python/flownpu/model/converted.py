@@ -40,6 +40,11 @@ class Part(NamedTuple):
     first: int
 
 
+def _has(attention: Any, name: str) -> bool:
+    position = input_position("FlowQKVAttention", name)
+    return len(attention.inputs) > position and attention.inputs[position] is not None
+
+
 class ConvertedModel:
     """The graph that `flownpu.convert.graph.decoder` writes, read back.
 
@@ -65,12 +70,38 @@ class ConvertedModel:
         with reading(path):
             try:
                 self._layers: int = config["model"]["decoder"]["num_hidden_layers"]
+                self._check_form()
                 self.decoder = self._read_decoder(config["model"])
             except KeyError as error:
                 raise FlowNPUError(
                     f"{path} has no {error}, which a model that `flownpu convert` made of a checkpoint has, or of a "
                     "GGUF file; take such a model, or one of `flownpu make-model`"
                 ) from error
+
+    def _check_form(self) -> None:
+        """Raises FlowNPUError if the decoder has parts that `decoder` has no words for, lest they be lost."""
+        unknown = {
+            "biases": any(name.endswith(".bias") for name in self._initializers),
+            "layers without RoPE, or with two": any(
+                node.op_type == "FlowQKVAttention" and (not _has(node, "cos_cache") or _has(node, "position_ids"))
+                for node in self._nodes.values()
+            ),
+            "norms of all heads at once": any(name.endswith(".split") for name in self._nodes),
+            "RoPE of a part of each head": any(
+                not np.any(self._values(f"rotary.{i}.sin")[:2, -1])
+                for i in range(self._layers)
+                if f"rotary.{i}.sin" in self._initializers
+            ),
+            "RoPE with a magnitude": any(
+                self._values(f"rotary.{i}.cos")[0, 0] != 1
+                for i in range(self._layers)
+                if f"rotary.{i}.cos" in self._initializers
+            ),
+        }
+        if found := [name for name, is_there in unknown.items() if is_there]:
+            raise FlowNPUError(
+                f"{self.path}: the decoder has {', '.join(found)}, and only decoders without can be read back"
+            )
 
     def projections(self) -> list[Part]:
         """Every weight, of which some share an initializer."""

@@ -2,6 +2,7 @@
 """The folder that `flownpu convert` writes and that ORT GenAI reads: its configuration, checked before use."""
 
 import json
+import logging
 import os
 import reprlib
 from pathlib import Path
@@ -26,6 +27,8 @@ _KINDS = {
     "model.decoder.session_options": "an object",
     "model.decoder.session_options.provider_options": "a list of objects",
     "model.decoder.sliding_window": "an object",
+    "model.decoder.sliding_window.window_size": "a size",
+    "model.decoder.sliding_window.layers": "a list of layers",
     "model.vision": "an object",
     "model.vision.filename": "the name of a file beside it",
     "model.vision.config_filename": "the name of a file beside it",
@@ -37,6 +40,7 @@ _KINDS = {
     "search.max_length": "a size",
 }
 _MISSING = object()
+_log = logging.getLogger(__name__)
 # Bytes of a file's name, on Linux's file systems (NAME_MAX).
 _LONGEST_NAME = 255
 
@@ -45,6 +49,7 @@ __all__ = [
     "check_genai_config",
     "has_chat_template",
     "locate_graph",
+    "most_tokens",
     "onnx_path",
     "other_graphs",
     "read_genai_config",
@@ -59,6 +64,13 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
         FlowNPUError: there is no such folder or file, or it is not what GenAI needs; says what to do.
     """
     path = folder / "genai_config.json"
+    if folder.suffix == ".gguf" and folder.is_file():
+        made = folder.with_suffix("")
+        raise FlowNPUError(
+            f"{folder} is a GGUF file, and this needs a model folder: `flownpu convert {folder} {made}` makes it"
+        )
+    if folder.is_file():
+        raise FlowNPUError(f"{folder} is a file, and this needs a model folder; `flownpu convert` makes such folders")
     if not folder.is_dir():
         raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
     if not path.is_file():
@@ -113,6 +125,8 @@ def _is(value: Any, kind: str) -> bool:
             return isinstance(value, str)
         case "a list of objects":
             return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+        case "a list of layers":
+            return isinstance(value, list) and all(isinstance(item, int) and item >= 0 for item in value)
         case _:
             return isinstance(value, dict)
 
@@ -123,6 +137,26 @@ def _fits(name: str) -> bool:
         return len(os.fsencode(name)) <= _LONGEST_NAME
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
         return False
+
+
+def most_tokens(settings: dict[str, Any]) -> int:
+    """Tokens that a sequence of the model in a GenAI folder may grow to; says in the log why, if that is a window.
+
+    ORT GenAI's builder (0.18) writes a window without layers for a family whose configuration does not say each layer's
+    kind, as Mistral's: GenAI gives all layers a cache of that size, and the graph's attention wants one for all tokens.
+    Such a model is right, and runs, as long as no token is beyond the window.
+    """
+    model = settings["model"]
+    context, cache = int(model["context_length"]), model["decoder"].get("sliding_window") or {}
+    window = cache.get("window_size", context)
+    if cache.get("layers", [0]) or cache.get("slide_key_value_cache", True) or window >= context:
+        return context
+    _log.warning(
+        "the graph does not know the window of %d tokens that genai_config.json gives the cache of every layer: "
+        "sequences end there; `flownpu convert` puts it into the graph",
+        window,
+    )
+    return int(window)
 
 
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:

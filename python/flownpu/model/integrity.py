@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["damage", "files_of", "sha256", "tensor_sums"]
+__all__ = ["check_sizes", "damage", "files_of", "sha256", "tensor_sums"]
 
 _READ_AT_ONCE = 1 << 22
 
@@ -57,6 +57,27 @@ def damage(folder: Path, advance: Callable[[int], None] = lambda _: None) -> lis
         raise FlowNPUError(f"{folder} holds no {MANIFEST}, whose sums its files are compared with: convert it again")
     manifest = read_json(folder / MANIFEST)
     return list(_differences(folder, manifest, advance))
+
+
+def check_sizes(folder: Path) -> None:
+    """Looks for weights that are cut short, which takes no time: reads sizes only, where the folder has a manifest.
+
+    Raises:
+        FlowNPUError: a file with weights is shorter than it was written, or missing.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    manifest = read_json(folder / MANIFEST)
+    holders = {item["file"] for item in files_of(manifest, folder / MANIFEST, "file", part="tensors").values()}
+    for name, expected in files_of(manifest, folder / MANIFEST, "bytes").items():
+        if name not in holders:
+            continue
+        size = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if size is None or size < expected["bytes"]:
+            raise FlowNPUError(
+                f"{folder / name}: expected {expected['bytes']} bytes, which hold the model's weights, and "
+                f"{'it is missing' if size is None else f'it has {size}'}: copy the folder again, or convert it again"
+            )
 
 
 def files_of(section: dict[str, Any], manifest: Path, *keys: str, part: str = "files") -> dict[str, dict[str, Any]]:

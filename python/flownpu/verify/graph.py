@@ -69,6 +69,11 @@ class DecoderGraph:
                 f"{path}: expected a decoder with FlowQKVAttention or GroupQueryAttention in each layer and logits as "
                 f"its first output, got {len(attentions)} of them and {graph.outputs[0].name}"
             )
+        if any(_is_norm(node.inputs[0]) for node in attentions):
+            raise FlowNPUError(
+                f"{path}: queries of all heads are normalised at once, and layers have no norm before their attention, "
+                "by which they are told apart: they cannot be compared"
+            )
         self.layers = len(attentions)
         self.quantised = any(node.op_type in _QUANTISED for node in graph)
         last = self._norm_before(graph.outputs[0].producer(), None)
@@ -153,6 +158,11 @@ class DecoderGraph:
     def proto(self) -> bytes:
         """The model, with its weights where they were."""
         return bytes(self._ir.to_proto(self.model).SerializeToString())
+
+
+def _is_norm(value: Any) -> bool:
+    producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type in _NORMS
 
 
 def _weight_size(norm: Any) -> int:

@@ -135,6 +135,7 @@ class Checkpoint:
     Layers are hooked: of the states that `output_hidden_states` gives, the last is normalised already.
 
     Raises:
+        FlowNPUError: the checkpoint's residual stream has a multiplier.
         MissingDependencyError: torch or transformers is not installed.
     """
 
@@ -145,6 +146,11 @@ class Checkpoint:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=self._torch.float32, attn_implementation="eager"
         ).eval()
+        if getattr(self._model.config, "residual_multiplier", 1.0) != 1.0:
+            raise FlowNPUError(
+                f"{folder}: what attention and feed-forward add is multiplied (residual_multiplier), and a converted "
+                "model keeps its residual stream divided by that: its layers cannot be compared"
+            )
         self._decoder = self._model.get_decoder()
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 

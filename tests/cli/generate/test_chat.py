@@ -135,6 +135,15 @@ def test_turns_come_from_a_pipe(chat):
     assert len(done.out.strip()) > 0
 
 
+def test_a_line_that_is_no_utf8_does_not_end_the_conversation(start, model):
+    process = start("chat", model, *CPU, "--temperature", 0, "--context", 120)
+    process.stdin.buffer.write(b"caf\xe9\nWhat is a tuple?\n")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "error: expected a text in UTF-8, got the byte 0xe9 after" in err
+    assert err.count("new tokens at") == 1
+
+
 def test_exit_leaves_and_unknown_commands_are_told(chat):
     done = chat(["/leave", "/exit", "What is a tuple?"])
     assert (done.code, done.out) == (0, "")

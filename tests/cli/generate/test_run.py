@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import shutil
 
 import numpy as np
@@ -69,6 +70,25 @@ def test_the_prompt_may_come_from_stdin(flownpu, model, monkeypatch):
     options = ("--no-chat-template", "--max-new-tokens", 8, "--temperature", 0, *CPU)
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
     assert flownpu("run", model, *options).out == flownpu("run", model, "-p", PROMPT, *options).out
+
+
+def test_what_is_no_utf8_is_named(start, model, flownpu):
+    process = start("run", model)
+    process.stdin.buffer.write(b"caf\xe9")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert err == (
+        "error: expected a text in UTF-8, got the byte 0xe9 after 'caf': convert it (`iconv -f latin1 -t utf-8`)\n"
+    )
+    # Half of a surrogate pair, as a program may pass it.
+    assert "expected a text in UTF-8" in flownpu("run", model, "-p", "a \ud800 b").err
+
+
+def test_a_gguf_file_is_told_from_a_model(flownpu, tmp_path):
+    (tmp_path / "some.gguf").write_bytes(b"GGUF")
+    done = flownpu("run", tmp_path / "some.gguf", "-p", PROMPT)
+    assert done.code == 1
+    assert f"`flownpu convert {tmp_path / 'some.gguf'} {tmp_path / 'some'}` makes it" in done.err
 
 
 def test_speed_and_placement_are_told_on_stderr(flownpu, model):
@@ -144,6 +164,11 @@ def change_config(folder, text):
         (lambda folder: change_config(folder, '{"model": {}}'), "lacks model.decoder"),
         (lambda folder: (folder / "model.onnx").unlink(), "names model.onnx, which is not in"),
         (lambda folder: (folder / "model.onnx").write_bytes(b"no model"), "model.onnx"),
+        (
+            lambda folder: os.truncate(folder / "model.onnx.data", 5000),
+            "bytes, which hold the model's weights, and it has 5000",
+        ),
+        (lambda folder: (folder / "model.onnx.data").unlink(), "which hold the model's weights, and it is missing"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json is not valid JSON"),
     ],
@@ -155,6 +180,7 @@ def test_a_broken_model_folder_is_named(flownpu, model_copy, breakage, words):
     assert done.err.startswith("error: ")
     assert words in done.err
     assert "Traceback" not in done.err
+    assert len(done.err) < 1000
 
 
 def test_a_checkpoint_is_told_from_a_model(flownpu, checkpoint):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
+# Compared with the models out of their checkpoints only.
+OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "olmo2", "phi3", "qwen2", "smollm3")}
+OTHER_ARCHITECTURES["mistral"] = "llama"
+INTERLEAVED = ("llama", "granite", "smollm3")
 # Where a block has its float16 scales, and how many.
 K_QUANTS = {
     GGMLQuantizationType.Q3_K: (108, 1),
@@ -66,7 +70,7 @@ def write_gguf(
         edit: adds settings or tensors, or changes them.
     """
     config = model.config
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
     write_settings(writer, config)
     (tokenizer or byte_tokenizer)(writer)
@@ -75,13 +79,15 @@ def write_gguf(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            stored = names.get_name(name, try_suffixes=(".weight",))
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             values = parameter.numpy().copy()
             if is_projection(name):
                 values = permuted(values, name, config)
                 data, made = quantized(values, type_of(name), scales_in_bf16=scales_in_bf16)
                 writer.add_tensor(stored, data, raw_dtype=type_of(name))
                 parameter.copy_(torch.from_numpy(unpermuted(made, name, config)))
+            elif name.endswith(".bias"):
+                writer.add_tensor(stored, permuted(values[:, None], name, config)[:, 0])
             else:
                 writer.add_tensor(stored, values + np.float32(architecture.startswith("gemma")))
     edit(writer)
@@ -92,15 +98,16 @@ def write_gguf(
 
 
 def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     if architecture == "gemma3":
@@ -111,10 +118,18 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_factor(full["factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture.startswith("gemma"):
+    if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
         local_layers = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_array(f"{architecture}.attention.sliding_window_pattern", local_layers)
+    if architecture == "phi3":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -188,8 +203,6 @@ def unpermuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[n
 
 
 def rotated_heads(name: str, config: Any) -> int:
-    if config.model_type != "llama":
+    if (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type] not in INTERLEAVED:
         return 0
-    return {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}.get(
-        ".".join(name.split(".")[-2:]), 0
-    )
+    return {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2], 0)

@@ -27,6 +27,18 @@ from tests.convert.running import check_logits
 from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
+# Of the other families, forms that such files have: NoPE in every fourth layer, Mistral without a window, no Llama with
+# biases in its feed-forward, and multipliers that float32 holds.
+OTHER_FORMS: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
+    "llama with biases": {"mlp_bias": False},
+    "mistral without window": {},
+    "olmo2": {},
+    "phi3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.75}},
+    "qwen2": {},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
+}
 # K-quants come in blocks of 256 columns.
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 16}
 
@@ -50,16 +62,18 @@ def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: 
         np.testing.assert_allclose(actual, parameter.detach(), rtol=0, atol=2.0**-22, err_msg=name)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FORMS])
 def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes(family: str, tmp_path: Path) -> None:
     # Llama without scaled frequencies, which a file has as factors.
-    changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}}.get(family, {})
+    changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, **OTHER_FORMS}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
     original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
     write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16)
     convert(tmp_path / "model.gguf", tmp_path / "gguf")
     convert(tmp_path / "checkpoint", tmp_path / "huggingface")
-    for name in ("model.onnx", "model.onnx.data", "genai_config.json"):
+    # A file does not tell Mistral from Llama, whose name the others have.
+    named = () if family.startswith("mistral") else ("model.onnx", "genai_config.json")
+    for name in ("model.onnx.data", *named):
         assert (tmp_path / "gguf" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes(), name
 
 
@@ -204,7 +218,7 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (set_pair("general.architecture", "mamba", TEXT), "one of gemma2, gemma3, llama, qwen3, got \"mamba\""),
+        (set_pair("general.architecture", "mamba", TEXT), "qwen3, smollm3, got \"mamba\"; a model of another"),
         (set_pair("llama.expert_count", 8, U32), "llama.expert_count is 8, and only models that have 0 there"),
         (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
         (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),

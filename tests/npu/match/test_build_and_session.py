@@ -160,7 +160,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "softcap": (attribute(ATTENTION, 2, softcap=30.0), "expected no softcap"),
     "causal": (attribute(ATTENTION, 1, causal=0), "expected causal = 1"),
     "pairs": (attribute(ATTENTION, 1, rotary_interleaved=1), "expected rotary_interleaved = 0"),
-    "a bias": (constant(PRODUCT, 0, 2, np.ones(256, np.float32)), "neither bias nor residual in the QKV projection"),
+    "a bias": (constant(PRODUCT, 0, 2, np.ones(256, np.float32)), "the QKV projection has a bias, which the array's"),
     "another scale": (attribute(ATTENTION, LAYERS - 1, scale=0.5), "as in the layers before, got 4, 2, 32, 0.5"),
     "another epsilon": (attribute(NORM, 2, epsilon=1e-3), "expected the epsilon of all norms to be 1e-06, got 0.001"),
     "another activation": (attribute(PRODUCT, 6, gating="swiglu"), "got 608, 288 and swiglu"),

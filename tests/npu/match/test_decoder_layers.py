@@ -71,7 +71,7 @@ def test_decoders_of_all_kinds(name, models):
     assert pasts == caches[0]
     assert node.outputs == ["logits", *caches[1]]
     # What is left runs before it; nothing is left of the last token's index, which nobody asks for any more.
-    others = {"ReduceSum", "Sub", "Cast", "Shape", "Gather", "Q4NXGather", "Mul"}
+    others = {"ReduceSum", "Sub", "Cast", "Shape", "Gather", "Where", "Q4NXGather", "Mul"}
     assert lowered.nodes[-1].op_type == "DecoderLayers"
     assert {other.op_type for other in lowered.nodes[:-1]} <= others
     assert not any("last_token" in other.name for other in lowered.nodes)
@@ -228,8 +228,8 @@ def spoilt_weight(nodes):
 VALUE = ["given", "float", None, None]
 ATTENTION = "/layers.1.self_attn/attention"
 CASES = {
-    "bias": (input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "neither bias nor residual in the QKV projection"),
-    "residual": (input_of("/layers.0.mlp.down_proj", 3, VALUE), "'/layers.0.mlp.down_proj': expected neither"),
+    "bias": (input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "the QKV projection has a bias, which the array's"),
+    "residual": (input_of("/layers.0.mlp.down_proj", 3, VALUE), "'/layers.0.mlp.down_proj': expected no residual"),
     "a smaller layer": (
         attribute("/layers.2.mlp.gate_up_proj", M=128),
         "'/layers.2.mlp.gate_up_proj': expected M = 608, K = 288 and gating = geglu as in the layers before, got 128",
@@ -320,6 +320,12 @@ def test_a_vocabulary_that_fills_no_blocks(models):
     nodes, outputs = read_nodes(models.converted("odd"))
     node = decoder_of(lower(nodes, outputs))
     assert node.attributes["vocabulary"] == 300
+
+
+def test_a_head_size_that_fills_no_blocks(models):
+    (reason,) = {reason for _, _, reason in lower(*read_nodes(models.converted("head of 80"))).on_host}
+    first = "FlowQKVAttention '/layers.0.self_attn/attention'"
+    assert f"{first}: expected a head size in multiples of 32, got 80: the array's designs compute" in reason
 
 
 def test_blocks_that_all_layers_have(models):

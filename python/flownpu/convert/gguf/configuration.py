@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the metadata of a GGUF file as the Hugging Face configuration that `families.py` understands.
+"""Reads the metadata of a GGUF file as the Hugging Face configuration that `families` understands.
 
 What a file leaves out has the value that llama.cpp takes. A setting that changes the model and has no place here is an
 error: a model that was converted without it would compute something else.
@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.families import FAMILIES, OTHER_WAYS
 
 if TYPE_CHECKING:
     from flownpu.convert.gguf.file import GgufFile
 
 __all__ = ["ARCHITECTURES", "read_configuration"]
 
-# general.architecture to model_type.
-ARCHITECTURES = {"gemma2": "gemma2", "gemma3": "gemma3_text", "llama": "llama", "qwen3": "qwen3"}
+ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
+"""Families by general.architecture."""
 
 # Settings of relatives that share an architecture's name, and the values with which they change nothing.
+_SCALES = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
 _NEUTRAL = {
     "expert_count": 0,
-    "logit_scale": 1.0,
-    "residual_scale": 1.0,
-    "embedding_scale": 1.0,
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
@@ -59,14 +58,15 @@ class _Settings:
         if self.architecture not in ARCHITECTURES:
             raise ConversionError(
                 f"{self.file.path}: expected general.architecture to be one of {', '.join(ARCHITECTURES)}, got "
-                f'"{self.architecture}"; other architectures cannot be converted'
+                f'"{self.architecture}"; {OTHER_WAYS}'
             )
         if int(self.metadata.get("split.count") or 1) > 1:
             raise ConversionError(
                 f"{self.file.path}: one of {self.metadata['split.count']} parts of a model; join them with "
                 "llama-gguf-split --merge"
             )
-        for key, neutral in _NEUTRAL.items():
+        has_scales = ARCHITECTURES[self.architecture].residual_scale is not None
+        for key, neutral in (_NEUTRAL if has_scales else _NEUTRAL | _SCALES).items():
             if (value := self.value(key, neutral)) != neutral:
                 raise ConversionError(
                     f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
@@ -80,14 +80,15 @@ class _Settings:
             )
         hidden_size, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         head_size = self.integer("attention.key_length", hidden_size // heads)
-        for key in ("attention.value_length", "rope.dimension_count"):
+        partial = ("rope.dimension_count",) if self.architecture == "phi3" else ()
+        for key in {"attention.value_length", "rope.dimension_count"}.difference(partial):
             if (size := self.integer(key, head_size)) != head_size:
                 raise ConversionError(
                     f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
                     f"size, {head_size}, there can be converted"
                 )
         config = {
-            "model_type": ARCHITECTURES[self.architecture],
+            "model_type": ARCHITECTURES[self.architecture].model_type,
             "hidden_size": hidden_size,
             "intermediate_size": self.integer("feed_forward_length"),
             "num_hidden_layers": layers,
@@ -99,14 +100,21 @@ class _Settings:
             "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
             "rope_theta": self.value("rope.freq_base", 10000.0),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             **self._tokens(),
         }
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
-        if self.architecture.startswith("gemma"):
+        if self.architecture in _LAYERS_OF_27B:
             config |= self._gemma(config)
+        elif has_scales:
+            config |= self._granite(head_size)
         else:
             self._check_scale(head_size**-0.5)
+        if self.architecture == "phi3":
+            window = self.value("attention.sliding_window", 0)
+            config["sliding_window"] = int(window) or None
+            config["partial_rotary_factor"] = self.integer("rope.dimension_count", head_size) / head_size
         return config
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -131,6 +139,14 @@ class _Settings:
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
         return int(value)
+
+    def _granite(self, head_size: int) -> dict[str, Any]:
+        return {
+            "attention_multiplier": float(self.value("attention.scale", head_size**-0.5)),
+            "embedding_multiplier": float(self.value("embedding_scale", 1.0)),
+            "residual_multiplier": float(self.value("residual_scale", 1.0)),
+            "logits_scaling": float(self.value("logit_scale", 1.0)),
+        }
 
     def _gemma(self, config: dict[str, Any]) -> dict[str, Any]:
         second = self.architecture == "gemma2"

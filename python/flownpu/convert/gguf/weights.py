@@ -13,7 +13,7 @@ other types are dequantised by the gguf package and quantised again.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -21,6 +21,7 @@ from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.quantise import Carried
+from flownpu.convert.weights import weight_plan
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GgufWeights"]
 
+_Number = TypeVar("_Number", bound=np.generic)
 _GROUP = q4nx.GROUP
 # Bytes of a block before its codes.
 _PARAMETERS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
@@ -54,6 +56,9 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    # Whole, where the family has them whole.
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
 }
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
 _SANDWICH_NORMS = {
@@ -68,21 +73,30 @@ ROPE_FACTORS = "rope_freqs.weight"
 class GgufWeights:
     """Rows of a file's tensors."""
 
-    def __init__(self, file: GgufFile, decoder: Decoder) -> None:
+    def __init__(self, file: GgufFile, decoder: Decoder, *, interleaved: bool) -> None:
         """Finds the tensors' names.
+
+        Args:
+            file: the file.
+            decoder: what its metadata describe.
+            interleaved: whether neighbouring rows of the heads of queries and keys are rotated against each other,
+                where checkpoints have halves.
 
         Raises:
             ConversionError: the file has tensors that this decoder has no place for.
         """
         self._file = file
         self._head_size = decoder.head_size
-        # llama.cpp turns neighbouring columns of this architecture's heads against each other, checkpoints halves.
-        self._interleaved = ("attn_q.weight", "attn_k.weight") if decoder.family == "llama" else ()
+        self._interleaved = tuple(f"attn_{x}.{y}" for x in "qk" for y in ("weight", "bias")) if interleaved else ()
         layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else _NORMS)
-        self._names = _MODEL | {
-            f"layers.{i}.{name}.weight": f"blk.{i}.{stored}.weight"
+        names = {
+            f"layers.{i}.{name}.{part}": f"blk.{i}.{stored}.{part}"
             for i in range(len(decoder.layers))
             for name, stored in layer.items()
+            for part in ("weight", "bias")
+        }
+        self._names = {
+            source.tensor: (_MODEL | names)[source.tensor] for w in weight_plan(decoder) for source in w.sources
         }
         unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
         if unknown:
@@ -129,7 +143,8 @@ class GgufWeights:
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor."""
         self.check(tensor, (size,))
-        return self.values(self._names[tensor])
+        name = self._names[tensor]
+        return self._halves(self.values(name)) if name.endswith(self._interleaved) else self.values(name)
 
     def values(self, name: str) -> NDArray[np.float32]:
         """A vector by its name in the file.
@@ -151,9 +166,12 @@ class GgufWeights:
             return self._file.read(name, first, stop)
         size = self._head_size
         low = first // size * size
-        heads = self._file.read(name, low, -(-stop // size) * size)
-        halves = heads.reshape(-1, size // 2, 2, heads.shape[1]).swapaxes(1, 2).reshape(heads.shape)
-        return halves[first - low : stop - low]
+        return self._halves(self._file.read(name, low, -(-stop // size) * size))[first - low : stop - low]
+
+    def _halves(self, heads: NDArray[_Number]) -> NDArray[_Number]:
+        """Rows of whole heads in the order of checkpoints: of neighbours the first, then the second."""
+        by_head: NDArray[_Number] = heads.reshape(-1, self._head_size // 2, 2, *heads.shape[1:])
+        return by_head.swapaxes(1, 2).reshape(heads.shape)
 
     def _dequantized(self, stored: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
         kind = self._file.tensors[name].type

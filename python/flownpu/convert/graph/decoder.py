@@ -9,8 +9,9 @@ Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, othe
     logits float32 [B, 1, V] of each row's last token, or [B, S, V];  present.{i}.key, present.{i}.value
 
 A layer is: norm, packed QKV projection, attention with QK-norm and RoPE inside, output projection, norm with the
-residual, gate/up projection with its activation, down projection, norm with the residual. Weights are initializers by
-the names of `weights.weight_plan`; they say where the bytes are, and nothing here reads them.
+residual, gate/up projection with its activation, down projection, norm with the residual; `Decoder` says which norms
+and biases there are. Weights are initializers by the names of `weights.weight_plan`; they say where the bytes are, and
+nothing here reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.decoder import Decoder, Rotary
 
 __all__ = ["KV_DTYPES", "Logits", "build_model", "rotary_cache_names"]
 
@@ -78,27 +79,40 @@ class _Builder(EmbeddingWriter):
             weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
         }
         self.image_blocks: ir.Value | None = None
+        self.positions: dict[int, ir.Value] = {}
         self.present: list[ir.Value] = []
 
     def model(self) -> ir.Model:
         input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
+        decoder = self.decoder
         attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
         lengths, total = self._lengths(attention_mask)
-        if self.decoder.image_token_id is None:
-            embeddings = self._embed(input_ids, self.decoder)
+        for rotary in decoder.rotaries:
+            if rotary.has_two_tables(decoder.context_length):
+                self.positions[decoder.rotaries.index(rotary)] = self._rows_of_tables(rotary, input_ids, lengths, total)
+        if decoder.image_token_id is None:
+            embeddings = self._embed(input_ids, decoder)
         else:
-            shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
+            shape: list[int | str | None] = ["batch_size", "sequence_length", decoder.hidden_size]
             embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
-            self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
+            self.image_blocks = self._blocks(input_ids, decoder.image_token_id)
         hidden = self._layers(embeddings, lengths, total)
         if not self.all_logits:
             hidden = self._last_token(hidden, lengths, input_ids)
         logits = self._logits(hidden)
-        return self._model(self.decoder.family, [logits, *self.present])
+        return self._model(decoder.family, [logits, *self.present])
 
     def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar."""
+        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar.
+
+        Rows are padded on the right, or after a prompt: attention takes the cache's first seqlens_k + 1 places for a
+        row's tokens. A row whose mask begins with 0 would be computed with its padding instead of its last tokens; its
+        seqlens_k is -2, which no attention takes.
+        """
         counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
+        first = self._op("Gather", [attention_mask, self._integers("index_0", 0)], "first_in_mask", axis=1)
+        is_token = self._op("Cast", [first], "begins_with_token", to=ir.DataType.BOOL.value)
+        counts = self._op("Where", [is_token, counts, self._integers("minus_one", [-1])], "counts_if_not_left_padded")
         lasts = self._op("Sub", [counts, self._integers("one", [1])], "last_positions")
         lengths = self._op("Cast", [lasts], "seqlens_k", to=ir.DataType.INT32.value)
         shape = self._op("Shape", [attention_mask], "attention_mask_shape")
@@ -117,25 +131,62 @@ class _Builder(EmbeddingWriter):
         texts = self._op("CumSum", [text, self._integers("index_1", 1)], "image_blocks/texts")
         return self._op("Mul", [image, self._op("Add", [texts, one], "image_blocks/number")], "image_blocks")
 
+    def _rows_of_tables(self, rotary: Rotary, input_ids: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
+        """The rows of the rotary tables that the tokens take, int64 [B, S]: those of the second, where T reaches it."""
+        first, name = rotary.first_rows(self.decoder.context_length), f"rotary.{self.decoder.rotaries.index(rotary)}"
+        new = self._op("Shape", [input_ids], f"{name}/new_tokens", start=1, end=2)
+        total = self._op("Cast", [total], f"{name}/total", to=ir.DataType.INT64.value)
+        lasts = self._op("Cast", [lengths], f"{name}/lasts", to=ir.DataType.INT64.value)
+        zero, one = self._integers("index_0", 0), self._integers("one", [1])
+        before = self._op("Sub", [self._op("Add", [lasts, one], f"{name}/lengths"), new], f"{name}/tokens_before")
+        is_first = self._op("Equal", [total, new], f"{name}/is_first_prompt")
+        before = self._op("Where", [is_first, zero, before], f"{name}/past")
+        before = self._op("Unsqueeze", [before, self._integers("axis_1", [1])], f"{name}/past_column")
+        new = self._op("Squeeze", [new, self._integers("axis_0", [0])], f"{name}/new_token_count")
+        counted = self._op("Range", [zero, new, self._integers("index_1", 1)], f"{name}/counted")
+        positions = self._op("Add", [before, counted], f"{name}/positions")
+        border = self._integers(f"{name}.first_rows", first)
+        reaches = self._op("Greater", [total, border], f"{name}/reaches_second")
+        return self._op("Add", [positions, self._op("Where", [reaches, border, zero], f"{name}/start")], f"{name}/rows")
+
     def _layers(self, embeddings: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
         """The normalised hidden states [B, S, D] that the LM head takes."""
-        residual, count = embeddings, len(self.decoder.layers)
-        hidden = self._norm(embeddings, "layers.0.input_layernorm")
-        sandwich = self.decoder.sandwich_norms
+        decoder, residual, count = self.decoder, embeddings, len(self.decoder.layers)
+        hidden = self._norm(embeddings, "layers.0.input_layernorm") if decoder.norms_before else embeddings
+        sandwich = decoder.sandwich_norms
         for i in range(count):
             layer = f"layers.{i}"
             hidden = self._attention(i, hidden, lengths, total)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
             before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
-            hidden, residual = self._residual_norm(hidden, residual, f"{layer}.{before_mlp}")
-            hidden = self._project(hidden, f"{layer}.mlp.gate_up_proj", gating=self.decoder.gating)
-            hidden = self._project(hidden, f"{layer}.mlp.down_proj")
+            hidden, residual = self._next(hidden, residual, f"{layer}.{before_mlp}")
+            hidden = self._feed_forward(hidden, f"{layer}.mlp")
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_feedforward_layernorm")
-            after = "norm" if i + 1 == count else f"layers.{i + 1}.input_layernorm"
-            hidden, residual = self._residual_norm(hidden, residual, after)
-        return hidden
+            if i + 1 < count:
+                hidden, residual = self._next(hidden, residual, f"layers.{i + 1}.input_layernorm")
+        return self._residual_norm(hidden, residual, "norm")[0]
+
+    def _next(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
+        """What the next part of a layer takes, and the residual stream."""
+        if self.decoder.norms_before:
+            return self._residual_norm(x, residual, weight)
+        total = self._op("Add", [residual, x], f"{weight}/sum")
+        return total, total
+
+    def _feed_forward(self, hidden: ir.Value, module: str) -> ir.Value:
+        if not self.decoder.feed_forward_bias:
+            hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
+            return self._project(hidden, f"{module}.down_proj")
+        gate, up = (self._project(hidden, f"{module}.{name}", bias=True) for name in ("gate_proj", "up_proj"))
+        if self.decoder.gating == "geglu":
+            activated = self._op("Gelu", [gate], f"{module}.activation", approximate="tanh")
+        else:
+            activated = self._op(
+                "Mul", [gate, self._op("Sigmoid", [gate], f"{module}.sigmoid")], f"{module}.activation"
+            )
+        return self._project(self._op("Mul", [activated, up], f"{module}.gated"), f"{module}.down_proj", bias=True)
 
     def _attention(self, index: int, hidden: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"
@@ -145,9 +196,14 @@ class _Builder(EmbeddingWriter):
         # GroupQueryAttention write a present that has grown into the memory of the past.
         cache_shape: list[int | str | None] = ["batch_size", decoder.kv_heads, None, decoder.head_size]
         past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, cache_shape) for part in ("key", "value")]
-        caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
+        caches: list[ir.Value | None] = [None, None]
+        positions = None
+        if layer.rotary.rotated:
+            rotary = decoder.rotaries.index(layer.rotary)
+            caches = [self._weight(n) for n in rotary_cache_names(rotary)]
+            positions = self.positions.get(rotary)
         norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
-        qkv = self._project(hidden, f"{name}.qkv_proj")
+        qkv = self._query_key_value(hidden, name)
         attributes: dict[str, int | float] = {
             "num_heads": decoder.heads,
             "kv_num_heads": decoder.kv_heads,
@@ -155,13 +211,13 @@ class _Builder(EmbeddingWriter):
             "scale": decoder.attention_scale,
             "softcap": decoder.attention_softcap,
             "local_window_size": -1 if layer.window is None else layer.window,
-            "do_rotary": 1,
+            "do_rotary": int(layer.rotary.rotated > 0),
             "qk_norm_epsilon": decoder.norm_epsilon,
             "sliding_window_cache": int(windowed),
         }
         output, *present = self.tape.op_multi_out(
             "FlowQKVAttention",
-            [qkv, None, None, *past, lengths, total, *caches, None, None, *norms, self.image_blocks],
+            [*qkv, *past, lengths, total, *caches, positions, None, *norms, self.image_blocks],
             attributes=attributes,
             num_outputs=3,
             domain=DOMAIN,
@@ -173,7 +229,25 @@ class _Builder(EmbeddingWriter):
             value.name = f"present.{index}.{part}"
             value.dtype, value.shape = self.kv_dtype, ir.Shape(cache_shape)
             self.present.append(value)
-        return self._project(output, f"{name}.o_proj")
+        return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
+
+    def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
+        """Queries, keys and values, packed in the first, or, where all heads have one norm, apart."""
+        decoder = self.decoder
+        packed = self._project(hidden, f"{module}.qkv_proj", bias=decoder.qkv_bias)
+        if not decoder.projection_norms:
+            return [packed, None, None]
+        sizes = [count * decoder.head_size for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
+        query, key, value = self.tape.op_multi_out(
+            "Split",
+            [packed, self._integers("qkv_sizes", sizes)],
+            attributes={"axis": -1},
+            num_outputs=3,
+            name=f"/{module}.split",
+        )
+        for part, letter in ((query, "query"), (key, "key"), (value, "value")):
+            part.name = f"/{module}.split/{letter}"
+        return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
 
     def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
         """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""
@@ -193,12 +267,14 @@ class _Builder(EmbeddingWriter):
         tokens = "sequence_length" if self.all_logits else 1
         return self._output(logits, "logits", ["batch_size", tokens, self.decoder.vocabulary_size])
 
-    def _project(self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None) -> ir.Value:
+    def _project(
+        self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None, bias: bool = False
+    ) -> ir.Value:
         projection = self.projections[weight]
         gated = {} if gating is None else {"gating": gating}
         return self._op(
             "Q4NXMatMul",
-            [x, self._weight(weight)],
+            [x, self._weight(weight), *([self._weight(f"{weight}.bias")] if bias else [])],
             node or weight,
             domain=DOMAIN,
             M=projection.rows,

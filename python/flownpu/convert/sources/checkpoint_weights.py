@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import ProjectionWeight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,15 +56,7 @@ class CheckpointWeights:
 
         A model that was converted without them would compute something else.
         """
-        known = {
-            self.locate(tensor)
-            for weight in plan
-            for tensor in (
-                [source.tensor for source in weight.sources]
-                if isinstance(weight, ProjectionWeight)
-                else [weight.tensor]
-            )
-        }
+        known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
         unknown = [
             name
             for name in sorted(self.checkpoint.names())

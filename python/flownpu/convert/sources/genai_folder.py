@@ -15,7 +15,7 @@ from flownpu.convert.sources.huggingface import TOKENIZER_FILES
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
-from flownpu.graph_rewrites.sliding_window_cache import windows
+from flownpu.graph_rewrites.sliding_window_cache import set_windows, windows
 from flownpu.model.folder import check_genai_config, onnx_path
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
@@ -56,6 +56,7 @@ def convert_genai_folder(request: Request) -> None:
     data_files = check_data(model, path)
     check_operators(model, path)
     try:
+        _complete_windows(path, config, model)
         report = rewrite(model, **options.as_dict())
     except ValueError as error:
         raise ConversionError(f"{path}: the graph is damaged, or not one of ORT GenAI's: {error}") from error
@@ -97,6 +98,26 @@ def _graph_path(source: Path, config: dict[str, Any]) -> Path:
     if not path.is_file():
         raise ConversionError(f"{path}: genai_config.json names this file, and it is missing")
     return path
+
+
+def _complete_windows(path: Path, config: dict[str, Any], model: ir.Model) -> None:
+    """Puts into the graph the windows that only genai_config.json knows; logs it.
+
+    Raises:
+        ValueError: it names layers that the graph does not have.
+    """
+    cache = config["model"]["decoder"].get("sliding_window") or {}
+    window = cache.get("window_size", -1)
+    if cache.get("slide_key_value_cache", True) or window < 1:
+        return  # GenAI itself cuts the cache to the window, or there is none
+    if layers := set_windows(model, window, cache.get("layers", [])):
+        _log.warning(
+            "%s: the graph lets %d layers see all tokens, and genai_config.json gives their caches a window of %d: "
+            "they see that now",
+            path,
+            len(layers),
+            window,
+        )
 
 
 def _check_rewritten(path: Path, report: Report) -> None:

@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from flownpu.convert.decoder import FrequencyFactors
 from flownpu.convert.decoder_folder import PACKAGES, limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.families import read_decoder
+from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
@@ -47,12 +47,13 @@ def convert_gguf(request: Request) -> None:
     source = request.source
     file = GgufFile(source)
     try:
-        decoder = read_decoder(read_configuration(file), where=f"{source}: the metadata")
+        configuration = read_configuration(file)
+        decoder = read_decoder(configuration, where=f"{source}: the metadata")
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value of another type than it should have.
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
-    tensors = GgufWeights(file, decoder)
+    tensors = GgufWeights(file, decoder, interleaved=FAMILIES[configuration["model_type"]].gguf_interleaved)
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
     weights = QuantizedWeights(tensors)  # Gemma's norms have their offset in the file already
     plan = weight_plan(decoder)

@@ -155,14 +155,25 @@ class PrequantisedWeights(CheckpointWeights):
         self.checkpoint.check_shape(self._part(tensor, "qweight"), packed)
         self.checkpoint.check_shape(self._part(tensor, "qzeros"), (groups, rows // _IN_A_WORD))
         self.checkpoint.check_shape(self._part(tensor, "scales"), (groups, rows))
-        bias = self._part(tensor, "bias")
-        if bias in self._names and self.checkpoint.vector(bias, rows).any():
-            raise ConversionError(
-                f"{self.checkpoint.folder}: {bias} is not zero; projections with a bias cannot be converted"
-            )
         self._read_order(tensor, columns, groups)
         if tensor not in self._order and self._has_one_zero(tensor, rows, _SYMMETRIC_ZERO):
             self._symmetric.add(tensor)
+
+    def check_places(self, plan: Sequence[Weight]) -> None:
+        """Raises ConversionError if the layers have tensors that the plan has no place for, but for biases of zeros.
+
+        GPTQ's tools write such biases with every weight.
+        """
+        super().check_places(plan)
+        known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
+        for name in sorted(self._names - known):
+            if name.endswith(".bias") and f"{name.removesuffix('bias')}qweight" in self._names:
+                (rows,) = self.checkpoint.shape(name)
+                if self.checkpoint.vector(name, rows).any():
+                    raise ConversionError(
+                        f"{self.checkpoint.folder}: {name} is not zero, and projections of this family have no bias; "
+                        "such models cannot be converted"
+                    )
 
     def is_symmetric(self, tensor: str) -> bool:
         """Whether it is packed with zero points of 8, which `check` looked for."""

@@ -7,6 +7,8 @@ import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from flownpu import _native
 from flownpu.convert.graph.data_file import aligned
 from flownpu.convert.graph.file import SMALL_FILES, save_graph, tensors
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import onnx_ir as ir
-
     from flownpu.convert.request import Request
     from flownpu.graph_rewrites import Report
 
@@ -29,6 +29,7 @@ __all__ = ["make_rewritten_folder"]
 
 _PACKAGES = ("flownpu", "ml_dtypes", "numpy", "onnx", "onnx-ir", "onnxscript")
 
+_GRAPH = ir.AttributeType.GRAPH
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +64,7 @@ def make_rewritten_folder(
         ConversionError: a weight is damaged, or the output cannot be written; nothing is left behind.
     """
     again = _say_quantised_again(model)
+    _say_not_run(model, request)
     files = [*read, *copied]
     size = sum(aligned(tensor.nbytes) for tensor in tensors(model)) + SMALL_FILES
     size += sum(file.stat().st_size for file in copied)
@@ -91,6 +93,29 @@ def make_rewritten_folder(
             },
             packages=_PACKAGES,
             advance=counter.advance,
+        )
+
+
+def _say_not_run(model: ir.Model, request: Request) -> None:
+    """Logs the operators that no device of FlowNPU runs, and what to do: a session would refuse them."""
+    known = {(contract.domain, contract.op_type) for contract in _native.contracts()} | {("", "Constant")}
+    constant: set[ir.Value | None] = {None, *model.graph.initializers.values()}
+    found: dict[str, list[str]] = {}
+    for node in model.graph:
+        has_graphs = any(attribute.type == _GRAPH for attribute in node.attributes.values())
+        if constant.issuperset(node.inputs) and not has_graphs:
+            constant.update(node.outputs)  # ONNX Runtime computes it when the session is made
+        elif (node.domain, node.op_type) not in known:
+            found.setdefault(node.op_type, []).append(str(node.name))
+    for operator, names in found.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        _log.warning(
+            "%s: FlowNPU does not run %s (%s%s): `flownpu run` and sessions want --option on_unsupported=cpu, which "
+            "leaves it to ONNX Runtime",
+            request.output,
+            operator,
+            names[0],
+            more,
         )
 
 

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMo 2 (Ai2, 2024): norms behind each part, and of all query heads, and of all key heads, at once."""
+
+from flownpu.convert.families.family import Family
+
+__all__ = ["FAMILIES"]
+
+FAMILIES = (
+    Family(
+        model_type="olmo2",
+        genai_type="olmo",
+        title="OLMo 2",
+        gguf="olmo2",
+        defaults={
+            "vocab_size": 50304,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+            "pad_token_id": 1,
+        },
+        norms="after",
+        qk_norm="all",
+    ),
+)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a configuration of a family into a `Decoder`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flownpu.convert.decoder import Decoder, Layer, Rotary
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.families.family import Power
+from flownpu.convert.families.rope import read_rotaries
+
+if TYPE_CHECKING:
+    from flownpu.convert.families.family import Family
+    from flownpu.convert.settings import Settings
+
+__all__ = ["Tokens", "read_family"]
+
+# More than any model has; a layer's settings are held for each.
+_MOST_LAYERS = 4096
+_GATINGS = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu", "silu": "swiglu", "swish": "swiglu"}
+_FULL, _LOCAL = "full_attention", "sliding_attention"
+
+
+class Tokens:
+    """The tokens that files name, those of the first file before those of the next."""
+
+    def __init__(self, files: list[Settings]) -> None:
+        """Takes the files' settings."""
+        self._files = files
+
+    def then(self, file: Settings) -> Tokens:
+        """These files, and one behind them."""
+        return Tokens([*self._files, file])
+
+    def one(self, key: str) -> int | None:
+        """A token's id; None if no file has it."""
+        return next((file.token(key) for file in self._files if key in file), None)
+
+    def several(self, key: str) -> tuple[int, ...]:
+        """Token ids, of the first file that has any."""
+        return next((file.tokens(key) for file in self._files if key in file), ())
+
+
+def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
+    """The decoder that a configuration of that family describes.
+
+    Raises:
+        ConversionError: it asks for something that cannot be converted, or has something else in a setting's place.
+    """
+    if family.inner is not None:
+        if family.inner not in given:
+            raise ConversionError(
+                f"{given.where}: model_type {family.model_type} needs a {family.inner}, and there is none"
+            )
+        given = given.section(family.inner)
+        tokens = tokens.then(given)
+    if given.flag("use_bidirectional_attention"):
+        raise ConversionError(
+            f"{given.where}: use_bidirectional_attention is set; only causal decoders can be converted"
+        )
+    # A soft cap or a window that is null in the file is none, whatever a file without it means.
+    none = {
+        key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if given.is_null(str(key))
+    }
+    config = given.with_defaults({key: value for key, value in family.defaults.items() if key not in none})
+    tokens = tokens.then(config)
+    heads, kv_heads, head_size = _head_sizes(config)
+    config = config.with_defaults({"head_dim": head_size})
+    context = config.integer("max_position_embeddings")
+    full, local, context = read_rotaries(family, config, head_size, context)
+    residual = _factor(config, family.residual_scale)
+    return Decoder(
+        family=family.genai_type,
+        hidden_size=config.integer("hidden_size"),
+        feed_forward_size=config.integer("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        vocabulary_size=config.integer("vocab_size"),
+        context_length=context,
+        layers=_layers(family, config, full, local),
+        gating=_gating(family, config),  # type: ignore[arg-type]  # one of _GATINGS' values
+        # r + m f(norm(r)) is m (s + f(norm(m s))) of s = r / m, and an RMS norm of m s is one of s with epsilon / m^2.
+        norm_epsilon=config.number("rms_norm_eps", 1e-6) / residual**2,
+        embedding_scale=_factor(config, family.embedding_scale) / residual,
+        attention_scale=_factor(config, family.attention_scale),
+        logit_scale=_factor(config, family.logit_scale),
+        attention_softcap=config.number(family.attention_softcap, 0.0) if family.attention_softcap else 0.0,
+        logit_softcap=config.number(family.logit_softcap, 0.0) if family.logit_softcap else 0.0,
+        norm_offset=family.norm_offset,
+        norms_before=family.norms != "after",
+        sandwich_norms=family.norms != "before",
+        qk_norm=family.qk_norm == "heads",
+        projection_norms=family.qk_norm == "all",
+        qkv_bias=_has(config, family.biases.qkv),
+        output_bias=_has(config, family.biases.output),
+        feed_forward_bias=_has(config, family.biases.feed_forward),
+        fused_projections=family.fused,
+        tied_embeddings=config.flag("tie_word_embeddings"),
+        bos_token_id=tokens.one("bos_token_id"),
+        eos_token_ids=tokens.several("eos_token_id"),
+        pad_token_id=tokens.one("pad_token_id"),
+    )
+
+
+def _head_sizes(config: Settings) -> tuple[int, int, int]:
+    """H, G and d."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", 0, least=0) or heads
+    head_size = config.integer("head_dim", 0, least=0) or config.integer("hidden_size") // heads
+    if heads % kv_heads or head_size % 2 or not head_size:
+        raise ConversionError(
+            f"{config.where}: expected num_attention_heads to be a multiple of num_key_value_heads, and an even "
+            f"head_dim; got {heads}, {kv_heads} and {head_size}"
+        )
+    return heads, kv_heads, head_size
+
+
+def _gating(family: Family, config: Settings) -> str:
+    given = config.text(family.activation, "silu")
+    gating = _GATINGS.get(family.activations.get(given, given))
+    if gating is None:
+        raise ConversionError(
+            f'{config.where}: expected {family.activation} gelu_pytorch_tanh or silu, got "{given}", which cannot be '
+            "converted"
+        )
+    return gating
+
+
+def _factor(config: Settings, factor: Power | None) -> float:
+    return 1.0 if factor is None else float(config.number(factor.key, positive=True) ** factor.exponent)
+
+
+def _has(config: Settings, bias: bool | str) -> bool:
+    return config.flag(bias) if isinstance(bias, str) else bias
+
+
+def _layers(family: Family, config: Settings, full: Rotary, local: Rotary) -> tuple[Layer, ...]:
+    count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
+    kinds = _kinds(family, config, count)
+    has_window = _LOCAL in kinds
+    window = config.integer("sliding_window") if has_window else 0
+    # A window of the whole context hides nothing.
+    seen = window if has_window and window < config.integer("max_position_embeddings") else None
+    layers = [Layer(local, seen) if kind == _LOCAL else Layer(full) for kind in kinds]
+    for index in _without_rope(family, config, count):
+        layers[index] = Layer(Rotary(layers[index].rotary.theta, rotated=0.0), layers[index].window)
+    return tuple(layers)
+
+
+def _kinds(family: Family, config: Settings, count: int) -> list[str]:
+    """Each layer's kind: with a window, or without."""
+    window = "sliding_window" in config and config.integer("sliding_window", least=0) > 0
+    is_off = family.windows == "behind" and not (window and config.flag("use_sliding_window"))
+    if family.windows == "none" or is_off:
+        return [_FULL] * count
+    if family.windows == "all":
+        return [_LOCAL if window else _FULL] * count
+    if "layer_types" in config:
+        return _listed(config, count)
+    if family.windows == "behind":
+        first = config.integer("max_window_layers", least=0)
+        return [_FULL if i < first else _LOCAL for i in range(count)]
+    period = family.period
+    if isinstance(period, Power):
+        period = config.integer(period.key, least=0)
+    if period:
+        return [_FULL if (i + 1) % period == 0 else _LOCAL for i in range(count)]
+    if config.flag("use_sliding_window"):
+        raise ConversionError(f"{config.where}: use_sliding_window is set, but there are no layer_types")
+    return [_LOCAL if window else _FULL] * count
+
+
+def _listed(config: Settings, count: int) -> list[str]:
+    kinds = config.texts("layer_types")
+    if len(kinds) != count or not set(kinds) <= {_FULL, _LOCAL}:
+        raise ConversionError(
+            f"{config.where}: expected layer_types to say {_FULL} or {_LOCAL} for each of the {count} layers, got "
+            f"{len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
+        )
+    return kinds
+
+
+def _without_rope(family: Family, config: Settings, count: int) -> list[int]:
+    """The layers that know no positions."""
+    if family.rope_layers is None or family.rope_period is None:
+        return []
+    if family.rope_layers in config:
+        has = config.numbers(family.rope_layers)
+        if len(has) < count:
+            raise ConversionError(
+                f"{config.where}: expected {family.rope_layers} to say of each of the {count} layers whether it has "
+                f"RoPE, got {len(has)}"
+            )
+        return [i for i in range(count) if not has[i]]
+    period = config.integer(family.rope_period)
+    return [i for i in range(count) if (i + 1) % period == 0]

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families out of checkpoints compute what transformers computes of the same weights, each as one partition."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from flownpu.convert import convert
+from flownpu.errors import FlowNPUError
+from flownpu.model.converted import ConvertedModel
+from flownpu.verify.graph import DecoderGraph
+from flownpu.verify.runs import Checkpoint
+from tests.convert.conftest import OTHER_CONFIGS, TinyModel, write_tiny
+from tests.convert.running import CALLS, IDS
+from tests.convert.test_numbers import tolerance
+from tests.decoding import DecoderSession
+from tests.end_to_end.test_numbers import logit_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnxruntime
+    from numpy.typing import NDArray
+
+
+def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
+    """Logits of the last token of each call, call by call: LongRoPE looks at how far each call reaches."""
+    cache = transformers.DynamicCache(config=tiny.reference.config)
+    return np.array([tiny.logits(IDS[:, start:stop], cache)[0, -1] for start, stop in CALLS])
+
+
+# What other engines' files and `verify` have no place for is refused, rather than left away.
+NOT_READ_BACK = {
+    "llama with biases": "biases",
+    "llama with yarn": "RoPE with a magnitude",
+    "ministral3": "RoPE with a magnitude",
+    "olmo2": "norms of all heads at once",
+    "phi3 with longrope": "layers without RoPE, or with two, RoPE with a magnitude",
+    "phi3 as phi4-mini": "layers without RoPE, or with two, RoPE of a part of each head, RoPE with a magnitude",
+    "qwen2": "biases",
+    "qwen2 with windows": "biases",
+    "smollm3": "layers without RoPE, or with two",
+}
+NOT_VERIFIED = {"olmo2": "queries of all heads are normalised at once"}
+
+
+@pytest.mark.parametrize("family", OTHER_CONFIGS)
+def test_logits(family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    tiny = write_tiny(family, tmp_path / "checkpoint")
+    expected = of_transformers(tiny)
+    torch.set_num_threads(threads)
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    options = {"activations": "bf16", "placement": str(tmp_path / "placement.json")}
+    stock, ours = (
+        np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
+        for decoder in (
+            DecoderSession(tmp_path / "model"),
+            DecoderSession(tmp_path / "model", ep_devices[:1], options),
+        )
+    )
+    config = tiny.reference.config
+    np.testing.assert_allclose(stock, expected, rtol=0, atol=tolerance(expected, config))
+    error = np.sqrt(np.square(ours.astype(np.float64) - expected).mean())
+    # The factor 6 as in tests/end_to_end/test_families.py.
+    assert error < 6 * logit_error("bf16", config.num_hidden_layers, expected)
+    report = json.loads((tmp_path / "placement.json").read_text())
+    assert (report["left"], report["partitions"]) == ([], 1)
+    check_refusals(family, tmp_path / "model")
+
+
+def check_refusals(family: str, folder: Path) -> None:
+    for names, read in (
+        (NOT_READ_BACK, ConvertedModel),
+        (NOT_VERIFIED, lambda path: DecoderGraph(path / "model.onnx")),
+    ):
+        if family in names:
+            with pytest.raises(FlowNPUError, match=names[family]):
+                read(folder)
+        else:
+            read(folder)
+
+
+def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
+    with pytest.raises(FlowNPUError, match="residual_multiplier"):
+        Checkpoint(write_tiny("granite", tmp_path / "checkpoint").folder)

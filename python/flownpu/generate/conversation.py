@@ -20,8 +20,8 @@ __all__ = ["Conversation"]
 class Conversation:
     """Computes only what a turn adds.
 
-    At each turn the whole conversation is written in the model's chat template; what of it the KV cache does not hold is
-    computed.
+    At each turn the whole conversation is written in the model's chat template; what of it the KV cache does not hold
+    is computed.
     """
 
     model: LanguageModel

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A generator that is kept for the next prompt: what its KV cache holds of it is not computed again."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,8 @@ import numpy as np
 from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.generate.images import PreparedImage
 
 __all__ = ["HeldSequence"]
@@ -37,6 +38,11 @@ class HeldSequence:
     images: "Sequence[PreparedImage]" = field(default=(), init=False)
     """Those that the KV cache was computed with; their tokens are all alike."""
 
+    @property
+    def tokens(self) -> int:
+        """How many the sequence has."""
+        return 0 if self.generator is None else len(self.generator.get_sequence(0))
+
     def common_tokens(self, tokens: Tokens, images: "Sequence[PreparedImage]") -> int:
         """How many of the first of `tokens` the KV cache holds; the last one does not count, it is computed anew."""
         if self.generator is None or list(self.images) != list(images):
@@ -62,7 +68,7 @@ class HeldSequence:
 
     def _take_back_to(self, length: int) -> int:
         """Makes the KV cache hold exactly the first tokens of the sequence: `length`, or 0 if it cannot."""
-        held = len(self.generator.get_sequence(0))
+        held = self.tokens
         if length == held:
             if self.generator.is_done():
                 # The token that ends a reply by itself is not in the sequence; the one before it is computed.

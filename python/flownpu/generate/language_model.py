@@ -189,6 +189,10 @@ class LanguageModel:
             text = expand_images(text)
         return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
 
+    def text_of_token(self, token: int) -> str:
+        """What a token stands for by itself; a part of a character is a replacement character."""
+        return str(self._tokenizer.decode(np.array([token], dtype=np.int32)))
+
     @property
     def takes_images(self) -> bool:
         """Whether prompts may have images, whose places they mark with `image_prompts.IMAGE`."""

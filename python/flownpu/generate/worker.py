@@ -15,7 +15,19 @@ from flownpu.generate.language_model import LanguageModel, Sampling, Tokens
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
 
-__all__ = ["Deliver", "Event", "Failed", "Finished", "Guidance", "Likelihood", "Piece", "Request", "Started", "Worker"]
+__all__ = [
+    "Deliver",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "Guidance",
+    "Likelihood",
+    "Piece",
+    "Request",
+    "Started",
+    "Worker",
+]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -54,6 +66,8 @@ class Likelihood:
     """The natural logarithm of a token's probability before temperature, top-k, top-p and guidance."""
 
     token: int
+    text: str
+    """What the token stands for by itself."""
     logarithm: float
 
 

@@ -26,6 +26,7 @@ from flownpu.cli import (
     predict,
     run,
     selftest,
+    serve,
     trace,
     tune,
     verify,
@@ -47,6 +48,7 @@ app.command("convert")(convert.convert)
 app.command("export-q4nx")(export_q4nx.export_q4nx)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
 app.command("explain")(explain.explain)

@@ -51,10 +51,10 @@ class GeneratorWorker:
     """Answers up to `slots` requests at a time, a token of each in turn.
 
     A request takes the free slot whose sequence has the longest beginning in common with it, if that is at least half
-    of what the slot holds: else too much of another conversation would be lost. Otherwise it takes the slot that was
-    used longest ago. Only a slot with the same sampling and guidance can be gone on with, for GenAI's generators have
-    one of each for life; and a request that is sampled with a seed begins anew, for its tokens depend on how many the
-    generator has drawn before.
+    of the prompt or of what the slot holds: else more of another conversation would be lost than won. Otherwise it
+    takes the slot that was used longest ago. Only a slot with the same sampling and guidance can be gone on with, for
+    GenAI's generators have one of each for life; and a request that is sampled with a seed begins anew, for its tokens
+    depend on how many the generator has drawn before.
 
     Args:
         model: opened; this worker's thread alone calls its generators.
@@ -148,7 +148,8 @@ class GeneratorWorker:
         """A free slot, with a sequence that the request can go on with."""
         free = [slot for slot in self._places if not slot.busy]
         best = max(free, key=lambda slot: self._held_tokens(slot, request))
-        if best.held is not None and 2 * self._held_tokens(best, request) >= max(best.held.tokens, 1):
+        common = self._held_tokens(best, request)
+        if best.held is not None and common and 2 * common >= min(best.held.tokens, len(request.tokens)):
             return best
         slot = min(free, key=lambda slot: slot.used)
         if not self._held_tokens(slot, request):

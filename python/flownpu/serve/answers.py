@@ -13,7 +13,7 @@ from flownpu.serve.errors import ApiError, busy, invalid
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.model_process import ModelProcess
 from flownpu.serve.model_protocol import Question
-from flownpu.serve.settings import Limits
+from flownpu.serve.settings import ServerSettings
 
 __all__ = ["Answers", "Times"]
 
@@ -40,7 +40,7 @@ class Answers:
     """The model's."""
     process: ModelProcess
     questions: Sequence[Question]
-    limits: Limits
+    settings: ServerSettings
     metrics: Metrics
     times: list[Times] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Answers:
         """
         self._admit()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.time() + self.limits.request_seconds
+        self._deadline = loop.time() + self.settings.limits.request_seconds
         for index, question in enumerate(self.questions):
             self.times.append(Times(time.perf_counter()))
             self._numbers.append(self.process.submit(question, self._deliver(loop, index)))
@@ -91,7 +91,7 @@ class Answers:
 
     def _admit(self) -> None:
         count, facts = len(self.questions), self.process.facts
-        capacity = facts.slots + self.limits.queue
+        capacity = facts.slots + self.settings.limits.queue
         if count > capacity:
             raise invalid(f"the request asks for {count} answers, and the server takes {capacity} at a time")
         if self.process.requests + count > capacity:
@@ -108,7 +108,9 @@ class Answers:
                 index, event = await self._events.get()
         except TimeoutError:
             raise ApiError(
-                504, f"the answer took more than {self.limits.request_seconds:.0f} s, and was given up", code="timeout"
+                504,
+                f"the answer took more than {self.settings.limits.request_seconds:.0f} s, and was given up",
+                code="timeout",
             ) from None
         self._measure(index, event)
         if isinstance(event, Failed):

@@ -93,9 +93,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def told(error: RequestValidationError | ValidationError) -> ApiError:
     """The first thing that is wrong with a request, without what it holds."""
-    first = error.errors()[0]
+    # Of a union each member says why it is not the one; who came furthest knows most.
+    first = max(error.errors(), key=lambda found: len(found["loc"]))
     place = [str(part) for part in first["loc"] if part != "body"]
-    # Of a union, pydantic names the member that it tried.
     name = ".".join(part for part in place if part.isidentifier() or part.isdigit())
     match first["type"]:
         case "json_invalid":
@@ -106,6 +106,6 @@ def told(error: RequestValidationError | ValidationError) -> ApiError:
             return invalid(f"unknown field {name}", name, "unknown_field")
         case "missing" if name:
             return invalid(f"the field {name} is missing", name, "missing_field")
-        case "missing":
-            return invalid("expected a body of JSON with the header Content-Type: application/json")
-    return invalid(f"{name}: {first['msg']}" if name else first["msg"], name or None, "invalid_value")
+    if not name:
+        return invalid("expected a JSON object as body, with the header Content-Type: application/json")
+    return invalid(f"{name}: {first['msg']}", name, "invalid_value")

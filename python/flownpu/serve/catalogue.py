@@ -13,6 +13,9 @@ from flownpu.serve.settings import ServerSettings
 
 __all__ = ["Catalogue"]
 
+PROCESS_BYTES = 80 * 2**20
+"""Resident in a model's process beside weights and KV caches: Python, numpy, ORT GenAI, FlowNPU (x86-64, GenAI 0.18)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -21,6 +24,8 @@ class _Entry:
     process: ModelProcess | None = None
     used: float = 0.0
     """time.monotonic() of the last request."""
+    resident: int = 0
+    """Bytes of its process when it was dropped."""
     opening: "asyncio.Task[ModelProcess] | None" = None
 
 
@@ -88,9 +93,10 @@ class Catalogue:
         limit = self._settings.memory
         if limit is None:
             return
-        # What it will take beyond its files, the KV caches, is known when it has been asked.
+        # What it takes beyond that, its KV caches, is known if it has been loaded before.
         folder = self._settings.models[name].folder
-        needed = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        needed = max(files + PROCESS_BYTES, self._entries[name].resident)
         while self.loaded() and needed + self.memory() > limit:
             idle = [key for key, process in self.loaded().items() if not process.requests]
             if not idle:
@@ -104,6 +110,7 @@ class Catalogue:
             oldest = min(idle, key=lambda key: self._entries[key].used)
             process = self.loaded()[oldest]
             self._entries[oldest].process = None
+            self._entries[oldest].resident = process.memory()
             await asyncio.to_thread(process.close)
             log.info("%s: dropped, to make room for %s", oldest, name)
 

@@ -19,7 +19,7 @@ from flownpu.serve.tools import CallFormat, offered
 
 __all__ = ["ChatModel", "Conversation"]
 
-DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(.*)", re.DOTALL)
+DATA_URL = re.compile(r"data:image/[\w.+*-]+;base64,(.*)", re.DOTALL)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of Ollama's API, and the same in OpenAI's words.
 
-As in `openai_requests`, what could change an answer and cannot be followed is refused unless it says what happens anyway.
+As in `openai_requests`, what could change an answer and cannot be followed is refused unless it says what happens
+anyway.
 """
 
 import json
@@ -64,7 +65,7 @@ class OllamaFunction(Strict):
     """A function and its arguments."""
 
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     index: int | None = None
     description: str | None = None
 
@@ -134,7 +135,7 @@ class OllamaShared(Strict):
 class OllamaChat(OllamaShared):
     """Of /api/chat."""
 
-    messages: list[OllamaMessage] = []
+    messages: list[OllamaMessage] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     def request(self) -> ChatRequest:

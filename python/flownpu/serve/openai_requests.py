@@ -34,7 +34,6 @@ class TextPart(Strict):
 
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
-    annotations: list[Any] = []
 
 
 class ImageUrl(Strict):
@@ -75,7 +74,12 @@ class Message(Strict):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    # Of an answer that is sent back as it came.
     refusal: str | None = None
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    audio: None = None
+    function_call: None = None
 
 
 class Function(Strict):

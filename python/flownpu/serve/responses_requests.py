@@ -6,7 +6,7 @@ The server keeps no conversations: each request has all of its turns.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from flownpu.serve.openai_requests import (
     ChatRequest,
@@ -27,7 +27,7 @@ class InputText(Strict):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = []
+    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
@@ -39,15 +39,18 @@ class InputImage(Strict):
     detail: str | None = None
 
 
-class InputMessage(Strict):
+class Item(Strict):
+    """A part of the conversation; what else an answer's items have may be sent back with them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class InputMessage(Item):
     """A turn."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The turn of a chat."""
@@ -62,17 +65,13 @@ class InputMessage(Strict):
         return {"role": self.role, "content": parts}
 
 
-class FunctionCall(Strict):
+class FunctionCall(Item):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
-    namespace: None = None
-    caller: None = None
 
     def document(self) -> dict[str, Any]:
         """The turn of a chat."""
@@ -80,14 +79,12 @@ class FunctionCall(Strict):
         return {"role": "assistant", "content": None, "tool_calls": [{"id": self.call_id, "function": function}]}
 
 
-class FunctionCallOutput(Strict):
+class FunctionCallOutput(Item):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: str
-    id: str | None = None
-    status: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The turn of a chat."""
@@ -99,7 +96,7 @@ def _kind(item: Any) -> str:
     return str(kind)
 
 
-Item = Annotated[
+AnyItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
@@ -136,7 +133,7 @@ class ResponsesRequest(Strict):
     """Of /v1/responses."""
 
     model: str
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[list[AnyItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None

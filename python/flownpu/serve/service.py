@@ -67,6 +67,8 @@ class Chat:
                 rest, calls = readers[index].finish()
                 if rest:
                     yield Delta(index, rest)
+                if self.answers.settings.logs_texts:
+                    log.info("%s: answered %r", self.answers.name, readers[index].text)
                 reason = "tool_calls" if calls else "length" if event.reason == "length" else "stop"
                 yield End(index, reason, calls, event)
         finally:
@@ -159,7 +161,7 @@ class Service:
         asked = [_choice(question, index) for question in questions for index in range(choices)]
         if self.settings.logs_texts:
             log.info("%s: asked %s", name, [question.prompt for question in questions])
-        answers = Answers(name, process, asked, self.settings.limits, self.metrics)
+        answers = Answers(name, process, asked, self.settings, self.metrics)
         await answers.begin()
         return answers
 

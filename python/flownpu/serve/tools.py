@@ -160,24 +160,25 @@ class AnswerReader:
     def __init__(self, calls: CallFormat | None) -> None:
         self._calls = calls
         self._stop = StopTexts((BEGIN,) if calls and calls.tagged else ())
-        self._all = ""
+        self.text = ""
+        """All of the answer so far."""
         self._passed = 0
 
     def add(self, text: str) -> str:
         """Takes further text; returns what of it is for the reader."""
-        self._all += text
+        self.text += text
         if self._calls is None:
             passed = text
         elif self._calls.tagged:
             passed = self._stop.add(text)
         else:
-            passed = "" if self._all.lstrip().startswith("{") else text
+            passed = "" if self.text.lstrip().startswith("{") else text
         self._passed += len(passed)
         return passed
 
     def finish(self) -> tuple[str, list[ToolCall]]:
         """The rest of the text, and the calls; an incomplete one is text."""
-        rest = self._all[self._passed :]
+        rest = self.text[self._passed :]
         if self._calls is None or not rest:
             return rest, []
         found = self._objects(rest)

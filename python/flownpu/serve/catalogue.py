@@ -14,7 +14,7 @@ from flownpu.serve.settings import ServerSettings
 __all__ = ["Catalogue"]
 
 PROCESS_BYTES = 80 * 2**20
-"""Resident in a model's process beside weights and KV caches: Python, numpy, ORT GenAI, FlowNPU (x86-64, GenAI 0.18)."""
+"""Resident in a model's process beside weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU (x86-64)."""
 
 log = logging.getLogger(__name__)
 

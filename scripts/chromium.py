@@ -58,7 +58,8 @@ def _write_starter() -> None:
     paths = ":".join(f"$here/{path}" for path in libraries)
     (FOLDER / "fonts.conf").write_text(
         '<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig><dir>'
-        f"{root}/usr/share/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{FOLDER}/font-cache</cachedir></fontconfig>",
+        f"{root}/usr/share/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{FOLDER}/font-cache</cachedir>"
+        "<alias><family>system-ui</family><prefer><family>DejaVu Sans</family></prefer></alias></fontconfig>",
         encoding="utf-8",
     )
     STARTER.write_text(

@@ -33,8 +33,8 @@ export async function answer(request, key, signal, add) {
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       const text = chunk.choices[0]?.delta.content;
+      if (chunk.choices.length) last = performance.now();
       if (text) {
-        last = performance.now();
         first ||= last;
         pieces += 1;
         add(text);

@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
 
 from scripts import chromium
 from tests.fixtures.shapes_pictures import draw, random_scene
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
-SIZE = {"width": 1000, "height": 760}
+SIZE = ViewportSize(width=1000, height=760)
 COLOURS = 64
 SEED = 24  # of a picture with three shapes
 QUESTIONS = ("What is this?", "What color is the square?")

@@ -257,15 +257,42 @@ def test_the_model_s_process_is_killed(start_server, topics):
         assert answers(http)
 
 
-def test_a_key_is_wanted(start_server, topics):
-    server = start_server(topics, FLOWNPU_API_KEY="open sesame")
-    with server.http() as http:
+@pytest.fixture(scope="module")
+def guarded(start_server, topics):
+    """With a key, pages of another origin, a log of texts, and little patience."""
+    options = ["--origin", "https://chat.example", "--log-texts", "--body-seconds", 1]
+    return start_server(topics, *options, FLOWNPU_API_KEY="open sesame")
+
+
+SHOWN = {"Authorization": "Bearer open sesame"}
+
+
+def test_a_key_is_wanted(guarded):
+    with guarded.http() as http:
         assert http.get("/health").status_code == 200
         assert http.get("/").status_code == 200
         for key in ("", "Bearer", "Bearer open", "Basic open sesame", "Bearer open sesame2"):
             refused(http.get("/v1/models", headers={"Authorization": key}), 401, "Authorization: Bearer KEY")
         assert http.post("/api/chat", json=chat()).status_code == 401
-    assert server.openai(api_key="open sesame").models.list().data[0].id == "topics"
+    assert guarded.openai(api_key="open sesame").models.list().data[0].id == "topics"
+
+
+def test_who_sends_too_slowly_is_told_so(guarded):
+    """In the body; whose headers do not end has asked nothing, and is left."""
+    connection = raw(
+        guarded, f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Length: 9"
+    )
+    connection.sendall(b"{")
+    silent = socket.create_connection(("127.0.0.1", guarded.port))
+    silent.sendall(b"POST / HTTP/1.1\r\nHost:")
+    connection.settimeout(20)
+    answer = connection.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 1 s" in answer + connection.recv(10_000)
+    silent.settimeout(20)
+    assert silent.recv(100) == b""
+    with guarded.http(headers=SHOWN) as http:
+        assert answers(http)
 
 
 def test_addresses_that_others_reach_want_a_key(capfd, topics):
@@ -273,16 +300,15 @@ def test_addresses_that_others_reach_want_a_key(capfd, topics):
     assert "FLOWNPU_API_KEY" in capfd.readouterr().err
 
 
-def test_a_page_of_another_name_or_origin_is_not_served(http, start_server, topics):
+def test_a_page_of_another_name_or_origin_is_not_served(http, guarded):
     assert http.get("/v1/models", headers={"Host": "attacker.example"}).status_code == 400
     asking = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
-    server = start_server(topics, "--origin", "https://chat.example")
-    with server.http() as open_http:
-        allowed = open_http.options(CHAT, headers=asking).headers
+    with guarded.http() as other:
+        allowed = other.options(CHAT, headers=asking).headers
         assert allowed["access-control-allow-origin"] == "https://chat.example"
-        other = open_http.options(CHAT, headers=asking | {"Origin": "https://other.example"}).headers
-        assert "access-control-allow-origin" not in other
+        refusing = other.options(CHAT, headers=asking | {"Origin": "https://other.example"}).headers
+        assert "access-control-allow-origin" not in refusing
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
@@ -328,12 +354,13 @@ def test_no_text_is_logged(server, http):
     assert WORD not in server.text()
 
 
-def test_texts_are_logged_if_asked(start_server, topics):
-    server = start_server(topics, "--log-texts")
-    with server.http() as http:
+def test_texts_are_logged_if_asked(guarded):
+    with guarded.http(headers=SHOWN) as http:
         answer = http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}])).json()
-    assert WORD in server.text()
-    assert answer["choices"][0]["message"]["content"] in server.text()
+    wait_for(lambda: "answered" in guarded.text())
+    assert WORD in guarded.text()
+    assert answer["choices"][0]["message"]["content"] in guarded.text().replace("\\'", "'")
+    assert "open sesame" not in guarded.text()
 
 
 def test_a_server_without_a_model_says_why(capfd, tmp_path):

@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 
 from flownpu import __version__
 from flownpu.cli import (
+    batch,
     bench,
     build,
     chat,
@@ -49,6 +50,7 @@ app.command("export-q4nx")(export_q4nx.export_q4nx)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.command("batch")(batch.batch)
 app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
 app.command("explain")(explain.explain)

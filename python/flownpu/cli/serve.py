@@ -3,19 +3,13 @@
 
 import ipaddress
 import logging
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from flownpu.cli import options
 from flownpu.cli.output import status
 from flownpu.errors import require
-from flownpu.model.folder import read_genai_config
-
-if TYPE_CHECKING:
-    from flownpu.serve.model_protocol import ModelSettings
 
 KEY_VARIABLE = "FLOWNPU_API_KEY"
 GIB = 2**30
@@ -41,17 +35,14 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="Web pages of this origin may use the server; may be repeated."),
     ] = None,
-    context: Annotated[
-        int, typer.Option(min=2, help="Tokens of a prompt and its answer; the KV cache is of this size.")
-    ] = 4096,
-    slots: Annotated[
-        int, typer.Option(min=1, help="Answers that are computed at the same time, and conversations that are kept.")
-    ] = 4,
+    context: options.Context = 4096,
+    slots: options.Slots = 4,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers that may wait, of each model; further ones are refused.")
     ] = 64,
     max_output: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer, whatever is asked for.")] = None,
     max_body: Annotated[int, typer.Option(min=1, metavar="MIB", help="MiB of a request.")] = 32,
+    body_seconds: Annotated[float, typer.Option(min=0.1, help="In which a request must have arrived.")] = 30,
     max_images: Annotated[int, typer.Option(min=0, help="Images in a conversation.")] = 16,
     request_seconds: Annotated[float, typer.Option(min=1, help="What an answer may take, waiting included.")] = 600,
     stopping_seconds: Annotated[float, typer.Option(min=1, help="What answers may still take after Ctrl-C.")] = 30,
@@ -70,7 +61,6 @@ def serve(
 
     The first model is loaded at once, others when they are first asked for. Ctrl-C lets running answers end.
     """
-    protocol = require("flownpu.serve.model_protocol", extra="serve", purpose="flownpu serve")
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu serve")
     server = require("flownpu.serve.server", extra="serve", purpose="flownpu serve")
     if not _is_loopback(host) and api_key is None and not open_to_all:
@@ -80,15 +70,8 @@ def serve(
             param_hint="--host",
         )
 
-    def model(folder: Path) -> "ModelSettings":
-        read_genai_config(folder)
-        given = options.provider_options(device, activations, option)
-        made: ModelSettings = protocol.ModelSettings(folder, provider, given, threads, context, slots)
-        return made
-
-    served = {name: model(folder) for name, folder in map(_named, models)}
-    if len(served) < len(models):
-        raise typer.BadParameter("two models have the same name: expected NAME=FOLDER to tell them apart")
+    given = options.provider_options(device, activations, option)
+    served = options.served_models(models, provider, given, threads, context, slots)
     logging.getLogger("flownpu.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     server.serve(
@@ -96,6 +79,7 @@ def serve(
             served,
             settings.Limits(
                 body_bytes=max_body * 2**20,
+                body_seconds=body_seconds,
                 images=max_images,
                 output_tokens=max_output,
                 queue=queue,
@@ -113,14 +97,6 @@ def serve(
         port,
         status,
     )
-
-
-def _named(text: str) -> tuple[str, Path]:
-    """NAME=FOLDER, or a folder, whose last part is the name."""
-    name, separator, folder = text.partition("=")
-    if separator and name and os.sep not in name:
-        return name, Path(folder)
-    return Path(text).resolve().name, Path(text)
 
 
 def _is_loopback(host: str) -> bool:

@@ -237,4 +237,5 @@ def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":
     """Of the probabilities of each token, float64 [vocabulary]; logits are of any shape with as many elements."""
     values: NDArray[np.float64] = logits.reshape(-1).astype(np.float64)
     values -= values.max()
-    return values - np.log(np.exp(values).sum())
+    values -= np.log(np.exp(values).sum())
+    return values

@@ -14,7 +14,7 @@ from flownpu.serve.openai_requests import ChatRequest, CompletionRequest
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 
-__all__ = ["openai_routes"]
+__all__ = ["chat_completion", "completion", "openai_routes"]
 
 
 def openai_routes(service: Service) -> APIRouter:
@@ -38,14 +38,14 @@ def openai_routes(service: Service) -> APIRouter:
         chat = await unless_gone(connection, service.chat(request))
         if request.stream:
             return event_stream(_chat_chunks(chat, request))
-        return JSONResponse(await unless_gone(connection, _chat_completion(chat, request)))
+        return JSONResponse(await unless_gone(connection, chat_completion(chat, request)))
 
     @router.post("/completions")
     async def completions(request: CompletionRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.complete(request))
         if request.stream:
             return event_stream(_completion_chunks(chat, request))
-        return JSONResponse(await unless_gone(connection, _completion(chat, request)))
+        return JSONResponse(await unless_gone(connection, completion(chat, request)))
 
     return router
 
@@ -55,7 +55,8 @@ def _head(kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-async def _chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
+async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
+    """The whole answer to a chat."""
     choices = len(chat.answers.questions)
     texts: list[list[str]] = [[] for _ in range(choices)]
     likelihoods: list[list[Any]] = [[] for _ in range(choices)]
@@ -106,7 +107,8 @@ async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[s
         yield {**head, "choices": [], "usage": usage(chat.answers, choices)}
 
 
-async def _completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
+async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
+    """The whole answer to prompts."""
     count = len(chat.answers.questions)
     texts: list[list[str]] = [[] for _ in range(count)]
     likelihoods: list[list[Any]] = [[] for _ in range(count)]

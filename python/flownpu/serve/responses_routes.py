@@ -17,7 +17,7 @@ from flownpu.serve.service import Chat, Delta, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 from flownpu.serve.tools import ToolCall
 
-__all__ = ["responses_routes"]
+__all__ = ["response", "responses_routes"]
 
 
 def responses_routes(service: Service) -> APIRouter:
@@ -31,32 +31,32 @@ def responses_routes(service: Service) -> APIRouter:
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
         chat = await unless_gone(connection, service.chat(asked))
-        events = _events(chat, request)
         if request.stream:
-            return event_stream(events, end=None)
-        return JSONResponse(await unless_gone(connection, _last(events)))
+            return event_stream(_events(chat, request), end=None)
+        return JSONResponse(await unless_gone(connection, response(chat, request)))
 
     return router
 
 
-async def _last(events: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+async def response(chat: Chat, request: ResponsesRequest) -> dict[str, Any]:
+    """The whole answer."""
     last: dict[str, Any] = {}
-    async for event in events:
+    async for event in _events(chat, request):
         last = event
-    response: dict[str, Any] = last["response"]
-    return response
+    whole: dict[str, Any] = last["response"]
+    return whole
 
 
 async def _events(chat: Chat, request: ResponsesRequest) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream; the last one has the whole response."""
     numbers = itertools.count()
-    response = _response(request)
+    whole = _response(request)
 
     def event(kind: str, **fields: Any) -> dict[str, Any]:
         return {"type": f"response.{kind}", "sequence_number": next(numbers), **fields}
 
-    yield event("created", response=dict(response))
-    yield event("in_progress", response=dict(response))
+    yield event("created", response=dict(whole))
+    yield event("in_progress", response=dict(whole))
     message: dict[str, Any] = {"type": "message", "id": _name("msg"), "role": "assistant"}
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
     text, output = "", []
@@ -90,12 +90,12 @@ async def _events(chat: Chat, request: ResponsesRequest) -> AsyncIterator[dict[s
         yield event("output_item.done", output_index=len(output), item=item)
         output.append(item)
     complete = reason != "length"
-    response |= {"status": "completed" if complete else "incomplete", "output": output, "usage": _usage(chat)}
+    whole |= {"status": "completed" if complete else "incomplete", "output": output, "usage": _usage(chat)}
     if complete:
-        response["completed_at"] = int(time.time())
+        whole["completed_at"] = int(time.time())
     else:
-        response["incomplete_details"] = {"reason": "max_output_tokens"}
-    yield event("completed" if complete else "incomplete", response=response)
+        whole["incomplete_details"] = {"reason": "max_output_tokens"}
+    yield event("completed" if complete else "incomplete", response=whole)
 
 
 def _name(kind: str) -> str:

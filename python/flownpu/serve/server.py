@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-HEADER_SECONDS = 20
-"""From a connection to the end of its first request's headers."""
 CONNECTIONS = 1000
 """Open at the same time; uvicorn answers further ones with 503."""
 
@@ -50,7 +48,7 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
         config = uvicorn.Config(
             application(service),
             log_config=None,
-            http=_Protocol,
+            http=_protocol(settings.limits.body_seconds),
             ws="none",
             lifespan="off",
             limit_concurrency=CONNECTIONS,
@@ -75,16 +73,19 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
         await catalogue.close()
 
 
-class _Protocol(H11Protocol):
-    """uvicorn's, which would wait for a request's headers for ever."""
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """uvicorn's, which by itself would wait for a connection's first headers for ever."""
 
-    def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.loop.call_later(HEADER_SECONDS, self._close_if_silent)
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(seconds, self._close_if_silent)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+        def _close_if_silent(self) -> None:
+            if getattr(self, "cycle", None) is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Protocol
 
 
 class _Server(uvicorn.Server):

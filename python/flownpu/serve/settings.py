@@ -16,7 +16,7 @@ class Limits:
     body_bytes: int = 32 * 2**20
     """Of a request's body: a few photographs as base64, or the text of some books."""
     body_seconds: float = 30.0
-    """From a request's first byte to its last."""
+    """For a connection's first headers, and for each body."""
     images: int = 16
     """In one conversation."""
     choices: int = 16

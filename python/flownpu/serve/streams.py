@@ -19,7 +19,7 @@ __all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
 log = logging.getLogger(__name__)
 
 # When the server is told to end, streams go on to their end; the bound on that is uvicorn's.
-AppStatus.disable_automatic_graceful_drain()
+AppStatus.enable_automatic_graceful_drain = False
 
 
 class ClientGoneError(Exception):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker over GenAI's generators: events, slots, what is kept of a conversation, and failures."""
 
+import gc
 import queue
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.generator_worker import GeneratorWorker
+from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request, Started
@@ -192,3 +194,18 @@ def test_stop_texts(stops, pieces, passed, found):
 def test_what_stop_texts_hold_back_comes_at_the_end():
     texts = StopTexts(["abc"])
     assert texts.add("xab") + texts.rest() == "xab"
+
+
+def test_a_slot_that_is_emptied_is_empty_at_once(worker):
+    """A KV cache does not wait for Python to look for circles of objects, which may be after hundreds of requests."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+        for seed in range(6):
+            Asked(worker, "Strings are", 3, sampling=Sampling(temperature=1, seed=seed)).all()
+        Asked(worker, "Strings are", guidance=BAD).all()
+        after = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before <= worker.slots

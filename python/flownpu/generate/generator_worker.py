@@ -4,7 +4,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ class _Answer:
     request: Request
     deliver: Deliver
     slot: _Slot
-    events: Iterator[Event] = field(default_factory=lambda: iter(()))
+    events: Generator[Event, None, None] = field(init=False)
     cached_tokens: int = 0
     new_tokens: int = 0
 
@@ -184,10 +184,12 @@ class GeneratorWorker:
             self._end(answer)
 
     def _end(self, answer: _Answer) -> None:
+        # It has the generator, and the answer it: a circle that would keep a KV cache until Python looks for such.
+        answer.events.close()
         answer.slot.busy = False
         self._answers.remove(answer)
 
-    def _answer(self, answer: _Answer) -> Iterator[Event]:
+    def _answer(self, answer: _Answer) -> Generator[Event, None, None]:
         """A request's events, one for each step of the model."""
         request, held = answer.request, answer.slot.held
         assert held is not None

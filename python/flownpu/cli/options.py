@@ -12,7 +12,7 @@ from flownpu.generate.language_model import LanguageModel
 from flownpu.model.folder import read_genai_config
 
 if TYPE_CHECKING:
-    from flownpu.serve.model_protocol import ModelSettings
+    from flownpu.serve.processes.protocol import ModelSettings
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
@@ -102,7 +102,7 @@ def served_models(
         typer.BadParameter: two have the same name.
         FlowNPUError: a folder holds no model.
     """
-    protocol = require("flownpu.serve.model_protocol", extra="serve", purpose="Serving models")
+    protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
     named: dict[str, ModelSettings] = {}
     for text in models:
         name, separator, place = text.partition("=")

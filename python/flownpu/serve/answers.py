@@ -11,8 +11,8 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
 from flownpu.serve.errors import ApiError, busy, invalid
 from flownpu.serve.metrics import Metrics
-from flownpu.serve.model_process import ModelProcess
-from flownpu.serve.model_protocol import Question
+from flownpu.serve.processes.model_process import ModelProcess
+from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
 
 __all__ = ["Answers", "Times"]

@@ -15,10 +15,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from flownpu import __version__
 from flownpu.serve.errors import ApiError, invalid
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
-from flownpu.serve.ollama_routes import ollama_routes
-from flownpu.serve.openai_routes import openai_routes
-from flownpu.serve.page_routes import page_routes
-from flownpu.serve.responses_routes import responses_routes
+from flownpu.serve.routes.ollama import ollama_routes
+from flownpu.serve.routes.openai import openai_routes
+from flownpu.serve.routes.page import page_routes
+from flownpu.serve.routes.responses import responses_routes
 from flownpu.serve.service import Service
 from flownpu.serve.streams import ClientGoneError
 

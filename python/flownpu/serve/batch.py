@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from flownpu.errors import FlowNPUError
 from flownpu.serve.application import told
 from flownpu.serve.errors import ApiError, invalid
-from flownpu.serve.openai_requests import ChatRequest, CompletionRequest
-from flownpu.serve.openai_routes import chat_completion, completion
-from flownpu.serve.responses_requests import ResponsesRequest
-from flownpu.serve.responses_routes import response
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.requests.responses import ResponsesRequest
+from flownpu.serve.routes.openai import chat_completion, completion
+from flownpu.serve.routes.responses import response
 from flownpu.serve.service import Service
 from flownpu.serve.settings import ServerSettings
 

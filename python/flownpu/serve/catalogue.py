@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flownpu.errors import FlowNPUError
 from flownpu.serve.errors import ApiError, unknown_model
-from flownpu.serve.model_process import ModelProcess
+from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.settings import ServerSettings
 
 __all__ = ["Catalogue"]

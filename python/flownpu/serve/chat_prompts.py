@@ -14,7 +14,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.image_prompts import IMAGE, read_image_data
 from flownpu.model.folder import chat_template, read_genai_config
 from flownpu.serve.errors import invalid
-from flownpu.serve.openai_requests import ChatRequest, ImagePart, Message
+from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.tools import CallFormat, offered
 
 __all__ = ["ChatModel", "Conversation"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from flownpu.generate.worker import Finished
-from flownpu.serve.model_process import ModelProcess
+from flownpu.serve.processes.model_process import ModelProcess
 
 if TYPE_CHECKING:
     from flownpu.serve.answers import Times

@@ -14,8 +14,8 @@ from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.errors import invalid, unknown_model
 from flownpu.serve.metrics import Metrics
-from flownpu.serve.model_protocol import Question
-from flownpu.serve.openai_requests import ChatRequest, CompletionRequest
+from flownpu.serve.processes.protocol import Question
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, Constraint, ToolCall
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flownpu.serve.model_protocol import ModelSettings
+from flownpu.serve.processes.protocol import ModelSettings
 
 __all__ = ["Limits", "ServerSettings"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Guidance
-from flownpu.serve.openai_requests import ChatRequest, Function, NamedTool
+from flownpu.serve.requests.openai import ChatRequest, Function, NamedTool
 
 __all__ = ["AnswerReader", "CallFormat", "Constraint", "ToolCall", "json_guidance"]
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-from flownpu.serve.responses_requests import ResponsesRequest
+from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.service import Chat, Delta, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 from flownpu.serve.tools import ToolCall

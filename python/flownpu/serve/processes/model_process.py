@@ -14,7 +14,7 @@ import psutil
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate.worker import Deliver, Failed, Finished
-from flownpu.serve.model_protocol import ModelFacts, ModelSettings, Question
+from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 
 __all__ = ["ModelProcess"]
 
@@ -40,7 +40,7 @@ class ModelProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flownpu.serve.model_host", str(theirs.fileno())],
+                [sys.executable, "-m", "flownpu.serve.processes.host", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,

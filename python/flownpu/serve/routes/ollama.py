@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from flownpu import __version__
 from flownpu.model.folder import read_genai_config
-from flownpu.serve.ollama_requests import OllamaChat, OllamaGenerate, OllamaShow
-from flownpu.serve.openai_requests import ChatRequest
+from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.service import Chat, Delta, End, Service
 from flownpu.serve.streams import line_stream, unless_gone
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of Ollama's API, and the same in OpenAI's words.
 
-As in `openai_requests`, what could change an answer and cannot be followed is refused unless it says what happens
+As in `requests.openai`, what could change an answer and cannot be followed is refused unless it says what happens
 anyway.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from flownpu.serve.openai_requests import ChatRequest, CompletionRequest, NoPenalty, Number, Stop, Strict
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, NoPenalty, Number, Stop, Strict
 
 __all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one model: `python -m flownpu.serve.model_host FILE_DESCRIPTOR`, started by `ModelProcess`.
+"""The process of one model: `python -m flownpu.serve.processes.host FILE_DESCRIPTOR`, started by `ModelProcess`.
 
 GenAI holds Python's lock while it computes, for seconds with a long prompt: a server in the same process would not even
 say that it is alive. And a crash here ends one model's requests instead of the server.
@@ -22,7 +22,7 @@ from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.language_model import LanguageModel, Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
 from flownpu.model.folder import read_genai_config
-from flownpu.serve.model_protocol import ModelFacts, ModelSettings, Question
+from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 
 __all__ = ["main"]
 

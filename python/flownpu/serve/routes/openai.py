@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from flownpu.generate.worker import Likelihood
-from flownpu.serve.openai_requests import ChatRequest, CompletionRequest
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.service import Chat, Delta, End, Service, usage
 from flownpu.serve.streams import event_stream, unless_gone
 

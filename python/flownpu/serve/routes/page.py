@@ -10,7 +10,7 @@ from flownpu.serve.errors import ApiError
 
 __all__ = ["page_routes"]
 
-FOLDER = Path(__file__).parent / "page"
+FOLDER = Path(__file__).parent / "chat_page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     # Nothing from elsewhere is loaded or asked, and no other page shows this one in a frame. What a model writes is put

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from flownpu.serve.openai_requests import (
+from flownpu.serve.requests.openai import (
     ChatRequest,
     Function,
     FunctionName,

@@ -88,7 +88,7 @@ void FlowQKVAttention::attend(const AttentionCall& call) const {
   };
   // Few rows take equally long, and their threads read one stretch of the cache each.
   if (plan.few) return context_.pool->run(plan.tasks, compute);
-  // Of more, whoever is free takes the longest that is left.
+  // More rows take unequally long: a free thread takes the longest that is left.
   std::atomic<std::int64_t> next{0};
   const std::int64_t threads = std::min<std::int64_t>(context_.pool->threads(), plan.tasks);
   context_.pool->run(threads, [&](std::int64_t /*index*/, std::size_t thread) {

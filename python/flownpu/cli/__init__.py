@@ -13,7 +13,6 @@ from rich.logging import RichHandler
 
 from flownpu import __version__
 from flownpu.cli import (
-    batch,
     bench,
     build,
     chat,
@@ -27,12 +26,12 @@ from flownpu.cli import (
     predict,
     run,
     selftest,
-    serve,
     trace,
     tune,
     verify,
 )
 from flownpu.cli.output import progress_console, status
+from flownpu.cli.serving import batch, serve
 from flownpu.machine import module_versions
 
 __all__ = ["app", "main"]

@@ -136,7 +136,7 @@ def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
     ids=["cut short", "deep", "no UTF-8", "empty", "a web form's type", "no object"],
 )
 def test_a_body_that_is_no_json(http, content, kind, message):
-    """Of the type of web forms, any page that a browser shows could send it without being asked."""
+    """One of the type of web forms any page that a browser shows could send without being asked."""
     refused(http.post(CHAT, content=content, headers={"Content-Type": kind}), 400, message)
     assert answers(http)
 

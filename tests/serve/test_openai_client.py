@@ -80,7 +80,7 @@ def test_the_next_turn_is_computed_from_where_the_last_one_ended(client):
     said = {"role": "assistant", "content": first.choices[0].message.content}
     messages = [*MESSAGES, said, {"role": "user", "content": "And more?"}]
     second = client.chat.completions.create(messages=messages, max_tokens=4, **GREEDY)
-    # Of the answer, tokens may be others when its text is tokenised anew.
+    # The answer's tokens may be others when its text is tokenised anew.
     assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens
 
 

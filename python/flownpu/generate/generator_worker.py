@@ -219,7 +219,7 @@ class GeneratorWorker:
         yield answer.finished(reason)
 
     def _likelihoods(self, logarithms: "NDArray[np.float64]", token: int, alternatives: int) -> tuple[Likelihood, ...]:
-        """Of the token that was taken, and of the likeliest ones."""
+        """Those of the token that was taken, and of the likeliest ones."""
         likeliest = np.argsort(-logarithms, kind="stable")[:alternatives].tolist()
         return tuple(
             Likelihood(index, self.model.text_of_token(index), float(logarithms[index]))
@@ -236,7 +236,7 @@ def _depends_on_seed(request: Request) -> bool:
 
 
 def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":
-    """Of the probabilities of each token, float64 [vocabulary]; logits are of any shape with as many elements."""
+    """Logarithms of each token's probability, float64 [vocabulary]; the logits may be of any shape with as many."""
     values: NDArray[np.float64] = logits.reshape(-1).astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())

@@ -57,8 +57,8 @@ class Request:
     still become one."""
     guidance: Guidance | None = None
     alternatives: int | None = None
-    """Of each token its log-probability, and those of this many likeliest tokens; None: none. Only of a worker that
-    `gives_likelihoods`."""
+    """How many of the likeliest tokens are told beside each token, with their log-probabilities; None: nor is the
+    token's own. Only a worker that `gives_likelihoods` takes it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Piece:
     tokens: int
     """How many new tokens this event is of."""
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
-    """Of each of these tokens: itself, then the alternatives with the likeliest first; if they were asked for."""
+    """For each of these tokens itself, then the alternatives with the likeliest first; if they were asked for."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ __all__ = ["Answers", "Times"]
 
 @dataclass
 class Times:
-    """Of one answer, by time.perf_counter()."""
+    """When one answer was asked for, begun and written, by time.perf_counter()."""
 
     asked: float
     started: float = 0.0

@@ -93,7 +93,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def told(error: RequestValidationError | ValidationError) -> ApiError:
     """The first thing that is wrong with a request, without what it holds."""
-    # Of a union each member says why it is not the one; who came furthest knows most.
+    # Each member of a union says why it is not the one; who came furthest knows most.
     first = max(error.errors(), key=lambda found: len(found["loc"]))
     place = [str(part) for part in first["loc"] if part != "body"]
     name = ".".join(part for part in place if part.isidentifier() or part.isdigit())

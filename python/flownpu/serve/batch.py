@@ -44,7 +44,7 @@ class BatchProgress:
     """Lines that the target had already."""
     answered: int = 0
     refused: int = 0
-    """Of those answered, with an error."""
+    """Those answered that have an error."""
     new_tokens: int = 0
 
     @property

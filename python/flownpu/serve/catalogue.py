@@ -40,7 +40,7 @@ class Catalogue:
 
     @property
     def names(self) -> list[str]:
-        """Of all models, loaded or not."""
+        """All models' names, loaded or not."""
         return list(self._entries)
 
     def loaded(self) -> dict[str, ModelProcess]:

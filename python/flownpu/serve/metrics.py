@@ -17,7 +17,7 @@ __all__ = ["Metrics"]
 # Bounds of histograms: from a cached prompt of a small model to a long one of a large model on few cores.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WEIGHT_OF_NEW = 0.2
-"""Of the last answer in the mean by which Retry-After is guessed."""
+"""What the last answer counts in the mean by which Retry-After is guessed."""
 
 
 class Metrics:

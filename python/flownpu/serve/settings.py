@@ -14,7 +14,7 @@ class Limits:
     """What one request, and all of them together, may take."""
 
     body_bytes: int = 32 * 2**20
-    """Of a request's body: a few photographs as base64, or the text of some books."""
+    """A request's body: a few photographs as base64, or the text of some books."""
     body_seconds: float = 30.0
     """For a connection's first headers, and for each body."""
     images: int = 16
@@ -22,7 +22,7 @@ class Limits:
     choices: int = 16
     """Answers to one request: `n`, times the prompts of a completion."""
     output_tokens: int | None = None
-    """Of one answer, whatever a request asks for; None: what the context holds."""
+    """One answer, whatever a request asks for; None: what the context holds."""
     queue: int = 64
     """Answers of one model that wait, beyond those that are computed."""
     request_seconds: float = 600.0

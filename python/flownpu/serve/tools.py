@@ -74,7 +74,7 @@ class Constraint:
 
     @classmethod
     def of(cls, request: ChatRequest, calls: CallFormat) -> "Constraint":
-        """Of a request's tools and format."""
+        """What a request's tools and format make of it."""
         text = _schema(request)
         tools = offered(request)
         if not tools:

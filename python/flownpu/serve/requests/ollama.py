@@ -133,7 +133,7 @@ class OllamaShared(Strict):
 
 
 class OllamaChat(OllamaShared):
-    """Of /api/chat."""
+    """What /api/chat takes."""
 
     messages: list[OllamaMessage] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
@@ -149,7 +149,7 @@ class OllamaChat(OllamaShared):
 
 
 class OllamaGenerate(OllamaShared):
-    """Of /api/generate."""
+    """What /api/generate takes."""
 
     prompt: str = ""
     system: str | None = None
@@ -178,7 +178,7 @@ class OllamaGenerate(OllamaShared):
 
 
 class OllamaShow(Strict):
-    """Of /api/show."""
+    """What /api/show takes."""
 
     model: str
     verbose: bool | None = None

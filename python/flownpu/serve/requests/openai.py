@@ -74,7 +74,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    # Of an answer that is sent back as it came.
+    # What an answer has that is sent back as it came.
     refusal: str | None = None
     annotations: list[Any] | None = None
     reasoning_content: str | None = None
@@ -183,7 +183,7 @@ class Shared(Strict):
 
 
 class ChatRequest(Shared):
-    """Of /v1/chat/completions."""
+    """What /v1/chat/completions takes."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -208,7 +208,7 @@ class ChatRequest(Shared):
 
 
 class CompletionRequest(Shared):
-    """Of /v1/completions."""
+    """What /v1/completions takes."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: Literal[False] | None = None

@@ -130,7 +130,7 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(Strict):
-    """Of /v1/responses."""
+    """What /v1/responses takes."""
 
     model: str
     input: str | Annotated[list[AnyItem], Field(min_length=1)]

@@ -363,6 +363,11 @@ def test_texts_are_logged_if_asked(guarded):
     assert "open sesame" not in guarded.text()
 
 
+def test_an_address_that_is_taken_says_so(capfd, topics, server):
+    assert main(["serve", str(topics), "--port", str(server.port)]) == 1
+    assert f"cannot listen on 127.0.0.1, port {server.port}" in capfd.readouterr().err
+
+
 def test_a_server_without_a_model_says_why(capfd, tmp_path):
     assert main(["serve", str(tmp_path), "--port", "0"]) == 1
     assert "holds no genai_config.json" in capfd.readouterr().err

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
+BACKLOG = 2048
+"""Connections that the system holds until they are taken."""
 CONNECTIONS = 1000
 """Open at the same time; uvicorn answers further ones with 503."""
 
@@ -38,12 +40,10 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
         say: writes a line about what happens.
 
     Raises:
-        FlowNPUError: the first model cannot be loaded.
-        OSError: the address cannot be had.
+        FlowNPUError: the first model cannot be loaded, or the address cannot be had.
         KeyboardInterrupt: it was ended by Ctrl-C, after all requests had been answered or their time was over.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family, backlog=2048) as listening:
+    with _listen(host, port) as listening:
         service = Service(settings)
         config = uvicorn.Config(
             application(service),
@@ -59,6 +59,16 @@ def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str],
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, lambda *_: None)
         asyncio.run(_run(_Server(config, service, say), listening))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise FlowNPUError(
+            f"cannot listen on {host}, port {port}: {error.strerror}. --host and --port choose another address"
+        ) from error
 
 
 async def _run(server: "_Server", listening: socket.socket) -> None:

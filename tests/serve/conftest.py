@@ -17,8 +17,6 @@ import pytest
 
 from flownpu.convert import convert
 
-pytest.importorskip("fastapi", reason="needs the extra serve")
-
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 

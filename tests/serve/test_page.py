@@ -163,6 +163,19 @@ def test_an_error_is_shown_and_the_next_message_goes_without_it(page):
     wait_for_answer(page)
 
 
+def test_a_server_with_a_key_is_asked_with_it(browser, start_server, topics):
+    server = start_server(topics, FLOWNPU_API_KEY="open sesame")
+    page = browser.new_context().new_page()
+    page.goto(server.address)
+    api.expect(page.get_by_role("status")).to_have_text(re.compile("expected the server's key"))
+    page.get_by_label("Key of the server").fill("open sesame")
+    page.keyboard.press("Tab")
+    page.wait_for_selector("#model option", state="attached")
+    say(page, QUESTION)
+    assert wait_for_answer(page)
+    page.context.close()
+
+
 def test_markup_in_a_text_is_text(page):
     text = "<img src=x onerror=alert(1)> and\n```python\nfor x in y:\n```\nmore"
     say(page, text)

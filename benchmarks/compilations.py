@@ -4,7 +4,7 @@
     python -m benchmarks.compilations gemma3-1b --context 8192
 
 runs at the root of the repository, on a folder that `flownpu convert` or `flownpu make-model` wrote. The stand-ins are
-the tests' (tests/cli/stand_ins.py): they write instructions of a compiler's form. `--every-class` adds an operation
+the tests' (tests/cli/npu/stand_ins.py): they write instructions of a compiler's form. `--every-class` adds an operation
 that FlowNPU does not know to them, so that all classes of positions are compiled, as before instructions were put
 together of pieces. Minutes are those of `flownpu build`, at what a real aie-opt took.
 """
@@ -19,7 +19,7 @@ import typer
 
 from flownpu.aie.artifacts.compiled import BuildCost
 from flownpu.npu.artifacts import build_artifacts
-from tests.cli.stand_ins import Tools
+from tests.cli.npu.stand_ins import Tools
 
 
 class _Environment:

@@ -15,7 +15,7 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check site lint mlir-opt xrt-headers xrt sanitize fuzz figures clean
+.PHONY: help demo test check site lint mlir-opt xrt-headers xrt chromium sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -32,7 +32,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xrt lint mlir-opt sanitize
+test: xrt lint mlir-opt chromium sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
 
 check: .venv/test
@@ -55,6 +55,10 @@ xrt-headers: | .venv
 # XRT itself, on which the tests run that plugin; the same.
 xrt: xrt-headers
 	@$(BIN)/python -m scripts.xrt_runtime
+
+# The browser in which the tests use the chat page; the same.
+chromium: | .venv
+	@$(BIN)/python -m scripts.chromium
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -87,10 +91,12 @@ build/sanitize/built: .venv/test
 	$(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	touch $@
 
-figures: .venv/demo
+figures: .venv/test chromium
 	$(BIN)/python scripts/draw_demo.py
 	$(BIN)/python scripts/draw_npu_designs.py
 	$(BIN)/python -m scripts.draw_shapes
+	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
+	$(BIN)/python -m scripts.draw_chat_page out/gemma3-shapes
 
 clean:
 	rm -rf .venv build out

@@ -59,6 +59,7 @@ def application() -> typer.Typer:
         tune,
         verify,
     )
+    from flownpu.cli.serving import batch, serve  # noqa: PLC0415
 
     app = typer.Typer(
         name="flownpu",
@@ -72,6 +73,8 @@ def application() -> typer.Typer:
     app.command("export-q4nx")(export_q4nx.export_q4nx)
     app.command("run")(run.run)
     app.command("chat")(chat.chat)
+    app.command("serve")(serve.serve)
+    app.command("batch")(batch.batch)
     app.command("bench")(bench.bench)
     app.command("inspect")(inspect.inspect)
     app.command("explain")(explain.explain)

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments and options that several commands share."""
 
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel
+from flownpu.model.folder import read_genai_config
+
+if TYPE_CHECKING:
+    from flownpu.serve.processes.protocol import ModelSettings
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
+__all__ += ["Context", "Slots", "served_models"]
 
 
 # Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
@@ -41,6 +48,10 @@ TopP = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability.")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")]
+Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer; the KV cache is of this size.")]
+Slots = Annotated[
+    int, typer.Option(min=1, help="Answers that are computed at the same time, and conversations that are kept.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -80,3 +91,25 @@ def provider_options(
     if activations is not None:
         options["activations"] = activations
     return options
+
+
+def served_models(
+    models: list[str], provider: Provider, given: dict[str, str], threads: int | None, context: int, slots: int
+) -> "dict[str, ModelSettings]":
+    """Models for a server, by name: NAME=FOLDER, or a folder, whose last part is the name.
+
+    Raises:
+        typer.BadParameter: two have the same name.
+        FlowNPUError: a folder holds no model.
+    """
+    protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
+    named: dict[str, ModelSettings] = {}
+    for text in models:
+        name, separator, place = text.partition("=")
+        folder = Path(place) if separator and name and os.sep not in name else Path(text)
+        name = name if folder == Path(place) and separator else folder.resolve().name
+        if name in named:
+            raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
+        read_genai_config(folder)
+        named[name] = protocol.ModelSettings(folder, provider, given, threads, context, slots)
+    return named

@@ -8,7 +8,7 @@ vision model's features replace `TOKENS_PER_IMAGE`.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from flownpu.model.folder import read_genai_config, read_json
 if TYPE_CHECKING:
     from flownpu.generate.images import ImageSize, PreparedImage
 
-__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images", "read_images"]
+__all__ = ["IMAGE", "TOKENS_PER_IMAGE", "ImageProcessor", "expand_images", "mark_images"]
+__all__ += ["read_image_data", "read_images"]
 
 IMAGE = "<start_of_image>"
 SOFT = "<image_soft_token>"
@@ -42,6 +43,13 @@ def read_images(folder: Path, paths: Iterable[Path]) -> "list[PreparedImage]":
     size = image_size(folder)
     images = require("flownpu.generate.images", extra="genai", purpose="Reading images")
     return [images.read_image(path, size) for path in paths]
+
+
+def read_image_data(folder: Path, contents: Mapping[str, bytes]) -> "list[PreparedImage]":
+    """Like `read_images`, of images whose files are in memory, by what errors call them."""
+    size = image_size(folder)
+    images = require("flownpu.generate.images", extra="genai", purpose="Reading images")
+    return [images.read_image(Path(name), size, content) for name, content in contents.items()]
 
 
 def image_size(folder: Path) -> "ImageSize":

@@ -59,21 +59,27 @@ class PreparedImage:
     """The image in the model's size, RGB, as a PNG file: without loss, and what ORT GenAI's decoder reads."""
 
 
-def read_image(path: Path, size: ImageSize) -> PreparedImage:
+def read_image(path: Path, size: ImageSize, content: bytes | None = None) -> PreparedImage:
     """Reads the first frame of an image file for a model.
 
     Transparent parts become white. A picture of up to 50 megapixels is resized in one step, and then has the pixels
     that transformers makes of it; a larger one is reduced by whole factors first.
 
+    Args:
+        path: the file.
+        size: what the model takes.
+        content: what the file holds, if it is not to be read; `path` is then its name in errors.
+
     Raises:
         FlowNPUError: the file is missing, is no image, is damaged or takes more than `DECODING_MEMORY`; names the file.
     """
-    _check_file(path)
+    if content is None:
+        _check_file(path)
     try:
         with warnings.catch_warnings():
             # Pillow warns of sizes within our own limit, and of broken metadata, of which only the orientation matters.
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=FORMATS) as source:
+            with Image.open(path if content is None else io.BytesIO(content), formats=FORMATS) as source:
                 return _prepare(source, path, size)
     except FlowNPUError:
         raise

@@ -8,7 +8,7 @@ asked for, and takes the times.
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,8 @@ class LanguageModel:
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
         self.has_chat_template = has_chat_template(folder)
+        ending = settings.get("eos_token_id", [])
+        self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
         options = dict(options or {})
         with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
@@ -165,20 +167,37 @@ class LanguageModel:
         self._tokenizer.update_options(add_special_tokens="true")
         return self._encode(text)
 
-    def tokens_of_messages(self, messages: list[Message]) -> Tokens:
-        """The tokens of a conversation in the model's chat template, up to where the model's next reply begins."""
+    def tokens_of_messages(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> Tokens:
+        """The tokens of a conversation in the model's chat template, up to where the model's next reply begins.
+
+        Args:
+            messages: the turns; a template may read more of them than a `Message` has.
+            tools: functions that the model may call, as OpenAI's API describes them; for templates that know tools.
+        """
         # The template writes the special tokens itself.
         self._tokenizer.update_options(add_special_tokens="false")
         for message in messages:
-            _check_text(message["content"])
-        text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True)
+            if isinstance(content := message.get("content"), str):
+                _check_text(content)
+        given = {"tools": json.dumps(tools)} if tools else {}
+        text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True, **given)
         return self._encode(text)
+
+    def tokens_of_conversation(self, messages: list[Message]) -> Tokens:
+        """Like `tokens_of_messages`; a model that was never taught turns continues what has been said so far."""
+        if self.has_chat_template:
+            return self.tokens_of_messages(messages)
+        return self.tokens_of_text("\n".join(message["content"] for message in messages))
 
     def _encode(self, text: str) -> Tokens:
         _check_text(text)
         if self._image_processor is not None:
             text = expand_images(text)
         return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
+
+    def text_of_token(self, token: int) -> str:
+        """What a token stands for by itself; a part of a character is a replacement character."""
+        return str(self._tokenizer.decode(np.array([token], dtype=np.int32)))
 
     @property
     def takes_images(self) -> bool:
@@ -189,11 +208,46 @@ class LanguageModel:
         """Whether any of the tokens stands for a part of an image."""
         return self._image_processor is not None and self._image_processor.count_tokens(tokens) > 0
 
-    def generator(self, max_length: int, sampling: Sampling, *, min_length: int = 0) -> Any:
-        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included."""
+    def generator(
+        self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: tuple[str, str] | None = None
+    ) -> Any:
+        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included.
+
+        `guidance` is what the new text must be an instance of: GenAI's name of the kind, and the schema or grammar.
+
+        Raises:
+            FlowNPUError: GenAI does not understand the guidance.
+        """
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(max_length=max_length, min_length=min_length, **sampling.search_options())
-        return self._genai.Generator(self._model, parameters)
+        if guidance is None:
+            return self._genai.Generator(self._model, parameters)
+        parameters.set_guidance(*guidance)
+        try:
+            return self._genai.Generator(self._model, parameters)
+        except RuntimeError as error:
+            raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
+
+    def append(self, generator: Any, prompt: Tokens, images: "Sequence[PreparedImage]" = ()) -> float | None:
+        """Computes a prompt's tokens; images, one for each mark, must come with the generator's first prompt.
+
+        Returns:
+            What `ImageProcessor.append` says of the vision model's time; 0 for a model without one.
+        """
+        if self._image_processor is not None:
+            return self._image_processor.append(generator, prompt, images)
+        if images:
+            raise FlowNPUError(f"the model in {self.folder} takes no images, and {len(images)} were given")
+        generator.append_tokens(prompt)
+        return 0.0
+
+    def steps(self, generator: Any) -> Iterator[tuple[int, str]]:
+        """Generates token after token until the sequence ends; yields each and the text that it adds."""
+        decoder = self._tokenizer.create_stream()
+        while not generator.is_done():
+            generator.generate_next_token()
+            token = int(generator.get_next_tokens()[0])
+            yield token, decoder.decode(token)
 
     def stream(
         self, generator: Any, prompt: Tokens, timing: Timing, images: "Sequence[PreparedImage]" = ()
@@ -203,19 +257,11 @@ class LanguageModel:
         Images, one for each mark in the prompt, must come with the generator's first prompt.
         """
         started = time.perf_counter()
-        if self._image_processor is not None:
-            timing.vision = self._image_processor.append(generator, prompt, images)
-        elif images:
-            raise FlowNPUError(f"the model in {self.folder} takes no images, and {len(images)} were given")
-        else:
-            generator.append_tokens(prompt)
+        timing.vision = self.append(generator, prompt, images)
         timing.images = len(images)
         timing.prompt_tokens = len(prompt)
         timing.prefill = time.perf_counter() - started - (timing.vision or 0.0)
-        decoder = self._tokenizer.create_stream()
-        while not generator.is_done():
-            generator.generate_next_token()
-            text = decoder.decode(int(generator.get_next_tokens()[0]))
+        for _, text in self.steps(generator):
             elapsed = time.perf_counter() - started
             timing.new_tokens += 1
             timing.first_token = timing.first_token or elapsed

@@ -46,6 +46,7 @@ _LONGEST_NAME = 255
 
 __all__ = [
     "MANIFEST",
+    "chat_template",
     "check_genai_config",
     "has_chat_template",
     "locate_graph",
@@ -191,10 +192,21 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
 
 def has_chat_template(folder: Path) -> bool:
     """Whether the folder's tokenizer knows how to write a conversation."""
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    path = folder / "tokenizer_config.json"
-    return path.is_file() and bool(read_json(path).get("chat_template"))
+    return bool(chat_template(folder))
+
+
+def chat_template(folder: Path) -> str:
+    """The Jinja template by which the folder's tokenizer writes a conversation; empty if there is none."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        template = read_json(path).get("chat_template") if path.is_file() else None
+        if template:
+            # There may be several, each with its name.
+            return template if isinstance(template, str) else json.dumps(template)
+    return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

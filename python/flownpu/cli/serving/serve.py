@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu serve`: models over HTTP."""
+
+import ipaddress
+import logging
+from typing import Annotated
+
+import typer
+
+from flownpu.cli import options
+from flownpu.cli.output import status
+from flownpu.errors import require
+
+KEY_VARIABLE = "FLOWNPU_API_KEY"
+GIB = 2**30
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Folders that `flownpu convert` wrote, or NAME=FOLDER."),
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; this machine alone can reach the default.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", envvar=KEY_VARIABLE, help="What clients must show; better in the variable."),
+    ] = None,
+    open_to_all: Annotated[
+        bool, typer.Option("--open-to-all", help="Listen on an address that others can reach, without a key.")
+    ] = False,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Web pages of this origin may use the server; may be repeated."),
+    ] = None,
+    context: options.Context = 4096,
+    slots: options.Slots = 4,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Answers that may wait, of each model; further ones are refused.")
+    ] = 64,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer, whatever is asked for.")] = None,
+    max_body: Annotated[int, typer.Option(min=1, metavar="MIB", help="MiB of a request.")] = 32,
+    body_seconds: Annotated[float, typer.Option(min=0.1, help="In which a request must have arrived.")] = 30,
+    max_images: Annotated[int, typer.Option(min=0, help="Images in a conversation.")] = 16,
+    request_seconds: Annotated[float, typer.Option(min=1, help="What an answer may take, waiting included.")] = 600,
+    stopping_seconds: Annotated[float, typer.Option(min=1, help="What answers may still take after Ctrl-C.")] = 30,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="GIB", help="Memory of all models; those not used for longest are dropped."),
+    ] = None,
+    log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers, too.")] = False,
+    provider: options.ProviderOption = "flownpu",
+    device: options.DeviceOption = None,
+    activations: options.ActivationsOption = None,
+    threads: options.Threads = None,
+    option: options.Option = None,
+) -> None:
+    """Serve models to the clients of OpenAI's API and of Ollama's, and to browsers: a page to chat is at /.
+
+    The first model is loaded at once, others when they are first asked for. Ctrl-C lets running answers end.
+    """
+    settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu serve")
+    server = require("flownpu.serve.server", extra="serve", purpose="flownpu serve")
+    if not _is_loopback(host) and api_key is None and not open_to_all:
+        raise typer.BadParameter(
+            f"others can reach {host}: expected --api-key, or {KEY_VARIABLE} in the environment; --open-to-all does "
+            "without",
+            param_hint="--host",
+        )
+
+    given = options.provider_options(device, activations, option)
+    served = options.served_models(models, provider, given, threads, context, slots)
+    logging.getLogger("flownpu.serve").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    server.serve(
+        settings.ServerSettings(
+            served,
+            settings.Limits(
+                body_bytes=max_body * 2**20,
+                body_seconds=body_seconds,
+                images=max_images,
+                output_tokens=max_output,
+                queue=queue,
+                request_seconds=request_seconds,
+                stopping_seconds=stopping_seconds,
+            ),
+            memory=None if memory is None else round(memory * GIB),
+            api_key=api_key,
+            origins=tuple(origin or ()),
+            # A web page whose name is made to lead to this machine calls it by that name.
+            hosts=("localhost", "127.0.0.1", "::1", "[::1]") if _is_loopback(host) and api_key is None else ("*",),
+            logs_texts=log_texts,
+        ),
+        host,
+        port,
+        status,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker for models that are not paged: GenAI generators for a few conversations, a step of each in turn."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.held_sequence import HeldSequence
+from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.stop_texts import StopTexts
+from flownpu.generate.worker import Deliver, Event, Failed, Finished, FinishReason, Likelihood, Piece, Request, Started
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["GeneratorWorker"]
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A place for one conversation, which stays when its request has ended."""
+
+    held: HeldSequence | None = None
+    used: int = 0
+    """When it was last begun, in requests."""
+    busy: bool = False
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A request that has a slot."""
+
+    request: Request
+    deliver: Deliver
+    slot: _Slot
+    events: Generator[Event, None, None] = field(init=False)
+    cached_tokens: int = 0
+    new_tokens: int = 0
+
+    def finished(self, reason: FinishReason) -> Finished:
+        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+
+
+class GeneratorWorker:
+    """Answers up to `slots` requests at a time, a token of each in turn.
+
+    A request takes the free slot whose sequence has the longest beginning in common with it, if that is at least half
+    of the prompt or of what the slot holds: else more of another conversation would be lost than won. Otherwise it
+    takes the slot that was used longest ago. Only a slot with the same sampling and guidance can be gone on with, for
+    GenAI's generators have one of each for life; and a request that is sampled with a seed begins anew, for its tokens
+    depend on how many the generator has drawn before.
+
+    Args:
+        model: opened; this worker's thread alone calls its generators.
+        context: tokens of a prompt and its answer together; each slot's KV cache is of this size.
+        slots: requests at a time, and conversations that are kept.
+    """
+
+    gives_likelihoods = True
+
+    def __init__(self, model: LanguageModel, *, context: int, slots: int = 4) -> None:
+        self.model = model
+        self.context_length = min(context, model.context_length)
+        self.slots = slots
+        self._places = [_Slot() for _ in range(slots)]
+        self._arrivals: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
+        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        self._answers: list[_Answer] = []
+        self._begun = 0
+        self._closed = False
+        self._lock = threading.Lock()  # of `_closed` together with what is put after it
+        self._thread = threading.Thread(target=self._run, name=f"flownpu {model.folder.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """See `Worker.submit`."""
+        with self._lock:
+            if self._closed:
+                raise FlowNPUError("the model is being closed: send the request again")
+            self._arrivals.put((request, deliver))
+
+    def cancel(self, request: Request) -> None:
+        """See `Worker.cancel`."""
+        self._arrivals.put(request)
+
+    def close(self) -> None:
+        """See `Worker.close`."""
+        with self._lock:
+            self._closed = True
+            self._arrivals.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._take_arrivals():
+            self._fill_slots()
+            for answer in list(self._answers):
+                self._step(answer)
+        for answer in list(self._answers):
+            self._cancel(answer.request)
+        for request, deliver in self._waiting:
+            deliver(Finished("cancelled", len(request.tokens), 0, 0))
+        self._places.clear()
+
+    def _take_arrivals(self) -> bool:
+        """Takes what has come, and waits for something if there is nothing else to do; False: it is time to end."""
+        idle = not self._answers and not self._waiting
+        while True:
+            try:
+                arrival = self._arrivals.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if arrival is None:
+                return False
+            if isinstance(arrival, Request):
+                self._cancel(arrival)
+            else:
+                self._waiting.append(arrival)
+
+    def _cancel(self, request: Request) -> None:
+        for waiting in list(self._waiting):
+            if waiting[0] is request:
+                self._waiting.remove(waiting)
+                waiting[1](Finished("cancelled", len(request.tokens), 0, 0))
+        for answer in list(self._answers):
+            if answer.request is request:
+                answer.deliver(answer.finished("cancelled"))
+                self._end(answer)
+
+    def _fill_slots(self) -> None:
+        while self._waiting and len(self._answers) < self.slots:
+            request, deliver = self._waiting.popleft()
+            slot = self._slot_for(request)
+            slot.busy = True
+            self._begun += 1
+            slot.used = self._begun
+            answer = _Answer(request, deliver, slot)
+            answer.events = self._answer(answer)
+            self._answers.append(answer)
+
+    def _slot_for(self, request: Request) -> _Slot:
+        """A free slot, with a sequence that the request can go on with."""
+        free = [slot for slot in self._places if not slot.busy]
+        best = max(free, key=lambda slot: self._held_tokens(slot, request))
+        common = self._held_tokens(best, request)
+        if best.held is not None and common and 2 * common >= min(best.held.tokens, len(request.tokens)):
+            return best
+        slot = min(free, key=lambda slot: slot.used)
+        if not self._held_tokens(slot, request):
+            # Its KV cache goes before the next one comes.
+            slot.held = HeldSequence(self.model, self.context_length, request.sampling, _guidance(request))
+        return slot
+
+    @staticmethod
+    def _held_tokens(slot: _Slot, request: Request) -> int:
+        """Tokens of the prompt that a slot holds, if the request can use its generator."""
+        held = slot.held
+        if held is None or _depends_on_seed(request):
+            return 0
+        if (held.sampling.search_options(), held.guidance) != (
+            request.sampling.search_options(),
+            _guidance(request),
+        ):
+            return 0
+        return held.common_tokens(request.tokens, request.images)
+
+    def _step(self, answer: _Answer) -> None:
+        """Delivers a request's next event."""
+        try:
+            event = next(answer.events)
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+            answer.slot.held = None
+            answer.deliver(Failed(error))
+            self._end(answer)
+            return
+        answer.deliver(event)
+        if isinstance(event, Finished):
+            self._end(answer)
+
+    def _end(self, answer: _Answer) -> None:
+        # It has the generator, and the answer it: a circle that would keep a KV cache until Python looks for such.
+        answer.events.close()
+        answer.slot.busy = False
+        self._answers.remove(answer)
+
+    def _answer(self, answer: _Answer) -> Generator[Event, None, None]:
+        """A request's events, one for each step of the model."""
+        request, held = answer.request, answer.slot.held
+        assert held is not None
+        yield Started()
+        generator, new, unseen = held.resume(request.tokens, request.images)
+        answer.cached_tokens = len(request.tokens) - len(new)
+        self.model.append(generator, new, unseen)
+        stops = StopTexts(request.stop)
+        limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
+        steps = self.model.steps(generator)
+        reason: FinishReason | None = None
+        while reason is None:
+            # Before the step: guidance and sampling work in the same memory.
+            logarithms = _logarithms(generator.get_logits()) if request.alternatives is not None else None
+            token, text = next(steps)
+            answer.new_tokens += 1
+            ended = token in self.model.ending_tokens
+            text = stops.add("" if ended else text)
+            if ended or stops.found:
+                reason = "stop"
+            elif answer.new_tokens == limit:
+                reason = "length"
+            if reason is not None:
+                text += stops.rest()
+            given = () if logarithms is None else (self._likelihoods(logarithms, token, request.alternatives or 0),)
+            yield Piece(text, 1, given)
+        yield answer.finished(reason)
+
+    def _likelihoods(self, logarithms: "NDArray[np.float64]", token: int, alternatives: int) -> tuple[Likelihood, ...]:
+        """Those of the token that was taken, and of the likeliest ones."""
+        likeliest = np.argsort(-logarithms, kind="stable")[:alternatives].tolist()
+        return tuple(
+            Likelihood(index, self.model.text_of_token(index), float(logarithms[index]))
+            for index in (token, *likeliest)
+        )
+
+
+def _guidance(request: Request) -> tuple[str, str] | None:
+    return (request.guidance.kind, request.guidance.text) if request.guidance else None
+
+
+def _depends_on_seed(request: Request) -> bool:
+    return request.sampling.seed is not None and request.sampling.temperature != 0
+
+
+def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":
+    """Logarithms of each token's probability, float64 [vocabulary]; the logits may be of any shape with as many."""
+    values: NDArray[np.float64] = logits.reshape(-1).astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    return values

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that end an answer."""
+
+from collections.abc import Sequence
+
+__all__ = ["StopTexts"]
+
+
+class StopTexts:
+    """Passes an answer on as far as no stop text can have begun.
+
+    Args:
+        stops: the texts; empty ones are passed over.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.found = False
+        """Whether one has come; what follows it is dropped."""
+
+    def add(self, text: str) -> str:
+        """Takes the answer's next text; returns what of the answer may be passed on."""
+        if self.found:
+            return ""
+        self._held += text
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            passed, self._held = self._held[: min(places)], ""
+            return passed
+        end = len(self._held) - self._possible_beginning()
+        passed, self._held = self._held[:end], self._held[end:]
+        return passed
+
+    def rest(self) -> str:
+        """What was held back, when nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_beginning(self) -> int:
+        """Characters at the end of what is held that may be the beginning of a stop text."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0

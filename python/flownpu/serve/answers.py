@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers to one request while they are computed: admission, time, cancelling, and what is measured."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
+from flownpu.serve.errors import ApiError, busy, invalid
+from flownpu.serve.metrics import Metrics
+from flownpu.serve.processes.model_process import ModelProcess
+from flownpu.serve.processes.protocol import Question
+from flownpu.serve.settings import ServerSettings
+
+__all__ = ["Answers", "Times"]
+
+
+@dataclass
+class Times:
+    """When one answer was asked for, begun and written, by time.perf_counter()."""
+
+    asked: float
+    started: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+@dataclass(eq=False)
+class Answers:
+    """Asks one model some questions; yields the number of a question and an event of its answer.
+
+    When `begin` returns, the first piece of an answer has come, so that what is wrong with a request is still told by a
+    status code.
+    """
+
+    name: str
+    """The model's."""
+    process: ModelProcess
+    questions: Sequence[Question]
+    settings: ServerSettings
+    metrics: Metrics
+    times: list[Times] = field(default_factory=list)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    _events: "asyncio.Queue[tuple[int, Event]]" = field(default_factory=asyncio.Queue)
+    _numbers: list[int] = field(default_factory=list)
+    _ahead: list[tuple[int, Event]] = field(default_factory=list)
+    _deadline: float = 0.0
+
+    async def begin(self) -> None:
+        """Sends the questions, and waits for the first piece of an answer.
+
+        Raises:
+            ApiError: the queue is full; or a question cannot be answered.
+        """
+        self._admit()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + self.settings.limits.request_seconds
+        for index, question in enumerate(self.questions):
+            self.times.append(Times(time.perf_counter()))
+            self._numbers.append(self.process.submit(question, self._deliver(loop, index)))
+        try:
+            while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
+                self._ahead.append(await self._next())
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Cancels what has not ended."""
+        for index, number in enumerate(self._numbers):
+            if index not in self.finished:
+                self.process.cancel(number)
+                self.finished[index] = Finished("cancelled", 0, 0, 0)
+                self.metrics.ended(self.name, "cancelled")
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Finished]]:
+        """The rest of the events.
+
+        Raises:
+            ApiError: the model failed, or the time is over.
+        """
+        last = 0
+        while last < len(self.questions):
+            index, event = self._ahead.pop(0) if self._ahead else await self._next()
+            if isinstance(event, Piece | Finished):
+                last += isinstance(event, Finished)
+                yield index, event
+
+    def _admit(self) -> None:
+        count, facts = len(self.questions), self.process.facts
+        capacity = facts.slots + self.settings.limits.queue
+        if count > capacity:
+            raise invalid(f"the request asks for {count} answers, and the server takes {capacity} at a time")
+        if self.process.requests + count > capacity:
+            self.metrics.ended(self.name, "refused")
+            seconds = self.metrics.usual_seconds(self.name) * self.process.requests / facts.slots
+            raise busy(f"{self.process.requests} requests wait or are computed: try again later", seconds)
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop, index: int) -> "_Deliver":
+        return _Deliver(loop, self._events, index)
+
+    async def _next(self) -> tuple[int, Event]:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                index, event = await self._events.get()
+        except TimeoutError:
+            raise ApiError(
+                504,
+                f"the answer took more than {self.settings.limits.request_seconds:.0f} s, and was given up",
+                code="timeout",
+            ) from None
+        self._measure(index, event)
+        if isinstance(event, Failed):
+            if isinstance(event.error, FlowNPUError):
+                raise invalid(str(event.error)) from event.error
+            raise ApiError(500, str(event.error), code="model_failed") from event.error
+        return index, event
+
+    def _measure(self, index: int, event: Event) -> None:
+        times, now = self.times[index], time.perf_counter()
+        if isinstance(event, Started):
+            times.started = now
+        elif isinstance(event, Piece):
+            times.first = times.first or now
+            times.last = now
+        elif isinstance(event, Finished):
+            self.finished[index] = event
+            self.metrics.answered(self.name, event, times)
+        else:
+            self.finished[index] = Finished("cancelled", 0, 0, 0)
+            self.metrics.ended(self.name, "failed")
+
+
+@dataclass(frozen=True)
+class _Deliver:
+    """Brings events from the model's thread to the event loop's."""
+
+    loop: asyncio.AbstractEventLoop
+    events: "asyncio.Queue[tuple[int, Event]]"
+    index: int
+
+    def __call__(self, event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self.events.put_nowait, (self.index, event))

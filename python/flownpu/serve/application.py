@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server as an ASGI application: routes, errors, and what stands before them."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from flownpu import __version__
+from flownpu.serve.errors import ApiError, invalid
+from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
+from flownpu.serve.routes.ollama import ollama_routes
+from flownpu.serve.routes.openai import openai_routes
+from flownpu.serve.routes.page import page_routes
+from flownpu.serve.routes.responses import responses_routes
+from flownpu.serve.service import Service
+from flownpu.serve.streams import ClientGoneError
+
+__all__ = ["application"]
+
+log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""The status that logs have for a request that nobody waits for any more; as nginx has it."""
+
+
+def application(service: Service) -> FastAPI:
+    """The routes over a server's models, behind the guards that its settings want."""
+    app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    for router in (openai_routes(service), responses_routes(service), ollama_routes(service), page_routes()):
+        app.include_router(router)
+    _add_state(app, service)
+    _add_error_handlers(app)
+    settings = service.settings
+    # The last that is added is asked first.
+    app.add_middleware(BodyGuard, limits=settings.limits)
+    if settings.api_key is not None:
+        app.add_middleware(KeyGuard, key=settings.api_key)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    if "*" not in settings.hosts:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts), www_redirect=False)
+    return app
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        loaded = service.catalogue.loaded()
+        return {
+            "status": "ok",
+            "version": __version__,
+            "models": {name: name in loaded for name in service.catalogue.names},
+        }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = service.metrics.page(service.catalogue.loaded())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        return error_response(request.url.path, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(request.url.path, told(error))
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(request.url.path, ApiError(error.status_code, message))
+
+    @app.exception_handler(ClientGoneError)
+    async def gone(_request: Request, _error: ClientGoneError) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    @app.exception_handler(Exception)
+    async def mistake(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(request.url.path, ApiError(500, "the server made a mistake; its log says which"))
+
+
+def told(error: RequestValidationError | ValidationError) -> ApiError:
+    """The first thing that is wrong with a request, without what it holds."""
+    # Each member of a union says why it is not the one; who came furthest knows most.
+    first = max(error.errors(), key=lambda found: len(found["loc"]))
+    place = [str(part) for part in first["loc"] if part != "body"]
+    name = ".".join(part for part in place if part.isidentifier() or part.isdigit())
+    match first["type"]:
+        case "json_invalid":
+            return invalid(
+                f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", code="invalid_json"
+            )
+        case "extra_forbidden":
+            return invalid(f"unknown field {name}", name, "unknown_field")
+        case "missing" if name:
+            return invalid(f"the field {name} is missing", name, "missing_field")
+    if not name:
+        return invalid("expected a JSON object as body, with the header Content-Type: application/json")
+    return invalid(f"{name}: {first['msg']}", name, "invalid_value")

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a server: loaded when one is first asked for, dropped by age where memory is short."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from flownpu.errors import FlowNPUError
+from flownpu.serve.errors import ApiError, unknown_model
+from flownpu.serve.processes.model_process import ModelProcess
+from flownpu.serve.settings import ServerSettings
+
+__all__ = ["Catalogue"]
+
+PROCESS_BYTES = 80 * 2**20
+"""Resident in a model's process beside weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU (x86-64)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Entry:
+    process: ModelProcess | None = None
+    used: float = 0.0
+    """time.monotonic() of the last request."""
+    resident: int = 0
+    """Bytes of its process when it was dropped."""
+    opening: "asyncio.Task[ModelProcess] | None" = None
+
+
+class Catalogue:
+    """Opens and closes models; of the event loop's thread."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._entries = {name: _Entry() for name in settings.models}
+        self._making_room = asyncio.Lock()
+        self.created = int(time.time())
+
+    @property
+    def names(self) -> list[str]:
+        """All models' names, loaded or not."""
+        return list(self._entries)
+
+    def loaded(self) -> dict[str, ModelProcess]:
+        """The models that have a process."""
+        return {
+            name: entry.process
+            for name, entry in self._entries.items()
+            if entry.process is not None and entry.process.is_alive
+        }
+
+    async def get(self, name: str) -> ModelProcess:
+        """The process of a model, which is opened if there is none.
+
+        Raises:
+            ApiError: no such model; or it cannot be opened, or not beside those that answer requests.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise unknown_model(name, self.names)
+        entry.used = time.monotonic()
+        if entry.process is not None and entry.process.is_alive:
+            return entry.process
+        if entry.opening is None:
+            entry.opening = asyncio.create_task(self._open(name, entry))
+        # A client that goes away meanwhile does not stop what others may wait for, too.
+        return await asyncio.shield(entry.opening)
+
+    async def _open(self, name: str, entry: _Entry) -> ModelProcess:
+        try:
+            entry.process = await self._start(name)
+            return entry.process
+        finally:
+            entry.opening = None
+
+    async def _start(self, name: str) -> ModelProcess:
+        settings = self._settings.models[name]
+        async with self._making_room:
+            await self._make_room(name)
+            log.info("%s: loading", name)
+            try:
+                process = await asyncio.to_thread(ModelProcess, settings)
+            except (FlowNPUError, RuntimeError) as error:
+                log.exception("%s: cannot be loaded", name, exc_info=None if isinstance(error, FlowNPUError) else error)
+                raise ApiError(503, f"the model {name} cannot be loaded: {error}", code="model_not_loaded") from error
+        log.info("%s: loaded in %.1f s. %s", name, process.facts.load_seconds, process.facts.placement)
+        return process
+
+    async def _make_room(self, name: str) -> None:
+        """Closes models that answer nothing, those first that were asked for longest ago, until another one fits."""
+        limit = self._settings.memory
+        if limit is None:
+            return
+        # What it takes beyond that, its KV caches, is known if it has been loaded before.
+        folder = self._settings.models[name].folder
+        files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+        needed = max(files + PROCESS_BYTES, self._entries[name].resident)
+        while self.loaded() and needed + self.memory() > limit:
+            idle = [key for key, process in self.loaded().items() if not process.requests]
+            if not idle:
+                raise ApiError(
+                    503,
+                    f"the model {name} is not loaded, and there is no memory for it beside those that answer requests: "
+                    "try again later",
+                    code="no_memory",
+                    headers={"Retry-After": "10"},
+                )
+            oldest = min(idle, key=lambda key: self._entries[key].used)
+            process = self.loaded()[oldest]
+            self._entries[oldest].process = None
+            self._entries[oldest].resident = process.memory()
+            await asyncio.to_thread(process.close)
+            log.info("%s: dropped, to make room for %s", oldest, name)
+
+    def memory(self) -> int:
+        """Resident bytes of all models' processes."""
+        return sum(process.memory() for process in self.loaded().values())
+
+    async def close(self) -> None:
+        """Closes all models."""
+        opening = [entry.opening for entry in self._entries.values() if entry.opening is not None]
+        await asyncio.gather(*opening, return_exceptions=True)
+        processes = [entry.process for entry in self._entries.values() if entry.process is not None]
+        await asyncio.gather(*(asyncio.to_thread(process.close) for process in processes))

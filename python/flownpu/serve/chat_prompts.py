@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The turns of a conversation as a model's chat template takes them, and the images in them."""
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.image_prompts import IMAGE, read_image_data
+from flownpu.model.folder import chat_template, read_genai_config
+from flownpu.serve.errors import invalid
+from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
+from flownpu.serve.tools import CallFormat, offered
+
+__all__ = ["ChatModel", "Conversation"]
+
+DATA_URL = re.compile(r"data:image/[\w.+*-]+;base64,(.*)", re.DOTALL)
+
+
+@dataclass
+class Conversation:
+    """What a question is made of."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    """For the template; none if it knows none."""
+    images: dict[str, bytes] = field(default_factory=dict)
+    """Files, by where they stand."""
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """What of a model can be known before it is loaded."""
+
+    folder: Path
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template; empty if there is none."""
+        return chat_template(self.folder)
+
+    @cached_property
+    def calls(self) -> CallFormat:
+        """How it calls functions."""
+        return CallFormat.of_template(self.template)
+
+    @cached_property
+    def takes_images(self) -> bool:
+        """Whether it sees."""
+        return "vision" in read_genai_config(self.folder)["model"]
+
+    def conversation(self, request: ChatRequest, most_images: int) -> Conversation:
+        """A request's turns for the chat template.
+
+        Raises:
+            ApiError: an image is not one, there are too many, or the model takes none.
+        """
+        tools = offered(request)
+        knows = self.calls.template_knows_tools
+        described = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in tools]
+        conversation = Conversation([], described if knows else [])
+        for number, message in enumerate(request.messages):
+            self._add(conversation, message, f"messages.{number}")
+        if tools and not knows:
+            _instruct(conversation.messages, self.calls.instruction(tools))
+        if len(conversation.images) > most_images:
+            raise invalid(
+                f"the conversation has {len(conversation.images)} images, and this server takes {most_images}",
+                "messages",
+            )
+        if conversation.images and not self.takes_images:
+            raise invalid(f"the model {self.folder.name} takes no images", "messages")
+        return conversation
+
+    def read_images(self, conversation: Conversation) -> list[Any]:
+        """The images of a conversation, decoded; takes some time.
+
+        Raises:
+            ApiError: one cannot be read.
+        """
+        if not conversation.images:
+            return []
+        try:
+            return list(read_image_data(self.folder, conversation.images))
+        except FlowNPUError as error:
+            raise invalid(str(error), "messages") from error
+
+    def _add(self, conversation: Conversation, message: Message, place: str) -> None:
+        role = "system" if message.role == "developer" else message.role
+        text = _content(conversation, message, place)
+        turn: dict[str, Any] = {"role": role, "content": text}
+        if self.calls.template_knows_tools:
+            if message.tool_calls:
+                turn["tool_calls"] = [_call(call.function.name, call.function.arguments) for call in message.tool_calls]
+            turn |= message.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        elif message.tool_calls:
+            # Written as the model was told to.
+            key = self.calls.arguments
+            texts = [
+                f'{{"name": {json.dumps(call.function.name)}, "{key}": {call.function.arguments}}}'
+                for call in message.tool_calls
+            ]
+            turn["content"] = "\n".join([text, *texts]) if text else "\n".join(texts)
+        elif role == "tool":
+            turn = {"role": "user", "content": f"The function's result: {text}"}
+            last = conversation.messages[-1] if conversation.messages else None
+            if (
+                last is not None and last["role"] == "user"
+            ):  # results of several calls; templates want turns to alternate
+                last["content"] = f"{last['content']}\n{turn['content']}"
+                return
+        conversation.messages.append(turn)
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    """A call as templates read it: with its arguments as an object."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        value = arguments
+    return {"type": "function", "function": {"name": name, "arguments": value}}
+
+
+def _content(conversation: Conversation, message: Message, place: str) -> str:
+    """A turn's text, with a mark for each image."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    pieces = []
+    for number, part in enumerate(message.content):
+        if isinstance(part, ImagePart):
+            name = f"{place}.content.{number}.image_url"
+            conversation.images[name] = image_bytes(part.image_url.url, name)
+            pieces.append(IMAGE)
+        else:
+            pieces.append(part.text)
+    return "".join(pieces)
+
+
+def image_bytes(url: str, place: str) -> bytes:
+    """The file in a data URL.
+
+    Raises:
+        ApiError: it is another kind of URL, or its base64 is broken.
+    """
+    match = DATA_URL.fullmatch(url)
+    if match is None:
+        raise invalid(
+            f'{place}: expected an image as "data:image/...;base64,...", got {url[:40]!r}: this server fetches nothing',
+            place,
+        )
+    try:
+        return base64.b64decode(match[1], validate=True)
+    except binascii.Error as error:
+        raise invalid(f"{place}: the image's base64 is broken: {error}", place) from error
+
+
+def _instruct(messages: list[dict[str, Any]], text: str) -> None:
+    """Tells the model something beforehand."""
+    if messages and messages[0]["role"] == "system":
+        messages[0]["content"] = f"{messages[0]['content']}\n\n{text}"
+    else:
+        messages.insert(0, {"role": "system", "content": text})

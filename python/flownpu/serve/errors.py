@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors as clients of OpenAI's API read them: a status code and one JSON object."""
+
+from typing import Any
+
+__all__ = ["ApiError", "busy", "invalid", "unknown_model"]
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Args:
+        status: HTTP's.
+        message: what was expected, what came, what to do.
+        code: a word for programs; None: none.
+        parameter: the field of the request that is amiss, such as "messages.0.content"; None: none.
+        headers: further ones of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        parameter: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.parameter = parameter
+        self.headers = headers or {}
+
+    def document(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
+
+
+def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong."""
+    return ApiError(400, message, parameter=parameter, code=code)
+
+
+def unknown_model(name: str, known: list[str]) -> ApiError:
+    """There is no such model."""
+    return ApiError(
+        404, f"no model {name!r} here; there is {', '.join(known)}", code="model_not_found", parameter="model"
+    )
+
+
+def busy(message: str, seconds: float) -> ApiError:
+    """Too many requests; says when to come again."""
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(max(1, round(seconds)))})

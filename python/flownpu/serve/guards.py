@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands before the routes: who may ask, from where, how much and how slowly."""
+
+import asyncio
+import hmac
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from flownpu.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from flownpu.serve.settings import Limits
+
+__all__ = ["BodyGuard", "KeyGuard", "error_response"]
+
+OPEN_PATHS = ("/health", "/", "/page/")
+"""What needs no key: whether the server is alive, and the page, which asks for the key itself."""
+
+
+def error_response(path: str, error: ApiError) -> JSONResponse:
+    """An error as the clients of a path read it: Ollama's, or OpenAI's."""
+    document = {"error": error.message} if path.startswith("/api/") else error.document()
+    return JSONResponse(document, error.status, error.headers)
+
+
+class KeyGuard:
+    """Lets requests through that show the key.
+
+    Args:
+        app: what they are let through to.
+        key: as `Authorization: Bearer KEY` has it.
+    """
+
+    def __init__(self, app: "ASGIApp", key: str) -> None:
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """As ASGI calls it."""
+        if scope["type"] == "http" and not self._may(scope):
+            error = ApiError(
+                401,
+                "expected the server's key as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            await error_response(scope["path"], error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _may(self, scope: "Scope") -> bool:
+        path = scope["path"]
+        if path in OPEN_PATHS or path.startswith("/page/") or scope["method"] == "OPTIONS":
+            return True
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        # In a time that does not tell how much of it is right.
+        return hmac.compare_digest(key.strip().encode(), self._key) and kind.lower() == "bearer"
+
+
+class BodyGuard:
+    """Reads a request's body within its bounds before anything else is done for it.
+
+    Args:
+        app: what gets it.
+        limits: the bounds.
+    """
+
+    def __init__(self, app: "ASGIApp", limits: "Limits") -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """As ASGI calls it."""
+        if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH", "DELETE"}:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except ApiError as error:
+            await error_response(scope["path"], error)(scope, receive, send)
+            return
+        if body is None:
+            return  # the client has gone
+        first = True
+
+        async def again() -> "Message":
+            nonlocal first
+            if first:
+                first = False
+                return {"type": "http.request", "body": body, "more_body": False}
+            return await receive()
+
+        await self._app(scope, again, send)
+
+    async def _read(self, scope: "Scope", receive: "Receive") -> bytes | None:
+        limit, seconds = self._limits.body_bytes, self._limits.body_seconds
+        # What is left unread is not read: the connection ends with the answer.
+        closing = {"Connection": "close"}
+        large = ApiError(
+            413, f"the body is larger than {limit} bytes, which this server takes", code="too_large", headers=closing
+        )
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise large
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise large
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not arrive within {seconds:.0f} s", code="too_slow", headers=closing
+            ) from None
+        return b"".join(parts)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of one model: `python -m flownpu.serve.processes.host FILE_DESCRIPTOR`, started by `ModelProcess`.
+
+GenAI holds Python's lock while it computes, for seconds with a long prompt: a server in the same process would not even
+say that it is alive. And a crash here ends one model's requests instead of the server.
+
+What comes over the connection: a `ModelSettings`, then (number, Question) to answer or (number, None) to cancel. What
+goes: a `ModelFacts` or an exception, then (number, Event). The connection's end is the process's.
+"""
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.generator_worker import GeneratorWorker
+from flownpu.generate.language_model import LanguageModel, Tokens
+from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
+from flownpu.model.folder import read_genai_config
+from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
+
+__all__ = ["main"]
+
+
+def open_worker(settings: ModelSettings) -> Worker:
+    """Opens a model and starts what computes its answers.
+
+    Raises:
+        FlowNPUError, RuntimeError: as `LanguageModel`.
+    """
+    model = LanguageModel(
+        settings.folder, provider=settings.provider, options=settings.options, threads=settings.threads
+    )
+    return GeneratorWorker(model, context=settings.context, slots=settings.slots)
+
+
+class _Host:
+    """Answers what comes over a connection."""
+
+    def __init__(self, connection: Connection, worker: Worker) -> None:
+        self._connection = connection
+        self._worker = worker
+        self._requests: dict[int, Request] = {}
+        self._lock = Lock()  # of the requests and of what is sent: the worker's thread sends, too
+
+    def run(self) -> None:
+        """Until the connection ends."""
+        while True:
+            try:
+                number, question = self._connection.recv()
+            except (EOFError, OSError):
+                break
+            if question is None:
+                with self._lock:
+                    request = self._requests.get(number)
+                if request is not None:
+                    self._worker.cancel(request)
+                continue
+            try:
+                self._submit(number, question)
+            except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+                self._send(number, Failed(error))
+        self._worker.close()
+
+    def _submit(self, number: int, question: Question) -> None:
+        request = _request(question, self._worker)
+        with self._lock:
+            self._requests[number] = request
+        self._worker.submit(request, lambda event: self._send(number, event))
+
+    def _send(self, number: int, event: Event) -> None:
+        if isinstance(event, Failed) and not isinstance(event.error, FlowNPUError):
+            # Only what surely can be read again on the other side.
+            event = Failed(RuntimeError(f"{type(event.error).__name__}: {event.error}"))
+        with self._lock:
+            if isinstance(event, Finished | Failed):
+                self._requests.pop(number, None)
+            try:
+                self._connection.send((number, event))
+            except OSError:
+                return  # the server is gone; `run` ends by itself
+
+
+def _request(question: Question, worker: Worker) -> Request:
+    """A question in tokens.
+
+    Raises:
+        FlowNPUError: its prompt cannot be written or does not fit.
+    """
+    tokens = _tokens(question, worker.model)
+    room = worker.context_length - len(tokens)
+    if not len(tokens):
+        raise FlowNPUError("the prompt is empty: expected some text")
+    if room < 1:
+        raise FlowNPUError(
+            f"the prompt is {len(tokens)} tokens long and the context holds {worker.context_length}, the answer "
+            "included: shorten the prompt"
+        )
+    return Request(
+        tokens,
+        min(question.max_new_tokens or room, room),
+        question.sampling,
+        question.images,
+        question.stop,
+        question.guidance,
+        question.alternatives,
+    )
+
+
+def _tokens(question: Question, model: LanguageModel) -> Tokens:
+    prompt: Any = question.prompt
+    if isinstance(prompt, str):
+        return model.tokens_of_text(prompt)
+    if prompt and isinstance(prompt[0], int):
+        if (largest := max(prompt)) >= model.vocabulary_size or min(prompt) < 0:
+            raise FlowNPUError(f"the prompt has a token {largest}, and the model knows {model.vocabulary_size}")
+        return np.array(prompt, dtype=np.int32)
+    if not model.has_chat_template:
+        return model.tokens_of_conversation(list(prompt))
+    try:
+        return model.tokens_of_messages(prompt, question.tools)
+    except FlowNPUError:
+        raise
+    except RuntimeError as error:
+        raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
+
+
+def main(descriptor: int) -> None:
+    """Runs until the connection ends."""
+    # Ctrl-C and a service manager's SIGTERM reach every process of a group; when to end is the server's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    try:
+        settings = connection.recv()
+        read_genai_config(settings.folder)
+        worker = open_worker(settings)
+    except EOFError:
+        return
+    except Exception as error:  # noqa: BLE001 whatever it is, the server says it
+        connection.send(error if isinstance(error, FlowNPUError) else RuntimeError(str(error)))
+        return
+    model = worker.model
+    connection.send(
+        ModelFacts(
+            worker.context_length,
+            worker.slots,
+            worker.gives_likelihoods,
+            model.takes_images,
+            model.has_chat_template,
+            str(model.placement["summary"]),
+            model.load_seconds,
+        )
+    )
+    _Host(connection, worker).run()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    main(int(sys.argv[1]))

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model in a process of its own, and the requests that it has."""
+
+import itertools
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.worker import Deliver, Failed, Finished
+from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
+
+__all__ = ["ModelProcess"]
+
+CLOSING_SECONDS = 10.0
+"""After which a process that does not end by itself is killed: one step of a long prompt takes some seconds."""
+
+
+class ModelProcess:
+    """Starts a model's process and returns when the model is open, which takes seconds.
+
+    Args:
+        settings: how the model is opened.
+
+    Raises:
+        FlowNPUError: the model cannot be opened; or its process ended, and the message says how.
+        RuntimeError: GenAI or the provider refuses the model; the message is theirs.
+    """
+
+    facts: ModelFacts
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flownpu.serve.processes.host", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+            )
+        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._numbers = itertools.count()
+        self._delivers: dict[int, Deliver] = {}
+        self._lock = threading.Lock()  # of `_delivers`, and of whether the process has ended
+        self._ended = ""
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._open()
+        self._threads = [
+            threading.Thread(target=target, name=f"{target.__name__} {settings.folder.name}", daemon=True)
+            for target in (self._send, self._receive)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _open(self) -> None:
+        try:
+            self._connection.send(self.settings)
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            answer = FlowNPUError(f"the process of the model in {self.settings.folder} {self._end()}")
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(answer, Exception):
+            self._end()
+            raise answer
+        self.facts = answer
+
+    @property
+    def requests(self) -> int:
+        """How many have not ended."""
+        return len(self._delivers)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take requests."""
+        return not self._ended
+
+    def memory(self) -> int:
+        """Resident bytes of the process; the weights' file counts as far as it is mapped."""
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def submit(self, question: Question, deliver: Deliver) -> int:
+        """Sends a question; returns its number.
+
+        `deliver` is called on a thread of this object: with the events of `Worker.submit`, and with Failed if the
+        process ends.
+        """
+        number = next(self._numbers)
+        with self._lock:
+            if not self._ended:
+                self._delivers[number] = deliver
+                self._outgoing.put((number, question))
+                return number
+        deliver(Failed(RuntimeError(self._ended)))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Ends a request at its next step; nothing if it has ended."""
+        if number in self._delivers:
+            self._outgoing.put((number, None))
+
+    def close(self) -> None:
+        """Ends what runs, and the process; returns when its memory is free."""
+        self._end()
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        """Pickles and sends, which may have to wait for the process to read."""
+        while (message := self._outgoing.get()) is not None:
+            try:
+                self._connection.send(message)
+            except OSError:
+                return  # `_receive` says so
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                number, event = self._connection.recv()
+            except (EOFError, OSError):
+                break
+            last = isinstance(event, Finished | Failed)
+            with self._lock:
+                deliver = self._delivers.pop(number, None) if last else self._delivers.get(number)
+            if deliver is not None:
+                deliver(event)
+        ended = f"the model's process {self._end()}; the next request starts it again"
+        with self._lock:
+            self._ended = ended
+            left, self._delivers = list(self._delivers.values()), {}
+        self._outgoing.put(None)
+        for deliver in left:
+            deliver(Failed(RuntimeError(ended)))
+
+    def _end(self) -> str:
+        """Ends the process, if it has not; returns how it ended."""
+        try:
+            # Wakes the other end, and a thread of ours that reads.
+            with socket.socket(fileno=self._connection.fileno()) as both:
+                both.shutdown(socket.SHUT_RDWR)
+                both.detach()
+        except (OSError, ValueError):
+            pass  # it has ended, or was closed before
+        try:
+            code = self._process.wait(CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return f"did not end in {CLOSING_SECONDS:.0f} s and was killed"
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

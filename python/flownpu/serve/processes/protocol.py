@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server and the process of a model tell each other."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flownpu.generate.language_model import Sampling
+
+if TYPE_CHECKING:
+    from flownpu.generate.images import PreparedImage
+    from flownpu.generate.worker import Guidance
+
+__all__ = ["ModelFacts", "ModelSettings", "Question"]
+
+Prompt = str | tuple[int, ...] | tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How a model is opened."""
+
+    folder: Path
+    provider: str = "flownpu"
+    options: dict[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    context: int = 4096
+    """Tokens of a prompt and its answer together, at most those of the model."""
+    slots: int = 4
+    """Requests that are computed at the same time, of a model that is not paged."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer that is wanted; as `flownpu.generate.worker.Request`, but for what only a tokenizer can tell."""
+
+    prompt: Prompt
+    """A text, its tokens, or the turns of a conversation, which the model's chat template writes."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions for the chat template, as OpenAI's API describes them."""
+    max_new_tokens: int | None = None
+    """None: as many as fit in the context."""
+    sampling: Sampling = field(default_factory=Sampling)
+    images: "tuple[PreparedImage, ...]" = ()
+    stop: tuple[str, ...] = ()
+    guidance: "Guidance | None" = None
+    alternatives: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the process of a model says of it when it is open."""
+
+    context_length: int
+    slots: int
+    gives_likelihoods: bool
+    takes_images: bool
+    has_chat_template: bool
+    placement: str
+    """What runs where, in a line."""
+    load_seconds: float

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of Ollama's API, and the same in OpenAI's words.
+
+As in `requests.openai`, what could change an answer and cannot be followed is refused unless it says what happens
+anyway.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, NoPenalty, Number, Stop, Strict
+
+__all__ = ["OllamaChat", "OllamaGenerate", "OllamaOptions", "OllamaShow"]
+
+Neutral = Annotated[Number, Field(ge=1, le=1)]
+
+
+class OllamaOptions(Strict):
+    """How an answer is made."""
+
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_k: int | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    """Tokens of the answer; -1 and -2: as many as fit."""
+    stop: Stop = None
+    # GenAI has no such search options.
+    min_p: NoPenalty | None = None
+    typical_p: Neutral | None = None
+    tfs_z: Neutral | None = None
+    repeat_penalty: Neutral | None = None
+    presence_penalty: NoPenalty | None = None
+    frequency_penalty: NoPenalty | None = None
+    mirostat: Literal[0] | None = None
+    # What follows changes no answer: the server was told when it was started, or has no use for it.
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    repeat_last_n: int | None = None
+    mirostat_tau: Number | None = None
+    mirostat_eta: Number | None = None
+    penalize_newline: bool | None = None
+    numa: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    low_vram: bool | None = None
+    vocab_only: bool | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """OpenAI's fields of them."""
+        most = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
+        top_k = self.top_k if self.top_k is not None and self.top_k > 0 else None
+        seed = None if self.seed is None or self.seed < 0 else self.seed
+        named = {"temperature": self.temperature, "top_k": top_k, "top_p": self.top_p, "seed": seed}
+        return {**named, "max_tokens": most, "stop": self.stop or None}
+
+
+class OllamaFunction(Strict):
+    """A function and its arguments."""
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: int | None = None
+    description: str | None = None
+
+
+class OllamaCall(Strict):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: str | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(Strict):
+    """One turn."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    images: list[str] | None = None
+    """Files in base64."""
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    thinking: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """OpenAI's object of it."""
+        content: Any = self.content or ""
+        if self.images:
+            # What kind of image it is, its file says.
+            parts = [{"type": "image_url", "image_url": {"url": f"data:image/*;base64,{one}"}} for one in self.images]
+            content = [*parts, {"type": "text", "text": content}]
+        document = {"role": self.role, "content": content}
+        if self.tool_calls:
+            document["tool_calls"] = [
+                {"id": "", "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)}}
+                for call in self.tool_calls
+            ]
+        if self.tool_name is not None:
+            document["name"] = self.tool_name
+        return document
+
+
+class OllamaShared(Strict):
+    """What both kinds of requests have."""
+
+    model: str
+    stream: bool | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: str | Number | None = None
+    think: Literal[False] | None = None
+    logprobs: Literal[False] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """OpenAI's fields of them; Ollama's models may have a tag."""
+        form = None
+        if isinstance(self.format, dict):
+            form = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
+        elif self.format == "json":
+            form = {"type": "json_object"}
+        options = self.options.fields() if self.options else {}
+        return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
+
+
+class OllamaChat(OllamaShared):
+    """What /api/chat takes."""
+
+    messages: list[OllamaMessage] = Field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+    def request(self) -> ChatRequest:
+        """The same in OpenAI's words.
+
+        Raises:
+            ValidationError: a tool is not one.
+        """
+        messages = [message.document() for message in self.messages]
+        return ChatRequest.model_validate({**self.fields(), "messages": messages, "tools": self.tools})
+
+
+class OllamaGenerate(OllamaShared):
+    """What /api/generate takes."""
+
+    prompt: str = ""
+    system: str | None = None
+    images: list[str] | None = None
+    raw: bool | None = None
+    """The prompt is taken as it is."""
+    suffix: Literal[""] | None = None
+    template: Literal[""] | None = None
+    context: None = None
+
+    def request(self) -> ChatRequest | CompletionRequest:
+        """The same in OpenAI's words."""
+        fields = self.fields()
+        if self.raw:
+            if fields.pop("response_format") is not None or self.images:
+                message = "raw prompts have no format and no images"
+                raise ValidationError.from_exception_data(
+                    message,
+                    [{"type": "value_error", "loc": ("raw",), "input": True, "ctx": {"error": ValueError(message)}}],
+                )
+            return CompletionRequest.model_validate({**fields, "prompt": self.prompt})
+        messages = [OllamaMessage(role="user", content=self.prompt, images=self.images)]
+        if self.system:
+            messages.insert(0, OllamaMessage(role="system", content=self.system))
+        return ChatRequest.model_validate({**fields, "messages": [message.document() for message in messages]})
+
+
+class OllamaShow(Strict):
+    """What /api/show takes."""
+
+    model: str
+    verbose: bool | None = None

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of OpenAI's API: the fields that are known here, their types and bounds.
+
+Fields that could change an answer and cannot be followed are refused unless they say what happens anyway; those that
+change nothing are taken. A field that nobody knows is an error.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "Function",
+    "ImagePart",
+    "JsonSchemaFormat",
+    "Message",
+    "NamedTool",
+    "Shared",
+    "TextPart",
+    "Tool",
+]
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not know, and 1 where a text is expected."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(Strict):
+    """A stretch of text in a message."""
+
+    type: Literal["text", "input_text", "output_text"] = "text"
+    text: str
+
+
+class ImageUrl(Strict):
+    """Where an image is: only "data:image/...;base64,..." is taken."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Strict):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class CalledFunction(Strict):
+    """A function's name and its arguments, an object in JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # What an answer has that is sent back as it came.
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Strict):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """What the model may use: functions only."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Strict):
+    """A schema, and what it is called."""
+
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StreamOptions(Strict):
+    """What a stream has beside the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+Number = Annotated[float, Field(strict=False, allow_inf_nan=False)]
+Stop = str | Annotated[list[str], Field(max_length=16)] | None
+NoBias = Annotated[dict[str, Number], Field(max_length=0)]
+NoPenalty = Annotated[Number, Field(ge=0, le=0)]
+
+
+class Shared(Strict):
+    """What completions of both kinds have."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    """Not OpenAI's: as other servers have it."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    # GenAI has no such search options.
+    frequency_penalty: NoPenalty | None = None
+    presence_penalty: NoPenalty | None = None
+    logit_bias: NoBias | None = None
+    user: str | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The fields of `flownpu.generate.language_model.Sampling`; GenAI's seeds have 31 bits."""
+        seed = None if self.seed is None else self.seed % 2**31
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": seed}
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class ChatRequest(Shared):
+    """What /v1/chat/completions takes."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
+        None
+    )
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # What follows changes no answer here.
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+
+
+class CompletionRequest(Shared):
+    """What /v1/completions takes."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: Literal[False] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of OpenAI's /v1/responses, and the same as a chat.
+
+The server keeps no conversations: each request has all of its turns.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from flownpu.serve.requests.openai import (
+    ChatRequest,
+    Function,
+    FunctionName,
+    JsonObjectFormat,
+    JsonSchema,
+    Number,
+    Strict,
+    TextFormat,
+)
+
+__all__ = ["ResponsesRequest"]
+
+
+class InputText(Strict):
+    """A stretch of text in a turn."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputImage(Strict):
+    """An image in a turn."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+
+
+class Item(Strict):
+    """A part of the conversation; what else an answer's items have may be sent back with them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class InputMessage(Item):
+    """A turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
+
+    def document(self) -> dict[str, Any]:
+        """The turn of a chat."""
+        if isinstance(self.content, str):
+            return {"role": self.role, "content": self.content}
+        parts: list[dict[str, Any]] = [
+            {"type": "text", "text": part.text}
+            if isinstance(part, InputText)
+            else {"type": "image_url", "image_url": {"url": part.image_url}}
+            for part in self.content
+        ]
+        return {"role": self.role, "content": parts}
+
+
+class FunctionCall(Item):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+    def document(self) -> dict[str, Any]:
+        """The turn of a chat."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"role": "assistant", "content": None, "tool_calls": [{"id": self.call_id, "function": function}]}
+
+
+class FunctionCallOutput(Item):
+    """What a called function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+
+    def document(self) -> dict[str, Any]:
+        """The turn of a chat."""
+        return {"role": "tool", "content": self.output, "tool_call_id": self.call_id}
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return str(kind)
+
+
+AnyItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_kind),
+]
+
+
+class ResponsesFunction(Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class ResponsesNamedTool(FunctionName):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+
+
+class ResponsesJsonSchema(JsonSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Strict):
+    """What the answer's text must be."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | ResponsesJsonSchema, Field(discriminator="type")] | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Strict):
+    """What /v1/responses takes."""
+
+    model: str
+    input: str | Annotated[list[AnyItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    text: TextOptions | None = None
+    tools: list[ResponsesFunction] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    # What the server has not.
+    previous_response_id: None = None
+    conversation: None = None
+    background: Literal[False] | None = None
+    # What follows changes no answer here.
+    store: bool | None = None
+    include: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+    truncation: Literal["disabled"] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    def request(self) -> ChatRequest:
+        """The same as a chat; calls that follow one another are one turn's."""
+        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        for item in items:
+            turn: dict[str, Any] = item.document()
+            last: dict[str, Any] = messages[-1] if messages else {}
+            if turn.get("tool_calls") and last.get("role") == "assistant":
+                last["tool_calls"] = [*last.get("tool_calls", []), *turn["tool_calls"]]
+            else:
+                messages.append(turn)
+        form = None
+        if self.text is not None and self.text.format is not None:
+            form = self.text.format.model_dump(by_alias=True, exclude_none=True)
+            if form["type"] == "json_schema":
+                kind = form.pop("type")
+                form = {"type": kind, "json_schema": form}
+        choice: Any = self.tool_choice
+        if isinstance(choice, ResponsesNamedTool):
+            choice = {"type": "function", "function": {"name": choice.name}}
+        tools = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in self.tools or []
+        ]
+        return ChatRequest.model_validate(
+            {
+                "model": self.model,
+                "messages": messages,
+                "max_completion_tokens": self.max_output_tokens,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "response_format": form,
+                "tools": tools or None,
+                "tool_choice": choice,
+                "parallel_tool_calls": self.parallel_tool_calls,
+            }
+        )

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version, as Ollama's clients know them."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+
+from flownpu import __version__
+from flownpu.model.folder import read_genai_config
+from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
+from flownpu.serve.requests.openai import ChatRequest
+from flownpu.serve.service import Chat, Delta, End, Service
+from flownpu.serve.streams import line_stream, unless_gone
+
+__all__ = ["ollama_routes"]
+
+NANOSECONDS = 1e9
+
+
+def ollama_routes(service: Service) -> APIRouter:
+    """The routes over a server's models."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @router.get("/tags")
+    async def tags() -> dict[str, Any]:
+        return {"models": [_description(service, name) for name in service.catalogue.names]}
+
+    @router.get("/ps")
+    async def running() -> dict[str, Any]:
+        loaded = service.catalogue.loaded()
+        return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in loaded]}
+
+    @router.post("/show")
+    async def show(request: OllamaShow) -> dict[str, Any]:
+        name = request.model.removesuffix(":latest")
+        model = service.model(name)
+        settings = read_genai_config(model.folder)["model"]
+        abilities = ["completion", *(["vision"] if model.takes_images else []), *(["tools"] if model.template else [])]
+        return {
+            **{key: value for key, value in _description(service, name).items() if key in {"details", "modified_at"}},
+            "template": model.template,
+            "capabilities": abilities,
+            "model_info": {
+                "general.architecture": settings.get("type", ""),
+                f"{settings.get('type', '')}.context_length": settings["context_length"],
+            },
+        }
+
+    @router.post("/chat")
+    async def chat(request: OllamaChat, connection: Request) -> Response:
+        if not request.messages:
+            return await load(request.model, {"message": {"role": "assistant", "content": ""}})
+        return await answer(request, connection, _message)
+
+    @router.post("/generate")
+    async def generate(request: OllamaGenerate, connection: Request) -> Response:
+        if not request.prompt:
+            return await load(request.model, {"response": ""})
+        return await answer(request, connection, _response)
+
+    async def load(name: str, empty: dict[str, Any]) -> Response:
+        """Ollama's way to ask for a model before it is needed."""
+        await service.catalogue.get(name.removesuffix(":latest"))
+        return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
+
+    async def answer(request: OllamaChat | OllamaGenerate, connection: Request, part: Any) -> Response:
+        try:
+            asked = request.request()
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+        begin = service.chat(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
+        chat = await unless_gone(connection, begin)
+        documents = _documents(chat, request.model, part)
+        if request.stream is not False:
+            return line_stream(documents)
+        return JSONResponse(await unless_gone(connection, _whole(documents)))
+
+    return router
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _description(service: Service, name: str) -> dict[str, Any]:
+    folder = service.model(name).folder
+    files = [file.stat() for file in folder.iterdir() if file.is_file()]
+    changed = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC).isoformat()
+    kind = str(read_genai_config(folder)["model"].get("type", ""))
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": changed.replace("+00:00", "Z"),
+        "size": sum(file.st_size for file in files),
+        "digest": "",
+        "details": {
+            "format": "onnx",
+            "family": kind,
+            "families": [kind],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+def _message(text: str, end: End | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if end is not None and end.calls:
+        calls = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in end.calls]
+        message["tool_calls"] = [{"function": call} for call in calls]
+    return {"message": message}
+
+
+def _response(text: str, _end: End | None) -> dict[str, Any]:
+    return {"response": text}
+
+
+async def _documents(chat: Chat, model: str, part: Any) -> AsyncIterator[dict[str, Any]]:
+    async for event in chat.events():
+        head = {"model": model, "created_at": _now()}
+        if isinstance(event, Delta):
+            yield {**head, **part(event.text, None), "done": False}
+            continue
+        times = chat.answers.times[event.index]
+        yield {
+            **head,
+            **part("", event),
+            "done": True,
+            "done_reason": "length" if event.reason == "length" else "stop",
+            "total_duration": round(NANOSECONDS * (times.last - times.asked)),
+            "load_duration": round(NANOSECONDS * (times.started - times.asked)),
+            "prompt_eval_count": event.finished.prompt_tokens,
+            "prompt_eval_duration": round(NANOSECONDS * (times.first - times.started)),
+            "eval_count": event.finished.new_tokens,
+            "eval_duration": round(NANOSECONDS * (times.last - times.first)),
+        }
+
+
+async def _whole(documents: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    """All documents in one: the last one, with the text of all."""
+    texts = []
+    last: dict[str, Any] = {}
+    async for document in documents:
+        last = document
+        texts.append(document["response"] if "response" in document else document["message"]["content"])
+    if "response" in last:
+        return {**last, "response": "".join(texts)}
+    return {**last, "message": {**last["message"], "content": "".join(texts)}}

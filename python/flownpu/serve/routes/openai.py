@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v1/models, /v1/chat/completions and /v1/completions."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from flownpu.generate.worker import Likelihood
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.service import Chat, Delta, End, Service, usage
+from flownpu.serve.streams import event_stream, unless_gone
+
+__all__ = ["chat_completion", "completion", "openai_routes"]
+
+
+def openai_routes(service: Service) -> APIRouter:
+    """The routes over a server's models."""
+    router = APIRouter(prefix="/v1")
+
+    def model(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": service.catalogue.created, "owned_by": "flownpu"}
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model(name) for name in service.catalogue.names]}
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        service.model(name)
+        return model(name)
+
+    @router.post("/chat/completions")
+    async def chat_completions(request: ChatRequest, connection: Request) -> Response:
+        chat = await unless_gone(connection, service.chat(request))
+        if request.stream:
+            return event_stream(_chat_chunks(chat, request))
+        return JSONResponse(await unless_gone(connection, chat_completion(chat, request)))
+
+    @router.post("/completions")
+    async def completions(request: CompletionRequest, connection: Request) -> Response:
+        chat = await unless_gone(connection, service.complete(request))
+        if request.stream:
+            return event_stream(_completion_chunks(chat, request))
+        return JSONResponse(await unless_gone(connection, completion(chat, request)))
+
+    return router
+
+
+def _head(kind: str, model: str) -> dict[str, Any]:
+    name = "chatcmpl" if kind.startswith("chat") else "cmpl"
+    return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
+    """The whole answer to a chat."""
+    choices = len(chat.answers.questions)
+    texts: list[list[str]] = [[] for _ in range(choices)]
+    likelihoods: list[list[Any]] = [[] for _ in range(choices)]
+    ends: dict[int, End] = {}
+    async for event in chat.events():
+        if isinstance(event, End):
+            ends[event.index] = event
+        else:
+            texts[event.index].append(event.text)
+            likelihoods[event.index] += map(_chat_likelihood, event.likelihoods)
+    answers = []
+    for index in range(choices):
+        calls = [call.document() for call in ends[index].calls]
+        text = "".join(texts[index])
+        message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        answers.append(
+            {
+                "index": index,
+                "message": {**message, "tool_calls": calls} if calls else message,
+                "logprobs": {"content": likelihoods[index], "refusal": None} if request.logprobs else None,
+                "finish_reason": ends[index].reason,
+            }
+        )
+    return {**_head("chat.completion", request.model), "choices": answers, "usage": usage(chat.answers, choices)}
+
+
+async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[str, Any]]:
+    choices = len(chat.answers.questions)
+    head = _head("chat.completion.chunk", request.model)
+    with_usage = request.stream_options is not None and request.stream_options.include_usage
+    if with_usage:
+        head["usage"] = None
+
+    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, likelihoods: Any = ()) -> dict[str, Any]:
+        given = {"content": [_chat_likelihood(one) for one in likelihoods], "refusal": None} if likelihoods else None
+        return {**head, "choices": [{"index": index, "delta": delta, "logprobs": given, "finish_reason": reason}]}
+
+    for index in range(choices):
+        yield chunk(index, {"role": "assistant", "content": ""})
+    async for event in chat.events():
+        if isinstance(event, Delta):
+            yield chunk(event.index, {"content": event.text}, None, event.likelihoods)
+            continue
+        if event.calls:
+            yield chunk(event.index, {"tool_calls": [call.document(place) for place, call in enumerate(event.calls)]})
+        yield chunk(event.index, {}, event.reason)
+    if with_usage:
+        yield {**head, "choices": [], "usage": usage(chat.answers, choices)}
+
+
+async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
+    """The whole answer to prompts."""
+    count = len(chat.answers.questions)
+    texts: list[list[str]] = [[] for _ in range(count)]
+    likelihoods: list[list[Any]] = [[] for _ in range(count)]
+    reasons: dict[int, str] = {}
+    async for event in chat.events():
+        if isinstance(event, End):
+            reasons[event.index] = event.reason
+        else:
+            texts[event.index].append(event.text)
+            likelihoods[event.index] += event.likelihoods
+    choices = [
+        _completion_choice(request, index, "".join(texts[index]), likelihoods[index], reasons[index])
+        for index in range(count)
+    ]
+    return {
+        **_head("text_completion", request.model),
+        "choices": choices,
+        "usage": usage(chat.answers, request.n or 1),
+    }
+
+
+async def _completion_chunks(chat: Chat, request: CompletionRequest) -> AsyncIterator[dict[str, Any]]:
+    head = _head("text_completion", request.model)
+    async for event in chat.events():
+        if isinstance(event, Delta):
+            choice = _completion_choice(request, event.index, event.text, event.likelihoods, None)
+        else:
+            choice = _completion_choice(request, event.index, "", (), event.reason)
+        yield {**head, "choices": [choice]}
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield {**head, "choices": [], "usage": usage(chat.answers, request.n or 1)}
+
+
+def _completion_choice(
+    request: CompletionRequest, index: int, text: str, likelihoods: Any, reason: str | None
+) -> dict[str, Any]:
+    given = None
+    if request.logprobs is not None:
+        places, length = [], 0
+        for one in likelihoods:
+            places.append(length)
+            length += len(one[0].text)
+        given = {
+            "tokens": [one[0].text for one in likelihoods],
+            "token_logprobs": [one[0].logarithm for one in likelihoods],
+            "top_logprobs": [{other.text: other.logarithm for other in one[1:]} for one in likelihoods],
+            "text_offset": places,
+        }
+    return {"index": index, "text": text, "logprobs": given, "finish_reason": reason}
+
+
+def _chat_likelihood(likelihoods: tuple[Likelihood, ...]) -> dict[str, Any]:
+    def entry(one: Likelihood) -> dict[str, Any]:
+        return {"token": one.text, "logprob": one.logarithm, "bytes": list(one.text.encode())}
+
+    return {**entry(likelihoods[0]), "top_logprobs": [entry(one) for one in likelihoods[1:]]}

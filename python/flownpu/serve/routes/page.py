@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page at /, with which people talk to a model: files that are sent as they are."""
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+
+from flownpu.serve.errors import ApiError
+
+__all__ = ["page_routes"]
+
+FOLDER = Path(__file__).parent / "chat_page"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    # Nothing from elsewhere is loaded or asked, and no other page shows this one in a frame. What a model writes is put
+    # into the page as text; should a mistake let it in as markup, it still runs nothing.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes() -> APIRouter:
+    """The routes of the page's files."""
+    router = APIRouter()
+    files = {file.name: file for file in FOLDER.iterdir() if file.suffix in KINDS}
+
+    @router.get("/")
+    async def page() -> FileResponse:
+        return FileResponse(files["index.html"], media_type="text/html; charset=utf-8", headers=HEADERS)
+
+    @router.get("/page/{name}")
+    async def part(name: str) -> FileResponse:
+        if name not in files:
+            raise ApiError(404, f"the page has no file {name!r}")
+        kind = f"{KINDS[files[name].suffix]}; charset=utf-8"
+        return FileResponse(files[name], media_type=kind, headers=HEADERS)
+
+    return router

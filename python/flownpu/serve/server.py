@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's life: it listens, says so, and ends in an orderly way."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from flownpu.errors import FlowNPUError
+from flownpu.serve.application import application
+from flownpu.serve.errors import ApiError
+from flownpu.serve.service import Service
+
+if TYPE_CHECKING:
+    from asyncio import Transport
+
+    from flownpu.serve.settings import ServerSettings
+
+__all__ = ["serve"]
+
+BACKLOG = 2048
+"""Connections that the system holds until they are taken."""
+CONNECTIONS = 1000
+"""Open at the same time; uvicorn answers further ones with 503."""
+
+
+def serve(settings: "ServerSettings", host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. The first model is loaded before the server listens.
+
+    Args:
+        settings: models and limits.
+        host: address to listen on.
+        port: 0: any free one.
+        say: writes a line about what happens.
+
+    Raises:
+        FlowNPUError: the first model cannot be loaded, or the address cannot be had.
+        KeyboardInterrupt: it was ended by Ctrl-C, after all requests had been answered or their time was over.
+    """
+    with _listen(host, port) as listening:
+        service = Service(settings)
+        config = uvicorn.Config(
+            application(service),
+            log_config=None,
+            http=_protocol(settings.limits.body_seconds),
+            ws="none",
+            lifespan="off",
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=round(settings.limits.stopping_seconds),
+            server_header=False,
+        )
+        # uvicorn sends a signal that it has obeyed once more when it is done: that need not kill.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        asyncio.run(_run(_Server(config, service, say), listening))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise FlowNPUError(
+            f"cannot listen on {host}, port {port}: {error.strerror}. --host and --port choose another address"
+        ) from error
+
+
+async def _run(server: "_Server", listening: socket.socket) -> None:
+    catalogue = server.service.catalogue
+    try:
+        try:
+            await catalogue.get(catalogue.names[0])
+        except ApiError as error:
+            raise FlowNPUError(error.message) from error
+        await server.serve(sockets=[listening])
+    finally:
+        await catalogue.close()
+
+
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """uvicorn's, which by itself would wait for a connection's first headers for ever."""
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(seconds, self._close_if_silent)
+
+        def _close_if_silent(self) -> None:
+            if getattr(self, "cycle", None) is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Protocol
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: Service, say: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self.service = service
+        self._say = say
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where the server listens once it does."""
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            host = f"[{host}]" if ":" in host else host
+            self._say(f"Listening on http://{host}:{port} (a page to chat at /, OpenAI's API at /v1, Ollama's at /api)")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Says what happens now."""
+        running = sum(process.requests for process in self.service.catalogue.loaded().values())
+        if not self.should_exit:
+            left = f"{running} requests have {self.config.timeout_graceful_shutdown} s to end; " if running else ""
+            self._say(f"Ending on {signal.Signals(sig).name}: {left}Ctrl-C again ends at once")
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says how it ended."""
+        await super().shutdown(sockets)
+        running = sum(process.requests for process in self.service.catalogue.loaded().values())
+        self._say(f"Ended; {running} requests were cut short" if running else "Ended; every request was answered")

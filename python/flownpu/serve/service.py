@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the routes of all APIs share: from a request to the answers that are computed."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flownpu.generate.language_model import Sampling
+from flownpu.generate.worker import Finished, Likelihood, Piece
+from flownpu.serve.answers import Answers
+from flownpu.serve.catalogue import Catalogue
+from flownpu.serve.chat_prompts import ChatModel
+from flownpu.serve.errors import invalid, unknown_model
+from flownpu.serve.metrics import Metrics
+from flownpu.serve.processes.protocol import Question
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.settings import ServerSettings
+from flownpu.serve.tools import AnswerReader, Constraint, ToolCall
+
+__all__ = ["Chat", "Delta", "End", "Service", "usage"]
+
+log = logging.getLogger(__name__)
+
+DECODING = 2
+"""Conversations whose images are decoded at the same time: each picture may take 400 MiB meanwhile."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Further text of one answer."""
+
+    index: int
+    text: str
+    likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of one answer."""
+
+    index: int
+    reason: str
+    """OpenAI's word: "stop", "length" or "tool_calls"."""
+    calls: list[ToolCall]
+    finished: Finished
+
+
+@dataclass
+class Chat:
+    """The answers to a request, and how calls are found in them; calls are none but in chats."""
+
+    answers: Answers
+    constraint: Constraint = field(default_factory=Constraint)
+
+    async def events(self) -> AsyncIterator[Delta | End]:
+        """The answers' texts as they come, and their ends."""
+        readers = [AnswerReader(self.constraint.calls) for _ in self.answers.questions]
+        try:
+            async for index, event in self.answers:
+                if isinstance(event, Piece):
+                    text = readers[index].add(event.text)
+                    if text or event.likelihoods:
+                        yield Delta(index, text, event.likelihoods)
+                    continue
+                rest, calls = readers[index].finish()
+                if rest:
+                    yield Delta(index, rest)
+                if self.answers.settings.logs_texts:
+                    log.info("%s: answered %r", self.answers.name, readers[index].text)
+                reason = "tool_calls" if calls else "length" if event.reason == "length" else "stop"
+                yield End(index, reason, calls, event)
+        finally:
+            self.answers.end()
+
+
+class Service:
+    """The models of a server, and what answers."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.catalogue = Catalogue(settings)
+        self.metrics = Metrics()
+        self._models = {name: ChatModel(model.folder) for name, model in settings.models.items()}
+        self._decoding = asyncio.Semaphore(DECODING)
+
+    def model(self, name: str) -> ChatModel:
+        """What is known of a model before it is loaded.
+
+        Raises:
+            ApiError: there is none of that name.
+        """
+        if name not in self._models:
+            raise unknown_model(name, self.catalogue.names)
+        return self._models[name]
+
+    async def chat(self, request: ChatRequest) -> Chat:
+        """Begins the answers to a conversation.
+
+        Raises:
+            ApiError: what is asked for cannot be had.
+        """
+        limits, model = self.settings.limits, self.model(request.model)
+        constraint = Constraint.of(request, model.calls)
+        conversation = model.conversation(request, limits.images)
+        async with self._decoding:
+            images = await asyncio.to_thread(model.read_images, conversation)
+        question = Question(
+            tuple(conversation.messages),
+            tools=tuple(conversation.tools),
+            max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
+            sampling=Sampling(**request.sampling_fields()),
+            images=tuple(images),
+            stop=request.stops(),
+            guidance=constraint.guidance,
+            alternatives=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+        if request.top_logprobs is not None and not request.logprobs:
+            raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
+        return Chat(await self.ask(request.model, [question], request.n or 1), constraint)
+
+    async def complete(self, request: CompletionRequest) -> Chat:
+        """Begins the answers to one or several prompts.
+
+        Raises:
+            ApiError: what is asked for cannot be had.
+        """
+        self.model(request.model)
+        prompts: list[Any] = request.prompt if isinstance(request.prompt, list) else [request.prompt]
+        if prompts and isinstance(prompts[0], int):
+            prompts = [prompts]
+        if not prompts:
+            raise invalid("expected a prompt, got an empty list", "prompt")
+        questions = [
+            Question(
+                prompt if isinstance(prompt, str) else tuple(prompt),
+                max_new_tokens=self._output_tokens(16 if request.max_tokens is None else request.max_tokens),
+                sampling=Sampling(**request.sampling_fields()),
+                stop=request.stops(),
+                alternatives=request.logprobs,
+            )
+            for prompt in prompts
+        ]
+        return Chat(await self.ask(request.model, questions, request.n or 1))
+
+    async def ask(self, name: str, questions: list[Question], choices: int) -> Answers:
+        """Begins `choices` answers to each question.
+
+        Raises:
+            ApiError: the model cannot be loaded, or does not give what is asked for; the queue is full.
+        """
+        most = self.settings.limits.choices
+        if choices * len(questions) > most:
+            raise invalid(
+                f"expected n times the number of prompts to be {most} at most, got {choices * len(questions)}", "n"
+            )
+        process = await self.catalogue.get(name)
+        if any(question.alternatives is not None for question in questions) and not process.facts.gives_likelihoods:
+            raise invalid(f"the model {name} gives no log-probabilities here: leave logprobs out", "logprobs")
+        asked = [_choice(question, index) for question in questions for index in range(choices)]
+        if self.settings.logs_texts:
+            log.info("%s: asked %s", name, [question.prompt for question in questions])
+        answers = Answers(name, process, asked, self.settings, self.metrics)
+        await answers.begin()
+        return answers
+
+    def _output_tokens(self, wanted: int | None) -> int | None:
+        most = self.settings.limits.output_tokens
+        return wanted if most is None else most if wanted is None else min(wanted, most)
+
+
+def _choice(question: Question, index: int) -> Question:
+    """The same question with another seed: the choices of one request differ, and are the same the next time."""
+    seed = question.sampling.seed
+    if index == 0 or seed is None:
+        return question
+    return replace(question, sampling=replace(question.sampling, seed=(seed + index) % 2**31))
+
+
+def usage(answers: Answers, choices: int = 1) -> dict[str, Any]:
+    """OpenAI's object of the tokens of a request; a prompt counts once for all choices."""
+    finished = [answers.finished[index] for index in sorted(answers.finished)]
+    prompts = finished[::choices]
+    prompt_tokens = sum(item.prompt_tokens for item in prompts)
+    new_tokens = sum(item.new_tokens for item in finished)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(item.cached_tokens for item in prompts)},
+    }

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Responses that end what is computed when their client has gone."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
+
+from flownpu.serve.errors import ApiError
+
+__all__ = ["ClientGoneError", "event_stream", "line_stream", "unless_gone"]
+
+log = logging.getLogger(__name__)
+
+# When the server is told to end, streams go on to their end; the bound on that is uvicorn's.
+AppStatus.enable_automatic_graceful_drain = False
+
+
+class ClientGoneError(Exception):
+    """There is nobody to answer."""
+
+
+def event_stream(documents: AsyncIterator[dict[str, Any]], end: str | None = "[DONE]") -> EventSourceResponse:
+    """Server-sent events: one for each document, then `end`. What goes wrong on the way is OpenAI's error object.
+
+    A document with the key "type" is an event of that name, as /v1/responses has them.
+    """
+
+    async def events() -> AsyncIterator[dict[str, str]]:
+        try:
+            async for document in documents:
+                name = {"event": document["type"]} if "type" in document else {}
+                yield {**name, "data": _json(document)}
+        except ApiError as error:
+            yield {"data": _json(error.document())}
+            return
+        except Exception:
+            log.exception("a stream broke off")
+            yield {"data": _json(ApiError(500, "the server made a mistake; its log says which").document())}
+            return
+        if end is not None:
+            yield {"data": end}
+
+    return EventSourceResponse(events(), sep="\n")
+
+
+def line_stream(documents: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
+    """One JSON document a line, as Ollama's clients read them."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async for document in documents:
+                yield f"{_json(document)}\n"
+        except ApiError as error:
+            yield f"{_json({'error': error.message})}\n"
+        except Exception:
+            log.exception("a stream broke off")
+            yield f"{_json({'error': 'the server made a mistake; its log says which'})}\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What the work returns; it is cancelled when the client goes.
+
+    Raises:
+        ClientGoneError: it went.
+    """
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for one in (task, watch):
+            one.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients do wrong, and what they are told: the server goes on, and others get their answers.
+
+Each fault has its status code and a message that says what is amiss.
+"""
+
+import base64
+import contextlib
+import io
+import json
+import signal
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+from PIL import Image
+
+from flownpu.cli import main
+
+MESSAGES = [{"role": "user", "content": "Tell me about loops."}]
+WORD = "xyzzy"  # stands for what is nobody else's business
+# JSON that does not end by itself.
+SCHEMA = {"type": "array", "items": {"const": "abc"}, "minItems": 5000}
+LONG = {
+    "model": "topics",
+    "messages": MESSAGES,
+    "temperature": 0,
+    "max_tokens": 900,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "endless", "schema": SCHEMA}},
+}
+CHAT = "/v1/chat/completions"
+BODY_LIMIT = 2**20
+
+
+@pytest.fixture(scope="module")
+def server(start_server, topics):
+    limits = ["--slots", 1, "--queue", 1, "--context", 1024, "--max-body", 1, "--max-images", 2]
+    return start_server(topics, *limits)
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    with server.http() as http:
+        yield http
+
+
+def refused(response, status, message):
+    """Looks at an error: its status code, that its message has a text, and its form."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert message in error["message"]
+    assert WORD not in response.text
+    return error
+
+
+def wait_for(what, seconds=30):
+    """Until something holds, which is looked at again and again."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.02)
+
+
+def requests_of(http):
+    lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("flownpu_requests{"))
+
+
+def idle(http):
+    return requests_of(http) == 0
+
+
+def answers(http):
+    """That the server still does what it is for."""
+    response = http.post(CHAT, json=chat())
+    assert response.status_code == 200, response.text
+    return response.json()["usage"]["completion_tokens"] == 2
+
+
+def chat(**fields):
+    return {"model": "topics", "messages": MESSAGES, "max_tokens": 2, **fields}
+
+
+def image(url):
+    return chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+
+
+def png(content):
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (chat(model="other"), 404, "no model 'other' here; there is topics"),
+        (chat(colour="red"), 400, "unknown field colour"),
+        (chat(messages=[{"role": "user", "content": "x", "mood": WORD}]), 400, "unknown field messages.0.mood"),
+        ({"model": "topics"}, 400, "the field messages is missing"),
+        (chat(messages=[]), 400, "messages: List should have at least 1 item"),
+        (chat(messages=[{"role": "poet", "content": WORD}]), 400, "messages.0.role"),
+        (chat(messages=[{"role": "assistant", "content": WORD}]), 400, "Turns must alternate"),
+        (chat(temperature="hot"), 400, "temperature"),
+        (chat(temperature=3), 400, "temperature: Input should be less than or equal to 2"),
+        (chat(max_tokens=0), 400, "max_tokens"),
+        (chat(n=50), 400, "n times the number of prompts"),
+        (chat(frequency_penalty=1), 400, "frequency_penalty"),
+        (chat(logit_bias={"7": -100}), 400, "logit_bias"),
+        (chat(top_logprobs=2), 400, "top_logprobs wants logprobs"),
+        (chat(messages=[{"role": "user", "content": "word " * 3000}]), 400, "the context holds 1024"),
+        (image("https://example.com/x.png"), 400, "this server fetches nothing"),
+        (image("data:image/png;base64,???"), 400, "base64 is broken"),
+        (image(png(b"GIF89a")), 400, "takes no images"),
+        (chat(tools=[{"type": "function", "function": {"name": "no spaces"}}]), 400, "tools.0.function.name"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(http, body, status, message):
+    refused(http.post(CHAT, json=body), status, message)
+    assert answers(http)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "message"),
+    [
+        (b'{"model": "topics", "messages": [', "application/json", "the body is not JSON"),
+        (b"[" * 200_000, "application/json", "parsing the body"),
+        (b"\xff\xfe", "application/json", "the body is not JSON"),
+        (b"", "application/json", "expected a JSON object"),
+        (json.dumps(chat()).encode(), "text/plain", "expected a JSON object"),
+        (b'"text"', "application/json", "expected a JSON object"),
+    ],
+    ids=["cut short", "deep", "no UTF-8", "empty", "a web form's type", "no object"],
+)
+def test_a_body_that_is_no_json(http, content, kind, message):
+    """One of the type of web forms any page that a browser shows could send without being asked."""
+    refused(http.post(CHAT, content=content, headers={"Content-Type": kind}), 400, message)
+    assert answers(http)
+
+
+def test_paths_and_methods_that_are_none(http):
+    refused(http.get("/v1/nothing"), 404, "/v1/nothing")
+    refused(http.get(CHAT), 405, "Method Not Allowed")
+    assert http.post("/api/chat", json={"model": "other", "messages": []}).json() == {
+        "error": "no model 'other' here; there is topics"
+    }
+
+
+def test_broken_images_are_told_apart(start_server, shapes):
+    server = start_server(f"topics={shapes}", "--context", 600, "--max-images", 2)
+    with server.http() as http:
+        refused(http.post(CHAT, json=image(png(b"no image"))), 400, "messages.0.content.0.image_url is not an image")
+        refused(http.post(CHAT, json=image(png(b""))), 400, "messages.0.content.0.image_url")
+        file = io.BytesIO()
+        Image.effect_noise((64, 64), 50).save(file, "PNG")
+        refused(http.post(CHAT, json=image(png(file.getvalue()[:1000]))), 400, "damaged or cut short")
+        three = chat(messages=[{"role": "user", "content": image(png(b""))["messages"][0]["content"] * 3}])
+        refused(http.post(CHAT, json=three), 400, "has 3 images, and this server takes 2")
+        assert answers(http)
+
+
+def test_100_megabytes_are_refused_before_they_are_sent(http):
+    """And as many without a length: when the limit is reached."""
+    started = time.monotonic()
+    refused(http.post(CHAT, content=b" " * 2 * BODY_LIMIT), 413, f"larger than {BODY_LIMIT} bytes")
+
+    def endless():
+        for _ in range(100):
+            yield b" " * 2**20
+
+    with contextlib.suppress(httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        # The answer may be read, or the connection be closed while the client still sends.
+        refused(http.post(CHAT, content=endless()), 413, "larger than")
+    assert time.monotonic() - started < 20
+    assert answers(http)
+
+
+def raw(server, *lines):
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall("\r\n".join([*lines, "", ""]).encode())
+    return connection
+
+
+def test_a_slow_sender_holds_nobody_up(server, http):
+    connection = raw(server, f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 1000")
+    for _ in range(3):
+        connection.sendall(b" ")
+        assert answers(http)
+    connection.close()
+    assert answers(http)
+
+
+def test_a_client_that_leaves_ends_its_answer(http, server):
+    """Both streams and whole answers; the slot is free again long before 900 tokens are written."""
+    for stream in (True, False):
+        body = json.dumps(LONG | {"stream": stream})
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        connection = raw(server, *lines, f"Content-Length: {len(body)}")
+        connection.sendall(body.encode())
+        wait_for(lambda: requests_of(http) == 1)
+        connection.close()
+        wait_for(lambda: idle(http))
+    counted = http.get("/metrics").text
+    assert 'flownpu_answers_total{end="cancelled",model="topics"} 2.0' in counted
+    assert answers(http)
+
+
+def test_a_full_queue_says_when_to_come_again(http, server):
+    with contextlib.ExitStack() as stack:
+        for number in (1, 2):  # one is computed, one waits
+            body = LONG | {"stream": True, "messages": [{"role": "user", "content": f"Story {number}."}]}
+            threading.Thread(target=stream_until_closed, args=(stack, server, body), daemon=True).start()
+            wait_for(lambda number=number: requests_of(http) == number)
+        response = http.post(CHAT, json=chat())
+        assert refused(response, 429, "try again later")["type"] == "rate_limit_error"
+        assert int(response.headers["Retry-After"]) >= 1
+        with pytest.raises(openai.RateLimitError):
+            server.openai().chat.completions.create(**chat())
+        refused(http.post(CHAT, json=chat(n=3)), 400, "asks for 3 answers, and the server takes 2")
+    wait_for(lambda: idle(http))
+    assert answers(http)
+
+
+def stream_until_closed(stack, server, body):
+    client = stack.enter_context(httpx.Client(base_url=server.address, timeout=60))
+    with contextlib.suppress(httpx.HTTPError, RuntimeError), client.stream("POST", CHAT, json=body) as response:
+        for _ in response.iter_bytes():
+            pass
+
+
+def test_an_answer_that_takes_too_long_is_given_up(start_server, topics):
+    server = start_server(topics, "--request-seconds", 1, "--context", 2048)
+    body = LONG | {"max_tokens": 2000}
+    with server.http() as http:
+        refused(http.post(CHAT, json=body), 504, "took more than 1 s")
+        lines = http.post(CHAT, json=body | {"stream": True}).text.splitlines()
+        assert "took more than 1 s" in json.loads(lines[-2].removeprefix("data: "))["error"]["message"]
+        assert answers(http)
+
+
+def test_the_model_s_process_is_killed(start_server, topics):
+    """Its requests are told so; the next one has a new process."""
+    server = start_server(topics, "--context", 2048)
+    body = LONG | {"max_tokens": 2000}
+    with server.http() as http:
+        answered = []
+        thread = threading.Thread(target=lambda: answered.append(server.http().post(CHAT, json=body)))
+        thread.start()
+        wait_for(lambda: requests_of(http) == 1)
+        (child,) = psutil.Process(server.process.pid).children()
+        child.kill()
+        thread.join(30)
+        refused(answered[0], 500, "was ended by signal 9")
+        assert answers(http)
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server, topics):
+    """With a key, pages of another origin, a log of texts, and little patience."""
+    options = ["--origin", "https://chat.example", "--log-texts", "--body-seconds", 1]
+    return start_server(topics, *options, FLOWNPU_API_KEY="open sesame")
+
+
+SHOWN = {"Authorization": "Bearer open sesame"}
+
+
+def test_a_key_is_wanted(guarded):
+    with guarded.http() as http:
+        assert http.get("/health").status_code == 200
+        assert http.get("/").status_code == 200
+        for key in ("", "Bearer", "Bearer open", "Basic open sesame", "Bearer open sesame2"):
+            refused(http.get("/v1/models", headers={"Authorization": key}), 401, "Authorization: Bearer KEY")
+        assert http.post("/api/chat", json=chat()).status_code == 401
+    assert guarded.openai(api_key="open sesame").models.list().data[0].id == "topics"
+
+
+def test_who_sends_too_slowly_is_told_so(guarded):
+    """In the body; whose headers do not end has asked nothing, and is left."""
+    connection = raw(
+        guarded, f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Length: 9"
+    )
+    connection.sendall(b"{")
+    silent = socket.create_connection(("127.0.0.1", guarded.port))
+    silent.sendall(b"POST / HTTP/1.1\r\nHost:")
+    connection.settimeout(20)
+    answer = connection.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 1 s" in answer + connection.recv(10_000)
+    silent.settimeout(20)
+    assert silent.recv(100) == b""
+    with guarded.http(headers=SHOWN) as http:
+        assert answers(http)
+
+
+def test_addresses_that_others_reach_want_a_key(capfd, topics):
+    assert main(["serve", str(topics), "--host", "0.0.0.0", "--port", "0"]) == 2  # noqa: S104
+    assert "FLOWNPU_API_KEY" in capfd.readouterr().err
+
+
+def test_a_page_of_another_name_or_origin_is_not_served(http, guarded):
+    assert http.get("/v1/models", headers={"Host": "attacker.example"}).status_code == 400
+    asking = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in http.options(CHAT, headers=asking).headers
+    with guarded.http() as other:
+        allowed = other.options(CHAT, headers=asking).headers
+        assert allowed["access-control-allow-origin"] == "https://chat.example"
+        refusing = other.options(CHAT, headers=asking | {"Origin": "https://other.example"}).headers
+        assert "access-control-allow-origin" not in refusing
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_told_to_end_finishes_its_answers(start_server, topics, by):
+    server = start_server(topics)
+    texts = []
+
+    def read():
+        with (
+            server.http() as http,
+            http.stream("POST", CHAT, json=LONG | {"stream": True, "max_tokens": 200}) as response,
+        ):
+            texts.extend(response.iter_lines())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with server.http() as http:
+        wait_for(lambda: requests_of(http) == 1)
+    code = server.end(by)
+    thread.join()
+    assert texts[-2] == "data: [DONE]"
+    assert code == (130 if by == signal.SIGINT else 0), server.text()
+    assert f"Ending on {by.name}: 1 requests have 30 s to end" in server.text()
+    assert "Ended; every request was answered" in server.text()
+
+
+def test_a_server_that_is_told_to_end_does_not_wait_for_ever(start_server, topics):
+    server = start_server(topics, "--stopping-seconds", 1, "--context", 2048)
+    body = LONG | {"max_tokens": 2000}
+    thread = threading.Thread(target=stream_until_closed, args=(contextlib.ExitStack(), server, body))
+    thread.start()
+    with server.http() as http:
+        wait_for(lambda: requests_of(http) == 1)
+    assert server.end() == 0
+    thread.join()
+    assert "1 requests were cut short" in server.text()
+
+
+def test_no_text_is_logged(server, http):
+    http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}]))
+    refused(http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}], n="x")), 400, "n: ")
+    assert CHAT in server.text()
+    assert WORD not in server.text()
+
+
+def test_texts_are_logged_if_asked(guarded):
+    with guarded.http(headers=SHOWN) as http:
+        answer = http.post(CHAT, json=chat(messages=[{"role": "user", "content": WORD}])).json()
+    wait_for(lambda: "answered" in guarded.text())
+    assert WORD in guarded.text()
+    assert answer["choices"][0]["message"]["content"] in guarded.text().replace("\\'", "'")
+    assert "open sesame" not in guarded.text()
+
+
+def test_an_address_that_is_taken_says_so(capfd, topics, server):
+    assert main(["serve", str(topics), "--port", str(server.port)]) == 1
+    assert f"cannot listen on 127.0.0.1, port {server.port}" in capfd.readouterr().err
+
+
+def test_a_server_without_a_model_says_why(capfd, tmp_path):
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 1
+    assert "holds no genai_config.json" in capfd.readouterr().err

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker over GenAI's generators: events, slots, what is kept of a conversation, and failures."""
+
+import gc
+import queue
+
+import numpy as np
+import pytest
+
+from flownpu.errors import FlowNPUError
+from flownpu.generate.generator_worker import GeneratorWorker
+from flownpu.generate.held_sequence import HeldSequence
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+from flownpu.generate.stop_texts import StopTexts
+from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request, Started
+
+GREEDY = Sampling(temperature=0)
+# Not done before the limit.
+ENDLESS = Guidance("json_schema", '{"type": "array", "items": {"const": "abc"}, "minItems": 5000}')
+BAD = Guidance("lark_grammar", "start: (")
+
+
+@pytest.fixture(scope="module")
+def model(topics):
+    return LanguageModel(topics)
+
+
+@pytest.fixture
+def worker(model):
+    worker = GeneratorWorker(model, context=512, slots=2)
+    yield worker
+    worker.close()
+
+
+class Asked:
+    """A request of a worker, and its events as they come."""
+
+    def __init__(self, worker, text, tokens=8, **fields):
+        prompt = worker.model.tokens_of_text(text) if isinstance(text, str) else text
+        self.request = Request(prompt, tokens, **{"sampling": GREEDY, **fields})
+        self.events = queue.Queue()
+        worker.submit(self.request, self.events.put)
+
+    def next(self):
+        return self.events.get(timeout=30)
+
+    def all(self):
+        events = [self.next()]
+        while not isinstance(events[-1], Finished | Failed):
+            events.append(self.next())
+        return events
+
+    def text(self):
+        return "".join(event.text for event in self.all() if isinstance(event, Piece))
+
+
+def fresh(model, text, tokens):
+    """What a generator that has seen nothing writes."""
+    return "".join(model.complete(model.tokens_of_text(text), tokens, GREEDY, Timing()))
+
+
+def test_events_of_an_answer(worker, model):
+    text = 'The "for" statement is used to'
+    events = Asked(worker, text).all()
+    assert isinstance(events[0], Started)
+    assert [event.tokens for event in events[1:-1]] == [1] * 8
+    assert events[-1] == Finished("length", len(model.tokens_of_text(text)), 0, 8)
+    assert "".join(event.text for event in events[1:-1]) == fresh(model, text, 8)
+
+
+def test_what_goes_on_from_a_slot_is_what_a_fresh_start_gives(worker, model):
+    """From a sequence that was cut short, one that is gone back on, and one that another slot keeps."""
+    texts = [
+        "Strings are",
+        "Strings are sequences of",
+        "Tuples and lists",
+        "Strings are immutable",
+        "Tuples and lists of",
+    ]
+    cached = []
+    for text in texts:
+        asked = Asked(worker, text, 6)
+        events = asked.all()
+        assert "".join(event.text for event in events[1:-1]) == fresh(model, text, 6)
+        cached.append(events[-1].cached_tokens)
+    assert cached[0] == 0
+    assert all(count > 0 for count in (cached[1], cached[3], cached[4]))
+
+
+def test_a_short_beginning_in_common_does_not_cost_another_conversation(worker, model):
+    """<bos> is in common with every prompt."""
+    long, short = "The statement " * 20, "Zip"
+    Asked(worker, long, 2).all()
+    Asked(worker, short, 2).all()
+    assert Asked(worker, long, 2).all()[-1].cached_tokens == len(model.tokens_of_text(long)) - 1
+
+
+def test_requests_take_turns_and_the_rest_waits(worker):
+    asked = [Asked(worker, f"Number {number}", 40, guidance=ENDLESS) for number in range(3)]
+    for one in asked[:2]:
+        assert isinstance(one.next(), Started)
+    assert asked[2].events.empty()
+    worker.cancel(asked[2].request)  # while it waits
+    assert asked[2].all() == [Finished("cancelled", len(asked[2].request.tokens), 0, 0)]
+    for one in asked[:2]:
+        assert one.all()[-1].new_tokens == 40
+
+
+def test_a_request_is_cancelled_in_the_middle(worker):
+    asked = Asked(worker, "Number", 400, guidance=ENDLESS)
+    for _ in range(5):
+        asked.next()
+    worker.cancel(asked.request)
+    last = asked.all()[-1]
+    assert last.reason == "cancelled"
+    assert 4 <= last.new_tokens < 400
+    worker.cancel(asked.request)  # it has ended: nothing happens
+    assert Asked(worker, "Strings", 2).all()[-1].reason == "length"
+
+
+def test_a_request_that_fails_harms_no_other(worker):
+    others = Asked(worker, "Number", 30, guidance=ENDLESS)
+    failed = Asked(worker, "Strings are", guidance=BAD).all()[-1]
+    assert isinstance(failed.error, FlowNPUError)
+    beyond = Asked(worker, np.array([10**6], dtype=np.int32)).all()[-1]  # no token of the model's
+    assert isinstance(beyond, Failed)
+    assert others.all()[-1].new_tokens == 30
+
+
+def test_stop_texts_and_the_context_end_an_answer(worker, model):
+    text = fresh(model, "Strings are", 20)
+    stop = text[8:12]
+    events = Asked(worker, "Strings are", 20, stop=(stop,)).all()
+    assert "".join(event.text for event in events[1:-1]) == text[: text.index(stop)]
+    assert events[-1].reason == "stop"
+    full = Asked(worker, np.full(500, 40, dtype=np.int32), 400, guidance=ENDLESS).all()[-1]
+    assert (full.reason, full.prompt_tokens + full.new_tokens) == ("length", worker.context_length)
+
+
+def test_a_seed_begins_anew(worker):
+    sampling = Sampling(temperature=1.5, seed=3)
+    texts = [Asked(worker, "Strings are", 12, sampling=sampling) for _ in range(3)]
+    assert len({asked.text() for asked in texts}) == 1
+    other = Asked(worker, "Strings are", 12, sampling=Sampling(temperature=1.5, seed=4))
+    assert other.all()[-1].cached_tokens == 0
+
+
+def test_likelihoods_are_those_of_the_logits(worker, model):
+    """Against GenAI's logits in float64."""
+    events = Asked(worker, "Strings are", 3, alternatives=2).all()
+    generator = model.generator(64, GREEDY)
+    generator.append_tokens(model.tokens_of_text("Strings are"))
+    for event in events[1:-1]:
+        logits = generator.get_logits().reshape(-1).astype(np.float64)
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        generator.generate_next_token()
+        token = int(generator.get_next_tokens()[0])
+        ((taken, *alternatives),) = event.likelihoods
+        assert taken.token == token
+        # A sum of 4096 terms of float64: its rounding is far below 1e-9. The logits are the same bits.
+        assert abs(taken.logarithm - expected[token]) < 1e-9
+        assert [one.token for one in alternatives] == np.argsort(-expected)[:2].tolist()
+        assert alternatives[0].text == model.text_of_token(alternatives[0].token)
+
+
+def test_closing_ends_what_runs_and_what_waits(model):
+    worker = GeneratorWorker(model, context=512, slots=1)
+    running, waiting = (Asked(worker, "Number", 400, guidance=ENDLESS) for _ in range(2))
+    running.next()
+    worker.close()
+    assert running.all()[-1].reason == waiting.all()[-1].reason == "cancelled"
+    with pytest.raises(FlowNPUError, match="closed"):
+        Asked(worker, "Strings")
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "passed", "found"),
+    [
+        (["abc"], ["xa", "b", "c", "d"], ["x", "", "", ""], True),
+        (["abc"], ["xa", "b", "d"], ["x", "", "abd"], False),
+        (["aab"], ["aaa", "b"], ["a", ""], True),
+        (["end", "en"], ["then ", "x"], ["th", ""], True),
+        (["b", "abc"], ["ab", "c"], ["a", ""], True),
+        ([""], ["any"], ["any"], False),
+        ([], ["any"], ["any"], False),
+    ],
+)
+def test_stop_texts(stops, pieces, passed, found):
+    texts = StopTexts(stops)
+    assert [texts.add(piece) for piece in pieces] == passed
+    assert texts.found is found
+
+
+def test_what_stop_texts_hold_back_comes_at_the_end():
+    texts = StopTexts(["abc"])
+    assert texts.add("xab") + texts.rest() == "xab"
+
+
+def test_a_slot_that_is_emptied_is_empty_at_once(worker):
+    """A KV cache does not wait for Python to look for circles of objects, which may be after hundreds of requests."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+        for seed in range(6):
+            Asked(worker, "Strings are", 3, sampling=Sampling(temperature=1, seed=seed)).all()
+        Asked(worker, "Strings are", guidance=BAD).all()
+        after = sum(isinstance(one, HeldSequence) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before <= worker.slots

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stock `openai` client against the server: chats and completions, whole and streamed, sync and async."""
+
+import asyncio
+import itertools
+import json
+import math
+
+import openai
+import pytest
+
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+
+MESSAGES = [{"role": "user", "content": "Tell me about loops."}]
+GREEDY = {"temperature": 0, "model": "topics"}
+
+
+@pytest.fixture(scope="module")
+def server(start_server, topics):
+    return start_server(topics, "--slots", 2, "--context", 1024)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.openai()
+
+
+@pytest.fixture(scope="module")
+def expected(topics):
+    """What `flownpu run` writes: the first 24 tokens, one by one."""
+    model = LanguageModel(topics)
+    prompt = model.tokens_of_messages(MESSAGES)
+    pieces = model.complete(prompt, 24, Sampling(temperature=0), Timing())
+    return list(itertools.islice(pieces, 24)), len(prompt)
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["topics"]
+    assert client.models.retrieve("topics").owned_by == "flownpu"
+
+
+def test_a_chat_is_what_run_writes(client, expected):
+    pieces, prompt_tokens = expected
+    answer = client.chat.completions.create(messages=MESSAGES, max_tokens=24, **GREEDY)
+    (choice,) = answer.choices
+    assert choice.message.content == "".join(pieces)
+    assert choice.finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt_tokens, 24)
+    assert answer.usage.total_tokens == prompt_tokens + 24
+
+
+def test_a_stream_has_the_same_text_and_usage(client, expected):
+    pieces, prompt_tokens = expected
+    stream = client.chat.completions.create(
+        messages=MESSAGES, max_completion_tokens=24, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    chunks = list(stream)
+    assert [chunk.choices[0].delta.content for chunk in chunks[1:-2]] == [piece for piece in pieces if piece]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 24
+    # The same prompt again: all but its last token is in the KV cache.
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == prompt_tokens - 1
+
+
+def test_a_stop_text_ends_the_answer_in_front_of_it(client, expected):
+    pieces, _ = expected
+    text = "".join(pieces)
+    # Longer than a token, and found in the middle of one.
+    stop = text[7:14]
+    for stops in (stop, ["never", stop]):
+        answer = client.chat.completions.create(messages=MESSAGES, max_tokens=24, stop=stops, **GREEDY)
+        assert answer.choices[0].message.content == text[: text.index(stop)]
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_next_turn_is_computed_from_where_the_last_one_ended(client):
+    first = client.chat.completions.create(messages=MESSAGES, max_tokens=20, **GREEDY)
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    messages = [*MESSAGES, said, {"role": "user", "content": "And more?"}]
+    second = client.chat.completions.create(messages=messages, max_tokens=4, **GREEDY)
+    # The answer's tokens may be others when its text is tokenised anew.
+    assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens
+
+
+def test_a_seed_gives_the_same_text_again_and_choices_differ(client):
+    def texts(seed, n=1):
+        sampling = {"model": "topics", "temperature": 1.5, "seed": seed, "max_tokens": 12}
+        answer = client.chat.completions.create(messages=MESSAGES, n=n, **sampling)
+        return [choice.message.content for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+
+    first = texts(7, n=3)
+    assert len(set(first)) == 3
+    assert texts(7, n=2) == first[:2]
+    assert texts(9) != first[:1]
+
+
+def test_logprobs_are_of_the_tokens_that_were_taken(client, expected):
+    pieces, _ = expected
+    answer = client.chat.completions.create(messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3, **GREEDY)
+    content = answer.choices[0].logprobs.content
+    assert "".join(one.token for one in content) == "".join(pieces[:5])
+    for one in content:
+        logprobs = [other.logprob for other in one.top_logprobs]
+        assert one.logprob == logprobs[0] == max(logprobs)  # greedy takes the likeliest
+        assert sum(map(math.exp, logprobs)) <= 1
+
+
+def test_completions_of_several_prompts(client, topics):
+    model = LanguageModel(topics)
+    prompts = ["Strings are", 'The "for" statement is used to']
+    expected = [
+        "".join(itertools.islice(model.complete(model.tokens_of_text(prompt), 8, Sampling(temperature=0), Timing()), 8))
+        for prompt in prompts
+    ]
+    for given in (prompts, [model.tokens_of_text(prompt).tolist() for prompt in prompts]):
+        answer = client.completions.create(prompt=given, max_tokens=8, **GREEDY)
+        assert [choice.text for choice in answer.choices] == expected
+    assert answer.usage.completion_tokens == 16
+    stream = client.completions.create(prompt=prompts[0], max_tokens=8, stream=True, logprobs=2, **GREEDY)
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected[0]
+    assert len(chunks[0].choices[0].logprobs.top_logprobs[0]) == 2
+
+
+def test_json_of_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": ["for", "while"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "loop", "schema": schema, "strict": True}}
+    answer = client.chat.completions.create(messages=MESSAGES, max_tokens=60, response_format=form, **GREEDY)
+    value = json.loads(answer.choices[0].message.content)
+    assert value["kind"] in {"for", "while"}
+    assert value["count"] in range(10)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_schema_that_guidance_does_not_know_is_refused(client):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    with pytest.raises(openai.BadRequestError, match="guidance"):
+        client.chat.completions.create(messages=MESSAGES, max_tokens=6, response_format=form, **GREEDY)
+
+
+def test_many_at_once_by_the_async_client(server, expected):
+    """More than there are slots: each answer is the one that it is alone."""
+    pieces, _ = expected
+
+    async def ask(client, tokens):
+        stream = await client.chat.completions.create(messages=MESSAGES, max_tokens=tokens, stream=True, **GREEDY)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def all_of_them():
+        async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, tokens) for tokens in range(4, 24, 4)))
+
+    texts = asyncio.run(all_of_them())
+    assert texts == ["".join(pieces[:tokens]) for tokens in range(4, 24, 4)]

@@ -19,6 +19,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/attention/cache_row.h"
 #include "ops/cpu/kernels/attention/query_blocks.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -45,7 +46,7 @@ class ManyRows {
 
   void run() {
     for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.begin(block);
-    for (std::int64_t start = 0; start < sweep_.keys; start += sweep_.chunk_keys) {
+    for (std::int64_t start = sweep_.begin; start < sweep_.keys; start += sweep_.chunk_keys) {
       const std::int64_t end = std::min(start + sweep_.chunk_keys, sweep_.keys);
       order_values(start, end);
       for (std::int64_t block = 0; block < blocks_.blocks(); ++block) attend(block, start, end);
@@ -93,8 +94,7 @@ class ManyRows {
   const std::byte* key_row(std::int64_t key, std::int64_t start) const {
     if (A::kConvertsKeys)
       return reinterpret_cast<const std::byte*>(keys_ + (key - start) * head_steps_);
-    return static_cast<const std::byte*>(sweep_.key) +
-           key * sweep_.head_size * static_cast<std::int64_t>(sizeof(Element)) / A::kStep;
+    return cache_row(sweep_, sweep_.key, key);
   }
 
   void attend(std::int64_t block, std::int64_t start, std::int64_t end) {
@@ -201,9 +201,13 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) {
       const Vector before = load(maxima + v * kLanes);
       store(maxima + v * kLanes, maximum[v]);
+      // Exactly 1 where the maximum stays, which A's exponential of 0 need not be: so that keys
+      // which a row does not see change nothing of it.
+      const auto stays = before == maximum[v];
       // A row that has seen nothing yet: any finite reference makes exp(-inf - reference) 0.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
-      store(correction + v * kLanes, A::exponential(before - maximum[v]));
+      store(correction + v * kLanes,
+            select(stays, broadcast(1.0F), A::exponential(before - maximum[v])));
       // From 0, as in value_tile.
       sum[v] = Vector{};
     }

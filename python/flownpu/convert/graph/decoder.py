@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a decoder, in the form that ORT GenAI feeds.
+"""Writes the ONNX graph of a decoder, in the form that ORT GenAI's generators feed; its engine's: paged_decoder.py.
 
 Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, other letters as in `Decoder`):
 
@@ -24,11 +24,11 @@ from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.decoder import Decoder, Layer
 
-__all__ = ["KV_DTYPES", "Logits", "build_model", "rotary_cache_names"]
+__all__ = ["KV_DTYPES", "DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
 
 Logits = Literal["last", "all"]
 
@@ -57,74 +57,30 @@ def build_model(
         logits: of the last token of each row, or of all.
         sliding_window_cache: layers with a window keep a cache of the window's size.
     """
-    return _Builder(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
+    return _Writer(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
 
 
-class _Builder(EmbeddingWriter):
-    def __init__(
-        self,
-        decoder: Decoder,
-        tensors: Mapping[str, ir.TensorProtocol],
-        kv_dtype: ir.DataType,
-        logits: Logits,
-        sliding_window_cache: bool,
-    ) -> None:
+class DecoderWriter(EmbeddingWriter):
+    """A decoder's layers and its LM head, whatever the tokens come in; `_attend` is the operator of attention."""
+
+    def __init__(self, decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], kv_dtype: ir.DataType) -> None:
+        """Takes what to write, its weights by name, and the type of the KV cache."""
         super().__init__(tensors)
         self.decoder = decoder
         self.kv_dtype = kv_dtype
-        self.all_logits = logits == "all"
-        self.sliding_window_cache = sliding_window_cache
         self.projections = {
             weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
         }
-        self.image_blocks: ir.Value | None = None
         self.present: list[ir.Value] = []
 
-    def model(self) -> ir.Model:
-        input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
-        attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
-        lengths, total = self._lengths(attention_mask)
-        if self.decoder.image_token_id is None:
-            embeddings = self._embed(input_ids, self.decoder)
-        else:
-            shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
-            embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
-            self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
-        hidden = self._layers(embeddings, lengths, total)
-        if not self.all_logits:
-            hidden = self._last_token(hidden, lengths, input_ids)
-        logits = self._logits(hidden)
-        return self._model(self.decoder.family, [logits, *self.present])
-
-    def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar."""
-        counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
-        lasts = self._op("Sub", [counts, self._integers("one", [1])], "last_positions")
-        lengths = self._op("Cast", [lasts], "seqlens_k", to=ir.DataType.INT32.value)
-        shape = self._op("Shape", [attention_mask], "attention_mask_shape")
-        total = self._op("Gather", [shape, self._integers("index_1", 1)], "total_tokens", axis=0)
-        return lengths, self._op("Cast", [total], "total_sequence_length", to=ir.DataType.INT32.value)
-
-    def _blocks(self, input_ids: ir.Value, image_token: int) -> ir.Value:
-        """The block of image tokens that each token is in, int32 [B, S]: 0 of none, else 1 + the texts' tokens before.
-
-        A run of image tokens thus has one number, and the next run a higher one, however many pictures there are.
-        """
-        is_image = self._op("Equal", [input_ids, self._integers("image_token", image_token)], "image_blocks/is_image")
-        image = self._op("Cast", [is_image], "image_blocks/image", to=ir.DataType.INT32.value)
-        one = self._initializer("one_int32", ir.tensor(1, dtype=ir.DataType.INT32, name="one_int32"))
-        text = self._op("Sub", [one, image], "image_blocks/text")
-        texts = self._op("CumSum", [text, self._integers("index_1", 1)], "image_blocks/texts")
-        return self._op("Mul", [image, self._op("Add", [texts, one], "image_blocks/number")], "image_blocks")
-
-    def _layers(self, embeddings: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
-        """The normalised hidden states [B, S, D] that the LM head takes."""
+    def _layers(self, embeddings: ir.Value) -> ir.Value:
+        """The normalised hidden states that the LM head takes, of the embeddings' shape."""
         residual, count = embeddings, len(self.decoder.layers)
         hidden = self._norm(embeddings, "layers.0.input_layernorm")
         sandwich = self.decoder.sandwich_norms
         for i in range(count):
             layer = f"layers.{i}"
-            hidden = self._attention(i, hidden, lengths, total)
+            hidden = self._attention(i, hidden)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
             before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
@@ -137,17 +93,15 @@ class _Builder(EmbeddingWriter):
             hidden, residual = self._residual_norm(hidden, residual, after)
         return hidden
 
-    def _attention(self, index: int, hidden: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
+    def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"
         layer = decoder.layers[index]
-        windowed = layer.window is not None and self.sliding_window_cache
-        # The capacity has no name: ORT takes equal names in and out for equal sizes, and would have the definition's
-        # GroupQueryAttention write a present that has grown into the memory of the past.
-        cache_shape: list[int | str | None] = ["batch_size", decoder.kv_heads, None, decoder.head_size]
-        past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, cache_shape) for part in ("key", "value")]
+        shape = self._cache_shape()
+        past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
         caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
         norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
         qkv = self._project(hidden, f"{name}.qkv_proj")
+        op_type, inputs, more = self._attend(layer, qkv, past, caches, norms)
         attributes: dict[str, int | float] = {
             "num_heads": decoder.heads,
             "kv_num_heads": decoder.kv_heads,
@@ -157,11 +111,11 @@ class _Builder(EmbeddingWriter):
             "local_window_size": -1 if layer.window is None else layer.window,
             "do_rotary": 1,
             "qk_norm_epsilon": decoder.norm_epsilon,
-            "sliding_window_cache": int(windowed),
+            **more,
         }
         output, *present = self.tape.op_multi_out(
-            "FlowQKVAttention",
-            [qkv, None, None, *past, lengths, total, *caches, None, None, *norms, self.image_blocks],
+            op_type,
+            inputs,
             attributes=attributes,
             num_outputs=3,
             domain=DOMAIN,
@@ -171,27 +125,33 @@ class _Builder(EmbeddingWriter):
         output.name = f"/{name}/attention/output"
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"present.{index}.{part}"
-            value.dtype, value.shape = self.kv_dtype, ir.Shape(cache_shape)
+            value.dtype, value.shape = self.kv_dtype, ir.Shape(shape)
             self.present.append(value)
         return self._project(output, f"{name}.o_proj")
 
-    def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
-        """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""
-        last = self._op("Cast", [lengths], "last_token/position", to=ir.DataType.INT64.value)
-        new = self._op("Shape", [input_ids], "last_token/new_tokens", start=1, end=2)
-        newest = self._op("Sub", [new, self._integers("one", [1])], "last_token/newest")
-        index = self._op("Min", [last, newest], "last_token/minimum")
-        indices = self._op("Unsqueeze", [index, self._integers("axes_1_2", [1, 2])], "last_token/index")
-        return self._op("GatherND", [hidden, indices], "last_token/hidden", batch_dims=1)
+    def _cache_shape(self) -> list[int | str | None]:
+        """Of a layer's keys, and of its values."""
+        raise NotImplementedError
 
-    def _logits(self, hidden: ir.Value) -> ir.Value:
+    def _attend(
+        self,
+        layer: Layer,
+        qkv: ir.Value,
+        past: Sequence[ir.Value],
+        rotary: Sequence[ir.Value],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        """A layer's operator of attention, its inputs, and attributes that it has beside those that all have."""
+        raise NotImplementedError
+
+    def _logits(self, hidden: ir.Value, shape: list[int | str | None]) -> ir.Value:
+        """The graph's output, of the hidden states' rows; `shape` is without the vocabulary."""
         logits = self._project(hidden, "embed_tokens" if self.decoder.tied_embeddings else "lm_head", node="lm_head")
         if cap := self.decoder.logit_softcap:
             softcap = self._float("logit_softcap", cap)
             scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
             logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
-        tokens = "sequence_length" if self.all_logits else 1
-        return self._output(logits, "logits", ["batch_size", tokens, self.decoder.vocabulary_size])
+        return self._output(logits, "logits", [*shape, self.decoder.vocabulary_size])
 
     def _project(self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None) -> ir.Value:
         projection = self.projections[weight]
@@ -226,3 +186,83 @@ class _Builder(EmbeddingWriter):
         mean.name = inverse_deviation.name = ""  # optional outputs, which nothing asks for
         normalised.name, total.name = f"/{weight}/output", f"/{weight}/sum"
         return normalised, total
+
+
+class _Writer(DecoderWriter):
+    def __init__(
+        self,
+        decoder: Decoder,
+        tensors: Mapping[str, ir.TensorProtocol],
+        kv_dtype: ir.DataType,
+        logits: Logits,
+        sliding_window_cache: bool,
+    ) -> None:
+        super().__init__(decoder, tensors, kv_dtype)
+        self.all_logits = logits == "all"
+        self.sliding_window_cache = sliding_window_cache
+        self.lengths: list[ir.Value] = []
+        self.image_blocks: ir.Value | None = None
+
+    def model(self) -> ir.Model:
+        input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
+        attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
+        lengths, total = self._lengths(attention_mask)
+        if self.decoder.image_token_id is None:
+            embeddings = self._embed(input_ids, self.decoder)
+        else:
+            shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
+            embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
+            self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
+        self.lengths = [lengths, total]
+        hidden = self._layers(embeddings)
+        if not self.all_logits:
+            hidden = self._last_token(hidden, lengths, input_ids)
+        logits = self._logits(hidden, ["batch_size", "sequence_length" if self.all_logits else 1])
+        return self._model(self.decoder.family, [logits, *self.present])
+
+    def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar."""
+        counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
+        lasts = self._op("Sub", [counts, self._integers("one", [1])], "last_positions")
+        lengths = self._op("Cast", [lasts], "seqlens_k", to=ir.DataType.INT32.value)
+        shape = self._op("Shape", [attention_mask], "attention_mask_shape")
+        total = self._op("Gather", [shape, self._integers("index_1", 1)], "total_tokens", axis=0)
+        return lengths, self._op("Cast", [total], "total_sequence_length", to=ir.DataType.INT32.value)
+
+    def _blocks(self, input_ids: ir.Value, image_token: int) -> ir.Value:
+        """The block of image tokens that each token is in, int32 [B, S]: 0 of none, else 1 + the texts' tokens before.
+
+        A run of image tokens thus has one number, and the next run a higher one, however many pictures there are.
+        """
+        is_image = self._op("Equal", [input_ids, self._integers("image_token", image_token)], "image_blocks/is_image")
+        image = self._op("Cast", [is_image], "image_blocks/image", to=ir.DataType.INT32.value)
+        one = self._initializer("one_int32", ir.tensor(1, dtype=ir.DataType.INT32, name="one_int32"))
+        text = self._op("Sub", [one, image], "image_blocks/text")
+        texts = self._op("CumSum", [text, self._integers("index_1", 1)], "image_blocks/texts")
+        return self._op("Mul", [image, self._op("Add", [texts, one], "image_blocks/number")], "image_blocks")
+
+    def _cache_shape(self) -> list[int | str | None]:
+        # The capacity has no name: ORT takes equal names in and out for equal sizes, and would have the definition's
+        # GroupQueryAttention write a present that has grown into the memory of the past.
+        return ["batch_size", self.decoder.kv_heads, None, self.decoder.head_size]
+
+    def _attend(
+        self,
+        layer: Layer,
+        qkv: ir.Value,
+        past: Sequence[ir.Value],
+        rotary: Sequence[ir.Value],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        windowed = layer.window is not None and self.sliding_window_cache
+        inputs = [qkv, None, None, *past, *self.lengths, *rotary, None, None, *norms, self.image_blocks]
+        return "FlowQKVAttention", inputs, {"sliding_window_cache": int(windowed)}
+
+    def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
+        """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""
+        last = self._op("Cast", [lengths], "last_token/position", to=ir.DataType.INT64.value)
+        new = self._op("Shape", [input_ids], "last_token/new_tokens", start=1, end=2)
+        newest = self._op("Sub", [new, self._integers("one", [1])], "last_token/newest")
+        index = self._op("Min", [last, newest], "last_token/minimum")
+        indices = self._op("Unsqueeze", [index, self._integers("axes_1_2", [1, 2])], "last_token/index")
+        return self._op("GatherND", [hidden, indices], "last_token/hidden", batch_dims=1)

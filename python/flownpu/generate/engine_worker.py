@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker for paged models: GenAI's engine, which computes all requests' next tokens in one run of the model."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.stop_texts import StopTexts
+from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
+
+__all__ = ["EngineWorker"]
+
+# Events that one run may give; a run of the most sequences that a folder's settings allow gives one each.
+_EVENTS = 256
+# GenAI's names for what LanguageModel calls search options.
+_SETTERS = {
+    "do_sample": "set_do_sample",
+    "temperature": "set_temperature",
+    "top_k": "set_top_k",
+    "top_p": "set_top_p",
+    "random_seed": "set_seed",
+}
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A request that the engine has."""
+
+    request: Request
+    deliver: Deliver
+    genai_request: Any
+    number: int
+    """GenAI's, of the turn of its request."""
+    stops: StopTexts
+    text_of: Callable[[int], str]
+    blocks: int
+    """Of the KV cache that it may come to need."""
+    ending: FinishReason | None = None
+    """Why it was ended from here: the engine still has to say that it has let go of it."""
+    cached_tokens: int = 0
+    new_tokens: int = 0
+
+    def finished(self, reason: FinishReason) -> Finished:
+        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+
+
+class EngineWorker:
+    """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
+
+    Requests join and leave between two runs. The beginning of a prompt that an earlier one had, in whole blocks, is
+    taken from the KV cache while that has it.
+
+    A request is begun when the blocks that it may come to need are free for it, with all its new tokens: GenAI 0.18
+    lets requests begin that have room for their prompts, and where they then have grown into all blocks, each waits for
+    another's, for ever.
+
+    Args:
+        model: opened; paged.
+        context: tokens of a prompt and its answer together, at most.
+
+    Raises:
+        FlowNPUError: the model is not paged.
+        RuntimeError: GenAI refuses the model; the message is GenAI's.
+    """
+
+    gives_likelihoods = False
+
+    def __init__(self, model: LanguageModel, *, context: int) -> None:
+        self.model = model
+        self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
+        self._arrivals: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
+        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        self._turns: list[_Turn] = []
+        self._closed = False
+        self._lock = threading.Lock()  # of `_closed` together with what is put after it
+        self._engine: Any = None
+        self._refused: Exception | None = None
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name=f"flownpu {model.folder.name}", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._refused is not None:
+            raise self._refused
+        settings = model.dynamic_batching or {}
+        self._block_size = int(settings.get("block_size", 256))
+        # Without a number GenAI takes what memory there is, and says how long a request may be.
+        self._blocks = int(settings.get("num_blocks") or self._longest // self._block_size)
+        self.slots = self._most_requests
+        self.context_length = min(context, model.context_length, self._longest, self._blocks * self._block_size)
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """See `Worker.submit`."""
+        with self._lock:
+            if self._closed:
+                raise FlowNPUError("the model is being closed: send the request again")
+            self._arrivals.put((request, deliver))
+
+    def cancel(self, request: Request) -> None:
+        """See `Worker.cancel`."""
+        self._arrivals.put(request)
+
+    def close(self) -> None:
+        """See `Worker.close`."""
+        with self._lock:
+            self._closed = True
+            self._arrivals.put(None)
+        self._thread.join()
+
+    def _run(self, ready: threading.Event) -> None:
+        """The engine's thread."""
+        try:
+            self._open()
+        except Exception as error:  # noqa: BLE001 it is raised where the worker is made
+            self._refused = error
+            ready.set()
+            return
+        ready.set()
+        while self._take_arrivals():
+            self._begin_waiting()
+            self._step()
+        for turn in list(self._turns):
+            self._end(turn, turn.finished("cancelled"))
+        for request, deliver in self._waiting:
+            deliver(Finished("cancelled", len(request.tokens), 0, 0))
+        self._engine = self._events = None
+
+    def _open(self) -> None:
+        self._engine = self.model.engine()
+        self._events = self._engine.create_event_buffer(_EVENTS)
+        capabilities = self._engine.get_capabilities()
+        self._most_requests = int(capabilities.configured_max_batch_size)
+        self._longest = int(capabilities.max_request_length)
+
+    def _take_arrivals(self) -> bool:
+        """Takes what has come, and waits for something if there is nothing else to do; False: it is time to end."""
+        idle = not self._turns and not self._waiting
+        while True:
+            try:
+                arrival = self._arrivals.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if arrival is None:
+                return False
+            if isinstance(arrival, Request):
+                self._cancel(arrival)
+            else:
+                self._waiting.append(arrival)
+
+    def _cancel(self, request: Request) -> None:
+        for waiting in list(self._waiting):
+            if waiting[0] is request:
+                self._waiting.remove(waiting)
+                waiting[1](Finished("cancelled", len(request.tokens), 0, 0))
+        for turn in list(self._turns):
+            if turn.request is request:
+                self._stop(turn, "cancelled")
+
+    def _begin_waiting(self) -> None:
+        """Gives the engine the requests that came first, while there is room for the next."""
+        while self._waiting and len(self._turns) < self.slots:
+            request, deliver = self._waiting[0]
+            needed = -(-(len(request.tokens) + request.max_new_tokens) // self._block_size)
+            if needed + sum(turn.blocks for turn in self._turns) > self._blocks and self._turns:
+                return
+            self._waiting.popleft()
+            try:
+                self._begin(request, deliver, needed)
+            except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+                deliver(Failed(error))
+
+    def _begin(self, request: Request, deliver: Deliver, blocks: int) -> None:
+        if request.images:
+            raise FlowNPUError("a paged model takes no images: send the request without them")
+        limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
+        if limit < 1:
+            raise FlowNPUError(
+                f"the prompt is {len(request.tokens)} tokens long and the model's context holds {self.context_length}: "
+                "shorten the prompt so that a reply has room"
+            )
+        unknown = [token for token in request.tokens if not 0 <= token < self.model.vocabulary_size]
+        if unknown:
+            # The model would refuse it, and with it the whole run.
+            raise FlowNPUError(f"expected tokens from 0 to {self.model.vocabulary_size - 1}, got {unknown[0]}")
+        if self._engine is None:
+            self._open()
+        genai_request = self._engine.create_request()
+        options = self._genai.TurnOptions(genai_request)
+        options.set_max_generated_tokens(limit)
+        for name, value in request.sampling.search_options().items():
+            getattr(options, _SETTERS[name])(value)
+        if request.guidance is not None:
+            options.set_guidance(request.guidance.kind, request.guidance.text)
+        try:
+            number = genai_request.begin_turn(np.asarray(request.tokens, np.int32), options)
+        except RuntimeError as error:
+            genai_request.close()
+            if request.guidance is None:
+                raise
+            raise FlowNPUError(
+                f"the {request.guidance.kind} is not one that GenAI's guidance understands: {error}"
+            ) from error
+        stops = StopTexts(request.stop)
+        text_of = self.model.text_stream()
+        self._turns.append(_Turn(request, deliver, genai_request, number, stops, text_of, blocks))
+        deliver(Started())
+
+    def _step(self) -> None:
+        """One run of the model, of all requests that there are."""
+        if not self._turns:
+            return
+        try:
+            events = self._engine.run(self._events)
+        except Exception as error:  # noqa: BLE001 it is the requests' answer
+            self._fail_all(error)
+            return
+        codes = self._genai.EngineErrorCode
+        if any(event.error_code in (codes.ENGINE_EXECUTION_FAILURE, codes.ENGINE_CONTRACT_FAILURE) for event in events):
+            self._fail_all(self._cause())
+            return
+        for event in events:
+            turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
+            if turn is not None:  # one that has just ended may have had another token
+                self._take(turn, event)
+
+    def _cause(self) -> Exception:
+        """Why the engine takes no more: it says so to the next request only."""
+        try:
+            self._engine.create_request()
+        except RuntimeError as error:
+            return error
+        return RuntimeError("GenAI's engine failed, and did not say why")
+
+    def _fail_all(self, error: Exception) -> None:
+        """An engine whose run has failed takes no more: its requests fail, and the next one gets a new engine."""
+        delivers = [turn.deliver for turn in self._turns]
+        self._turns.clear()
+        self._engine = self._events = None
+        for deliver in delivers:
+            deliver(Failed(error))
+
+    def _take(self, turn: _Turn, event: Any) -> None:
+        flags, reasons = self._genai.EngineEventFlags, self._genai.FinishReason
+        if event.flags & flags.FAILED:
+            self._end(turn, Failed(RuntimeError(f"GenAI's engine ended the request: {event.error_code.name}")))
+            return
+        ended = bool(event.flags & flags.TURN_FINISHED)
+        if event.flags & flags.TOKEN and turn.ending is None:
+            self._add(turn, turn.text_of(int(event.token)), is_last=ended)
+        if not ended:
+            return
+        turn.cached_tokens = int(event.usage.cached_prompt_tokens)
+        if turn.ending is None and event.finish_reason == reasons.EOS:
+            # The engine keeps the token that ended the answer to itself.
+            self._add(turn, "", is_last=True)
+            turn.ending = "stop"
+        self._end(turn, turn.finished(turn.ending or "length"))
+
+    def _add(self, turn: _Turn, text: str, *, is_last: bool) -> None:
+        """A new token's text; ends the answer where a stop text does."""
+        turn.new_tokens += 1
+        text = turn.stops.add(text)
+        if is_last:
+            text += turn.stops.rest()
+        turn.deliver(Piece(text, 1))
+        if turn.stops.found:
+            self._stop(turn, "stop")
+
+    @staticmethod
+    def _stop(turn: _Turn, reason: FinishReason) -> None:
+        """Has the engine let go of a request; it says so, with what it took from the cache, in its next run."""
+        if turn.ending is None:
+            turn.ending = reason
+            turn.genai_request.cancel_turn(turn.number)
+
+    def _end(self, turn: _Turn, event: Finished | Failed) -> None:
+        """Gives the request's blocks back, and its last event to who asked."""
+        self._turns.remove(turn)
+        turn.genai_request.close()
+        turn.deliver(event)

@@ -54,7 +54,7 @@ class ManyRows {
     for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.finish(block);
   }
 
- private:
+ protected:
   ManyRows(const AttentionSweep& sweep, Parts parts)
       : sweep_(sweep),
         blocks_(sweep, parts),
@@ -72,6 +72,18 @@ class ManyRows {
     std::int64_t all_begin;
     std::int64_t all_end;
   };
+
+  Range range_of(std::int64_t block, std::int64_t start, std::int64_t end) const {
+    const std::int32_t* first = blocks_.first(block);
+    const std::int32_t* last = blocks_.last(block);
+    const auto [smallest_first, largest_first] = std::minmax_element(first, first + kBlockRows);
+    const auto [smallest_last, largest_last] = std::minmax_element(last, last + kBlockRows);
+    Range range{std::max<std::int64_t>(start, *smallest_first),
+                std::min<std::int64_t>(end, *largest_last), *largest_first, *smallest_last};
+    // V is ordered in steps of keys from the chunk's start on.
+    range.begin = start + (range.begin - start) / A::kStep * A::kStep;
+    return range;
+  }
 
   // V of a chunk as [head / kTile][key step][kTile], what a tile of numerators reads in order; and
   // K, where it is not multiplied as it lies in the cache.
@@ -98,15 +110,8 @@ class ManyRows {
   }
 
   void attend(std::int64_t block, std::int64_t start, std::int64_t end) {
-    const std::int32_t* first = blocks_.first(block);
-    const std::int32_t* last = blocks_.last(block);
-    const auto [smallest_first, largest_first] = std::minmax_element(first, first + kBlockRows);
-    const auto [smallest_last, largest_last] = std::minmax_element(last, last + kBlockRows);
-    Range range{std::max<std::int64_t>(start, *smallest_first),
-                std::min<std::int64_t>(end, *largest_last), *largest_first, *smallest_last};
+    const Range range = range_of(block, start, end);
     if (range.begin >= range.end) return;
-    // V is ordered in steps of keys from the chunk's start on.
-    range.begin = start + (range.begin - start) / A::kStep * A::kStep;
     for (std::int64_t key = range.begin; key < range.end; key += kTile) {
       score_tile(block, key, start, end, scores_ + (key - range.begin) * kBlockRows);
     }

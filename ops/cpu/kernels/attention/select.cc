@@ -9,6 +9,7 @@
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/attention/avx512.h"
+#include "ops/cpu/kernels/attention/few_pairs_avx512.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -62,6 +63,10 @@ auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_typ
 }
 
 void sweep_many(const AttentionSweep& sweep) {
+#if defined(__AVX512BF16__)
+  if (takes_pairs(sweep.head_size, sweep.cache_type) && FewPairs::takes(sweep))
+    return FewPairs(sweep).run();
+#endif
   with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
     with_vectors<Arithmetic>(sweep.rows,
                              [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });

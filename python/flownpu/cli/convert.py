@@ -87,7 +87,10 @@ def convert(
         )
     runs = (output / "genai_config.json").is_file()
     # optimum runs what it exported.
-    print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
+    if paged:
+        print_made(output, f"flownpu serve {output}")
+    else:
+        print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
 
 
 def print_made(output: Path, command: str) -> None:

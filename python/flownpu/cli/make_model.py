@@ -50,4 +50,4 @@ def make_model(
             force=force,
             progress=report,
         )
-    convert.print_made(folder, f"flownpu bench {folder}")
+    convert.print_made(folder, f"flownpu {'serve' if paged else 'bench'} {folder}")

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker for paged models: GenAI's engine, which computes all requests' next tokens in one run of the model."""
 
-import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.arrivals import Arrivals
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
@@ -75,11 +74,8 @@ class EngineWorker:
     def __init__(self, model: LanguageModel, *, context: int) -> None:
         self.model = model
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
-        self._arrivals: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
-        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        self._arrivals = Arrivals()
         self._turns: list[_Turn] = []
-        self._closed = False
-        self._lock = threading.Lock()  # of `_closed` together with what is put after it
         self._engine: Any = None
         self._refused: Exception | None = None
         ready = threading.Event()
@@ -99,20 +95,15 @@ class EngineWorker:
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """See `Worker.submit`."""
-        with self._lock:
-            if self._closed:
-                raise FlowNPUError("the model is being closed: send the request again")
-            self._arrivals.put((request, deliver))
+        self._arrivals.submit(request, deliver)
 
     def cancel(self, request: Request) -> None:
         """See `Worker.cancel`."""
-        self._arrivals.put(request)
+        self._arrivals.cancel(request)
 
     def close(self) -> None:
         """See `Worker.close`."""
-        with self._lock:
-            self._closed = True
-            self._arrivals.put(None)
+        self._arrivals.close()
         self._thread.join()
 
     def _run(self, ready: threading.Event) -> None:
@@ -124,13 +115,12 @@ class EngineWorker:
             ready.set()
             return
         ready.set()
-        while self._take_arrivals():
+        while self._arrivals.take(self._cancel, idle=not self._turns):
             self._begin_waiting()
             self._step()
         for turn in list(self._turns):
             self._end(turn, turn.finished("cancelled"))
-        for request, deliver in self._waiting:
-            deliver(Finished("cancelled", len(request.tokens), 0, 0))
+        self._arrivals.end_waiting()
         self._engine = self._events = None
 
     def _open(self) -> None:
@@ -140,39 +130,19 @@ class EngineWorker:
         self._most_requests = int(capabilities.configured_max_batch_size)
         self._longest = int(capabilities.max_request_length)
 
-    def _take_arrivals(self) -> bool:
-        """Takes what has come, and waits for something if there is nothing else to do; False: it is time to end."""
-        idle = not self._turns and not self._waiting
-        while True:
-            try:
-                arrival = self._arrivals.get(block=idle)
-            except queue.Empty:
-                return True
-            idle = False
-            if arrival is None:
-                return False
-            if isinstance(arrival, Request):
-                self._cancel(arrival)
-            else:
-                self._waiting.append(arrival)
-
     def _cancel(self, request: Request) -> None:
-        for waiting in list(self._waiting):
-            if waiting[0] is request:
-                self._waiting.remove(waiting)
-                waiting[1](Finished("cancelled", len(request.tokens), 0, 0))
         for turn in list(self._turns):
             if turn.request is request:
                 self._stop(turn, "cancelled")
 
     def _begin_waiting(self) -> None:
         """Gives the engine the requests that came first, while there is room for the next."""
-        while self._waiting and len(self._turns) < self.slots:
-            request, deliver = self._waiting[0]
+        while self._arrivals.waiting and len(self._turns) < self.slots:
+            request, deliver = self._arrivals.waiting[0]
             needed = -(-(len(request.tokens) + request.max_new_tokens) // self._block_size)
             if needed + sum(turn.blocks for turn in self._turns) > self._blocks and self._turns:
                 return
-            self._waiting.popleft()
+            self._arrivals.waiting.popleft()
             try:
                 self._begin(request, deliver, needed)
             except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate import engine_worker
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.worker import Event, Failed, Finished, Guidance, Piece, Request, Started
@@ -216,6 +217,44 @@ def test_requests_wait_for_blocks(folder: Path, genai: Any, tmp_path: Path) -> N
         worker.close()
 
 
+def test_interrupted_requests_go_on(
+    folder: Path,
+    genai: Any,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All begin, grow into 12 blocks, and give way to one another; one with a grammar never does."""
+    worker = EngineWorker(small_cache(folder, tmp_path / "model", 12), context=1024)
+    interrupted: list[Any] = []
+    interrupt = EngineWorker._interrupt
+
+    def spy(self: EngineWorker) -> None:
+        before = set(self._interrupted)
+        interrupt(self)
+        interrupted.extend(turn.request for turn in self._interrupted if turn not in before)
+
+    monkeypatch.setattr(EngineWorker, "_interrupt", spy)
+    monkeypatch.setattr(engine_worker, "_ROOM", 4)
+    try:
+        alone = [ask(worker, text, 90).text for text in TEXTS]
+        guided = Guidance("regex", "[0-9 ]{40}")
+        numbers = ask(worker, TEXTS[1], 60, guidance=guided).text
+        assert not interrupted
+        answers = [ask(worker, text, 90) for text in TEXTS]
+        beside = ask(worker, TEXTS[1], 60, guidance=guided)
+        again = [ask(worker, text, 90) for text in TEXTS]
+        assert [answer.text for answer in answers] == alone
+        assert [answer.text for answer in again] == alone
+        assert beside.text == numbers
+        assert interrupted
+        assert beside.request not in interrupted
+        for answer in answers:
+            pieces = [event for event in answer.events if isinstance(event, Piece)]
+            assert answer.end().new_tokens == sum(piece.tokens for piece in pieces)
+    finally:
+        worker.close()
+
+
 def test_cancelled_blocks_are_free_again(folder: Path, genai: Any, tmp_path: Path) -> None:  # noqa: ARG001
     worker = EngineWorker(small_cache(folder, tmp_path / "model", 12), context=1024)
     try:
@@ -247,7 +286,12 @@ def test_a_failed_run_ends_its_requests_and_no_later_ones(
     monkeypatch.setattr(worker.model, "vocabulary_size", 5000)
     bad: list[Answer] = []
     running = Request(worker.model.tokens_of_text(TEXTS[1]), 900, GREEDY)
-    beside = Answer(worker, running, lambda: bad or bad.append(Answer(worker, unknown)))
+
+    def send_it() -> None:
+        if not bad:
+            bad.append(Answer(worker, unknown))
+
+    beside = Answer(worker, running, send_it)
     with pytest.raises(RuntimeError, match=r"expected indices in \[0, 4096\), got 4096"):
         beside.end()
     with pytest.raises(RuntimeError, match=r"expected indices in \[0, 4096\), got 4096"):

@@ -3,7 +3,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,19 +28,27 @@ _SETTERS = {
 }
 
 
+# New tokens for which a request that can be interrupted has room when it begins: interruptions then are rare, and those
+# who ask for far more tokens than they take do not keep others waiting.
+_ROOM = 128
+
+
 @dataclass(eq=False)
 class _Turn:
-    """A request that the engine has."""
+    """A request that has begun."""
 
     request: Request
     deliver: Deliver
-    genai_request: Any
-    number: int
-    """GenAI's, of the turn of its request."""
+    limit: int
+    """Of its new tokens."""
     stops: StopTexts
     text_of: Callable[[int], str]
-    blocks: int
-    """Of the KV cache that it may come to need."""
+    genai_request: Any = None
+    """None: it was interrupted, and waits to go on."""
+    number: int = 0
+    """GenAI's, of the turn of its request."""
+    tokens: list[int] = field(default_factory=list)
+    """New ones so far."""
     ending: FinishReason | None = None
     """Why it was ended from here: the engine still has to say that it has let go of it."""
     cached_tokens: int = 0
@@ -49,6 +57,18 @@ class _Turn:
     def finished(self, reason: FinishReason) -> Finished:
         return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
 
+    @property
+    def can_be_interrupted(self) -> bool:
+        """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state beside them."""
+        sampling = self.request.sampling
+        return self.request.guidance is None and (sampling.seed is None or sampling.temperature == 0)
+
+    @property
+    def reach(self) -> int:
+        """Tokens for which there must be room, of the prompt and new ones."""
+        new = min(len(self.tokens) + _ROOM, self.limit) if self.can_be_interrupted else self.limit
+        return len(self.request.tokens) + new
+
 
 class EngineWorker:
     """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
@@ -56,9 +76,10 @@ class EngineWorker:
     Requests join and leave between two runs. The beginning of a prompt that an earlier one had, in whole blocks, is
     taken from the KV cache while that has it.
 
-    A request is begun when the blocks that it may come to need are free for it, with all its new tokens: GenAI 0.18
-    lets requests begin that have room for their prompts, and where they then have grown into all blocks, each waits for
-    another's, for ever.
+    A request is begun when there are blocks for its prompt and some new tokens. Where requests have grown into all
+    blocks, GenAI 0.18 has each wait for another's, for ever: then the one that began last is interrupted, and goes on
+    from its tokens when others have ended. One that could not (with guidance, or sampled with a seed) is begun when
+    there are blocks for all that it may come to.
 
     Args:
         model: opened; paged.
@@ -76,6 +97,7 @@ class EngineWorker:
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
         self._arrivals = Arrivals()
         self._turns: list[_Turn] = []
+        self._interrupted: list[_Turn] = []
         self._engine: Any = None
         self._refused: Exception | None = None
         ready = threading.Event()
@@ -115,10 +137,10 @@ class EngineWorker:
             ready.set()
             return
         ready.set()
-        while self._arrivals.take(self._cancel, idle=not self._turns):
+        while self._arrivals.take(self._cancel, idle=not self._turns and not self._interrupted):
             self._begin_waiting()
             self._step()
-        for turn in list(self._turns):
+        for turn in [*self._turns, *self._interrupted]:
             self._end(turn, turn.finished("cancelled"))
         self._arrivals.end_waiting()
         self._engine = self._events = None
@@ -134,25 +156,40 @@ class EngineWorker:
         for turn in list(self._turns):
             if turn.request is request:
                 self._stop(turn, "cancelled")
+        for turn in list(self._interrupted):
+            if turn.request is request:
+                self._end(turn, turn.finished("cancelled"))
 
     def _begin_waiting(self) -> None:
-        """Gives the engine the requests that came first, while there is room for the next."""
-        while self._arrivals.waiting and len(self._turns) < self.slots:
+        """Gives the engine those that were interrupted, then the requests that came first, while there is room."""
+        while self._interrupted and self._has_room(self._interrupted[-1]):
+            turn = self._interrupted.pop()
+            self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
+        while self._arrivals.waiting and not self._interrupted:
             request, deliver = self._arrivals.waiting[0]
-            needed = -(-(len(request.tokens) + request.max_new_tokens) // self._block_size)
-            if needed + sum(turn.blocks for turn in self._turns) > self._blocks and self._turns:
+            limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
+            turn = _Turn(request, deliver, limit, StopTexts(request.stop), self.model.text_stream())
+            if not self._has_room(turn):
                 return
             self._arrivals.waiting.popleft()
-            try:
-                self._begin(request, deliver, needed)
-            except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
-                deliver(Failed(error))
+            self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
 
-    def _begin(self, request: Request, deliver: Deliver, blocks: int) -> None:
+    @staticmethod
+    def _attempt(deliver: Deliver, begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+            deliver(Failed(error))
+
+    def _has_room(self, turn: _Turn) -> bool:
+        needed = sum(-(-each.reach // self._block_size) for each in (turn, *self._turns))
+        return not self._turns or (needed <= self._blocks and len(self._turns) < self.slots)
+
+    def _begin_first(self, turn: _Turn) -> None:
+        request = turn.request
         if request.images:
             raise FlowNPUError("a paged model takes no images: send the request without them")
-        limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
-        if limit < 1:
+        if turn.limit < 1:
             raise FlowNPUError(
                 f"the prompt is {len(request.tokens)} tokens long and the model's context holds {self.context_length}: "
                 "shorten the prompt so that a reply has room"
@@ -161,17 +198,24 @@ class EngineWorker:
         if unknown:
             # The model would refuse it, and with it the whole run.
             raise FlowNPUError(f"expected tokens from 0 to {self.model.vocabulary_size - 1}, got {unknown[0]}")
+        self._begin(turn)
+        turn.deliver(Started())
+
+    def _begin(self, turn: _Turn) -> None:
+        """Gives a request to the engine, with the new tokens that it has so far."""
         if self._engine is None:
             self._open()
+        request = turn.request
         genai_request = self._engine.create_request()
         options = self._genai.TurnOptions(genai_request)
-        options.set_max_generated_tokens(limit)
+        options.set_max_generated_tokens(turn.limit - len(turn.tokens))
         for name, value in request.sampling.search_options().items():
             getattr(options, _SETTERS[name])(value)
         if request.guidance is not None:
             options.set_guidance(request.guidance.kind, request.guidance.text)
+        tokens = np.concatenate([request.tokens, turn.tokens]).astype(np.int32)
         try:
-            number = genai_request.begin_turn(np.asarray(request.tokens, np.int32), options)
+            turn.number = genai_request.begin_turn(tokens, options)
         except RuntimeError as error:
             genai_request.close()
             if request.guidance is None:
@@ -179,10 +223,19 @@ class EngineWorker:
             raise FlowNPUError(
                 f"the {request.guidance.kind} is not one that GenAI's guidance understands: {error}"
             ) from error
-        stops = StopTexts(request.stop)
-        text_of = self.model.text_stream()
-        self._turns.append(_Turn(request, deliver, genai_request, number, stops, text_of, blocks))
-        deliver(Started())
+        turn.genai_request = genai_request
+        self._turns.append(turn)
+
+    def _interrupt(self) -> None:
+        """Takes its blocks from the request that began last of those that can go on without them."""
+        turn = next((turn for turn in reversed(self._turns) if turn.can_be_interrupted and turn.ending is None), None)
+        if turn is None or len(self._turns) == 1:
+            self._fail_all(RuntimeError("GenAI's engine has no block left, and no request that could give one"))
+            return
+        self._turns.remove(turn)
+        self._interrupted.append(turn)
+        turn.genai_request.close()
+        turn.genai_request = None
 
     def _step(self) -> None:
         """One run of the model, of all requests that there are."""
@@ -201,6 +254,9 @@ class EngineWorker:
             turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
             if turn is not None:  # one that has just ended may have had another token
                 self._take(turn, event)
+        # An event of no request: none of them could go on.
+        if all(event.flags & self._genai.EngineEventFlags.CAPACITY_BLOCKED for event in events) and events:
+            self._interrupt()
 
     def _cause(self) -> Exception:
         """Why the engine takes no more: it says so to the next request only."""
@@ -225,10 +281,11 @@ class EngineWorker:
             return
         ended = bool(event.flags & flags.TURN_FINISHED)
         if event.flags & flags.TOKEN and turn.ending is None:
-            self._add(turn, turn.text_of(int(event.token)), is_last=ended)
+            turn.tokens.append(int(event.token))
+            self._add(turn, turn.text_of(turn.tokens[-1]), is_last=ended)
         if not ended:
             return
-        turn.cached_tokens = int(event.usage.cached_prompt_tokens)
+        turn.cached_tokens = min(int(event.usage.cached_prompt_tokens), len(turn.request.tokens) - 1)
         if turn.ending is None and event.finish_reason == reasons.EOS:
             # The engine keeps the token that ended the answer to itself.
             self._add(turn, "", is_last=True)
@@ -254,6 +311,9 @@ class EngineWorker:
 
     def _end(self, turn: _Turn, event: Finished | Failed) -> None:
         """Gives the request's blocks back, and its last event to who asked."""
-        self._turns.remove(turn)
-        turn.genai_request.close()
+        if turn.genai_request is None:
+            self._interrupted.remove(turn)
+        else:
+            self._turns.remove(turn)
+            turn.genai_request.close()
         turn.deliver(event)

@@ -119,10 +119,10 @@ def attend(pool: Pool, inputs: list[np.ndarray | None]) -> tuple[np.ndarray, np.
     """The node's output in float64 over the keys and values that the caches hold after it, by plain softmax.
 
     Returns:
-        output [N, H d], and a bound on the error of each of its elements. A score is off by a share of |q| |k| scale: by
-        the queries' rounding where pairs of bf16 are multiplied, and by sums of D products after some 32 roundings in
-        norm and RoPE. Its weight is then off by twice that, by the rounding and the exponential of the weight itself,
-        and every error moves the output by that share of sum p |v - o|. Sums over the keys round once for each.
+        output [N, H d], and a bound on the error of each of its elements. A score is off by a share of |q| |k| scale:
+        by the queries' rounding where pairs of bf16 are multiplied, and by sums of D products after some 32 roundings
+        in norm and RoPE. Its weight is then off by twice that, by the rounding and the exponential of the weight
+        itself, and every error moves the output by that share of sum p |v - o|. Sums over the keys round once for each.
     """
     query, _, _, boundaries, pasts, tables, cos, sin, q_norm, _ = inputs
     scale = pool.attributes.get("scale", D**-0.5)

@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.py') CMakeLists.txt pyproject.toml
-TESTING_SOURCES := $(wildcard tests/*/*.cc tests/*/*.h tests/aie/*/*.cc tests/npu/*/*.cc tests/npu/*/*.h build/xrt/root)
+TESTING_SOURCES := $(shell find tests -name '*.cc' -o -name '*.h') $(wildcard build/xrt/root)
 MODEL := out/gemma3-topics
 # What pyproject.toml says that a build requires, and what builds faster than make.
 BUILD_TOOLS := 'cmake>=3.25' 'nanobind>=3' ninja 'scikit-build-core>=0.11'

@@ -38,7 +38,7 @@ from tests.end_to_end.conftest import CHECKPOINT, load_checkpoint, logits_of
 from tests.end_to_end.test_numbers import ACTIVATIONS, log_softmax, perplexity
 from tests.ops.device import Node
 
-# Of the small model's held-out text; of each random prompt for a model folder, and how many there are of those.
+# Tokens of the small model's held-out text; of each random prompt for a model folder; how many such prompts.
 _HELD_OUT, _PROMPT, _PROMPTS = 2048, 64, 8
 # Inputs of the products of a Gemma3-1B layer: hidden and feed-forward size. Their output and their rows.
 _COLUMNS, _ROWS, _ACTIVATION_ROWS = (1152, 6912), 1024, 64

@@ -128,7 +128,7 @@ def _random_blocks(m: int, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _check_product(x: np.ndarray, blocks: np.ndarray, y: np.ndarray, m: int, k: int, activations: str) -> None:
-    """Bounds what rounding may do. tests/ops/test_q4nx_matmul.py is stricter, with each rounding as it is defined.
+    """Bounds what rounding may do. tests/ops/cpu/test_q4nx_matmul.py is stricter, with each rounding as it is defined.
 
     bf16: half an ulp of an activation, 2^-8 of it. int8: half a step, 1/254 of the largest activation of the row, and
     as much of a weight row's largest weight. Each with K + 4 float32 roundings.

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <new>
 
-#include "ops/utf8.h"
+#include "ops/formats/utf8.h"
 
 namespace flownpu {
 namespace {

@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "ep/capability.h"
-#include "ep/compiler.h"
-#include "ep/compute.h"
-#include "ep/graph.h"
-#include "ep/profiling.h"
+#include "ep/compile/capability.h"
+#include "ep/compile/compiler.h"
+#include "ep/model/graph.h"
+#include "ep/run/compute.h"
+#include "ep/run/profiling.h"
+#include "ops/formats/utf8.h"
 #include "ops/npu/device.h"
-#include "ops/utf8.h"
 
 namespace flownpu {
 namespace {
@@ -166,7 +166,8 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
 }
 
-// Of a session that goes on without the nodes that are not taken.
+// What the device says of the graph as a whole (Device::obstacle), if the session goes on without
+// the nodes that are not taken; else empty.
 std::string Ep::obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
                          const Partitions& partitions) const {
   if (partitions.rejected.empty() || options_.on_unsupported == OnUnsupported::kError) return "";
@@ -290,7 +291,7 @@ void Ep::check() const {
        "warn or cpu.");
 }
 
-// Of our operators that were ever rejected, those that the graph has no more.
+// FlowNPU's operators that were rejected and that ORT has replaced by their functions since.
 std::vector<Placement::Left> Ep::inlined_nodes() const {
   std::vector<Placement::Left> inlined;
   for (const Placement::Left& operator_node : rejected_operators_) {

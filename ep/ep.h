@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "ep/api.h"
-#include "ep/capability.h"
-#include "ep/compiler.h"
-#include "ep/compute.h"
-#include "ep/context.h"
-#include "ep/graph.h"
+#include "ep/compile/capability.h"
+#include "ep/compile/compiler.h"
+#include "ep/compile/placement.h"
+#include "ep/context/compiled_model.h"
+#include "ep/model/graph.h"
 #include "ep/options.h"
-#include "ep/placement.h"
+#include "ep/run/compute.h"
 #include "ops/device.h"
 
 namespace flownpu {
@@ -65,10 +65,10 @@ class Ep final : public ort::OrtEp {
   // Null if it could not be made; then `setup_error_` says why.
   std::shared_ptr<const Device> device_;
   std::string setup_error_;
-  // Of the last graph that ORT asked about: it asks more than once, before and after it inlines
-  // functions.
+  // Placement in the last graph that ORT asked about: it asks more than once, before and after it
+  // inlines functions.
   Placement placement_;
-  std::string model_name_;  // Of its file, without the suffix; empty if it came from memory.
+  std::string model_name_;  // its file's, without the suffix; empty if it came from memory
   // What the device says of that graph as a whole: Device::obstacle.
   std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "ep/context.h"
+#include "ep/context/compiled_model.h"
 #include "ep/options.h"
 #include "ops/npu/device.h"
 

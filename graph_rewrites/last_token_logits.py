@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx_ir import tape
 
 from flownpu.graph_rewrites.node import SEQLENS_K, optional_input
-from flownpu.graph_rewrites.plain_graph import scalar
+from flownpu.graph_rewrites.plain.graph import scalar
 from flownpu.graph_rewrites.report import Miss
 from flownpu.ops.definitions.onnx_function import DOMAIN
 

@@ -156,7 +156,7 @@ def _value(value: ir.Value | None) -> _native.Value:
 
 
 def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
-    """Of a value whose type the file does not say: its operand's, of a Reshape, or else float, as most are."""
+    """The value's type; where the file does not say it, the operand's of a Reshape, or else float, as most are."""
     producer = value.producer() if isinstance(value, ir.Value) and value.dtype is None else None
     if producer is not None and producer.op_type == "Reshape" and producer.inputs and producer.inputs[0] is not None:
         return _data_type(producer.inputs[0])
@@ -189,7 +189,7 @@ def _change(
 
 
 def _initializer(value: _native.Value, rewriting: _native.Rewriting) -> ir.Value:
-    """Of a constant that a rule made."""
+    """The initializer for a constant that a rule made."""
     kind, weight, shape = _DATA_TYPES[value.type], rewriting.weight(value), value.shape or []
     if weight is not None:
         tensor: ir.TensorProtocol = Q4NXTensor(weight, value.name)

@@ -22,6 +22,6 @@ def unknown_parts(model: ir.Model) -> list[Miss]:
 
 
 def unknown_part(node: ir.Node) -> str:
-    """What a node has that its operator's contract (ops/contract.h) does not know, in words; empty if nothing."""
+    """What a node has that its operator's contract (ops/nodes/contract.h) does not know, in words; empty if nothing."""
     inputs, outputs = (["" if v is None else str(v.name) for v in side] for side in (node.inputs, node.outputs))
     return _native.unknown_part(node.domain, node.op_type, inputs, outputs, list(node.attributes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlowNPU's operators take, as their contracts in C++ say (ops/contract.h)."""
+"""What FlowNPU's operators take, as their contracts in C++ say (ops/nodes/contract.h)."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "ops/contract.h"
-#include "ops/node.h"
-#include "ops/slicing.h"
-#include "ops/tensor.h"
+#include "ops/nodes/contract.h"
+#include "ops/nodes/node.h"
+#include "ops/nodes/slicing.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu {
 

@@ -16,7 +16,7 @@ inline constexpr std::string_view kHost = "host";
 // observed, and up to the end of this one: what a dispatch leaves to be read counts for the next.
 struct Dispatch {
   std::string array = {};  // what the device was configured as, or kHost
-  // Of its calls in their order, separated by "; ": names, files of the artifacts (of the host's
+  // Its calls in their order, separated by "; ": names, files of the artifacts (for the host's
   // there are none), positions.
   std::string calls = {};
   std::string files = {};
@@ -34,7 +34,7 @@ class DispatchObserver {
   virtual void dispatched(Dispatch dispatch) = 0;
 };
 
-// Of the run that this thread is in; null if nobody looks on.
+// The observer of the run that this thread is in; null if nobody looks on.
 DispatchObserver* current_dispatch_observer();
 
 // Sets the thread's observer, which may be null, for as long as it lives.

@@ -38,7 +38,7 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # Numbers of up to 8 bytes are read where they lie, which C++ leaves undefined at odd addresses.
 _ALIGNMENT = 8
-# Of shapes in the C++ (ops/tensor.h).
+# The most axes of a shape in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
 _MOST_AXES = 8
 # What the arguments are called whose names in the operator are equations'.
 _ARGUMENTS = {"X": "x", "W": "weight"}

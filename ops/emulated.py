@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["attend", "project", "refuse"]
 
 _TARGET = "npu2"
-# Of this architecture's kernels, compiled for this machine beside the native module.
+# The library of the target's kernels, compiled for this machine, beside the native module.
 _KERNELS = "libflownpu_aie_xdna2.so"
 # The least rows of a product, one row of blocks a tile of a column (aie/designs/fused_dqp.py).
 _LEAST_ROWS = 4 * q4nx.BLOCK_ROWS

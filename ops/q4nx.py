@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Q4NX: 4-bit weights in blocks of 32 rows by some groups of 32 columns (ops/q4nx.h, the same in C++).
+r"""Q4NX: 4-bit weights in blocks of 32 rows by some groups of 32 columns (ops/formats/q4nx.h, the same in C++).
 
 A weight W[rows, columns] is stored as a uint8 tensor of shape [ceil(rows/32), ceil(columns/(32 G)), bytes of a block],
 G being the groups of a block. With n = 64 G, a block is
@@ -124,7 +124,7 @@ WIDE = Layout(8, minima=True)
 NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
 
-# Of wide blocks.
+# Bytes of a wide block, and of its scales (or minima).
 BLOCK_BYTES = WIDE.block_bytes
 PARAMETER_BYTES = WIDE.parameter_bytes
 

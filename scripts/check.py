@@ -57,7 +57,7 @@ def parallel(tests: list[str]) -> list[str]:
 
 
 def selection(changed: Iterable[Path]) -> list[str]:
-    """Of the blocks of code in pages, which take seconds each, those of pages that changed."""
+    """Arguments of pytest: of blocks of code in pages, which take seconds each, only those of pages that changed."""
     pages = [file.as_posix() for file in changed if file.suffix == ".md"]
     return ["-k", " or ".join(["not test_block", *pages])]
 

@@ -17,10 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lint"
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
-FOLDERS = ("aie", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
+FOLDERS = ("aie", "benchmarks", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
 SOURCES = (".cc", ".h", ".py")
 # Says of each file that it is not formatted, not of each place in it.
 FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
+# A comment or docstring that leaves out what it is about: the reader has to guess it from the name below it.
+RIDDLE = re.compile(r'(?://|#|"""|^ \*) *Of (?!course)', re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
 # One finding of clang-tidy: its line and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
@@ -49,6 +51,7 @@ def main() -> int:
         units = units_of(changed, units)
     checks = {
         "licence": check_licences(files),
+        "comments": check_comments(files),
         "ruff check": run("ruff", "check", *(["--fix"] if arguments.fix else []), "."),
         "ruff format": run("ruff", "format", *([] if arguments.fix else ["--check"]), "."),
         "mypy": not any(file.suffix == ".py" for file in changed) or check_types(),
@@ -141,10 +144,22 @@ def check_licences(files: list[Path]) -> bool:
     return not missing
 
 
+def check_comments(files: list[Path]) -> bool:
+    """Whether every comment says what it is about, rather than of what something unnamed is."""
+    passed = True
+    for file in files:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for found in RIDDLE.finditer(text):
+            line = text.count("\n", 0, found.start()) + 1
+            print(f"{file}:{line}: expected a comment that says what this is or does, got one that begins with 'Of'")
+            passed = False
+    return passed
+
+
 def check_types() -> bool:
     """Checks the package and the scripts with mypy; in `python/` links lead to the parts that lie elsewhere."""
     source = ROOT / "python"
-    # Of the native module, what the build wrote of it: `make lint` installs first.
+    # The native module's types, which the build wrote: `make lint` installs first.
     stub = Path(sysconfig.get_path("platlib")) / "flownpu" / "_native.pyi"
     if stub.exists():
         shutil.copy(stub, source / "flownpu" / "_native.pyi")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of the repository's root, by their names in the site.
+# Pages that lie in the repository's root, by their names in the site.
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md"}
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r'src="docs/')

@@ -7,6 +7,7 @@ the packages is needed; only glibc as new as that of the tests' Python. Run it a
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from scripts import debian_packages, xrt_headers
@@ -66,14 +67,14 @@ def command(program: Iterable[str | Path], *, using: Path | None = None, without
 
 
 def _copy_without(folder: Path, without: tuple[str, ...]) -> Path:
-    """A folder of links to the libraries, but for some."""
-    # XRT looks for its parts from where it was loaded.
-    copy = FOLDER / ("without_" + "_".join(without)) / folder.relative_to(FOLDER / "root")
+    """A folder of the libraries, but for some."""
+    # XRT looks for its parts from where it was loaded, and doctor asks the kernel where that is: hard links.
+    copy = FOLDER / ("lacking_" + "_".join(without)) / folder.relative_to(FOLDER / "root")
     copy.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
-        link = copy / file.name
-        if not file.name.startswith(without) and not link.is_symlink():
-            link.symlink_to(file)
+        if file.is_file() and not file.name.startswith(without):
+            with contextlib.suppress(FileExistsError):  # of another test, which may run now
+                (copy / file.name).hardlink_to(file)
     return copy
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from flownpu.aie.artifacts.folder import write_bytes
 from flownpu.aie.artifacts.index import Index
 from flownpu.aie.artifacts.instruction_pieces import PiecedWords, PieceError
-from flownpu.aie.plan.instructions import WORD_BYTES
+from flownpu.aie.plan.instructions import WORD_BYTES, blank
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 
@@ -36,9 +36,6 @@ __all__ = ["BuildCost", "build_cost", "write_compiled"]
 
 _NAMED = 3  # of what there is no room for
 _COMPARED = 2  # positions of a call that are compiled to see whether the pieces are right
-# Compilations of a call that depends on the position, those included: of Gemma3-1B's with a context of 8192 none needs
-# more than 10.
-_MOST = 12
 # A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each.
 _SECONDS = 5.5
 
@@ -48,7 +45,7 @@ class BuildCost(NamedTuple):
 
     Attributes:
         arrays: xclbins.
-        programs: instructions, at most.
+        programs: instructions.
     """
 
     arrays: int
@@ -57,16 +54,25 @@ class BuildCost(NamedTuple):
     def __str__(self) -> str:
         minutes = math.ceil(self.programs * _SECONDS / 60)
         return (
-            f"up to {self.programs} programs of {self.arrays} arrays are compiled, what is up to date is not: about "
+            f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: about "
             f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program), and what Peano takes "
             "for the arrays' own cores, which nobody has measured"
         )
 
 
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """Of the calls of some programs."""
-    programs = sum(min(_MOST, call.positions.count) if call.moves else 1 for call in calls)
-    return BuildCost(len({call.array for call in calls}), programs)
+    """What compiling the calls of some programs takes: which positions a compiler is asked for needs none of its answers.
+
+    Raises:
+        PlanError: a plan breaks the hardware's limits.
+    """
+
+    def compilations(call: ArtifactCall) -> int:
+        if not call.moves:
+            return 1
+        return len(_pieced_family(call, lambda position: blank(call.sequence(position).steps))[1].compiled)
+
+    return BuildCost(len({call.array for call in calls}), sum(map(compilations, calls)))
 
 
 def write_compiled(
@@ -122,17 +128,26 @@ def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], Non
     instructions = _Instructions(folder, call)
     if not call.moves:
         return call.family(instructions)
-    words = PiecedWords(call.last_plan.array, lambda position: call.sequence(position).steps, instructions)
     try:
-        words.compile(call.last)
-        family = call.family(words, checks=1, lone_chunks=False)
-        left = [position for position in range(call.positions.count) if position not in set(words.compiled)]
-        for position in random.Random(0).sample(left, min(_COMPARED, len(left))):  # noqa: S311
-            words.compile(position)
+        return _pieced_family(call, instructions)[0]
     except PieceError as error:
         say(f"{call.array} {call.name}: all classes of positions are compiled, for {error}")
         return call.family(instructions, checks=1, lone_chunks=False)
-    return family
+
+
+def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> tuple[CallFamily, PiecedWords]:
+    """The family as it is derived from few positions, and these.
+
+    Raises:
+        PieceError: the compiler's words are not made of pieces that are known.
+    """
+    words = PiecedWords(call.last_plan.array, lambda position: call.sequence(position).steps, compiler)
+    words.compile(call.last)
+    family = call.family(words, checks=1, lone_chunks=False)
+    left = [position for position in range(call.positions.count) if position not in set(words.compiled)]
+    for position in random.Random(0).sample(left, min(_COMPARED, len(left))):  # noqa: S311
+        words.compile(position)
+    return family, words
 
 
 def _require_room(sizes: dict[str, int], heap: int) -> None:

@@ -122,7 +122,7 @@ class PairTiming:
         return self.step == self.transfer
 
     def seconds(self, chunks: int) -> float:
-        """Of so many chunks: the first one's way through, then a step each."""
+        """Seconds of so many chunks: the first one's way through all stages, then a step for each of the others."""
         return self.transfer + self.scores + self.values + (chunks - 1) * self.step
 
 

@@ -83,7 +83,7 @@ class Tiling:
 
     @property
     def size(self) -> KernelSize:
-        """Of a kernel call."""
+        """Rows, inner size and columns of one kernel call."""
         return KernelSize(self.m, self.k, self.n)
 
     @property

@@ -114,7 +114,7 @@ class _Kinds:
             self._busiest[kind] = max(self._busiest[kind], seconds[name])
 
     def seconds(self, size: Mapping[str, float]) -> float:
-        """Of the busiest kind, in a phase with these bytes."""
+        """Seconds of the busiest kind in a phase in which each part moves `size` bytes."""
         here = self._by_kind(size)
         return max((self._busiest[kind] * of / self._bytes[kind] for kind, of in here.items() if of), default=0.0)
 
@@ -205,7 +205,7 @@ def _kernels(body: tuple[Statement, ...]) -> frozenset[str]:
 
 
 def _stream_kinds(array: Array, device: Device) -> dict[str, Hashable]:
-    """Of each fifo from or to main memory: which way it goes, and the kernels of the cores at its other end."""
+    """The kind of each fifo from or to main memory: its direction, and the kernels of the cores at its other end."""
     kernels = {core.tile: _kernels(core.body) for core in array.cores}
     further: dict[str, tuple[str, ...]] = {}
     before: dict[str, tuple[str, ...]] = {}

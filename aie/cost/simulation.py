@@ -107,7 +107,7 @@ class _Memory(TimedDataflow):
         return max(own, self._free_at - self.now)
 
     def _efficiency(self, fifo: str, size: float) -> float:
-        """Of the runs that the next bytes of a fifo lie in; an object has those of the transfer it begins in."""
+        """Memory's efficiency at the runs of a fifo's next `size` bytes; the transfer that they begin in decides."""
         asked = self._asked[fifo]
         efficiency = asked[0][1]
         while size > 0 and asked:

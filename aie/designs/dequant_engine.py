@@ -103,7 +103,7 @@ class DequantEngine:
             )
         if interleaved and not gated:
             raise ValueError("[dequant_engine] expected a gated weight if it is interleaved, got one that is not gated")
-        # Of a projection's rows of blocks: from one to the next, and from the gate's first to the up projection's.
+        # Rows of blocks from one of a projection to its next, and from the gate's first to the up projection's first.
         apart = (2, 1) if interleaved else (1, rows)
         taps = [
             self._woven(column, rows, blocks, apart) if gated else self._plain(column, total)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlowQKV", "tile_bytes"]
 
-# Of a tile, by default: what a block lacks in tokens is padding, and longer chunks make no kernel much faster.
+# The default tile's largest size: a block is padded with tokens up to it, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
 _CORE_BYTES = 64 + 12  # of a core's run-time parameters, and the words that count its three fifos' objects
 

@@ -326,7 +326,7 @@ class Gemm:
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             megatiles, steps = rtp[0], rtp[1]
-            # Of each tile of B the sums that it adds to; of each store what it stores, once or not at all.
+            # The sums that each tile of B adds to; then what each store kernel stores, if it is run.
             by_turn = [[down[gate] for down in across] for across in accumulators for gate in range(self.gates)]
             sums_of_stores = [
                 [[sums] for x in by_turn for sums in x],

@@ -69,7 +69,7 @@ class Checker {
     }
   }
 
-  // Of the end that is the first operand: as many as it has, at most.
+  // The operand counts objects of the fifo's end that is the first operand: no more than it has.
   void objects(std::size_t operand) {
     const std::size_t end = index(1, array_.ends.size(), "end of a fifo");
     index(operand, array_.ends[end].objects.size() + 1, "count of objects");

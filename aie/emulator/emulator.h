@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "aie/emulator/channel.h"
-#include "aie/emulator/core.h"
-#include "aie/emulator/sequence_agent.h"
+#include "aie/emulator/agents/channel.h"
+#include "aie/emulator/agents/core.h"
+#include "aie/emulator/agents/sequence_agent.h"
 
 namespace flownpu::emulator {
 

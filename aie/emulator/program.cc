@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kProgram = "[emulator] the program";
 
-// Of a tile's memory: the largest there is has 512 KiB (aie/plan/limits.py).
+// More than any tile's memory has: the largest is 512 KiB (aie/plan/limits.py).
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
 // A walk whose bytes, and whose highest, can be counted.
@@ -23,7 +23,7 @@ Walk read_walk(WordReader& reader) {
     const Dimension d{reader.next(), reader.next(), reader.next(), reader.next()};
     std::int64_t steps = 0;
     std::int64_t last = 0;
-    // Of no keys there are no steps.
+    // A dimension without elements is walked in no steps.
     if (d.size < 0 || d.stride < 0 || d.before < 0 || d.after < 0 ||
         __builtin_add_overflow(d.before, d.after, &steps) ||
         __builtin_add_overflow(steps, d.size, &steps) ||

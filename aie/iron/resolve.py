@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a plan of a recorded program: finds its fifos, names them, and places what the design left open.
 
-IRON leaves placement to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The simple
-rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the host's
-ends on the shim tile, that is nearest to the cores they serve and has channels left. A column or a row that is given
-alone is kept.
+IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
+simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the
+host's ends on the shim tile, that is nearest to the cores they serve and has channels left. A column or a row that is
+given alone is kept.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _name(fifos: list[ObjectFifo], buffers: list[Buffer], barriers: list[WorkerR
 
 def _place_of(tile: OpenTile) -> plan.Tile:
     if tile.place is None:
-        raise RecordingError("[placement] a tile was left without a place: one that no worker, link or sequence uses")
+        raise RecordingError("[tiles] a tile was left without a place: one that no worker, link or sequence uses")
     return tile.place
 
 
@@ -188,7 +188,7 @@ def _place_workers(workers: list[Worker], limits: Limits) -> None:
         if place is None:
             count = limits.columns * (limits.rows - limits.first_compute_row)
             where = "" if tile.is_open else f", and one of them in {tile}, where none is left"
-            raise RecordingError(f"[placement] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
+            raise RecordingError(f"[tiles] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
         free.remove(place)
         tile.col, tile.row = place.column, place.row
 
@@ -223,7 +223,7 @@ def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int],
             _take(used, column, *need)
             return column
     raise RecordingError(
-        f"[placement] no {kind} tile of {limits.name} has {need[0]} input and {need[1]} output channels left"
+        f"[tiles] no {kind} tile of {limits.name} has {need[0]} input and {need[1]} output channels left"
     )
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of one row: RMS normalisation in registers, and a residual connection. What the norms' kernels
-// share.
+// What the kernels of norms share: RMS normalisation of one row in registers, and a residual
+// connection.
 #pragma once
 
 #include "aie/kernels/float_math.h"

@@ -31,7 +31,7 @@ void dequantize(const std::uint8_t* block, Store store) {
       const aie::vector<std::uint8_t, 64> codes = q::load_codes(block, strip, slab);
       AIE_LOOP_UNROLL_FULL
       for (unsigned half = 0; half < 2; ++half) {
-        // Of a column's 8 bytes, 4 are 8 rows.
+        // A column has 8 bytes; 4 of them are the codes of 8 rows.
         const aie::vector<std::uint8_t, 32> rows =
             half == 0 ? aie::filter_even(codes, 4) : aie::filter_odd(codes, 4);
         const unsigned row = strip * q::kStripRows + half * 8;

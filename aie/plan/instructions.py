@@ -18,19 +18,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from flownpu.aie.plan.data import Step
 
     Integers = NDArray[np.int64]
 
-__all__ = ["HEADER_WORDS", "WORD_BYTES", "operations", "operations_of_step", "words_of_step", "words_of_steps"]
+__all__ = ["HEADER_WORDS", "WORD_BYTES", "blank", "operations", "operations_of_step", "words_of_step", "words_of_steps"]
 
 WORD_BYTES = 4
 HEADER_WORDS = 4
@@ -60,6 +61,18 @@ def words_of_step(step: Step) -> int:
 def words_of_steps(steps: Iterable[Step]) -> int:
     """How many words a sequence has."""
     return HEADER_WORDS + sum(map(words_of_step, steps))
+
+
+def blank(steps: Iterable[Step]) -> Integers:
+    """Instructions of a sequence that hold its operations and nothing else: what is read of them without a compiler."""
+    codes = [code for step in steps for code in operations_of_step(step)]
+    words = np.zeros(HEADER_WORDS + sum(_WORDS[code] for code in codes), np.int64)
+    words[2], words[3] = len(codes), len(words) * WORD_BYTES
+    place = HEADER_WORDS
+    for code in codes:
+        words[place] = code
+        place += _WORDS[code]
+    return words
 
 
 def operations(words: Integers) -> list[tuple[int, Integers]]:

@@ -57,7 +57,7 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """Of all objects."""
+        """Bytes of all objects of the buffer."""
         return self.count * self.object_bytes
 
 

@@ -49,7 +49,7 @@ __all__ = ["CallFamily", "CallSweep", "Patch", "Positions", "WordClass", "consta
 
 
 class CallSweep(NamedTuple):
-    """Of a call whose first token is at p: queries p + offset .. + queries see the keys of positions below p + tokens.
+    """What a call whose first token is at p attends to: queries p + offset .. + queries, keys below p + tokens.
 
     Attributes:
         offset: of the first query.
@@ -285,7 +285,7 @@ class _Class:
 
 
 def _kinds(features: Integers) -> Integers:
-    """Of features [n, features] those that change, as distances from the first [kinds, n]; proportional ones once."""
+    """Columns of features [n, features] that change, as distances from the first [kinds, n]; proportional ones once."""
     distances = (features - features[0]).T
     distances = distances[np.any(distances, axis=1)]
     first = np.argmax(distances != 0, axis=1)

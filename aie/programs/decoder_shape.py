@@ -126,7 +126,7 @@ class DecoderBuffers:
 
     @property
     def layout(self) -> CacheLayout:
-        """Of the cache."""
+        """Where keys and values of layers and positions lie in the cache."""
         shape = self.decoder.shape
         vector, position = shape.d * BF16_BYTES, shape.position_size * BF16_BYTES
         return CacheLayout(self.context * position, position, 2 * vector, vector)

@@ -42,7 +42,7 @@ class DenseProjection:
 
     @property
     def bytes(self) -> int:
-        """Of the weight in memory."""
+        """Bytes of the weight in memory, padding included."""
         return self.padded_rows * self.padded_columns * BF16_BYTES
 
 
@@ -66,17 +66,17 @@ class EncoderShape:
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """Patches of an image."""
         return self.grid**2
 
     @property
     def tokens(self) -> int:
-        """Of an image."""
+        """Tokens that an image becomes, after pooling."""
         return (self.grid // self.pooling) ** 2
 
     @property
     def embedding(self) -> DenseProjection:
-        """Of a patch's values."""
+        """The product that embeds a patch's values."""
         return DenseProjection(self.channels * self.patch**2, self.hidden)
 
     @property
@@ -92,7 +92,7 @@ class EncoderShape:
 
     @property
     def projector(self) -> DenseProjection:
-        """Of a pooled token."""
+        """The product that brings a pooled token to the decoder's hidden size."""
         return DenseProjection(self.hidden, self.features, bias=False)
 
     @property

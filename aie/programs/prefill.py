@@ -30,7 +30,7 @@ have to be finite. Rows of a chunk that no token is in are no step's of the host
 earlier runs left, which is finite, and nobody reads what comes of it. They have no keys: the cache is written for
 tokens, and zeros follow them (ops/npu/artifacts/program_record.h says why).
 
-**Of the last layer** only keys and values are wanted: a prompt's last token is the decode program's, which has the LM
+**The last layer** has to give only keys and values: a prompt's last token is the decode program's, which has the LM
 head, and it needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
 
 **The tokens of a block** see one another in both directions, as an image's do. A program of the kind `block` is for

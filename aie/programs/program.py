@@ -188,7 +188,7 @@ class Program:
 
     @property
     def bytes(self) -> int:
-        """Of all buffers."""
+        """Bytes of all buffers."""
         return sum(buffer.bytes for buffer in self.buffers)
 
     def record(self) -> dict[str, Any]:

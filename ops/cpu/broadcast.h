@@ -13,7 +13,7 @@
 #include <type_traits>
 
 #include "ops/cpu/thread_pool.h"
-#include "ops/tensor.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "ops/contract.h"
 #include "ops/device.h"
+#include "ops/nodes/contract.h"
 
 namespace flownpu::cpu {
 

@@ -12,8 +12,8 @@
 
 #include "ops/cpu/step.h"
 #include "ops/error.h"
-#include "ops/node.h"
-#include "ops/tensor.h"
+#include "ops/nodes/node.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/node.h"
-#include "ops/tensor.h"
+#include "ops/nodes/node.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
 

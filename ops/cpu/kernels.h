@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ops/cpu/q4nx_rows.h"
-#include "ops/tensor.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
 

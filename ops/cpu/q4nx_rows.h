@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of blocks of a Q4NX weight in memory, as kernels read them: 32 rows of W[M,K] each, in any
-// layout of ops/q4nx.h.
+// layout of ops/formats/q4nx.h.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 
@@ -13,7 +13,7 @@ struct Q4NXRows {
   // The first row of blocks.
   const std::uint8_t* bytes = nullptr;
   q4nx::Layout layout;
-  // Of each row of blocks; groups that fill up its last block included.
+  // Bytes of each row of blocks; groups that fill up its last block included.
   std::int64_t row_bytes = 0;
   std::int64_t stored_groups = 0;
 
@@ -30,8 +30,8 @@ struct Q4NXRows {
     return rows;
   }
 
-  // Of a group of 32 columns in the first row of blocks: 32 scales in bf16, its minima (null where
-  // they are -8 times the scales), and its codes in 16 rows.
+  // Where a group of 32 columns has, in the first row of blocks, 32 scales in bf16, minima (null
+  // where they are -8 times the scales), and its codes in 16 rows.
   const std::uint8_t* scales(std::int64_t group) const { return bytes + layout.scales_at(group); }
   const std::uint8_t* minima(std::int64_t group) const {
     return layout.has_minima ? scales(group) + layout.minimum_offset() : nullptr;

@@ -8,10 +8,10 @@
 #include <span>
 #include <string_view>
 
-#include "ops/contract.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/thread_pool.h"
 #include "ops/device.h"
+#include "ops/nodes/contract.h"
 
 namespace flownpu::cpu {
 

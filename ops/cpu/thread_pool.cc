@@ -30,7 +30,7 @@ void pause() {
 #endif
 }
 
-// Of what is expected, by all workers: what one reads in some 270 us at 30 GB/s, about as long as
+// The most that all workers fetch ahead: what is read in some 270 us at 30 GB/s, about as long as
 // two decode steps are apart, and a quarter of a third-level cache of 32 MB. Between two jobs of a
 // step there is time for some 256 KB, which its second-level cache holds.
 constexpr std::size_t kFetchedBytes = 8 << 20;

@@ -297,7 +297,7 @@ def _online_softmax(
     sink: Array | None,
     chunk: int,
 ) -> Array:
-    """Of one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf where masked -> [H, S, d]."""
+    """Attends in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf if masked -> [H, S, d]."""
     heads, new, _ = q.shape
     keys, values = (np.repeat(a.astype(np.float64), heads // len(a), axis=0) for a in (keys, values))
     # A sink is a key whose value is 0, seen before all others.

@@ -37,7 +37,7 @@ struct Weight {
   std::int64_t m = 0;
 };
 
-// Of DequantizeLinear(x, scale[M]) along `axis`, without a zero point but 0.
+// Whether this is DequantizeLinear(x, scale[M]) along `axis`, without a zero point but 0.
 bool is_symmetric(const Node& node, int axis) {
   const Value* x = node.input(0);
   const Value* scale = node.input(1);

@@ -2,7 +2,7 @@
 // GroupQueryAttention -> FlowQKVAttention, node for node: both compute
 // softmax(scale * rope(Q) rope([K_past; K])^T + mask) [V_past; V] with RoPE, window, softcap and
 // cache.
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 #include <algorithm>
 #include <array>
@@ -35,7 +35,7 @@ constexpr std::array<std::size_t, 16> kPlaces{kQuery,
                                               kNowhere,
                                               kQNormWeight,
                                               kKNormWeight};
-// Of GroupQueryAttention.
+// The input of GroupQueryAttention that has the sinks.
 constexpr std::size_t kSink = 11;
 
 // Those that mean the same in both.

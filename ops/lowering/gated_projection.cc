@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ops/lowering/lowering.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {

@@ -13,8 +13,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "ops/contract.h"
-#include "ops/node.h"
+#include "ops/nodes/contract.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 

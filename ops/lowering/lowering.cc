@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {
@@ -21,7 +21,7 @@ struct Rule {
   std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
   For whom = For::kAll;
-  // Of a rule that takes one operator.
+  // Only for a rule that takes one operator: what it takes, and what a contract cannot say.
   const Contract* contract = nullptr;
   std::string (*more)(const Node& node) = nullptr;
 };

@@ -25,12 +25,12 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/contract.h"
 #include "ops/device.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
 #include "ops/lowering/repacked_weights.h"
-#include "ops/node.h"
+#include "ops/nodes/contract.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 
@@ -51,10 +51,10 @@ using Promised = std::map<std::string, const Q4NXConstant*>;
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                           const Promised& promised);
 
-// Of all contracts those of operators that rules draw together, which must know all of them.
+// Those of all contracts whose operators rules draw together: rules must know all that these have.
 std::vector<Contract> of_rules(std::span<const Contract> all);
-// Of operators that plain graphs are written with, and that no device takes: for the rules of
-// graph_rewrites/, which fold such graphs.
+// Contracts of operators that plain graphs are written with, and that no device takes: for the
+// rules of graph_rewrites/, which fold such graphs.
 std::span<const Contract> plain_contracts();
 // The rules that a file is converted with, in their order.
 std::vector<std::string> conversion_rules();
@@ -71,8 +71,8 @@ std::string obstacle(const Contract& contract, std::string (*more)(const Node& n
 // if it can. `biased`: whether it may have a bias.
 std::string epilogue_of(const Node& projection, bool biased);
 
-// Of those that take one operator: what they take of it, and what a contract cannot say of why they
-// do not take a node, empty if they do.
+// A rule that takes one operator has a contract, and tells why it does not take a node beyond what
+// the contract can say; empty if it does.
 
 extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);

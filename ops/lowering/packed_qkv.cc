@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "ops/flow_qkv_attention.h"
+#include "ops/formats/q4nx.h"
 #include "ops/lowering/lowering.h"
-#include "ops/q4nx.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/nodes/flow_qkv_attention.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/flow_qkv_attention.h"
 #include "ops/lowering/lowering.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::lowering {
 namespace {
@@ -66,7 +66,7 @@ std::string obstacle_of(const HeadNorm& head, const std::string& name, std::int6
   }
   const std::vector<std::int64_t> apart = constant_integers(head.apart->input(1));
   const std::vector<std::int64_t> joined = constant_integers(head.joined->input(1));
-  // Of what else is reshaped to heads and back, tokens might become others.
+  // Other reshapes might not go to heads and back, but mix tokens.
   const auto& before = head.apart->inputs[0].shape;
   if (!is_over_heads(apart, joined, heads, d) || !before || before->rank() != 3 ||
       (*before)[2] != heads * d) {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::lowering {
 namespace {

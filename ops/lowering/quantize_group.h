@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::lowering {
 
@@ -18,7 +18,7 @@ struct Q4NXGroup {
   std::uint16_t minimum = 0;
   std::array<std::uint8_t, q4nx::kGroup> codes{};
 
-  // Of its i-th weight.
+  // What the i-th code stands for: scale * code + minimum.
   float weight(std::size_t i) const;
 };
 

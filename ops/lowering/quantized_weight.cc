@@ -8,15 +8,15 @@
 #include <sstream>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
-#include "ops/q4nx.h"
+#include "ops/formats/numbers.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::lowering {
 namespace {
 
 // 2^(bits - 1), the operators' own default.
 constexpr float kDefaultZeroPoint = 8;
-// Of weights that are quantised again: beyond, a minimum might become infinite when it is rounded.
+// The largest weight that is quantised again: beyond, a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
 int nibble(const void* packed, std::int64_t index) {
   const auto byte = static_cast<const std::uint8_t*>(packed)[index / 2];

@@ -16,16 +16,16 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/formats/q4nx.h"
 #include "ops/lowering/quantize_group.h"
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 
 // The one block_size that weights are quantised again from: the least that ORT's kernels take.
 inline constexpr std::int64_t kSmallBlock = 16;
 
-// Of weights W and of the W' that they were replaced by: sums of squares.
+// Sums of squares of weights W, and of their differences from the W' that replaced them.
 struct Difference {
   double squares = 0;
   double squared_error = 0;

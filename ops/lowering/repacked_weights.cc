@@ -20,8 +20,8 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/formats/numbers.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
 namespace {
@@ -40,7 +40,7 @@ constexpr std::size_t kAlignment = 4096;
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 // Beyond, a minimum might become infinite when it is rounded.
 constexpr float kLargestWeight = 0x1p127F;
-// Of a piece: some ms of work, a thousandth of a vocabulary's table.
+// Size of a piece of work: some ms, a thousandth of a vocabulary's table.
 constexpr std::int64_t kPieceBytes = std::int64_t{256} << 10;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {

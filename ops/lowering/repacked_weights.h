@@ -14,10 +14,10 @@
 #include <variant>
 #include <vector>
 
+#include "ops/formats/q4nx.h"
 #include "ops/lowering/graph.h"
 #include "ops/lowering/quantized_weight.h"
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
 
@@ -45,7 +45,8 @@ class Q4NXConstant {
     bool keeps_codes() const;
   };
 
-  // Of one column count. All parts get one layout: theirs, or, where they differ, narrow blocks.
+  // The parts have the same columns. All get one layout: theirs, or, where they differ, narrow
+  // blocks.
   explicit Q4NXConstant(std::vector<Part> parts);
 
   Shape shape() const;
@@ -90,14 +91,14 @@ class RepackedWeights {
 
   // Gives the nodes' constants their bytes. Constants that no node reads are not made.
   void make(std::vector<Node>& nodes);
-  // Of what was made: weights, those whose codes could not be kept, and the largest relative error
-  // among these.
+  // What make() has made: how many weights, how many of them quantised again because their codes
+  // could not be kept, and the largest relative error among these.
   std::size_t made() const { return made_; }
   std::size_t quantized_again() const { return quantized_again_; }
   double largest_error() const { return largest_error_; }
 
  private:
-  // Of the weight of a Q4NXMatMul; none if it is no constant of M x K weights.
+  // The parts of a Q4NXMatMul's weight; none if it is no constant of M x K weights.
   std::vector<Q4NXConstant::Part> parts_of(const Node& product) const;
   Value promise(const std::string& name, Q4NXConstant constant);
   void count(const Q4NXConstant& constant, const Difference& difference);

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/flow_qkv_attention.h"
 #include "ops/lowering/lowering.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::lowering {
 namespace {

@@ -21,8 +21,8 @@ namespace flownpu {
 namespace npu {
 namespace {
 
-// Of the layout of lowered nodes' packed constants and attributes: those that were kept by another
-// version are made anew.
+// Versions of the layouts of lowered nodes' packed constants and attributes: what another version
+// has kept is made anew.
 constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operators 1";
 
 }  // namespace

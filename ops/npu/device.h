@@ -72,11 +72,11 @@ class NpuDevice final : public Device {
   bool emulated_;
   std::unique_ptr<Device> host_;
   HostCompute host_compute_;  // of the same kernels and threads
-  // Of steps that are operators by themselves.
+  // Buffers of steps that are operators by themselves.
   std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
   mutable std::mutex mutex_;  // for what follows
   mutable std::shared_ptr<CompiledDesigns> designs_;
-  // Of the steps that were prepared: what tensors stand for goes with them.
+  // Caches of the steps that were prepared; they go when their step does.
   mutable std::vector<std::weak_ptr<KvCaches>> caches_;
 };
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/tensor.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::native {
 
@@ -43,7 +43,7 @@ Shape shape_of(const AnyArray& array) {
   return shape;
 }
 
-// Of an Argument or an Input, to which nobody writes.
+// A view of an Argument's or an Input's memory; nobody writes to an Input's.
 template <typename Given>
 Tensor tensor_of(const Given& given) {
   if (!given) return {};

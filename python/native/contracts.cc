@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CPU device takes of each operator (ops/contract.h): for what reads graphs, for the tests
-// that hold it against the operators' schemas, and for the table of docs/operators.md.
+// What the CPU device takes of each operator (ops/nodes/contract.h): for what reads graphs, for the
+// tests that hold it against the operators' schemas, and for the table of docs/operators.md.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/contract.h"
 #include "ops/device.h"
 #include "ops/lowering/lowering.h"
+#include "ops/nodes/contract.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;

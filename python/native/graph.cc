@@ -33,7 +33,7 @@ using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 // Read-only ones too, such as those of a file that is mapped.
 using GivenBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Of a constant without elements, which has no memory but is none that is computed.
+// Stands for the memory of a constant without elements: null would mean that the value is computed.
 constexpr std::byte kNothing{};
 
 // `constant`: its bytes, one after the other; they stay as long as the value does.

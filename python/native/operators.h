@@ -36,7 +36,7 @@ class PreparedNode {
   // Keeps the constants' memory alive.
   std::vector<Input> constants_;
   std::size_t outputs_ = 0;
-  // Of the last run, for the next; with the interpreter's lock.
+  // Scratch memory of the last run, kept for the next; guarded by the interpreter's lock.
   Memory scratch_{nullptr, nullptr};
   std::size_t scratch_bytes_ = 0;
 };

@@ -20,7 +20,7 @@ namespace {
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Of scale and minimum the bits of bf16.
+// Scale and minimum are written as the bits of bf16.
 void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& codes,
               const Matrix<std::uint16_t>& scale, const Matrix<std::uint16_t>& minimum) {
   const std::size_t rows = weights.shape(0);

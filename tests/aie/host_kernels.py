@@ -82,7 +82,7 @@ class Kernels:
         self.names: list[str] = self._library.names()
 
     def parameters(self, name: str) -> list[tuple[str, bool, bool]]:
-        """Of each parameter its type, whether it is a buffer, and whether it is written."""
+        """Each parameter's type, whether it is a buffer, and whether it is written."""
         return self._library.parameters(name)
 
     def call(self, name: str, *arguments: np.ndarray | int, offset: int = 0) -> None:

@@ -15,7 +15,7 @@ import pytest
 from flownpu.aie.artifacts import toolchain
 from flownpu.cli import main
 from flownpu.convert import convert
-from tests.cli.stand_ins import Tools
+from tests.cli.npu.stand_ins import Tools
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 

@@ -11,7 +11,15 @@ import flownpu.doctor.diagnosis
 import flownpu.doctor.npu
 import flownpu.doctor.xrt
 from flownpu.doctor.checks import Check, Host, Status
-from flownpu.doctor.npu import diagnose_npu
+from flownpu.doctor.npu import (
+    FULL,
+    JOIN_THE_GROUP,
+    MORE_LOCKED_MEMORY,
+    MORE_LOCKED_MEMORY_OF_ROOT,
+    TOO_OLD,
+    diagnose_model,
+    diagnose_npu,
+)  # fmt: skip
 from flownpu.machine import cpu_isa, describe_machine
 from flownpu.npu.artifacts import build_artifacts
 
@@ -43,9 +51,9 @@ class MadeUp:
         for attribute, text in (("vendor", vendor), ("device", device), ("fw_version", "1.0.0.63")):
             self.file(f"sys/class/accel/{name}/device/{attribute}", text)
 
-    def lockable(self, limit, capabilities="0000000000000000"):
+    def lockable(self, limit, capabilities="0000000000000000", user=1000):
         self.file("proc/self/limits", f"Max locked memory         {limit}              {limit}              bytes")
-        self.file("proc/self/status", f"Name:\tpython\nCapEff:\t{capabilities}")
+        self.file("proc/self/status", f"Name:\tpython\nUid:\t{user}\t{user}\t{user}\t{user}\nCapEff:\t{capabilities}")
 
     def release(self, text):
         self.file("etc/os-release", text)
@@ -73,7 +81,7 @@ def debian(codename, number=""):
 
 
 FORKY = debian("forky")
-# Of unstable, base-files says the next release's name.
+# Debian unstable calls itself by the next release's name (package base-files).
 RELEASES = {
     "bookworm": debian("bookworm", 12),
     "trixie": debian("trixie", 13),
@@ -301,6 +309,17 @@ def test_backports_that_are_there(machine):
     assert machine.checks()["xrt"].remedy == TRIXIE_BACKPORTS
 
 
+def test_an_xrt_at_another_place_that_the_loader_finds(machine):
+    machine.ready()
+    machine.xrt(folder="opt/own/lib")
+    assert machine.checks()["xrt"].found == "not installed; the npu device needs it"
+    machine.file(
+        "proc/self/maps", "7f3a0000-7f3b0000 r-xp 00000000 08:01 42    /opt/own/lib/libxrt_coreutil.so.2.25.00"
+    )
+    assert machine.checks()["xrt"] == Check("xrt", Status.GOOD, "XRT 2.25 in /opt/own/lib")
+    assert machine.checks(plugin=None)["xrt"].status is Status.NOTE
+
+
 def test_an_xrt_that_is_too_old(machine):
     machine.ready()
     machine.xrt("coreutil", "core", version="2.13.0")
@@ -383,14 +402,16 @@ def test_the_memory_that_the_driver_locks(machine, limit, capabilities, bad):
     assert ("memory lock" in checks) is bad
     if bad:
         assert checks["memory lock"].found == "8192 KiB may be locked; the NPU's driver locks 64 MiB"
+        assert checks["memory lock"].remedy == MORE_LOCKED_MEMORY
 
 
 def test_root_of_a_container_is_bound_by_the_limit(machine):
     """The kernel asks for the capability outside of the container's users."""
     machine.ready()
-    machine.lockable(LIMITED, ROOT)
+    machine.lockable(LIMITED, ROOT, user=0)
     machine.file("proc/self/uid_map", "0 1000 1\n1 100000 65536")
-    assert "memory lock" in machine.checks()
+    # What limits.conf says of everybody does not hold for root.
+    assert machine.checks()["memory lock"].remedy == MORE_LOCKED_MEMORY_OF_ROOT
 
 
 def test_the_limit_of_this_process_is_read():
@@ -469,6 +490,33 @@ def test_a_model_that_the_emulator_runs_until_its_artifacts_are_damaged(flownpu,
     assert done.code == 1
     assert file.name in done.out
     assert f"mend it with: flownpu build {model_copy} --for emulate" in done.out
+
+
+def test_what_a_session_says_is_mended_as_on_this_machine(machine, tmp_path, monkeypatch):
+    machine.ready()
+    (tmp_path / "artifacts/npu2").mkdir(parents=True)
+    (tmp_path / "artifacts/npu2/index.words").touch()
+
+    def remedy(said):
+        def refuse(*_args, **_options):
+            raise RuntimeError(said)
+
+        monkeypatch.setattr(flownpu.doctor.npu, "LanguageModel", refuse)
+        check = list(diagnose_model(Host(root=machine.root), tmp_path, emulated=False))[-1]
+        assert (check.name, check.status, check.found) == ("a token", Status.BAD, said)
+        return check.remedy
+
+    assert remedy(f"array.xclbin on NPU Strix, firmware 1.0.0.63, XRT 2.25: no; {TOO_OLD}") == (
+        "sudo apt install firmware-amd-graphics && sudo modprobe -r amdxdna && sudo modprobe amdxdna, and if that "
+        "changes nothing sudo apt install linux-image-amd64 && sudo reboot"
+    )
+    assert remedy(f"No space left on device; {FULL}").startswith("xrt-smi examine --report aie-partitions")
+    assert remedy(f"Permission denied; join the group of the device file: {JOIN_THE_GROUP}") == JOIN_THE_GROUP
+    said = f"Cannot allocate memory; {MORE_LOCKED_MEMORY}; as root {MORE_LOCKED_MEMORY_OF_ROOT}"
+    assert remedy(said) == MORE_LOCKED_MEMORY
+    machine.lockable("unlimited", user=0)
+    assert remedy(said) == MORE_LOCKED_MEMORY_OF_ROOT
+    assert remedy("the array did not answer") == "sudo dmesg | grep amdxdna"
 
 
 def test_every_bad_check_has_a_remedy():

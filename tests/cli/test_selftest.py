@@ -22,7 +22,7 @@ from flownpu.selftest import climb, rungs
 from flownpu.selftest.climb import Climber, Outcome, Result
 from flownpu.selftest.decoder import SHAPE
 from flownpu.selftest.measures import MEASURES, measure
-from flownpu.selftest.report import Report
+from flownpu.selftest.report import SelftestReport
 from flownpu.selftest.worker import Run
 
 THREE = ("--only", "copy", "--only", "kernel geglu", "--only", "rms_norm")
@@ -70,7 +70,7 @@ def test_all_rungs_pass_on_the_emulator(flownpu, tmp_path, monkeypatch):
     assert "Nothing of it was measured" in done.out
     assert f"{len(expected)} of {len(expected)} rungs passed" in done.out
     entries = set(re.findall(r"^void (\w+)\(", (KERNELS / "kernels.h").read_text(), re.MULTILINE))
-    # Of no design: biases are in the weights (aie/designs/bias.py), and norms add residuals.
+    # No design calls these: biases are in the weights (aie/designs/bias.py), and norms add residuals.
     assert entries - called == {"bias_f32", "store_add"}
 
 
@@ -325,14 +325,14 @@ def test_parameters_follow_from_times():
 
 
 def test_the_report_has_the_parameters_of_the_model():
-    report = Report("npu", "npu2", {"aiecc": "1"}, results_of(made_up)).document()
+    report = SelftestReport("npu", "npu2", {"aiecc": "1"}, results_of(made_up)).document()
     measured = report["measured"]
     assert {"dispatch", "channel_read", "memory_read", "wait", "dqp_block", "vector_element"} <= set(measured)
     assert set(measured) <= set(TABLE)
     assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
     assert {each["name"] for each in report["measurements"]} == {each.name for each in MEASURES}
     # Where the emulator ran, the same times tell nothing.
-    assert Report("emulate", "npu2", {}, results_of(made_up)).document()["measured"] == {}
+    assert SelftestReport("emulate", "npu2", {}, results_of(made_up)).document()["measured"] == {}
 
 
 def test_times_that_tell_nothing():
@@ -350,7 +350,7 @@ def test_times_that_tell_nothing():
 
 def test_what_is_infinitely_far_off_is_null_in_json():
     result = Result("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
-    (record,) = Report("emulate", "npu2", {}, [result]).document()["rungs"]
+    (record,) = SelftestReport("emulate", "npu2", {}, [result]).document()["rungs"]
     assert record["share"] is None
     json.dumps(record, allow_nan=False)
 

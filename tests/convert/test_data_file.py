@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pytest
 
 LARGE_PAGE = 2 << 20
-# Of parts: less than a page, whole large pages, what crosses one, and several large pages at once.
+# Sizes of a tensor's parts: less than a page, whole large pages, what crosses one, several large pages at once.
 SIZES = [[5], [LARGE_PAGE, LARGE_PAGE], [LARGE_PAGE - ALIGNMENT, 7, 3], [3 * LARGE_PAGE + 1], [1]]
 
 

@@ -16,7 +16,7 @@ from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx, q4nx_file
 from tests.convert.conftest import TinyModel, is_projection, write_tiny
-from tests.convert.gguf_files import write_gguf
+from tests.convert.sources.gguf_files import write_gguf
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "qwen3"])

@@ -19,9 +19,9 @@ from flownpu.convert.output import output_folder
 from flownpu.model.converted import ConvertedModel
 from flownpu.ops import q4nx
 from tests.convert.conftest import TinyModel, write_tiny
-from tests.convert.gguf_files import write_model
-from tests.convert.prequantised_checkpoints import Form, write_prequantised
-from tests.convert.test_gguf import blocks_of
+from tests.convert.sources.gguf_files import write_model
+from tests.convert.sources.prequantised_checkpoints import Form, write_prequantised
+from tests.convert.sources.test_gguf import blocks_of
 
 PACKED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 TABLES = ("embed_tokens", "lm_head")

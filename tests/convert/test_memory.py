@@ -15,7 +15,7 @@ from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.convert.graph import data_file
 from flownpu.model import integrity
 from tests.convert.conftest import write_tiny
-from tests.convert.gguf_files import write_gguf
+from tests.convert.sources.gguf_files import write_gguf
 
 VOCABULARY, HIDDEN = 32000, 96
 # In the smallest form that any of these conversions makes of the embedding: Q4NX without minima, 4.5 bits a weight.

@@ -93,8 +93,8 @@ def test_errors_of_the_towers_weights(vision_weights: str, converted: Callable[[
         weight = name if "projector" in name else f"{name}.weight"
         assert noted["relative_error"][weight] == pytest.approx(q4nx.relative_error(exact[name], matrix), abs=1e-6)
     worst = max(noted["relative_error"].values())
-    # Of n levels over the range of a row of normal numbers, some 2 * 3 sigma, rounding is off by a 12th of a squared
-    # step: 6 / 254 / sqrt(12) = 0.7 %; the longest rows reach to 4 sigma. Of Q4NX see docs/q4nx.md.
+    # Rounding to n levels over the range of a row of normal numbers, some 2 * 3 sigma, is off by a 12th of a squared
+    # step: 6 / 254 / sqrt(12) = 0.7 %; the longest rows reach to 4 sigma. For Q4NX see docs/q4nx.md.
     assert {"bf16": worst == 0, "int8": 0.004 < worst < 8 / 254 / math.sqrt(12), "q4nx": 0.05 < worst < 0.09}[
         vision_weights
     ]
@@ -140,7 +140,7 @@ def test_words_and_pictures_are_embedded(checkpoint: Path, converted: Callable[[
         expected = tower.get_input_embeddings()(torch.from_numpy(ids)).numpy()
     expected[0, [1, 2, 4]] = features[0]
     expected[1, 0] = features[0, 0]  # rows have the same pictures
-    # Of a word two float32 products: Q4NX's scale and the embedding's.
+    # A word's embedding is two float32 products: Q4NX's scale and the embedding's.
     np.testing.assert_allclose(found, expected, rtol=3 * 2**-24, atol=0)
     # GenAI's features where there are no pictures.
     nothing = features[0, :0]

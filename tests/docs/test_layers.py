@@ -5,9 +5,10 @@ import one another in one direction only, and no file says its folder's name aga
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import PurePosixPath
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, table
 
 # What a folder may include or import of this project.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
@@ -18,6 +19,7 @@ PYTHON = {
     "graph_rewrites": {"graph_rewrites", "ops", "_native"},
 }
 INCLUDE = re.compile(r'^#include "([\w/.]+)"', re.MULTILINE)
+NAME_IN_CODE = re.compile(r"`([^`]+)`")
 MODELS = re.compile(r"gemma|llama|qwen|siglip|mistral|phi[34]", re.IGNORECASE)
 
 
@@ -118,8 +120,12 @@ def circles(uses):
     return sorted(found)
 
 
-def test_no_circle_between_packages():
-    """Of imports for types alone as well: what names another's types cannot be read without it."""
+@cache
+def uses_of_python():
+    """For each file, as it is installed, the files that it imports.
+
+    Imports for types alone count as well: what names another's types cannot be read without it.
+    """
     files = {
         installed(path): path for path in sources("aie", "ops", "graph_rewrites", "python/flownpu", suffixes=(".py",))
     }
@@ -130,16 +136,83 @@ def test_no_circle_between_packages():
     for file, path in files.items():
         used = {modules.get(name) or modules.get(name.rpartition(".")[0]) for name in imports(path)}
         uses[file] = used - {None, file}
-    assert circles(uses) == []
+    return uses
+
+
+@cache
+def uses_of_cxx():
+    """For each file the files that it includes."""
+    paths = {
+        name_of(path): path for path in sources("aie", "ops", "ep", "python/native", suffixes=(".h", ".cc", ".hpp"))
+    }
+    return {file: set(INCLUDE.findall(code(path))) & set(paths) - {file} for file, path in paths.items()}
+
+
+def test_no_circle_between_packages():
+    assert circles(uses_of_python()) == []
 
 
 def test_no_circle_between_folders_of_cxx():
     """Headers count with the folder that they lie in: what includes one is compiled anew when it changes."""
-    paths = {
-        name_of(path): path for path in sources("aie", "ops", "ep", "python/native", suffixes=(".h", ".cc", ".hpp"))
+    assert circles(uses_of_cxx()) == []
+
+
+def levels(cell):
+    """A row of the table of rooms: for each name its chain, and its level in it; between two dashes is one level."""
+    found = {}
+    for chain in cell.split(";"):
+        for level, names in enumerate(chain.split(" – ")):
+            found |= {name.removesuffix(".h"): (chain, level) for name in NAME_IN_CODE.findall(names)}
+    return found
+
+
+def upward(rooms, uses):
+    """What uses a higher room of its chain."""
+
+    def place(file):
+        """Where the innermost room is that a file is in, or the file itself; None if neither is named."""
+        path = PurePosixPath(file)
+        return next(
+            (rooms[str(name)] for name in (path, path.with_suffix(""), *path.parents) if str(name) in rooms), None
+        )
+
+    found = []
+    for file, used in uses.items():
+        for other in used:
+            lower, higher = place(file), place(other)
+            if lower and higher and lower[0] == higher[0] and lower[1] < higher[1]:
+                found.append(f"{file} uses {other}")
+    return sorted(found)
+
+
+def inside(folder, uses):
+    """What files of a folder use of it, by their names in it."""
+    return {
+        file.removeprefix(folder): {other.removeprefix(folder) for other in used if other.startswith(folder)}
+        for file, used in uses.items()
+        if file.startswith(folder)
     }
-    uses = {file: set(INCLUDE.findall(code(path))) & set(paths) - {file} for file, path in paths.items()}
-    assert circles(uses) == []
+
+
+def test_rooms_use_what_is_below_them_in_the_table():
+    for row in table("docs/architecture.md", "layer"):
+        (layer,), rooms = NAME_IN_CODE.findall(row[0]), levels(row[1])
+        assert len(rooms) > 3, row
+        folder = layer.removeprefix("python/") if layer.startswith("python/") else layer
+        package = folder if folder.startswith("flownpu/") else f"flownpu/{folder}"
+        of_python = inside(package, uses_of_python())
+        assert upward(rooms, of_python) == [], layer
+        assert upward(rooms, inside(layer, uses_of_cxx())) == [], layer
+
+
+def test_what_the_table_of_rooms_says():
+    rooms = levels("`f.h` – `a`, `b` – `a/c`; `d` – `e`")
+    assert upward(rooms, {"a/x.cc": {"f.h", "b/y.h"}, "a/c/z.h": {"a/x.h"}, "f.cc": {"d/w.h"}}) == []
+    assert upward(rooms, {"f.cc": {"a/x.h"}, "a/y.h": {"a/c/z.h"}, "d/w.h": {"e/v.h"}}) == [
+        "a/y.h uses a/c/z.h",
+        "d/w.h uses e/v.h",
+        "f.cc uses a/x.h",
+    ]
 
 
 def test_what_a_circle_is():
@@ -152,3 +225,12 @@ def test_no_file_says_its_folders_name_again():
     folders = ("aie", "ep", "ops", "graph_rewrites", "python")
     found = [name_of(path) for path in sources(*folders) if path.stem.startswith(f"{path.parent.name}_")]
     assert found == []
+
+
+def test_no_folder_is_crowded():
+    """A reader takes in the names of some 20 files; of more, some belong together in a room of their own."""
+    files = defaultdict(int)
+    for path in sources("aie", "ep", "graph_rewrites", "ops", "python", "scripts", "tests"):
+        files[name_of(path.parent)] += 1
+    del files["aie/kernels"]  # one file a kernel, all described on the page beside them
+    assert [folder for folder, count in files.items() if count > 20] == []

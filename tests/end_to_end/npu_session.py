@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime
 
 from tests.decoding import DecoderSession
-from tests.npu.xrt import Driver
+from tests.npu.xrt import FIRMWARE, Driver
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
@@ -29,14 +29,14 @@ WATCHDOG_MS = 50
 # What goes wrong in a run, with the driver's number for it; and at which step, after how many calls of it.
 FAULTS = {"error": ERROR, "hang": WATCHDOG_MS, "lost": 0, "submit": EINVAL}
 PLACES = {"first": (0, 0), "middle": (3, 0), "in a list": (0, 3)}
-# What goes wrong when a session is made.
+# What goes wrong when a session is made; after how many times that it goes well, and with which firmware.
 REFUSED = {
-    "no device": ("open", ENODEV, 0),
-    "permission": ("open", EACCES, 0),
-    "no memory": ("allocate", ENOMEM, 2),
-    "no context": ("context", ENOSPC, 0),
-    "firmware": ("context", EOPNOTSUPP, 0),
-    "locked memory": ("lock memory", EAGAIN, 0),
+    "no device": ("open", ENODEV, 0, FIRMWARE),
+    "permission": ("open", EACCES, 0, FIRMWARE),
+    "no memory": ("allocate", ENOMEM, 2, FIRMWARE),
+    "no context": ("context", ENOSPC, 0, FIRMWARE),
+    "firmware": ("context", EOPNOTSUPP, 0, "1.0.0.63"),
+    "locked memory": ("lock memory", EAGAIN, 0, FIRMWARE),
 }
 
 
@@ -82,7 +82,8 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         decoder = open_session(**more)
         return generate(decoder, lambda at: driver.inject(fault, amount, after=after) if at == step else None)
 
-    def refused(fault: str, amount: int, after: int = 0) -> dict[str, Any]:
+    def refused(fault: str, amount: int, after: int, firmware: str) -> dict[str, Any]:
+        driver.use_firmware(firmware)
         driver.inject(fault, amount, after=after)
         return generate(open_session())
 
@@ -99,8 +100,8 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
                     fault, amount, step=step, after=after, on_unsupported="cpu"
                 )
             )
-    for name, (fault, amount, after) in REFUSED.items():
-        document[name] = scenario(lambda fault=fault, amount=amount, after=after: refused(fault, amount, after))
+    for name, arguments in REFUSED.items():
+        document[name] = scenario(lambda arguments=arguments: refused(*arguments))
     document["too few buffers"] = scenario(lambda: generate(open_session(artifacts=too_few_buffers)))
     document["well again"] = scenario(lambda: generate(open_session()))
     print(json.dumps(document))

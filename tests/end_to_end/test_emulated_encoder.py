@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def features(file: Path, pixels: np.ndarray, devices: list[Any], **options: str) -> np.ndarray:
-    """Of a picture, in a session of its own."""
+    """The features of a picture, from a session of its own."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
     settings.add_provider_for_devices(devices, options)

@@ -75,7 +75,7 @@ def test_rows_of_a_product(rows: int, runs: int, alone: Alone) -> None:
 
 @pytest.mark.parametrize("addends", [("bias",), ("residual",), ("bias", "residual")])
 def test_what_is_added_to_a_product(addends: tuple[str, ...], alone: Alone) -> None:
-    """Of a batch; the host adds it, in float32."""
+    """Products of a batch: what is added to them, the host adds in float32."""
     m, k = 96, 256
     weight, x = weights(1, m, k), numbers(2, 2, 5, k)
     given = {"bias": np.random.default_rng(3).standard_normal(m, np.float32), "residual": 3 * numbers(4, 2, 5, m)}
@@ -181,7 +181,7 @@ def heads_of(seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def expectation(
     query: np.ndarray, kv: np.ndarray, first: int = 0, *, causal: bool = False, window: int = ALL
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of queries from position `first` on over all of the keys; [tokens, H d]."""
+    """Attention of queries from position `first` on over all keys, [tokens, H d], and its tolerance."""
     if not causal and len(query) > len(kv):  # the reference has a key for each query; those are independent
         parts = [expectation(query[at : at + len(kv)], kv) for at in range(0, len(query), len(kv))]
         expected, tolerance = zip(*parts, strict=True)
@@ -470,7 +470,7 @@ def test_what_attention_has_not(
     )
     with pytest.raises(FlowNPUError, match=reason):
         build_artifacts(file)
-    # Of a folder that has programs for others.
+    # A folder that has programs for other sizes.
     other = write_node(
         alone.folder / "other.onnx", "FlowQKVAttention", {"query": given["query"]}, outputs=3, causal=0, **SIZES
     )

@@ -5,23 +5,23 @@ what happens when it fails."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts
-from tests.aie.host_kernels import BUILT
 from tests.end_to_end.npu_session import FAULTS, PLACES
-from tests.npu import xrt
-from tests.npu.double_artifacts import build_for_double
-from tests.npu.machine import Machine, require
+from tests.npu.machine import Machine, with_plugin
 from tests.npu.test_over_xrt import DRIVERS
+from tests.npu.xdna_driver_artifacts import build_for_xdna_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.end_to_end.conftest import Tokens
 
@@ -33,12 +33,7 @@ TURNS = 512  # tokens of a conversation
 
 @pytest.fixture(scope="module")
 def plugin(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library with the plugin beside it."""
-    require()
-    folder = tmp_path_factory.mktemp("plugin")
-    for file in (library, xrt.PLUGIN, *BUILT.glob("libflownpu_aie_xdna*.so")):
-        shutil.copy(file, folder)
-    return folder / library.name
+    return with_plugin(library, tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +42,8 @@ def sessions(
 ) -> dict[str, Any]:
     """What npu_session.py printed."""
     folder = tmp_path_factory.mktemp("npu")
-    artifacts = build_for_double(converted(), folder / "artifacts", CONTEXT)
-    few = build_for_double(converted(), folder / "few", CONTEXT, most_buffers=5)
+    artifacts = build_for_xdna_driver(converted(), folder / "artifacts", CONTEXT)
+    few = build_for_xdna_driver(converted(), folder / "few", CONTEXT, most_buffers=5)
     arguments = plugin, converted(), artifacts, json.dumps(held_out[:CONTEXT]), few
     done = Machine(folder).python("-m", "tests.end_to_end.npu_session", *arguments)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -61,7 +56,17 @@ def conversation_artifacts(converted: Callable[..., Path], tmp_path_factory: pyt
     """By device."""
     folder = tmp_path_factory.mktemp("artifacts")
     build_artifacts(converted(), context=TURNS, output=folder / "emulate")
-    return {"npu": build_for_double(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
+    return {"npu": build_for_xdna_driver(converted(), folder / "npu", TURNS), "emulate": folder / "emulate"}
+
+
+def for_device(model: Path, folder: Path, device: str, artifacts: Path) -> Path:
+    """A copy of a model's folder whose sessions are on a device."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "genai_config.json").read_text())
+    options = {"device": device, "artifacts": str(artifacts)}
+    config["model"]["decoder"]["session_options"]["provider_options"] = [{"FlowNPUExecutionProvider": options}]
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +79,11 @@ def conversations(
     found: dict[str, Any] = {}
     for name, driver in DRIVERS.items():
         home = tmp_path_factory.mktemp("conversation")
-        folders = {}
-        for device, artifacts in conversation_artifacts.items():
-            if device in found:
-                continue
-            folder = folders[device] = Path(shutil.copytree(converted(), home / device))
-            config = json.loads((folder / "genai_config.json").read_text())
-            options = {"device": device, "artifacts": str(artifacts)}
-            config["model"]["decoder"]["session_options"]["provider_options"] = [{"FlowNPUExecutionProvider": options}]
-            (folder / "genai_config.json").write_text(json.dumps(config))
+        folders = {
+            device: for_device(converted(), home / device, device, artifacts)
+            for device, artifacts in conversation_artifacts.items()
+            if device not in found
+        }
         machine = Machine(home, **driver)  # type: ignore[arg-type]
         done = machine.python("-m", "tests.end_to_end.npu_conversation", plugin, texts, *folders.values())
         assert done.returncode == 0, done.stderr[-3000:]
@@ -99,6 +100,25 @@ def test_a_conversation_is_that_of_the_emulator(name: str, conversations: dict[s
     """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
     assert [len(tokens) for tokens in conversations[name]["tokens"]] == [32, 8, 8]
     assert conversations[name] == conversations["emulate"]
+
+
+def test_many_sessions_leave_nothing(
+    plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path], prompts: list[Tokens],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """With FLOWNPU_SESSIONS=1000 so many are opened and closed, by hand."""
+    count = int(os.environ.get("FLOWNPU_SESSIONS", "9"))
+    folder = for_device(converted(), tmp_path / "model", "npu", conversation_artifacts["npu"])
+    arguments = plugin, folder, json.dumps(prompts[0][:3]), str(count)
+    timeout = 300 + 5 * count
+    done = Machine(tmp_path).python("-m", "tests.end_to_end.npu_many_sessions", *arguments, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(count, "sessions:", found)
+    assert len(found["tokens"]) == 1
+    first, last = found["left"]
+    assert (first["driver"], last["driver"], found["violations"]) == (0, 0, [])
+    assert last["files"] == first["files"]
 
 
 def test_nothing_is_left_of_any_session(sessions: dict[str, Any]) -> None:
@@ -162,17 +182,19 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "reasons"),
     [
-        ("no device", "No such device"),
-        ("permission", "sudo usermod -aG render"),
-        ("no memory", "Cannot allocate memory"),
-        ("no context", "close other programs that use the NPU"),
-        ("firmware", "install XRT 2.19 or newer and the driver that comes with it"),
-        ("locked memory", "ulimit -l unlimited"),
-        ("too few buffers", "takes 5 buffers, and its call "),
+        ("no device", ["No such device", "`flownpu doctor` tells"]),
+        ("permission", ["Permission denied", JOIN_THE_GROUP]),
+        ("no memory", ["Cannot allocate memory", "use a smaller context", FULL]),
+        ("no context", ["No space left", FULL]),
+        ("firmware", ["firmware 1.0.0.63, XRT 2.25: ", TOO_OLD, "`flownpu doctor MODEL`"]),
+        ("locked memory", [MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT]),
+        ("too few buffers", ["takes 5 buffers, and its call "]),
     ],
 )
-def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reason: str) -> None:
+def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reasons: list[str]) -> None:
+    """What was found, and what to do."""
     assert "FlowNPU" in sessions[name]["refused"]
-    assert reason in sessions[name]["refused"]
+    for reason in reasons:
+        assert reason in sessions[name]["refused"]

@@ -246,7 +246,7 @@ def test_text_without_pictures(provider: str, open_model: Callable[[str], Opened
     found = generator.get_logits()[0, -1]
     expected = theirs.logits(ids, None)[-1]
     embedding = theirs.model.get_input_embeddings()(torch.tensor(ids[-1:])).square().mean().sqrt().item()
-    # Of the hidden state's D = 128 errors the rms is within 4 / sqrt(2 D) of what it should be, relative (4 sigma).
+    # The rms of the hidden state's D = 128 errors is within 4 / sqrt(2 D) of what it should be, relative (4 sigma).
     strays = 1 + 4 / math.sqrt(2 * theirs.model.config.text_config.hidden_size)
     error = 1e-4
     if provider != "stock":

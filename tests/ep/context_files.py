@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of compiled partitions, read and written as the comment of ep/context_file.h describes them."""
+"""Files of compiled partitions, read and written as the comment of ep/context/file.h describes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAGIC = b"FlowNPUC"
 VERSION = 2
 ALIGNMENT = 4096
 NO_CONSTANT = -1
-# The element types, by their numbers (ops/tensor.h), in bytes.
+# The element types, by their numbers (ops/nodes/tensor.h), in bytes.
 TYPES = {"float": 0, "float16": 1, "bfloat16": 2, "int64": 3, "int32": 4, "int8": 5, "uint8": 6, "bool": 7}
 
 

@@ -138,7 +138,7 @@ def test_a_run_that_only_onnx_runtime_takes(make_session: MakeSession, name: str
 def test_positions_are_read_as_onnx_runtime_reads_them(
     make_session: MakeSession, batch: int, tokens: int, past: int, changed: str
 ) -> None:
-    """Of a first prompt the first one, from which all rows count on; of others each."""
+    """A first prompt's first position is read, from which all rows count on; in other calls each is."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, TABLE - tokens, (batch, tokens)) * (changed == "anything")
     given = feeds(batch, tokens, past, ids=ids)

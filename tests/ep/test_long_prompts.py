@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long prompt is computed slice by slice (ep/schedule.h), and gives what it gives when it is computed at once."""
+"""A long prompt is computed slice by slice (ep/program/schedule.h), and gives what it gives when computed at once."""
 
 from __future__ import annotations
 

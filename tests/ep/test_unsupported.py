@@ -217,7 +217,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
 def test_what_a_node_becomes_counts(
     make_session: MakeSession, placed: Placed, graph: str, feeds: Any, reason: str
 ) -> None:
-    """Of an operator that is lowered first: it is taken if what it becomes is."""
+    """An operator that is lowered first is taken if what it becomes is."""
     with pytest.raises(Exception, match=reason):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "cpu"})

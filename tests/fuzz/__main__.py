@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.findings import judge_saved, load_case, save_finding
-from tests.fuzz.graphs import INSTRUCTION_SETS
+from tests.fuzz.graphs.strategy import INSTRUCTION_SETS
 from tests.fuzz.oracle import Finding, Oracle
 from tests.fuzz.worker import ROOT, Worker
 
@@ -65,7 +65,7 @@ def graphs(
     minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 20.0,
 ) -> None:  # fmt: skip
     """Random graphs over every operator that the CPU device takes."""
-    from tests.fuzz.graphs import cases as strategy
+    from tests.fuzz.graphs.strategy import cases as strategy
 
     with _workers(library, sanitize, seconds) as (reference, ours):
         oracle = Oracle(reference, ours)
@@ -79,15 +79,15 @@ def decoders(
     device: Annotated[str, typer.Option("--device", help="cpu, or emulate: some seconds a case.")] = "cpu",
 ) -> None:  # fmt: skip
     """Random small decoders: prompts, chunks, tokens, rewinds, batches."""
-    from tests.fuzz import decoders, emulated
+    from tests.fuzz.decoders import emulated, oracle
 
     with _workers(library, sanitize, seconds) as (reference, ours):
         if device == "emulate":
-            with emulated.EmulatedOracle(reference, ours) as oracle:
-                _run("emulated", emulated.cases(), oracle.judge, cases, seed, minutes, output)
+            with emulated.EmulatedOracle(reference, ours) as judges:
+                _run("emulated", emulated.cases(), judges.judge, cases, seed, minutes, output)
             return
-        strategy = decoders.cases(tuple(isa or INSTRUCTION_SETS))
-        judge = decoders.DecoderOracle(reference, ours).judge
+        strategy = oracle.cases(tuple(isa or INSTRUCTION_SETS))
+        judge = oracle.DecoderOracle(reference, ours).judge
         _run("decoders", strategy, judge, cases, seed, minutes, output)
 
 
@@ -99,7 +99,7 @@ def damage(
     """Damaged files of every kind that is read."""
     import importlib
 
-    found = importlib.import_module("tests.fuzz.damage").run(
+    found = importlib.import_module("tests.fuzz.damage.damager").run(
         cases, seed, library=_library(library, sanitize), sanitize=sanitize, minutes=minutes, output=output,
         seconds=seconds,
     )  # fmt: skip

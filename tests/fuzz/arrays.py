@@ -20,7 +20,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 SIGNED = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT8, TensorProto.INT16)
 UNSIGNED = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
 INTEGERS = SIGNED + UNSIGNED
-# Those that FlowNPU's devices know (ops/tensor.h).
+# Those that FlowNPU's devices know (ops/nodes/tensor.h).
 KNOWN = (
     TensorProto.FLOAT,
     TensorProto.INT64,
@@ -85,7 +85,7 @@ def _integers(kind: str, rng: np.random.Generator, shape: tuple[int, ...], dtype
     if kind in ("zeros", "ones"):
         return np.full(shape, int(kind == "ones"), dtype)
     if kind in ("wide", "special") and dtype.itemsize > 0 and highest > 100:
-        # Of all lengths in bits.
+        # Numbers of all lengths in bits.
         numbers = rng.integers(lowest, highest, shape, np.int64 if lowest else np.uint64, endpoint=True)
         return np.asarray(numbers >> rng.integers(0, 8 * dtype.itemsize, shape).astype(numbers.dtype)).astype(dtype)
     if kind == "extreme":
@@ -99,7 +99,7 @@ def _special(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[A
     tiny = float(info.smallest_subnormal)
     rare = [np.nan, np.inf, -np.inf, -0.0, tiny, -float(info.tiny), float(info.max), float(info.min), 0.0, 88.8, -104.0]
     numbers = rng.standard_normal(shape)
-    # Of a thousand numbers a few, of ten one or two.
+    # A few rare numbers among a thousand, one or two among ten.
     share = min(0.2, 8 / max(1, numbers.size) + 0.02)
     return np.where(rng.random(shape) < share, np.array(rare)[rng.integers(0, len(rare), shape)], numbers)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.oracle import Finding, Verdict
 
-# Of hypothesis, which keeps all that it made in a tree; and whatever is shrunk is shrunk at the end of a run.
+# Cases of one run of hypothesis, which keeps all that it made in a tree, and shrinks what it found at a run's end.
 CASES_OF_A_RUN = 200
 # hypothesis shrinks for five minutes; what it has by then is small enough.
 SHRINK_SECONDS = 60.0

@@ -53,7 +53,7 @@ class Choices:
         raise AssertionError
 
     def seed(self) -> int:
-        """Of an array's numbers."""
+        """The seed of an array's numbers."""
         return self.below(65536)
 
     def _byte(self) -> int:

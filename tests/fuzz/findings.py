@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from tests.fuzz.decoder_models import DecoderModel
-from tests.fuzz.decoder_runs import Step
-from tests.fuzz.decoders import DecoderCase, DecoderOracle, describe
-from tests.fuzz.emulated import EmulatedOracle
-from tests.fuzz.graphs import Case
+from tests.fuzz.decoders.emulated import EmulatedOracle
+from tests.fuzz.decoders.models import DecoderModel
+from tests.fuzz.decoders.oracle import DecoderCase, DecoderOracle, describe
+from tests.fuzz.decoders.runs import Step
+from tests.fuzz.graphs.strategy import Case
 from tests.fuzz.oracle import Finding, Oracle, Verdict
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ import onnx
 
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
-from tests.fuzz.compare import describe, equal, kinds, outside
+from tests.fuzz.graphs.compare import describe, equal, kinds, outside
 from tests.fuzz.reference.evaluate import ReferenceFailed, evaluate
 from tests.fuzz.sessions import TOO_LARGE
 from tests.fuzz.worker import Ended, Worker
 
 if TYPE_CHECKING:
-    from tests.fuzz.graphs import Case
+    from tests.fuzz.graphs.strategy import Case
     from tests.fuzz.reference.bounds import Bounds
     from tests.fuzz.sessions import Arrays, Outcome
 
@@ -41,7 +41,7 @@ REFERENCE, OURS = "tests.fuzz.sessions:run_reference", "tests.fuzz.sessions:run_
 
 # What ours refuses at a run, also with on_unsupported=cpu, and ONNX Runtime's provider takes: in what ours says.
 STATED = (
-    # Of no elements there is no largest, and of no integers no mean: ONNX leaves it open.
+    # What the largest of no elements and the mean of no integers are, ONNX leaves open.
     r"\[ArgMax .*expected elements along axis",
     r"\[ReduceMean .*expected elements, got none",
     # ONNX Runtime broadcasts an axis of no elements with any other, which ONNX forbids.

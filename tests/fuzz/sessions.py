@@ -28,7 +28,7 @@ LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 SILENT = 4
-# Of a run's outputs: what Expand and Range can make of a few large numbers is not sent from process to process.
+# Most elements of a run's outputs: what Expand and Range can make of a few large numbers is not sent to a process.
 MOST_ELEMENTS = 1 << 24
 TOO_LARGE = "the outputs are too large to compare"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = struct.Struct("<Q")
 NUMBER = struct.Struct("<q")
-# Of what a process wrote before it ended: a report of AddressSanitizer with three stacks of Python has 30 KB.
+# The end that is kept of what a process wrote: a report of AddressSanitizer with three stacks of Python has 30 KB.
 TAIL_BYTES = 65536
 # An absurd size must be refused, and not bring the machine down. AddressSanitizer reserves 16 TB of addresses for
 # itself, so that there the limit is on one allocation.

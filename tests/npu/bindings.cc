@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/crc32.h"
+#include "ops/formats/crc32.h"
 #include "ops/npu/artifacts/call_family.h"
 #include "ops/npu/artifacts/index.h"
 #include "ops/npu/driver/emulated_runtime.h"

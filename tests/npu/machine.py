@@ -22,7 +22,7 @@ from tests.npu import xrt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ROOT", "Machine", "require"]
+__all__ = ["ROOT", "Machine", "require", "with_plugin"]
 
 ROOT = Path(__file__).parents[2]
 # After so many ms without progress the driver ends a command: Linux 7's own 2000, but for the tests' time.
@@ -38,6 +38,14 @@ def require() -> None:
         pytest.fail(f"expected {xrt.PLUGIN} and {xrt.DRIVER}, which are built where there is XRT: run `make test`")
 
 
+def with_plugin(library: Path, folder: Path) -> Path:
+    """A copy of the provider's library in a folder, with the plugin for XRT and the kernels beside it."""
+    require()
+    for file in (library, xrt.PLUGIN, *BUILT.glob("libflownpu_aie_xdna*.so")):
+        shutil.copy(file, folder)
+    return folder / library.name
+
+
 class Machine:
     """A machine whose sysfs is in a folder.
 
@@ -45,6 +53,7 @@ class Machine:
         folder: is to hold it.
         devices: how many NPUs it has; None: no driver.
         watchdog: the driver's, in ms; None: of a driver that does not tell.
+        firmware: the version of the NPUs'.
         settings: of the driver (xdna_driver/state.h): "timelines=0".
         ini: lines of XRT's settings.
     """
@@ -55,6 +64,7 @@ class Machine:
         *,
         devices: int | None = 1,
         watchdog: int | None = WATCHDOG_MS,
+        firmware: str = xrt.FIRMWARE,
         settings: str = "",
         ini: str = "",
     ) -> None:
@@ -69,20 +79,26 @@ class Machine:
         if watchdog is not None:
             parameter.write_text(f"{watchdog}\n", encoding="utf-8")
         for number in range(devices):
-            self._add_device(number)
+            self._add_device(number, firmware)
 
-    def _add_device(self, number: int) -> None:
+    def _add_device(self, number: int, firmware: str) -> None:
         address = f"0000:c{5 + number}:00.1"
         device = self.root / f"sys/devices/pci0000:00/{address}"
         (device / f"accel/accel{number}").mkdir(parents=True)
         for file, content in [
             ("vbnv", "NPU Strix"), ("device_type", "0"), ("vendor", "0x1022"), ("device", "0x17f0"),
-            ("revision", "0x10"), ("fw_version", "255.0.5.35"),
+            ("revision", "0x10"), ("fw_version", firmware),
         ]:  # fmt: skip
             (device / file).write_text(content + "\n", encoding="utf-8")
-        for name in ("drivers/amdxdna", "devices"):
-            link = self.root / "sys/bus/pci" / name / address
-            link.symlink_to(os.path.relpath(device, link.parent))
+        accel = device / f"accel/accel{number}"
+        for link, target in [
+            (self.root / "sys/bus/pci/drivers/amdxdna" / address, device),
+            (self.root / "sys/bus/pci/devices" / address, device),
+            (self.root / f"sys/class/accel/accel{number}", accel),
+            (accel / "device", device),
+        ]:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(target, link.parent))
         node = self.root / f"dev/accel/accel{number}"
         node.parent.mkdir(parents=True, exist_ok=True)
         node.touch()
@@ -96,8 +112,9 @@ class Machine:
             for library in os.environ.get("LD_PRELOAD", "").split()
         ]
         return {
-            "XDNA_DRIVER_ROOT": str(self.root.resolve()),
+            xrt.ROOT: str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
+            xrt.KERNELS: str(xrt.kernels_of("npu2").resolve()),
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "FLOWNPU_TESTING_DIR": str(BUILT.resolve()),

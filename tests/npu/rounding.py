@@ -110,7 +110,7 @@ class _Noise:
         return (self.rounded(arguments[0]), *arguments[1:])
 
     def product(self, name: str, block: float) -> Any:
-        """Of a product by name, both of whose factors are in blocks; so are queries and keys afterwards."""
+        """Rounding of a product by its name: both factors are in blocks, and so are queries and keys afterwards."""
         share = block * math.sqrt(2 + name.endswith(("q_proj", "k_proj")))
         return lambda _module, _arguments, output: self.off(self.rounded(output), share)
 

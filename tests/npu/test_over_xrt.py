@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scripts import xrt_runtime
 from tests.aie.host_kernels import BUILT
 from tests.npu import xrt
 from tests.npu.machine import ROOT, Machine, require
@@ -54,24 +55,27 @@ except npu.DeviceError as error:
 """
 
 
+# What installs it depends on the machine.
+INSTALL = "; `flownpu doctor` names the command that installs it here"
+
+
 @pytest.mark.parametrize(
     ("devices", "without", "said"),
     [
-        (2, (), "opened NPU Strix, XRT 2.25"),
-        (None, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\)"),
-        (0, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\)"),
+        (2, (), "opened NPU Strix, firmware 255.0.5.35, XRT 2.25"),
+        (None, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells"),
+        (0, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells"),
         (
             1,
             ["libxrt_driver_xdna"],
-            r"version .*XRT has not loaded libxrt_driver_xdna.so.2; install XRT with its part for NPUs "
-            r"\(Debian: libxrt-npu2\)",
+            r"version .*XRT has not loaded libxrt_driver_xdna.so.2 \(libxrt_driver_xdna.so.2: cannot open shared .*"
+            rf"{INSTALL}",
         ),
-        (1, ["libxrt_core.so"], r"version .*libxrt_core\.so\.2.*; install XRT with its part for NPUs"),
-        (
-            1,
-            ["libxrt_coreutil"],
-            r"version .*XRT is not installed \(libxrt_coreutil.so.2: .*; install it \(Deb",
-        ),
+        # Without it nobody knows whether there is an NPU.
+        (0, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
+        (None, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
+        (1, ["libxrt_core.so"], rf"version .*No such library .*/libxrt_core\.so\.2.*{INSTALL}"),
+        (1, ["libxrt_coreutil"], rf"version .*XRT is not installed \(libxrt_coreutil.so.2: .*{INSTALL}"),
     ],
 )
 def test_machines(devices: int | None, without: list[str], said: str, tmp_path: Path) -> None:
@@ -79,6 +83,30 @@ def test_machines(devices: int | None, without: list[str], said: str, tmp_path: 
     done = Machine(tmp_path, devices=devices).python("-c", OPEN, without=without)
     assert done.returncode == 0, done.stderr
     assert re.match(said, done.stdout.splitlines()[-1])
+
+
+def test_a_library_that_xrt_needs_is_missing(tmp_path: Path) -> None:
+    require()
+    plugin = tmp_path / xrt.PLUGIN.name
+    plugin.write_bytes(xrt.PLUGIN.read_bytes().replace(b"libgcc_s.so.1", b"libgcc_x.so.1"))
+    done = Machine(tmp_path).python("-c", OPEN, plugin)
+    said = rf"version .*XRT needs a library more \(libgcc_x\.so\.1: cannot open shared object file.*{INSTALL}"
+    assert re.match(said, done.stdout.splitlines()[-1])
+
+
+def test_xrt_and_sysfs_say_the_same_of_the_firmware(tmp_path: Path) -> None:
+    """XRT's own program, which asks the driver."""
+    require()
+    machine = Machine(tmp_path, firmware="1.5.7.391")
+    root = xrt_runtime.FOLDER / "root/usr"
+    done = subprocess.run(
+        xrt_runtime.command([root / "bin/xrt-smi", "examine"]),
+        env=os.environ | machine.variables() | {"XILINX_XRT": str(root)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert re.search(r"NPU Firmware Version *: 1\.5\.7\.391\n", done.stdout), done.stdout + done.stderr
+    opened = machine.python("-c", OPEN)
+    assert opened.stdout.splitlines()[-1] == "opened NPU Strix, firmware 1.5.7.391, XRT 2.25"
 
 
 # --- Without XRT ------------------------------------------------------------------------------------------------------
@@ -101,9 +129,7 @@ def open_elsewhere(plugin: Path, **environment: str) -> str:
 
 def test_without_the_plugin(tmp_path: Path) -> None:
     said = open_elsewhere(tmp_path / "libflownpu_xrt.so")
-    assert re.match(
-        r"version \[FlowNPU\] device 'npu': this build of FlowNPU has no .*libflownpu_xrt.so; install XRT", said
-    )
+    assert re.match(r"version .*: this build of FlowNPU has no .*libflownpu_xrt.so: .*; `flownpu doctor` names", said)
 
 
 def test_an_xrt_without_what_is_needed(tmp_path: Path) -> None:
@@ -111,9 +137,7 @@ def test_an_xrt_without_what_is_needed(tmp_path: Path) -> None:
     require()
     shutil.copy(BUILT / "libflownpu_aie_xdna.so", tmp_path / "libxrt_coreutil.so.2")
     said = open_elsewhere(xrt.PLUGIN.resolve(), LD_LIBRARY_PATH=str(tmp_path))
-    assert re.match(
-        r"version .*: the installed XRT does not fit this build \(.*undefined symbol: .*\); install XRT 2", said
-    )
+    assert re.match(r"version .*the installed XRT does not fit this build \(.*undefined symbol: .*\); .*doctor", said)
 
 
 def test_a_plugin_that_is_none() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu selftest --device npu` without an NPU: over XRT, below which a double of the driver has the emulator.
 
-What is compiled are stand-ins for aiecc's files (double_artifacts.py); the rest is the way of a real NPU.
+What is compiled are stand-ins for aiecc's files (xdna_driver_artifacts.py); the rest is the way of a real NPU.
 """
 
 import json
@@ -16,8 +16,8 @@ from flownpu.cli import main, selftest
 from flownpu.selftest import climb
 from flownpu.selftest.measures import MEASURES
 from tests.npu import xrt
-from tests.npu.double_artifacts import write_for_double
 from tests.npu.machine import Machine, require
+from tests.npu.xdna_driver_artifacts import write_for_xdna_driver
 
 # The native module looks for the plugin beside itself.
 WORKER = """
@@ -41,7 +41,7 @@ def npu_of_the_driver(tmp_path, monkeypatch):
     (tmp_path / xrt.PLUGIN.name).symlink_to(xrt.PLUGIN.resolve())
     toolchain = SimpleNamespace(versions={"aiecc": "a double"})
     monkeypatch.setattr(selftest, "find_toolchain", lambda: (toolchain, []))
-    monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_double(folder.path, programs))
+    monkeypatch.setattr(climb, "write_compiled", lambda folder, programs: write_for_xdna_driver(folder.path, programs))
     machine = Machine(tmp_path)
     command = ["env", *(f"{name}={value}" for name, value in machine.variables().items())]
     command += machine.command("-c", WORKER)
@@ -57,9 +57,9 @@ def test_rungs_run_and_are_timed(tmp_path, capfd):
     assert code == 0, captured.err
     report = json.loads((tmp_path / "npu" / "report.json").read_text())
     assert {rung["outcome"] for rung in report["rungs"]} == {"passed"}
-    assert "NPU Strix, XRT 2.25" in report["runtime"]
+    assert "NPU Strix, firmware 255.0.5.35, XRT 2.25" in report["runtime"]
     assert all(len(rung["run"]["seconds"]) == 20 for rung in report["rungs"])
-    # Of a double the numbers mean nothing, but that they are there.
+    # A double's numbers mean nothing but that they are there.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}
     assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])

@@ -22,12 +22,21 @@ from tests.npu.arrays import Bench, npu
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Plan
 
-__all__ = ["DRIVER", "PLUGIN", "SETTINGS", "Driver", "XrtBench", "halves", "write_xclbin"]
+__all__ = [
+    "DRIVER", "FIRMWARE", "KERNELS", "PLUGIN", "ROOT", "SETTINGS", "Driver", "XrtBench", "halves", "kernels_of",
+    "write_xclbin",
+]  # fmt: skip
 
 PLUGIN = BUILT / "libflownpu_xrt.so"
 DRIVER = BUILT / "libxdna_driver.so"
-# An environment variable: how the driver is in all tests of the process, "timelines=0 separate=1".
+# An environment variable: the folder with the machine's /sys and /dev.
+ROOT = "XDNA_DRIVER_ROOT"
+# Another: the kernels of its arrays.
+KERNELS = "XDNA_DRIVER_KERNELS"
+# Another: how the driver is in all tests of the process, "timelines=0 separate=1".
 SETTINGS = "XDNA_DRIVER_SETTINGS"
+# The version of a machine's firmware, where a test does not say another.
+FIRMWARE = "255.0.5.35"
 
 
 class Driver:
@@ -42,15 +51,17 @@ class Driver:
 
     def use_kernels(self, target: str) -> None:
         """Take the kernels of this target for all arrays that are loaded."""
-        library = BUILT / f"libflownpu_aie_{ARCHITECTURES[target]}.so"
-        self._library.xdna_driver_use_kernels(str(library).encode())
+        self._library.xdna_driver_use_kernels(str(kernels_of(target)).encode())
 
     def reset(self) -> None:
-        """Forget faults and violations."""
+        """Forget faults, violations and other firmware."""
         self._library.xdna_driver_reset()
-        for setting in os.environ.get(SETTINGS, "").split():
-            name, value = setting.split("=")
-            self.inject(name, int(value))
+        self.use_firmware(FIRMWARE)
+
+    def use_firmware(self, version: str) -> None:
+        """What the driver says of the NPU's firmware, in sysfs and when it is asked."""
+        for device in Path(os.environ[ROOT], "sys/bus/pci/drivers/amdxdna").iterdir():
+            (device / "fw_version").write_text(version + "\n", encoding="utf-8")
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
         """A fault, or a setting (state.h)."""
@@ -69,6 +80,11 @@ class Driver:
         text = ctypes.create_string_buffer(1 << 16)
         self._library.xdna_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
+
+
+def kernels_of(target: str) -> Path:
+    """The library with the kernels of a target."""
+    return BUILT / f"libflownpu_aie_{ARCHITECTURES[target]}.so"
 
 
 def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:

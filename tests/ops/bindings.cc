@@ -55,5 +55,6 @@ NB_MODULE(flownpu_testing, module) {
   // After it: of exceptions those that are bound last are tried first, and DeviceError is one of
   // DeviceFailed's.
   bind_npu_runtime(npu);
+  bind_waiting(npu);
   bind_host_operators(npu);
 }

@@ -203,7 +203,7 @@ class Turn:
         return self.norm or bool(self.attributes.get("do_rotary"))
 
     def bound(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
-        """Of the float32 error of the output.
+        """A bound of the float32 error of the output.
 
         A score is a sum of d products of q and k, a few roundings (16) from exact after norm and rotation;
         where keys are rounded to the cache's type after that, two roundings may fall apart by 2 u of that type. An

@@ -117,7 +117,7 @@ def test_whatever_is_not_in_a_contract_is_refused(
 
 
 def test_a_letter_is_one_length() -> None:
-    """Of a shape that is known, and of one that comes at run time."""
+    """In a shape that is known, and in one that comes at run time."""
     inputs = [np.ones((1, 1, 4), np.float32), np.zeros(1, np.int64), np.ones((4, 2), np.float32)]
     wrong = np.ones((5, 2), np.float32)
     with pytest.raises(ValueError, match=r"input 3 \(sin_cache\): expected shape \[4,2\], got \[5,2\]"):

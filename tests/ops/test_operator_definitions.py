@@ -56,7 +56,7 @@ def activations(leading: tuple[int, ...], is_sparse: bool) -> np.ndarray:
 
 
 def projection_bound(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Of the error of sum d (code - 8) x + sum (m + 8 d) x in float32.
+    """A bound of the error of sum d (code - 8) x + sum (m + 8 d) x in float32.
 
     Adding n numbers in any order errs by n u of the sum of their magnitudes, and adding 0 is exact.
     """

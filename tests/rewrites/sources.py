@@ -17,8 +17,8 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from flownpu.convert import convert
 from tests.convert.conftest import write_tiny
-from tests.convert.gguf_files import write_model
-from tests.convert.prequantised_checkpoints import Form, write_prequantised
+from tests.convert.sources.gguf_files import write_model
+from tests.convert.sources.prequantised_checkpoints import Form, write_prequantised
 from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import SIZES as GENAI_SIZES
 from tests.rewrites.optimum_export import DECODER as OPTIMUM_SIZES

@@ -14,7 +14,7 @@ import pytest
 
 from flownpu.convert import convert
 from tests.convert.conftest import write_tiny
-from tests.convert.gguf_files import write_gguf
+from tests.convert.sources.gguf_files import write_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path

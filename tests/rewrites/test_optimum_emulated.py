@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites.testing import Array
 
 BATCH, LAYERS = 2, int(ENCODER["num_hidden_layers"])
-# Of each product: both factors in blocks, a factor and the result in bf16; relative to the result's size. As if they
+# Errors of each product: both factors in blocks, a factor and the result in bf16; relative to its size. As if they
 # all went the same way. A wrong mask, bias or weight changes outputs by about their size.
 ARRAY_TOLERANCE = PRODUCTS * (math.sqrt(2) * BLOCK_ROUNDING + 2 * BFLOAT16_ROUNDING)
 

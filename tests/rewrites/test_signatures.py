@@ -11,32 +11,34 @@ import pytest
 
 from flownpu import _native
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.embedding import quantise_embeddings
-from flownpu.graph_rewrites.gelu import fold_gelu
-from flownpu.graph_rewrites.layer_norm import fold_layer_norm
-from flownpu.graph_rewrites.plain_rewriter import rewrite_plain
-from flownpu.graph_rewrites.projection import quantise_projections
+from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
+from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.gelu import fold_gelu
+from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
+from flownpu.graph_rewrites.plain.projection import quantise_projections
+from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
+from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
+from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.rewriter import rewrite
-from flownpu.graph_rewrites.rms_norm import fold_rms_norm
-from flownpu.graph_rewrites.rotary_embedding import fold_rotary_embedding
-from flownpu.graph_rewrites.scaled_dot_product_attention import fold_attention
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.definitions import flow_qkv_attention
-from graph_rewrites import (
+from graph_rewrites.plain import (
     embedding_test,
-    flow_qkv_attention_test,
-    gated_projection_test,
     gelu_test,
     layer_norm_test,
-    packed_qkv_test,
     projection_test,
-    q4nx_gather_test,
-    q4nx_matmul_test,
-    qk_norm_test,
     rms_norm_test,
     rotary_embedding_test,
-    scaled_dot_product_attention_test,
-    split_qkv_test,
+)
+from graph_rewrites.plain.attention import scaled_dot_product_attention_test
+from tests.ops.lowering import (
+    test_flow_qkv_attention,
+    test_gated_projection,
+    test_packed_qkv,
+    test_q4nx_gather,
+    test_q4nx_matmul,
+    test_qk_norm,
+    test_split_qkv,
 )
 
 if TYPE_CHECKING:
@@ -66,15 +68,15 @@ def _of_function(rule: Callable[[ir.Model], Any]) -> Callable[[ir.Model, list[An
 MORE = 32
 VARIADIC = {("Concat", "input"), ("Split", "output")}
 
-# Of each rule a model that it takes, as its own tests have it.
+# For each rule a model that it takes, as its own tests have it.
 EXAMPLES: dict[str, Example] = {
-    "q4nx_matmul": (lambda: q4nx_matmul_test.Case().model, _of_rule("q4nx_matmul")),
-    "q4nx_gather": (q4nx_gather_test._alone, _of_rule("q4nx_gather")),
-    "flow_qkv_attention": (flow_qkv_attention_test._model, _of_rule("flow_qkv_attention")),
-    "qk_norm": (qk_norm_test._model, _of_rule("qk_norm")),
-    "split_qkv": (split_qkv_test._model, _of_rule("split_qkv")),
-    "packed_qkv": (packed_qkv_test._model, _of_rule("packed_qkv")),
-    "gated_projection: geglu": (gated_projection_test._model, _of_rule("gated_projection")),
+    "q4nx_matmul": (lambda: test_q4nx_matmul.Case().model, _of_rule("q4nx_matmul")),
+    "q4nx_gather": (test_q4nx_gather._alone, _of_rule("q4nx_gather")),
+    "flow_qkv_attention": (test_flow_qkv_attention._model, _of_rule("flow_qkv_attention")),
+    "qk_norm": (test_qk_norm._model, _of_rule("qk_norm")),
+    "split_qkv": (test_split_qkv._model, _of_rule("split_qkv")),
+    "packed_qkv": (test_packed_qkv._model, _of_rule("packed_qkv")),
+    "gated_projection: geglu": (test_gated_projection._model, _of_rule("gated_projection")),
     "layer_norm": (layer_norm_test._model, _of_function(fold_layer_norm)),
     "rms_norm": (rms_norm_test._model, _of_function(fold_rms_norm)),
     "gelu: Erf": (lambda: gelu_test._model(gelu_test.ERF), _of_function(fold_gelu)),
@@ -147,7 +149,7 @@ def _text(node: ir.Node) -> str:
 
 @pytest.mark.parametrize(
     ("model", "rewrite_all"),
-    [(q4nx_matmul_test.Case().model, rewrite), (projection_test._model("y = MatMul (x, stored)"), rewrite_plain)],
+    [(test_q4nx_matmul.Case().model, rewrite), (projection_test._model("y = MatMul (x, stored)"), rewrite_plain)],
 )
 def test_the_reason_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model], Report]) -> None:
     (node,) = model.graph
@@ -158,9 +160,9 @@ def test_the_reason_is_reported(model: ir.Model, rewrite_all: Callable[[ir.Model
 @pytest.mark.parametrize(
     ("rule", "model"),
     [
-        ("qk_norm", qk_norm_test._model()),
-        ("split_qkv", split_qkv_test._model()),
-        ("packed_qkv", packed_qkv_test._model()),
+        ("qk_norm", test_qk_norm._model()),
+        ("split_qkv", test_split_qkv._model()),
+        ("packed_qkv", test_packed_qkv._model()),
     ],
 )
 def test_an_attention_keeps_all_its_inputs(rule: str, model: ir.Model) -> None:

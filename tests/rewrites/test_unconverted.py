@@ -31,7 +31,7 @@ NEXT = range(5, 30)
 
 
 def logits(genai: Any, folder: Path, report: Path, **options: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """Of the prompt's last token and of each that follows; and the placement."""
+    """Logits of the prompt's last token and of each that follows; and the placement."""
     config = genai.Config(str(folder))
     config.clear_providers()
     config.append_provider(PROVIDER)
@@ -170,7 +170,7 @@ def test_the_build_takes_an_export_that_a_session_takes(
 
 
 def test_the_build_says_of_a_folded_export_what_a_session_says(folded: dict[str, Path], ep_devices: list[Any]) -> None:
-    """Of optimum's, which are no folders of GenAI's: the build's words of their graphs."""
+    """Optimum's exports are no folders of GenAI's: what the build says of their graphs is compared."""
     for name, folder in folded.items():
         told = set()
         try:

@@ -2,6 +2,7 @@
 """Which tests `make check` runs for a change."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,10 @@ def chosen(*names: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("ep/planner.cc", ["tests/ep"]),
-        ("ops/contract.cc", ["tests/ops"]),
-        ("ops/lowering/qk_norm.cc", ["graph_rewrites/qk_norm_test.py", "tests/ops"]),
-        ("graph_rewrites/gelu.py", ["graph_rewrites", "tests/rewrites/test_signatures.py"]),
+        ("ep/program/planner.cc", ["tests/ep"]),
+        ("ops/nodes/contract.cc", ["tests/ops"]),
+        ("ops/lowering/qk_norm.cc", ["tests/ops/lowering"]),
+        ("graph_rewrites/plain/gelu.py", ["graph_rewrites/plain", "tests/rewrites/test_signatures.py"]),
         ("docs/npu.md", ["tests/docs"]),
         ("tests/ep/test_names.py", ["tests/ep/test_names.py"]),
         ("tests/ep/conftest.py", ["tests/ep"]),
@@ -33,14 +34,14 @@ def test_layers(changed: str, tests: list[str]) -> None:
 
 
 def test_a_command_is_tested_by_its_name_and_a_module_by_what_imports_it() -> None:
-    assert "tests/cli/test_run.py" in chosen("python/flownpu/cli/run.py")
+    assert "tests/cli/generate/test_run.py" in chosen("python/flownpu/cli/run.py")
     importing = chosen("python/flownpu/registration.py")
     assert "tests/cli/test_registration.py" in importing
     assert all("flownpu" in (ROOT / test).read_text(encoding="utf-8") for test in importing)
 
 
 def test_what_a_folder_has_is_run_once() -> None:
-    assert chosen("tests/ep/test_names.py", "ep/planner.cc", "ep/planner.h") == ["tests/ep"]
+    assert chosen("tests/ep/test_names.py", "ep/program/planner.cc", "ep/program/planner.h") == ["tests/ep"]
 
 
 def test_tests_that_are_run_exist_and_no_layer_is_without() -> None:
@@ -69,15 +70,15 @@ def test_of_pages_only_the_blocks_of_those_that_changed() -> None:
 
 
 def test_includes_are_followed() -> None:
-    found = {file.relative_to(ROOT).as_posix() for file in lint.includes(ROOT / "ops" / "contract.cc")}
-    assert {"ops/contract.cc", "ops/contract.h", "ops/error.h", "ops/tensor.h"} <= found
+    found = {file.relative_to(ROOT).as_posix() for file in lint.includes(ROOT / "ops" / "nodes" / "contract.cc")}
+    assert {"ops/nodes/contract.cc", "ops/nodes/contract.h", "ops/error.h", "ops/nodes/tensor.h"} <= found
 
 
 def test_a_changed_header_is_read_with_its_own_unit_or_another_that_includes_it() -> None:
-    units = [Path("ops/node.cc"), Path("ops/contract.cc"), Path("ep/names.cc")]
+    units = [Path("ops/nodes/node.cc"), Path("ops/nodes/contract.cc"), Path("ep/names.cc")]
     units = [unit for unit in units if (ROOT / unit).exists()]
-    assert lint.units_of({Path("ops/contract.h")}, units) == [Path("ops/contract.cc")]
-    assert lint.units_of({Path("ops/error.h")}, [Path("ops/contract.cc")]) == [Path("ops/contract.cc")]
+    assert lint.units_of({Path("ops/nodes/contract.h")}, units) == [Path("ops/nodes/contract.cc")]
+    assert lint.units_of({Path("ops/error.h")}, [Path("ops/nodes/contract.cc")]) == [Path("ops/nodes/contract.cc")]
     assert lint.units_of({Path("README.md")}, units) == []
 
 
@@ -109,3 +110,22 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
     assert [readings("c++"), readings("c++")] == [1, 0]
     (tmp_path / ".clang-tidy").write_text("Checks: '*'\n")
     assert readings("c++") == 1
+
+
+# --- Comments ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ('"""{} an image."""', False),
+        ("x = 1  # {} a tile", False),
+        ("// {} a tile.", False),
+        ('"""Patches {} an image."""', True),
+        ("// {} course.", True),
+    ],
+)
+def test_a_comment_says_what_it_is_about(text: str, passed: bool, monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(text.format("of" if text.startswith('"""P') else "Of") + "\n")
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    assert lint.check_comments([Path("one.py")]) == passed

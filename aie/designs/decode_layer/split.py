@@ -122,7 +122,7 @@ class SplitKeys(Attention):
         return 2 * super().context_lines
 
     def cache_bytes(self, layers: int, capacity: int) -> int:
-        """Of the layers' caches, and of what the last one's last round has behind them."""
+        """Bytes of all layers' caches, and of the padding that the last layer's last round reads behind them."""
         return (layers * capacity + -capacity % self.keys) * self._line_bytes
 
     @property

@@ -65,7 +65,7 @@ constexpr std::uint16_t round_to_bf16(float value, rounding_mode mode) {
     case rounding_mode::conv_even:
       return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
     case rounding_mode::floor:
-      // Of a negative number the larger magnitude is the lower one.
+      // The lower neighbour of a negative number is the one of larger magnitude.
       return static_cast<std::uint16_t>((bits + (negative ? 0xffffu : 0u)) >> 16);
     case rounding_mode::symmetric_floor:
       break;
@@ -119,7 +119,8 @@ struct accauto {};
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
-// Of a template's argument, so that what XDNA lacks is refused where a kernel asks for it.
+// Depends on a template argument, so that a static_assert fails only in a kernel that uses what
+// XDNA lacks.
 template <typename>
 inline constexpr bool is_xdna2 = __AIE_ARCH__ >= 21;
 

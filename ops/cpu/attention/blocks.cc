@@ -3,11 +3,11 @@
 // directions. A block is a run of tokens, so that what a token sees is still one range of keys: to
 // the kernels it only ends later, and inside a block nothing is masked.
 #include "ops/cpu/attention/step.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 
-// Of a prompt in slices the first tells, before any of them has changed the cache.
+// The first slice of a prompt checks them for all, before any slice has changed the cache.
 void FlowQKVAttention::check_block_numbers(const AttentionCall& call) const {
   const Tensor& blocks = call.input(kBidirectionalBlocks);
   if (!blocks.present() || call.first_token > 0) return;

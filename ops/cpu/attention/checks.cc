@@ -24,7 +24,7 @@ constexpr std::array<std::pair<AttentionInput, AttentionInput>, 5> kPairs{{
     {kQNormWeight, kKNormWeight},
 }};
 
-// Of positions, which the kernels count in 32 bits.
+// Positions are counted in 32 bits by the kernels.
 constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
 // What a process can address on x86-64: 47 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;
@@ -219,7 +219,7 @@ void FlowQKVAttention::check_lengths(const AttentionCall& call) const {
                   ": give the longest row's length as total_sequence_length, or set the provider ",
                   "option on_unsupported to cpu");
     }
-    // Of a prompt in slices the first tells, before any of them has changed the cache.
+    // The first slice of a prompt checks positions for all, before any slice has changed the cache.
     const bool in_slices = call.input(kPositionIds).present() && !attributes_.counted_prompt;
     if (attributes_.rotary) check_positions(call, b, in_slices ? row_of(call, b) : prompt);
   }

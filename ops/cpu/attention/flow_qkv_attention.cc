@@ -66,7 +66,7 @@ void FlowQKVAttention::attend(const AttentionCall& call) const {
   };
   // Few rows take equally long, and their threads read one stretch of the cache each.
   if (plan.few) return context_.pool->run(plan.tasks, compute);
-  // Of more, the longest that is left is the next.
+  // More rows take unequally long: the longest that is left is the next.
   run_in_order(*context_.pool, plan.tasks, compute);
 }
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "ops/cpu/kernels.h"
-#include "ops/node.h"
-#include "ops/tensor.h"
+#include "ops/nodes/node.h"
+#include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
 
@@ -36,7 +36,7 @@ struct AttentionAttributes {
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
 
-// Of all heads of queries, or of keys, in one call.
+// What all heads of queries, or of keys, have in common in one call.
 struct HeadPreparation {
   std::int64_t head_size;
   // QK-norm's weight, f32 [head_size]; null: none.

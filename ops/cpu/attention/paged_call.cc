@@ -47,7 +47,7 @@ constexpr AttributeRule kAttributes[] = {
     number("qk_norm_epsilon"),
 };
 
-// Of positions, which the kernels count in 32 bits.
+// Positions are counted in 32 bits by the kernels.
 constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
 
 void check_boundaries(const std::string& name, const PagedCall& call) {

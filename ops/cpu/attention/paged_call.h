@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/contract.h"
+#include "ops/nodes/contract.h"
 #include "ops/cpu/attention/heads.h"
 
 namespace flownpu::cpu {
@@ -56,7 +56,7 @@ class PagedCall {
   // The one that a token of the call is of.
   PagedSequence sequence_of(std::int64_t token) const;
 
-  // Of one token, from a head on: f32, head after head.
+  // A token's numbers, from a head on: f32, head after head.
   const float* query(std::int64_t token, std::int64_t head) const;
   const float* key(std::int64_t token, std::int64_t group) const;
   const float* value(std::int64_t token, std::int64_t group) const;

@@ -46,8 +46,8 @@ std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& ma
                                   std::max<std::int64_t>(1, shape.tokens));
 }
 
-// Of the L2, half: for re-ordered K and V and for a block of scores; queries and numerators of a
-// tile pass by and take the rest.
+// Half of the L2 is for re-ordered K and V and a block of scores; queries and numerators of a tile
+// pass by and take the rest.
 std::int64_t chunk_keys(const AttentionShape& shape, const AttentionMachine& machine,
                         std::int64_t seen) {
   const std::int64_t key_bytes = 2 * shape.head_size * machine.element +

@@ -27,7 +27,7 @@ struct AttentionMachine {
   std::int64_t threads;
   // L2, of one core.
   std::int64_t cache_bytes;
-  // Of the kernels: see Kernels.
+  // Sizes that the kernels want: see Kernels.
   std::int64_t few_rows;
   std::int64_t block_rows;
   // Bytes of an element that attend_many multiplies.

@@ -19,7 +19,7 @@ namespace {
 
 enum Input : std::uint8_t { kX, kPositionIds, kCosCache, kSinCache };
 
-// Of elements of a head: more than there can be, and twice as many can still be counted.
+// Half a head's elements: more than there can be, and twice as many can still be counted.
 constexpr std::int64_t kMostHalf = std::int64_t{1} << 60;
 
 class RotaryEmbedding final : public Step {
@@ -97,7 +97,7 @@ class RotaryEmbedding final : public Step {
     return std::min(inputs[kCosCache].shape[1], kMostHalf) * 2;
   }
 
-  // Of the `row`-th row of X's last axis.
+  // Position of the token that the `row`-th row of X's last axis belongs to.
   static std::int64_t position_of(std::span<const Tensor> inputs, std::int64_t row) {
     const Shape& x = inputs[kX].shape;
     const std::int64_t tokens = tokens_of(x);

@@ -16,7 +16,7 @@
 #include "ops/cpu/attention/plan.h"
 #include "ops/cpu/attention/tiles.h"
 #include "ops/cpu/step.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::cpu {
 
@@ -85,7 +85,7 @@ struct AttentionCall {
   std::int64_t past_capacity = 0;
   std::int64_t capacity = 0;
   DataType cache_type = DataType::kFloat32;
-  // Of a row of K or V in the cache: d elements.
+  // Bytes of a row of K or V in the cache: d elements.
   std::int64_t row_bytes = 0;
   AttentionPlan plan = {};
   // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
@@ -143,7 +143,7 @@ class FlowQKVAttention : public Step {
 
   // flow_qkv_attention.cc: the outputs of a call whose keys and values are in their cache.
   virtual void attend(const AttentionCall& call) const;
-  // Of a row of the batch in this call; where its keys and values are; its queries of a group,
+  // A row of the batch in this call; where its keys and values are; its queries of a group,
   // normed, rotated and scaled: out[H / G][d]; where a head's output goes.
   AttentionRow row_of(const AttentionCall& call, std::int64_t batch) const;
   KeyValueRows cache_rows(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;

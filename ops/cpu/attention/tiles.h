@@ -12,7 +12,7 @@
 
 namespace flownpu::cpu {
 
-// Of a tile of `rows` rows; a row is a query of one head of d elements.
+// Memory for a tile of `rows` rows; a row is a query of one head of d elements.
 struct TileMemory {
   // `kernel_bytes`: Kernels::attention_scratch, or 0 for the kernel of few rows.
   TileMemory(Scratch& scratch, std::int64_t rows, std::int64_t d, std::int64_t kernel_bytes)

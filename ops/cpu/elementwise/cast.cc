@@ -8,7 +8,7 @@
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/step.h"
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::cpu {
 namespace {

@@ -20,7 +20,7 @@ class Comparison final : public Binary {
   }
 };
 
-// Of elements that are 0 or 1.
+// Logic and equality of booleans, whose bytes are 0 or 1.
 template <typename Function>
 class Logic final : public Binary {
  public:

@@ -277,7 +277,7 @@ inline Vector exp(Vector x) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
-  // Of these n is -127 and 128.
+  // At these ends n is -127 and 128.
   constexpr float kSmallest = -88.0F;
   constexpr float kLargest = 88.7F;
   const Vector magic = broadcast(12582912.0F + 127.0F);

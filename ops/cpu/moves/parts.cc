@@ -215,9 +215,10 @@ class Slice final : public Step {
     return ranges;
   }
 
-  // Of `size` indices those from `start` on, until `end`, both counted from the end if negative,
-  // and both brought to where indices are. The largest number of either type of index is no end:
-  // ONNX Runtime goes backwards, too, until there are no more elements, and exporters rely on it.
+  // Which of `size` indices are from `start` on, until `end`, both counted from the end if
+  // negative, and both brought to where indices are. The largest number of either type of index is
+  // no end: ONNX Runtime goes backwards, too, until there are no more elements, and exporters rely
+  // on it.
   Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
     if (step == 0) fail("[", name_, "] expected steps other than 0");
     if (size == 0) return {};

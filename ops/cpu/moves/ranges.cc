@@ -53,7 +53,7 @@ class Range final : public Step {
     }
   }
 
-  // Of numbers start, start + delta .. before the limit.
+  // How many numbers start, start + delta .. there are before the limit.
   template <typename T>
   std::int64_t count(T start, T limit, T delta) const {
     if (delta == 0) fail("[", name_, "] expected a delta other than 0");

@@ -68,7 +68,7 @@ class Gather final : public Step {
     for (std::int64_t o = 0; o < outer; ++o) {
       for (std::int64_t i = 0; i < count; ++i, to += bytes) {
         const std::int64_t index = wrap(name_, integer_at(inputs[1], i), data[axis]);
-        // Of no bytes there may be no memory.
+        // Where there are no bytes, the pointer may be null, which memcpy must not be given.
         if (bytes > 0)
           std::memcpy(to, from + static_cast<std::size_t>(o * data[axis] + index) * bytes, bytes);
       }

@@ -31,7 +31,7 @@ class ActivationsMatMul final : public Step {
       fail("[", name_, "] expected shapes [.., S, K] and [.., K, M], got ", to_string(a), " and ",
            to_string(b));
     const std::optional<Shape> batches = try_broadcast(leading(a), leading(b));
-    // Of no elements ONNX Runtime takes others.
+    // ONNX Runtime takes other shapes, too, if they have no elements.
     if (!batches)
       unsupported("[", name_, "] expected shapes that broadcast, got ", to_string(a), " and ",
                   to_string(b));

@@ -6,7 +6,7 @@
 
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/cpu/products/q4nx_matmul_plan.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 namespace {

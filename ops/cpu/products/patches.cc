@@ -7,7 +7,7 @@
 
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/error.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -177,7 +177,7 @@ class AveragePool final : public Step {
   void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
     const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
     for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {
-      double sum = 0;  // Of a window of any size.
+      double sum = 0;  // double, since a window may be of any size
       for (std::int64_t i = 0; i < window_.height; ++i) {
         for (std::int64_t j = 0; j < window_.width; ++j) sum += from[i * width + j];
       }

@@ -2,7 +2,7 @@
 // Q4NXGather on the CPU: rows of a Q4NX table, dequantised.
 #include "ops/cpu/products/q4nx_matmul.h"
 #include "ops/error.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "ops/cpu/products/q4nx_matmul_plan.h"
 #include "ops/error.h"
-#include "ops/q4nx.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/formats/q4nx.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::cpu {
 namespace {

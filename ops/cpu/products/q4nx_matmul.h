@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "ops/cpu/step.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu {
 

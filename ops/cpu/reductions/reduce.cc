@@ -59,7 +59,7 @@ struct Sum {
     }
   }
 };
-// Of integers rounded towards zero.
+// The mean of integers is rounded towards zero.
 struct Mean : Sum {
   template <typename T>
   static T finish(Total<T> sum, std::int64_t count) {

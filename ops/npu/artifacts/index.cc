@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "aie/words/reader.h"
-#include "ops/crc32.h"
+#include "ops/formats/crc32.h"
 #include "ops/npu/driver/runtime.h"
 
 namespace flownpu::npu {

@@ -86,7 +86,7 @@ RowsRecord read_rows(WordReader& reader, const ProgramRecord& program, const cha
   return rows;
 }
 
-// Of calls that are arrays' or the host's.
+// A step of a program, which names one of `calls`: the arrays' or the host's.
 template <typename Record>
 StepRecord read_step(WordReader& reader, const ProgramRecord& program,
                      std::span<const Record> calls) {

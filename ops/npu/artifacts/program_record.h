@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "aie/words/reader.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 
@@ -103,7 +103,7 @@ struct ProgramBuffer {
 
 struct ProgramRecord {
   std::string kind;  // "decode", "prefill", "encode"
-  // Of the model's node that it is for; floats as their bits, texts as their bytes.
+  // Attributes of the model's node that it is for; floats as their bits, texts as their bytes.
   std::map<std::string, std::vector<std::int64_t>, std::less<>> attributes;
   std::int64_t tokens = 0;
   std::int64_t fewest = 0;  // tokens for which it is worth its time

@@ -109,7 +109,7 @@ class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  // For the placement line: "npu2, emulated", "npu2, XRT 2.25".
+  // For the placement line: "npu2, emulated", "NPU Strix, firmware 255.0.5.35, XRT 2.25".
   virtual std::string description() const = 0;
   // `file`: what the artifacts' index names for an array. Throws DeviceError (kArtifact).
   virtual std::unique_ptr<Array> load(const std::string& file) = 0;

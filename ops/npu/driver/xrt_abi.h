@@ -18,7 +18,7 @@ enum class Status : std::int32_t {
   kNoDevice,      // XRT finds no NPU, or lost it
   kPermission,    // the device file is not for this user
   kLockedMemory,  // the driver may not lock as much memory as it needs
-  kTooOld,        // XRT, or the driver below it
+  kTooOld,        // XRT, the driver below it, or the NPU's firmware
   kIncomplete,    // a part of XRT is not installed
   kDesign,        // the file is no xclbin that this NPU takes, or the words are not for it
   kContexts,      // no room on the NPU for another context
@@ -60,7 +60,7 @@ enum class Direction : std::int32_t { kToDevice, kToHost };
 struct Table {
   std::uint32_t version;
 
-  // `description`: "NPU Strix, XRT 2.25".
+  // `description`: "NPU Strix, firmware 255.0.5.35, XRT 2.25".
   Status (*open_device)(Device** device, Text description, Text error);
   void (*free_device)(Device* device);
 

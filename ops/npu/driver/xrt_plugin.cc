@@ -16,6 +16,8 @@ using xrt_abi::Status;
 
 constexpr const char* kAfterFailure =
     "the driver's message is in `sudo dmesg`; close the session and make it again";
+// What installs a thing depends on the system, and `flownpu doctor` knows that of each.
+constexpr const char* kInstall = "`flownpu doctor` names the command that installs it here";
 
 // What a status is to the caller, and what to do about it.
 struct Meaning {
@@ -28,26 +30,32 @@ Meaning meaning_of(Status status) {
     case Status::kNoDevice:
       return {
           Failure::kNoDevice,
-          "load the driver (sudo modprobe amdxdna) and look for the NPU with `xrt-smi examine`"};
+          "load the driver (sudo modprobe amdxdna); `flownpu doctor` tells whether the NPU, its "
+          "driver or its firmware is missing"};
     case Status::kPermission:
       return {Failure::kPermission,
-              "join the group of the device file (sudo usermod -aG render $USER) and log in again"};
+              "join the group of the device file: sudo usermod -aG render \"$USER\", then log in "
+              "again"};
     case Status::kLockedMemory:
       return {Failure::kPermission,
-              "the driver locks memory: allow it (`ulimit -l unlimited`, and for good a line `* - "
-              "memlock unlimited` in /etc/security/limits.conf) and log in again"};
+              "the driver locks memory, more than this process may: echo '* - memlock unlimited' | "
+              "sudo tee -a /etc/security/limits.conf, then log in again; as root, for whom that "
+              "does not hold, start the container with --ulimit memlock=-1, or the service with "
+              "LimitMEMLOCK=infinity"};
     case Status::kTooOld:
-      return {Failure::kVersion, "install XRT 2.19 or newer and the driver that comes with it"};
+      return {
+          Failure::kVersion,
+          "XRT 2.19 or newer is needed, and a driver and a firmware of the NPU of its age: "
+          "`flownpu doctor MODEL` shows what is here, and names the command that installs them"};
     case Status::kIncomplete:
-      return {Failure::kVersion, "install XRT with its part for NPUs (Debian: libxrt-npu2)"};
+      return {Failure::kVersion, kInstall};
     case Status::kDesign:
       return {Failure::kArtifact,
               "build the designs for this NPU anew (`flownpu build MODEL --for xclbin`)"};
     case Status::kContexts:
       return {Failure::kMemory, "close other programs that use the NPU"};
     case Status::kMemory:
-      return {Failure::kMemory,
-              "use a smaller context, or close programs that hold memory of the NPU"};
+      return {Failure::kMemory, "use a smaller context, or close other programs that use the NPU"};
     case Status::kSubmit:
       return {Failure::kSubmit, kAfterFailure};
     case Status::kCommand:
@@ -63,15 +71,20 @@ Meaning meaning_of(Status status) {
   throw DeviceError(Failure::kVersion, "[FlowNPU] device 'npu': " + reason);
 }
 
-// Why the loader refused a plugin that is there; only its text tells a library that is missing from
-// one without a symbol.
+// Why the loader refused a plugin that is there; only its text tells a library that is missing,
+// whose name it begins with, from one without a symbol.
 [[noreturn]] void refuse_as_loader(const std::string& text) {
-  if (text.find("cannot open shared object file") != std::string::npos) {
-    refuse("XRT is not installed (" + text +
-           "); install it (Debian: libxrt2 and libxrt-npu2), or source its setup.sh");
+  if (const std::size_t end = text.find(": cannot open shared object file");
+      end != std::string::npos) {
+    const std::string library = text.substr(0, end);
+    const std::string missing =
+        library.rfind("libxrt", 0) == 0 ? "XRT is not installed" : "XRT needs a library more";
+    refuse(missing + " (" + text + "); " + kInstall +
+           ", or the setup.sh to source where XRT is at another place");
   }
   refuse("the installed XRT does not fit this build (" + text +
-         "); install XRT 2.19 or newer, or build FlowNPU with the installed one");
+         "); install XRT 2.19 or newer, or build FlowNPU with the installed one: `flownpu doctor` "
+         "names the command");
 }
 
 }  // namespace
@@ -80,8 +93,8 @@ const xrt_abi::Table& load_xrt_plugin(std::string file) {
   if (file.empty()) file = (own_folder() / kXrtPlugin).string();
   if (!std::filesystem::exists(file)) {
     refuse("this build of FlowNPU has no " + file +
-           "; install XRT 2.19 or newer with its headers (Debian: libxrt-dev) and build FlowNPU "
-           "again, or use device = cpu");
+           ": it was built without XRT's headers; `flownpu doctor` names the commands that install "
+           "them and build it again, or use device = cpu");
   }
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

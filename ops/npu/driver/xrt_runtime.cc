@@ -23,6 +23,7 @@ using xrt_abi::Status;
 struct Connection {
   explicit Connection(const xrt_abi::Table& plugin) : table(plugin) {}
   const xrt_abi::Table& table;
+  std::string description;
   Counters counters;
 };
 
@@ -92,7 +93,7 @@ class SharedArray {
     ErrorText error;
     error.check(connection_->table.load_array(device, file_.c_str(), &handle_, &most_buffers_,
                                               error.text()),
-                file_);
+                file_ + " on " + connection_->description);
   }
   ~SharedArray() { connection_->table.free_array(handle_); }
   SharedArray(const SharedArray&) = delete;
@@ -228,9 +229,12 @@ class XrtSubmission final : public Submission {
     std::size_t word_bytes = 0;
     const Status status = table_.submit(array_->handle(), flat.data(), flat.size(), &handle_,
                                         &word_bytes, error.text());
-    // Of several calls some may have run.
+    // Some of several calls may have run.
     if (status != Status::kOk && flat.size() > 1) array_->fail_since(all_names());
-    error.check(status, all_names());
+    // What is too old, its versions tell.
+    const std::string where =
+        status == Status::kTooOld ? " on " + array_->connection().description : "";
+    error.check(status, all_names() + where);
     Counters& counters = array_->connection().counters;
     counters.dispatches += 1;
     counters.calls += flat.size();
@@ -282,13 +286,13 @@ class XrtRuntime final : public Runtime {
     std::array<char, 256> description{};
     error.check(table.open_device(&device_, {description.data(), description.size()}, error.text()),
                 "device 'npu'");
-    description_ = description.data();
+    connection_->description = description.data();
   }
   ~XrtRuntime() override { connection_->table.free_device(device_); }
   XrtRuntime(const XrtRuntime&) = delete;
   XrtRuntime& operator=(const XrtRuntime&) = delete;
 
-  std::string description() const override { return description_; }
+  std::string description() const override { return connection_->description; }
   std::unique_ptr<Array> load(const std::string& file) override {
     return std::make_unique<XrtArray>(std::make_shared<SharedArray>(connection_, device_, file));
   }
@@ -303,7 +307,6 @@ class XrtRuntime final : public Runtime {
  private:
   std::shared_ptr<Connection> connection_;
   xrt_abi::Device* device_ = nullptr;
-  std::string description_;
 };
 
 }  // namespace

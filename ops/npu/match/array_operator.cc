@@ -40,7 +40,7 @@ Node sizes_of(const Node& node) {
   return sizes;
 }
 
-// Of axes first .. end - 1; 0 if one is not known.
+// Elements over axes first .. end - 1; 0 if one is not known.
 std::int64_t known_elements(const Value& value, int first, int end) {
   if (!value.shape || value.shape->rank() < end) return 0;
   std::int64_t count = 1;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 
@@ -28,14 +28,14 @@ bool is_operator_on_array(const Node& node);
 // One for each kind of programs that runs may need; attention with a mask may need both kinds.
 struct ArrayOperator {
   std::vector<Node> sizes;
-  // Of a row of a product; of attention, of a query and a key in all heads.
+  // Work of one row of a product; for attention, of one query and one key in all heads.
   std::int64_t multiply_adds = 0;
-  // Rows of all runs, if the graph says how many; else 0. Of attention queries times keys.
+  // Rows of all runs, if the graph says how many; else 0. For attention, queries times keys.
   std::int64_t rows = 0;
 };
 
-// Of a node of the graph, or one that is on the array. Throws Error, by name, for what the array's
-// designs have no place for.
+// Describes a node of the graph, or one that is on the array. Throws Error, by name, for what the
+// array's designs have no place for.
 ArrayOperator describe_operator(const Node& node);
 
 // The node for the array, of one that describe_operator takes.

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/formats/q4nx.h"
 #include "ops/npu/match/graph_walk.h"
 #include "ops/npu/nodes/decoder_operators.h"
 #include "ops/npu/weights/pack_decoder.h"
-#include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/decoder_shape.h"
 
 namespace flownpu::npu {

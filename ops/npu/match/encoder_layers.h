@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/encoder_shape.h"
 
 namespace flownpu::npu {

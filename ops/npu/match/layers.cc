@@ -142,7 +142,7 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
     lowered.nodes = std::move(nodes);
     return lowered;
   }
-  // Of an encoder there may be more that the host computes as well as the array.
+  // An encoder's graph may have other parts, which the host computes beside the array.
   if (!is_encoder(nodes)) {
     lowered.on_host = left_on_host(
         lowered.nodes, "it is not one of the decoder's layers, which are what the array computes");

@@ -8,7 +8,7 @@
 
 #include "ops/device.h"
 #include "ops/lowering/lowering.h"
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 
@@ -35,7 +35,7 @@ std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std:
 Node describe_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                      const lowering::Promised& promised);
 
-// Of the same file, what the array has to have programs for beside its layers, if it has any.
+// What the array has to have programs for in the same file, beside its layers, if it has any.
 struct GraphOperators {
   std::vector<Node> sizes;        // ArrayOperator::sizes, of all nodes
   std::vector<std::string> left;  // why others stay on the host

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ops/flow_qkv_attention.h"
-#include "ops/node.h"
-#include "ops/q4nx_matmul.h"
+#include "ops/nodes/flow_qkv_attention.h"
+#include "ops/nodes/node.h"
+#include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::npu {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ops/error.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::npu {
 namespace {

@@ -3,7 +3,7 @@
 // (aie/programs/decoder_shape.py, which is the layouts' definition):
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
-//                   blocks (ops/q4nx.h)
+//                   blocks (ops/formats/q4nx.h)
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
 //                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]
@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/lowered_node.h"
 
 namespace flownpu::npu {
@@ -30,7 +30,7 @@ struct Projection {
   std::int64_t columns = 0;
   bool gated = false;
 
-  // Of the wide Q4NX blocks; gated: of both weights.
+  // Bytes of its weight in wide Q4NX blocks; gated: of both weights.
   std::size_t bytes() const;
 };
 
@@ -80,11 +80,11 @@ struct DecoderShape {
   std::int64_t entry_norms() const { return post_norms ? 2 : 1; }
   std::size_t layer_vector_bytes() const;
   std::size_t final_vector_bytes() const;
-  // Of what is packed (weights/pack_decoder.h).
+  // Sizes of what is packed (weights/pack_decoder.h).
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;
-  // Of a position of a rotary table; a key or a value has as many.
+  // Bytes of a position of a rotary table; a key or a value has as many.
   std::size_t angle_bytes() const;
 };
 

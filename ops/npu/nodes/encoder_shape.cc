@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {

@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 

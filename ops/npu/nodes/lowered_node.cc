@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::npu {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/driver/runtime.h"
 
 namespace flownpu::npu {

@@ -38,7 +38,7 @@ bool may_be_worth(const ArrayOperator& found,
     const ProgramRecord& most = *records.back();
     const std::int64_t keys = std::max<std::int64_t>(most.context, 1);
     const std::int64_t rows = found.rows > 0 ? found.rows : most.tokens * keys;
-    // Of attention `rows` are queries times keys, of which there are as many.
+    // Attention's `rows` are queries times keys: their quotient with `tokens` is no number of runs.
     std::int64_t runs = 1;
     if (found.rows > 0 && most.context == 0) runs = (found.rows + most.tokens - 1) / most.tokens;
     const auto dispatches = runs * static_cast<std::int64_t>(most.array_dispatches());

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/decoder_operators.h"
-#include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {

@@ -19,8 +19,8 @@ namespace flownpu::npu {
 
 // Programs for one size, the fewest rows first. None if the folder has none.
 std::vector<const ProgramRecord*> find_programs(const Artifacts& artifacts, const Node& sizes);
-// Of those programs the one for `left` rows (tokens) from a position on, of which the last has
-// `context` keys: the smallest that takes all, or else the largest; null if there is none.
+// The one of those programs for `left` rows (tokens) from `position` on: the smallest that takes
+// all, or else the largest; null if there is none.
 const ProgramRecord* program_for(std::span<const ProgramRecord* const> programs, std::int64_t left,
                                  std::int64_t position = 0);
 // Dispatches of that many rows; 0: there is no program for some of them.
@@ -35,7 +35,7 @@ class OperatorPrograms {
                    std::shared_ptr<SharedBuffers> shared, const HostCompute& host,
                    std::int64_t threshold);
 
-  // Of this number of ArrayOperator::sizes.
+  // Programs for the size that is number `kind` in ArrayOperator::sizes.
   std::span<const ProgramRecord* const> records(std::size_t kind = 0) const {
     return records_[kind];
   }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/flow_qkv_attention.h"
+#include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/match/decoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
 
@@ -164,7 +164,7 @@ std::int64_t DecoderLayers::Tokens::block(std::int64_t token) const {
   return blocks.empty() ? 1 : tokens_of_block(blocks.subspan(static_cast<std::size_t>(token)));
 }
 
-// Of the new tokens, without padding.
+// Numbers of the blocks of the new tokens, without padding.
 std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> inputs,
                                                        const Tokens& tokens) const {
   if (!shape_.blocks) return {};

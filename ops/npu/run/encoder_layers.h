@@ -30,7 +30,7 @@ class EncoderLayers final : public Step {
   // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
-  // Of an image.
+  // Multiply-adds of an image.
   std::int64_t multiply_adds() const override;
 
  private:

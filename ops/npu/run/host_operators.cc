@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::npu {
 namespace {

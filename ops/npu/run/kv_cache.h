@@ -24,10 +24,10 @@
 #include <span>
 #include <vector>
 
+#include "ops/nodes/tensor.h"
 #include "ops/npu/artifacts/program_record.h"
 #include "ops/npu/driver/runtime.h"
 #include "ops/npu/nodes/decoder_shape.h"
-#include "ops/tensor.h"
 
 namespace flownpu::npu {
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/formats/numbers.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {

@@ -25,16 +25,16 @@ class ProgramBuffers {
   using Maker = std::function<std::shared_ptr<Buffer>(std::size_t)>;
   using Makers = std::map<std::string, Maker, std::less<>>;
 
-  // Of all `programs`, as large as the largest use of each; caches are made by whoever keeps them
-  // (kv_cache.h), and constants are packed with the node, but for those that have `makers`. Throws
-  // DeviceError (kMemory) before anything is allocated if the machine has not as much memory;
-  // Error if the node has not packed a constant, or another size of it.
+  // Makes the buffers of all `programs`, each as large as its largest use; caches are made by
+  // whoever keeps them (kv_cache.h), and constants are packed with the node, but for those that
+  // have `makers`. Throws DeviceError (kMemory) before anything is allocated if the machine has not
+  // as much memory; Error if the node has not packed a constant, or another size of it.
   ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* const> programs, const Node& node,
                  const Makers& makers = {});
 
   // Null for a cache.
   Buffer* find(const std::string& name) const;
-  // Of the cache that the programs need; 0: none.
+  // Size of the cache that the programs need; 0: none.
   std::size_t cache_bytes() const { return cache_bytes_; }
 
  private:

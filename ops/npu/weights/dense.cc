@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/formats/numbers.h"
 #include "ops/npu/nodes/decoder_operators.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/q4nx.h"
-#include "ops/number_formats.h"
 
 namespace flownpu::npu {
 namespace {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <span>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 
@@ -17,7 +17,7 @@ struct DenseWeight {
   std::function<void(std::int64_t k, std::span<float> row)> read_row = {};
 };
 
-// Of a value that may be absent; no axes if it is not known.
+// Shape of a value that may be absent; no axes if it is not known.
 inline Shape shape_of(const Value* value) {
   return value != nullptr && value->shape ? *value->shape : Shape{};
 }

@@ -4,8 +4,8 @@
 #include <span>
 #include <utility>
 
+#include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/q4nx.h"
 
 namespace flownpu::npu {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/weights/q4nx.h"
 
@@ -19,9 +19,9 @@ struct LayerConstants {
   Q4NXWeight output;
   Q4NXWeight gate_up;
   Q4NXWeight down;
-  // Of both entries, entry_norms() each, [D].
+  // Weights of the norms at both entries of the residual stream, entry_norms() each, [D].
   std::vector<const float*> norms;
-  // Of queries and keys, [d].
+  // Weights of the norms of queries and keys, [d].
   std::array<const float*, 2> qk_norm{};
 };
 

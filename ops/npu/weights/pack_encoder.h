@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/node.h"
+#include "ops/nodes/node.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/weights/dense.h"
 

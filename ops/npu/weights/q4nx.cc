@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "ops/error.h"
-#include "ops/number_formats.h"
+#include "ops/formats/numbers.h"
 
 namespace flownpu::npu {
 namespace {
@@ -15,8 +15,8 @@ std::uint16_t minimum_of_symmetric(std::uint16_t scale) {
   return to_bfloat16(q4nx::kMinimumOfSymmetric * from_bfloat16(scale));
 }
 
-// Of the 32 rows of a group. Rows beyond `rows` are padding, whose minimum is 0 as their scale is
-// (-8 times which would be -0).
+// Writes the minima of the 32 rows of a group. Rows beyond `rows` are padding, whose minimum is 0,
+// as their scale is (-8 times which would be -0).
 void write_minima(const std::byte* scales, const q4nx::Layout& layout, std::int64_t rows,
                   std::byte* minima) {
   if (layout.has_minima) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NX weights of a graph, in any layout of ops/q4nx.h, and the wide blocks that the array reads.
+// Q4NX weights of a graph, in any layout of ops/formats/q4nx.h, and the wide blocks that the array
+// reads.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "ops/node.h"
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
+#include "ops/nodes/node.h"
 
 namespace flownpu::npu {
 
@@ -19,7 +20,7 @@ struct Q4NXWeight {
   bool gated = false;        // the gate's rows of blocks, then the up projection's: M rows each
 
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
-  // Of a row of blocks, once it is wide.
+  // Bytes of a row of blocks in the wide layout.
   std::size_t wide_row_bytes() const {
     return static_cast<std::size_t>(q4nx::kWide.row_bytes(columns));
   }

@@ -29,7 +29,7 @@ Status status_of(int number, Stage stage);
 
 void write(Text text, std::string_view content) noexcept;
 
-// Of the exception that is being handled.
+// Turns the exception that is being handled into a status, and writes its message to `error`.
 Status report(Stage stage, Text error) noexcept;
 
 // Runs an action; what it throws becomes a status.

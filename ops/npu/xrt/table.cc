@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -42,6 +43,13 @@ bool is_loaded(const char* library) {
   return handle != nullptr;
 }
 
+// Why the loader has none: it is not found, or a library that it needs is not, which is named.
+std::string loaders_reason(const char* library) {
+  if (dlopen(library, RTLD_LAZY) != nullptr) return "the loader finds it, XRT did not look there";
+  const char* const error = dlerror();
+  return error == nullptr ? "no reason given" : error;
+}
+
 unsigned int count_devices() {
   unsigned int count = 0;
   try {
@@ -51,7 +59,8 @@ unsigned int count_devices() {
     throw StatusError(Status::kIncomplete, error.what());
   }
   if (count == 0 && is_loaded(kCore) && !is_loaded(kNpuPart)) {
-    throw StatusError(Status::kIncomplete, std::string("XRT has not loaded ") + kNpuPart);
+    throw StatusError(Status::kIncomplete, std::string("XRT has not loaded ") + kNpuPart + " (" +
+                                               loaders_reason(kNpuPart) + ")");
   }
   return count;
 }
@@ -65,6 +74,18 @@ std::string name_of(const xrt::device& device) {
   }
 }
 
+// ", firmware 255.0.5.35"; nothing where the driver does not say. XRT keeps it to its own programs.
+std::string firmware_of(const xrt::device& device) {
+  std::string version;
+  try {
+    const std::string place = device.get_info<xrt::info::device::bdf>();
+    std::ifstream("/sys/bus/pci/devices/" + place + "/fw_version") >> version;
+  } catch (const std::exception&) {
+    return "";
+  }
+  return version.empty() ? version : ", firmware " + version;
+}
+
 Status open_device(Device** device, Text description, Text error) {
   return guard(Stage::kOpen, error, [&] {
     free_abandoned();
@@ -75,7 +96,8 @@ Status open_device(Device** device, Text description, Text error) {
     }
     if (count_devices() == 0) throw StatusError(Status::kNoDevice, "XRT finds no NPU");
     auto opened = std::make_unique<Device>(Device{xrt::device(0)});
-    write(description, name_of(opened->device) + ", XRT " + version_text(code));
+    write(description,
+          name_of(opened->device) + firmware_of(opened->device) + ", XRT " + version_text(code));
     *device = opened.release();
   });
 }

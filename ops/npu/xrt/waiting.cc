@@ -2,8 +2,8 @@
 #include "ops/npu/xrt/waiting.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <thread>
 
 namespace flownpu::npu::xrt_abi {
@@ -11,9 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The module's parameter: ms without progress after which a command is ended; 0: never. Only root
-// may read it.
-constexpr const char* kParameter = "/sys/module/amdxdna/parameters/tdr_timeout_ms";
+// Linux 7's, for where the parameter is not to be read.
 constexpr milliseconds kDefault{2000};
 // Drivers without the parameter take 6 s, 16 s or a minute. What takes longer than this is not
 // waited for but kept, and freed when it is found to have ended.
@@ -43,11 +41,18 @@ void Expectation::learn(Duration taken, bool overslept) {
   }
 }
 
-Sleeper::Sleeper(Expectation& expectation)
-    : expectation_(expectation), expected_(expectation.get()) {}
+void Time::sleep(Clock::duration duration) { std::this_thread::sleep_for(duration); }
+
+Time& Time::real() {
+  static Time time;
+  return time;
+}
+
+Sleeper::Sleeper(Expectation& expectation, Time& time)
+    : expectation_(expectation), time_(time), begin_(time.now()), expected_(expectation.get()) {}
 
 void Sleeper::sleep(Clock::time_point until) {
-  const auto now = Clock::now();
+  const auto now = time_.now();
   const auto taken = now - begin_;
   const auto quiet = expected_ - expected_ / kPart;
   is_long_ = taken < quiet;
@@ -55,14 +60,14 @@ void Sleeper::sleep(Clock::time_point until) {
                   ? quiet - taken
                   : std::clamp<Clock::duration>((taken - quiet) / kPart + quiet / (kPart * kPart),
                                                 kShortest, kLongest);
-  std::this_thread::sleep_for(std::min(part, std::max(until - now, Clock::duration::zero())));
+  time_.sleep(std::min(part, std::max(until - now, Clock::duration::zero())));
 }
 
-milliseconds watchdog_patience() {
+milliseconds watchdog_patience(const std::filesystem::path& parameter) {
   std::error_code ignored;
-  if (!std::filesystem::exists(kParameter, ignored)) return kUnknown;
+  if (!std::filesystem::exists(parameter, ignored)) return kUnknown;
   milliseconds limit = kDefault;
-  if (milliseconds::rep read = 0; std::ifstream(kParameter) >> read) limit = milliseconds(read);
+  if (milliseconds::rep read = 0; std::ifstream(parameter) >> read) limit = milliseconds(read);
   if (limit.count() == 0) return limit;
   // A driver that looks at intervals finds a command that began within one at the end of the next.
   return 2 * limit + kRecovery;

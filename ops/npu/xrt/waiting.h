@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 
 namespace flownpu::npu::xrt_abi {
 
@@ -26,28 +27,45 @@ class Expectation {
   std::atomic<Duration> expected_{};
 };
 
+// What a Sleeper goes by; tests have a time of their own.
+class Time {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  virtual ~Time() = default;
+  virtual Clock::time_point now() const { return Clock::now(); }
+  virtual void sleep(Clock::duration duration);
+  static Time& real();
+};
+
 // Sleeps between looks at a call: most of the expected time at once, so that waiting takes next to
 // no CPU time, then short ones. What they add to a call is in proportion to it; docs/npu.md has the
 // numbers, and those of other ways.
 class Sleeper {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Time::Clock;
 
-  explicit Sleeper(Expectation& expectation);
-  // Before the next look.
+  // The call begins.
+  explicit Sleeper(Expectation& expectation, Time& time = Time::real());
+  // Before the next look, and not beyond `until`.
   void sleep(Clock::time_point until);
   // The call has ended.
-  void learn() { expectation_.learn(Clock::now() - begin_, is_long_); }
+  void learn() { expectation_.learn(time_.now() - begin_, is_long_); }
 
  private:
   Expectation& expectation_;
-  Clock::time_point begin_ = Clock::now();
+  Time& time_;
+  Clock::time_point begin_;
   Expectation::Duration expected_;
   bool is_long_ = false;  // the last sleep
 };
 
+// The module's parameter: ms without progress after which a command is ended; 0: never. Only root
+// may read it.
+inline constexpr const char* kWatchdog = "/sys/module/amdxdna/parameters/tdr_timeout_ms";
+
 // How long a call that makes no progress may stay until the driver's watchdog has ended it. Zero:
 // the watchdog is off.
-std::chrono::milliseconds watchdog_patience();
+std::chrono::milliseconds watchdog_patience(const std::filesystem::path& parameter = kWatchdog);
 
 }  // namespace flownpu::npu::xrt_abi

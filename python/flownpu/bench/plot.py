@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flownpu.errors import require
 
 if TYPE_CHECKING:
-    from flownpu.bench.report import Report
+    from flownpu.bench.report import BenchReport
 
 __all__ = ["check_plotting", "draw", "plot"]
 
@@ -30,7 +30,7 @@ def check_plotting() -> None:
     require("matplotlib", extra="plot", purpose="--plot")
 
 
-def plot(report: Report) -> str:
+def plot(report: BenchReport) -> str:
     """The drawing. A decode rate stands where its generation begins; the x axis is logarithmic.
 
     Raises:

@@ -12,11 +12,11 @@ from flownpu.bench.measurement import Case, Measurement, Measurements, Spread
 from flownpu.bench.roofline import DecodeTraffic
 from flownpu.machine import Machine
 
-__all__ = ["Report"]
+__all__ = ["BenchReport"]
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Measurements, and what they depend on.
 
     Attributes:

@@ -2,7 +2,7 @@
 """`flownpu trace`: ONNX Runtime's profile of a generation, with what the NPU's host dispatches and what its tiles do.
 
 ONNX Runtime writes the profile; the provider adds its steps, its dispatches and what the host computes between these
-(ep/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
+(ep/run/profiling.cc). This module adds, on the same clock, the lanes of the tiles: an estimate from the call's plan
 (`flownpu.aie.cost.timeline`), which begins where the dispatch began. The lanes say what waits for what; an emulated
 dispatch takes as long as this machine takes.
 """
@@ -82,7 +82,7 @@ class Trace:
     document: dict[str, Any]
     operators: list[OperatorTime]
     counts: dict[str, float] = field(default_factory=dict)
-    """Of all dispatches after the first run: per token."""
+    """Totals of all dispatches after the first run, per token."""
 
 
 def record(folder: Path, prompt: str, new_tokens: int, options: dict[str, str], threads: int | None = None) -> Profile:
@@ -146,7 +146,7 @@ def _table(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> list[OperatorTime]:
-    """Of decode steps only: what a prompt's steps read is read once for many tokens, and bounds nothing."""
+    """Times by operator, of decode steps only: what a prompt's steps read serves many tokens, and bounds nothing."""
     traffic = decode_traffic(folder)
     runs: defaultdict[str, int] = defaultdict(int)
     sums: dict[str, OperatorTime] = {}
@@ -259,7 +259,7 @@ def _bytes_moved(plan: Plan) -> int:
 
 
 def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the calls that decode: dispatches, and bytes over the boundary between host and device."""
+    """Dispatches, and bytes over the boundary between host and device, of one decoded token."""
     decoding = [event for event in dispatches if "position " in event["name"]][1:]
     if not decoding:
         return {}

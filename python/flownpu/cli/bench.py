@@ -16,7 +16,7 @@ from rich.table import Table
 
 from flownpu.bench.measurement import Case, Engine, Measurements, measure
 from flownpu.bench.plot import check_plotting, plot
-from flownpu.bench.report import Report
+from flownpu.bench.report import BenchReport
 from flownpu.bench.roofline import DecodeTraffic, decode_traffic
 from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
@@ -75,7 +75,7 @@ def bench(
     engines = [own, *_prepare(names, model)]
     count = threads or len(os.sched_getaffinity(0))
     found = _measure(engines, cases, repeats, count, int(settings["vocab_size"]))
-    report = Report(
+    report = BenchReport(
         machine=describe_machine(),
         model=str(model),
         settings={
@@ -175,7 +175,7 @@ def _write(outputs: dict[str, Callable[[], str]]) -> None:
             Path(name).write_text(text(), encoding="utf-8")
 
 
-def _print(report: Report) -> None:
+def _print(report: BenchReport) -> None:
     for line in report.header():
         console.print(line, markup=False)
     table = Table()

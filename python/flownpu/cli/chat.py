@@ -76,7 +76,7 @@ class _Talk:
 
     conversation: Conversation
     images: "list[PreparedImage]" = field(default_factory=list)
-    """Of the next message."""
+    """Images that go with the next message."""
 
     def take_turn(self) -> bool:
         """Reads a line and does what it says; false if that is to leave."""

@@ -14,7 +14,7 @@ from flownpu.cli import options
 from flownpu.cli.output import console, print_json, status, waiting
 
 if TYPE_CHECKING:
-    from flownpu.predict.report import Report
+    from flownpu.predict.report import PredictionReport
 
 _LENGTH = re.compile(r"(\d+)(k?)", re.IGNORECASE)
 
@@ -82,7 +82,7 @@ def predict(
     _print(report, DEVICES[device].description, "published" if measured is None else f"those of {measured}")
 
 
-def _print(report: "Report", chip: str, source: str) -> None:
+def _print(report: "PredictionReport", chip: str, source: str) -> None:
     from flownpu.predict.published import TABLES  # noqa: PLC0415 other commands need none of it
 
     console.print(f"{report.model} on {chip}", markup=False)
@@ -132,7 +132,7 @@ def parse_contexts(text: str) -> list[int]:
     return lengths
 
 
-def _prompts(report: "Report", letters: dict[str, str]) -> Table:
+def _prompts(report: "PredictionReport", letters: dict[str, str]) -> Table:
     table = _table("a prompt", "tokens", "first token, s", "range", "tok/s", "changes", "published, s")
     for point in report.points:
         table.add_row(
@@ -146,7 +146,7 @@ def _prompts(report: "Report", letters: dict[str, str]) -> Table:
     return table
 
 
-def _decoding(report: "Report", letters: dict[str, str]) -> Table:
+def _decoding(report: "PredictionReport", letters: dict[str, str]) -> Table:
     headings = "decoding", "context", "tok/s", "range", "GB/s", "of the roof", "J/token", "published, tok/s"
     table = _table(*headings)
     for point in report.points:
@@ -184,7 +184,7 @@ def _others(published: dict[str, float], letters: dict[str, str], style: str) ->
     return ", ".join(f"{value:{style}} {letters[name]}" for name, value in published.items())
 
 
-def _document(report: "Report", measured: dict[str, float]) -> dict[str, Any]:
+def _document(report: "PredictionReport", measured: dict[str, float]) -> dict[str, Any]:
     document = asdict(report)
     for point, of_point in zip(report.points, document["points"], strict=True):
         of_point["prefill_tokens_per_second"] = point.prefill_tokens_per_second

@@ -19,7 +19,7 @@ from flownpu.cli.output import console, print_json, progress_bar, status
 if TYPE_CHECKING:
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.selftest.climb import Climber, Result
-    from flownpu.selftest.report import Report
+    from flownpu.selftest.report import SelftestReport
     from flownpu.selftest.rung import Rung
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -64,7 +64,7 @@ def selftest(
     build` does, times give parameters of the cost model. DIR/DEVICE/report.json has it all: it is what to send.
     """
     from flownpu.selftest.climb import Climber  # noqa: PLC0415 other commands need not read the designs
-    from flownpu.selftest.report import Report  # noqa: PLC0415
+    from flownpu.selftest.report import SelftestReport  # noqa: PLC0415
     from flownpu.selftest.rungs import ladder  # noqa: PLC0415
 
     on_npu = device is LadderDevice.NPU
@@ -78,7 +78,7 @@ def selftest(
     folder = output / device.value
     climber = Climber(target.value, folder.absolute(), toolchain, seconds, _RUNS if on_npu else 1)
     versions = {} if toolchain is None else toolchain.versions
-    report = Report(device.value, target.value, versions, _climb(climber, rungs))
+    report = SelftestReport(device.value, target.value, versions, _climb(climber, rungs))
     document = report.document()
     write_text(folder / "report.json", json.dumps(document, indent=1) + "\n")
     if as_json == "-":
@@ -117,7 +117,7 @@ def _climb(climber: "Climber", rungs: "list[Rung]") -> "list[Result]":
     return results
 
 
-def _show(report: "Report", folder: Path) -> None:
+def _show(report: "SelftestReport", folder: Path) -> None:
     """The tables, and what to do next."""
     emulated = report.device == "emulate"
     table = Table(title=f"{report.device}, {report.target}", title_justify="left")
@@ -144,7 +144,7 @@ def _show(report: "Report", folder: Path) -> None:
     console.print(f"Next: flownpu predict gemma3-1b --measured {path}", markup=False)
 
 
-def _show_measurements(report: "Report") -> None:
+def _show_measurements(report: "SelftestReport") -> None:
     table = Table(title="measured", title_justify="left")
     for heading in ("parameter", "measured", "assumed", "unit", "from"):
         table.add_column(heading)

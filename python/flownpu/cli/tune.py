@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.gemm_model import GemmPrediction, Tiling
 
 
-# Of our own design, and of the paper's kernels.
+# The first two are those of our own design, the others those of the paper's kernels.
 Precision = Literal["bf16", "bfp16", "int8-int8", "int8-int16", "int8-int32", "bf16-bf16", "bfp16-bf16"]
 Epilogue = Literal["none", "gelu", "geglu", "swiglu"]
 BOrder = Literal["column", "row"]

@@ -2,7 +2,7 @@
 """Compiled model folders: what the provider makes of a model when a session is made, kept for the next sessions.
 
 ONNX Runtime writes a model in which an EPContext node stands for each partition; the provider writes the partition, as
-its device wants it, into a file beside it (ep/context_file.h). What the NPU needs in an order of its own, and what was
+its device wants it, into a file beside it (ep/context/file.h). What the NPU needs in an order of its own, and what was
 repacked from another format, is then read as it is.
 """
 

@@ -24,7 +24,7 @@ PROCESSOR_FILE = "image_processor.json"
 # more sets the option.
 DEFAULT_MAX_LENGTH = 4096
 
-# Of GenAI's engine.
+# Settings of GenAI's engine.
 _DYNAMIC_BATCHING = {
     # Tokens of a block. The beginning of a prompt that is in the cache is used in whole blocks, and the kernels take as
     # long with any size.

@@ -57,7 +57,7 @@ _EVEN = _Codes(q4nx.NARROW, 7.5, math.sqrt(255 / 12))
 # Minima of -8 scales want a mean of 8: a code of 0 becomes 8, and what is left are 1..15, 8 twice as often as others,
 # whose variance is 2 (1 + 4 + 9 + ... + 49) / 16.
 _SYMMETRIC = _Codes(q4nx.SYMMETRIC, 8, math.sqrt(280 / 16))
-# Of a byte, two codes, with 0 made 8 in both.
+# For each byte, which is two codes, the byte with code 0 made 8 in both.
 _EIGHT_FOR_ZERO = np.array(
     [byte | (0 if byte & 0x0F else 0x08) | (0 if byte & 0xF0 else 0x80) for byte in range(256)], np.uint8
 )

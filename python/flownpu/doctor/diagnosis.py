@@ -25,7 +25,7 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     yield from npu
     if model is not None:
         ready = [check.name for check in npu if check.status is Status.GOOD]
-        yield from diagnose_model(model, emulated="npu" not in ready)
+        yield from diagnose_model(host, model, emulated="npu" not in ready)
 
 
 def diagnose_software() -> Iterator[Check]:

@@ -26,6 +26,13 @@ CAP_IPC_LOCK = 14
 ALL_USERS = "0 0 4294967295"
 """The map of users outside of containers; the kernel asks for the capability there."""
 DRIVER_LOG = "sudo dmesg | grep amdxdna"
+# A session says this, too (ops/npu/driver/xrt_plugin.cc): that the driver or the firmware does not know a request, that
+# there is no room, and what is to be done. For pam_limits `*` is everybody but root.
+TOO_OLD = "a firmware of the NPU of its age"
+FULL = "close other programs that use the NPU"
+JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
+MORE_LOCKED_MEMORY = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
+MORE_LOCKED_MEMORY_OF_ROOT = "start the container with --ulimit memlock=-1, or the service with LimitMEMLOCK=infinity"
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,7 @@ def diagnose_npu(host: Host) -> Iterator[Check]:
     locked = _lockable(host)
     if locked is not None and locked < DRIVER_HEAP:
         found = f"{locked // 1024} KiB may be locked; the NPU's driver locks {DRIVER_HEAP // 2**20} MiB"
-        for_good = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
-        yield Check("memory lock", Status.BAD, found, for_good)
+        yield Check("memory lock", Status.BAD, found, _more_locked_memory(host))
     yield diagnose_xrt(host)
 
 
@@ -106,7 +112,7 @@ def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
         "npu",
         Status.BAD,
         f"{name} at {shown}, which this user may not open",
-        'sudo usermod -aG render "$USER", then log in again',
+        JOIN_THE_GROUP,
     )
 
 
@@ -127,10 +133,11 @@ def _lockable(host: Host) -> int | None:
     return int(limit[1]) if limit else None
 
 
-def diagnose_model(folder: Path, *, emulated: bool) -> Iterator[Check]:
+def diagnose_model(host: Host, folder: Path, *, emulated: bool) -> Iterator[Check]:
     """Whether a model's artifacts are there, and whether the device computes a token with them.
 
     Args:
+        host: this machine.
         folder: the model's.
         emulated: look at the emulated NPU rather than at this machine's.
     """
@@ -147,12 +154,28 @@ def diagnose_model(folder: Path, *, emulated: bool) -> Iterator[Check]:
         list(model.complete(model.tokens_of_text("a"), 1, Sampling(temperature=0), Timing()))
         found = model.placement["summary"]
     except Exception as error:  # noqa: BLE001 (whatever GenAI raises is what this check reports)
-        remedy = build if emulated else "sudo dmesg | grep amdxdna"
-        yield Check("a token", Status.BAD, str(error), remedy)
+        yield Check("a token", Status.BAD, str(error), build if emulated else _remedy_of_a_failure(host, str(error)))
         return
     finally:
         gc.collect()  # a model that failed is kept by its traceback
     yield Check("a token", Status.GOOD, found)
+
+
+def _remedy_of_a_failure(host: Host, error: str) -> str:
+    """What mends what a session says: the same that it says, as far as that depends on the machine."""
+    release = release_of(host.root)
+    remedies = {
+        TOO_OLD: f"{release.firmware}, and if that changes nothing {release.driver}",
+        JOIN_THE_GROUP: JOIN_THE_GROUP,
+        MORE_LOCKED_MEMORY: _more_locked_memory(host),
+        FULL: "xrt-smi examine --report aie-partitions, which names the programs that use the NPU: close them",
+    }
+    return next((remedy for said, remedy in remedies.items() if said in error), DRIVER_LOG)
+
+
+def _more_locked_memory(host: Host) -> str:
+    is_root = re.search(r"^Uid:\s+\d+\s+0\s", host.read("proc/self/status"), re.MULTILINE)
+    return MORE_LOCKED_MEMORY_OF_ROOT if is_root else MORE_LOCKED_MEMORY
 
 
 def _npus_on_the_bus(host: Host) -> list[_Npu]:

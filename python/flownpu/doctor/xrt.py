@@ -26,8 +26,8 @@ _Version = tuple[int, int]
 def diagnose_xrt(host: Host) -> Check:
     """Whether XRT is there, whole and new enough, and whether this FlowNPU can call it."""
     release = release_of(host.root)
-    folder = next((found for found in _folders(host.root) if _versions(found, _COREUTIL)), None)
-    if folder is None:
+    folder = next((found for found in _folders(host.root) if _versions(found, _COREUTIL)), None) or _loaded_from(host)
+    if folder is None or not _versions(folder, _COREUTIL):
         return Check("xrt", Status.NOTE, "not installed; the npu device needs it", release.runtime)
     place = f"/{folder.relative_to(host.root)}"
     version = max(_versions(folder, _COREUTIL))
@@ -74,6 +74,14 @@ def load_plugin() -> str | None:
     except OSError as error:
         return str(error)
     return ""
+
+
+def _loaded_from(host: Host) -> Path | None:
+    """Where the loader finds XRT that is at another place: what of this FlowNPU talks to it brings it along."""
+    if host.load_plugin() != "":
+        return None
+    found = re.search(rf"\s/(\S*)/{_COREUTIL}\.so", host.read("proc/self/maps"))
+    return host.root / found[1] if found else None
 
 
 def _folders(root: Path) -> list[Path]:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.graph_rewrites import Report
-    from flownpu.graph_rewrites.report import AttentionGeometry
-    from flownpu.graph_rewrites.report import Miss as GraphMiss
+    from flownpu.graph_rewrites.report import AttentionGeometry, Miss
 
-__all__ = ["Attention", "Explanation", "Miss", "explain"]
+__all__ = ["Attention", "Explanation", "MissedNodes", "explain"]
 
 _DOMAIN = "ai.flownpu"
 _FOLDED = {"FlowQKVAttention", "FlowKVAttention"}
@@ -68,7 +67,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Miss:
+class MissedNodes:
     """Nodes that a rule of `flownpu convert` nearly matched: the rule, why it did not, and where."""
 
     rule: str
@@ -98,7 +97,7 @@ class Explanation:
     source: str
     placement: Placement
     attentions: tuple[Attention, ...]
-    misses: tuple[Miss, ...]
+    misses: tuple[MissedNodes, ...]
     weight_bytes: dict[str, int]
     converted_weight_bytes: int
     kv_bytes_per_token: int
@@ -158,7 +157,7 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
-    from flownpu.graph_rewrites.plain_rewriter import rewrite_plain  # noqa: PLC0415
+    from flownpu.graph_rewrites.plain.rewriter import rewrite_plain  # noqa: PLC0415
     from flownpu.npu.attention_folding import prompt_folding  # noqa: PLC0415 slow to import
 
     if source == "genai":
@@ -167,12 +166,12 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
     return rewrite_plain(model, positions=settings.get("context_length", 1), tile=prompt_folding)
 
 
-def _misses(report: Report | None) -> list[Miss]:
+def _misses(report: Report | None) -> list[MissedNodes]:
     """By rule and reason; layers repeat reasons that differ in the names of values only."""
-    found: dict[tuple[str, str], list[GraphMiss]] = {}
+    found: dict[tuple[str, str], list[Miss]] = {}
     for miss in report.misses if report else []:
         found.setdefault((miss.rule, re.sub(r"\d+", "*", miss.reason)), []).append(miss)
-    return [Miss(rule, same[0].reason, tuple(miss.node for miss in same)) for (rule, _), same in found.items()]
+    return [MissedNodes(rule, same[0].reason, tuple(miss.node for miss in same)) for (rule, _), same in found.items()]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

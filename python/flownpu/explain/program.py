@@ -72,7 +72,7 @@ class ProgramPrice:
 
     @property
     def total_seconds(self) -> float:
-        """Of all."""
+        """The sum of all `seconds`."""
         return sum(self.seconds.values())
 
 

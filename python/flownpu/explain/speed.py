@@ -69,7 +69,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a converted graph.
+    """Predicted speed of a converted graph.
 
     Attributes:
         npu: what the NPU would take.

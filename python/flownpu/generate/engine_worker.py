@@ -40,7 +40,7 @@ class _Turn:
     request: Request
     deliver: Deliver
     limit: int
-    """Of its new tokens."""
+    """The most new tokens."""
     stops: StopTexts
     text_of: Callable[[int], str]
     genai_request: Any = None

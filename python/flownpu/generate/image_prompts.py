@@ -27,7 +27,7 @@ __all__ += ["read_image_data", "read_images"]
 IMAGE = "<start_of_image>"
 SOFT = "<image_soft_token>"
 TOKENS_PER_IMAGE = 256
-"""Of GenAI's gemma_image_processor.cpp, which knows no other number."""
+"""What GenAI's gemma_image_processor.cpp has, which knows no other number."""
 
 # The names that GenAI's processor gives to what transformers calls by Pillow's.
 INTERPOLATIONS = {"NEAREST": "NEAREST", "LINEAR": "BILINEAR", "CUBIC": "BICUBIC", "LANCZOS": "LANCZOS"}

@@ -24,7 +24,7 @@ DECODING_MEMORY = 400 * 2**20
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")
 # Bytes a pixel that Pillow 13 takes until a file is decoded. Four are its picture, in every mode of several channels;
 # the other decoders keep a frame or two of their own (WebP's animation decoder two of four bytes, then a copy), TIFF's
-# a strip, which may be the whole file at 16 bits a channel, and the file. tests/cli/test_images.py measures them.
+# a strip, which may be the whole file at 16 bits a channel, and the file (tests/cli/generate/test_images.py).
 PICTURE_BYTES = 4
 DECODER_BYTES = {"WEBP": 17, "AVIF": 16, "TIFF": 16}
 # The coefficients of a progressive JPEG, of each channel: they are all held, whatever size is asked for.
@@ -77,7 +77,7 @@ def read_image(path: Path, size: ImageSize, content: bytes | None = None) -> Pre
         _check_file(path)
     try:
         with warnings.catch_warnings():
-            # Of sizes that are within our own limit, and of broken metadata, of which only the orientation matters.
+            # Pillow warns of sizes within our own limit, and of broken metadata, of which only the orientation matters.
             warnings.simplefilter("ignore")
             with Image.open(path if content is None else io.BytesIO(content), formats=FORMATS) as source:
                 return _prepare(source, path, size)

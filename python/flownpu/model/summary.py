@@ -42,7 +42,7 @@ class Weight:
     type: str
     """"q4nx", or ONNX's word for the type."""
     shape: list[int]
-    """Of a Q4NX weight in a graph: rows and columns; in a .q4nx file, which does not know these: the blocks."""
+    """Rows and columns of a Q4NX weight in a graph; in a .q4nx file, which does not know these, its blocks."""
     bytes: int
 
 

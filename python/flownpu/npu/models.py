@@ -29,7 +29,7 @@ class Model:
     post_norms: bool = False
     """What attention and feed-forward yield is normalised before it is added."""
     encoder: EncoderShape | None = None
-    """Of an encoder of images, all of its sizes. Its attention is not causal, its projections have biases."""
+    """All sizes, if it is an encoder of images. Its attention is not causal, its projections have biases."""
 
     @property
     def is_decoder(self) -> bool:

@@ -196,6 +196,6 @@ class Engine:
         return token
 
     def logits(self) -> Any:
-        """Of the last token: float32 [V]."""
+        """The last token's logits, float32 [V]."""
         pointer = self._llama.llama_get_logits_ith(self._context, -1)
         return np.ctypeslib.as_array(pointer, (self._vocabulary,))

@@ -94,7 +94,7 @@ class Engine:
         return int(self._generator.get_next_tokens()[0])
 
     def logits(self) -> Any:
-        """Of the last token: float32 [V]."""
+        """The last token's logits, float32 [V]."""
         return np.asarray(self._generator.get_logits()).reshape(-1)
 
 

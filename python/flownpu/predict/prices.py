@@ -45,7 +45,7 @@ def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Progr
 
 @lru_cache(maxsize=4)
 def _published_prices(device: str, decoder: DecoderShape, context: int) -> Prices:
-    """Of the values that are published; what is counted for one prediction of these programs is there for the next."""
+    """Prices with the published values, kept: the next prediction of these programs finds what this one counted."""
     del decoder, context  # that the programs are of: calls of others may have the same names
     return Prices(DEVICES[device], VALUES)
 
@@ -77,7 +77,7 @@ class Prediction:
 
     @cached_property
     def prices(self) -> Prices:
-        """Of these."""
+        """What the programs' calls cost on the device, with the values."""
         if self.values == VALUES and self.device == DEVICES.get(self.device.name):
             return _published_prices(self.device.name, self.target.decoder, self.context)
         return Prices(self.device, self.values)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flownpu.predict.published import Table
     from flownpu.predict.target import Target
 
-__all__ = ["Point", "Report", "predict", "published_of"]
+__all__ = ["Point", "PredictionReport", "predict", "published_of"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Point:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Of the prompt."""
+        """Speed of reading the prompt, tokens a second."""
         return self.context / self.ttft_seconds
 
     @property
@@ -70,7 +70,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Report:
+class PredictionReport:
     """Predictions of a model.
 
     Attributes:
@@ -121,7 +121,7 @@ class Report:
         }
 
 
-def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> Report:
+def predict(target: Target, device: Device, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:
     """Predicts a model at these lengths; without any, at 1k, 2k and so on, as far as the model goes.
 
     Raises:
@@ -138,7 +138,7 @@ def predict(target: Target, device: Device, contexts: Sequence[int] = (), values
         image = prediction.image()
     except ValueError as error:
         raise FlowNPUError(f"{target.name}: the NPU's designs have no place for it: {error}") from error
-    return Report(target.name, device.name, points, image.total if image else None, _errors(target.name))
+    return PredictionReport(target.name, device.name, points, image.total if image else None, _errors(target.name))
 
 
 def _point(prediction: Prediction, context: int) -> Point:

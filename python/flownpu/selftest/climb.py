@@ -79,12 +79,12 @@ class Result:
 
     @property
     def seconds(self) -> float | None:
-        """Of a run: the median of those after the first, which may load what others find loaded."""
+        """Time of a run: the median of those after the first, which may load what others find loaded."""
         return None if self.run is None else median(self.run.seconds[1:] or self.run.seconds)
 
     @property
     def read_seconds(self) -> float | None:
-        """Of a reading of its result: the median."""
+        """Time of reading back its result: the median."""
         return median(self.run.read_seconds) if self.run is not None and self.run.read_seconds else None
 
 

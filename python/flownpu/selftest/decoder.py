@@ -35,7 +35,7 @@ from flownpu.selftest.worker import MADE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from flownpu.selftest.reference.layer import Call
+    from flownpu.selftest.reference.layer import LayerInputs
 
     Rng = np.random.Generator
 
@@ -98,7 +98,7 @@ def _token(rng: Rng) -> Trial:
     return Trial(program, given, ("cache",), checks, _POSITION, call.hidden.astype(np.float32))
 
 
-def _of_cache(call: Call, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
+def _of_cache(call: LayerInputs, what: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
     """The position's keys and values, or all others."""
     cache = found["cache"].view(BFLOAT16).reshape(call.cache.shape)
     part = cache[:, call.position] if what == "position" else np.delete(cache, call.position, axis=1)

@@ -41,14 +41,14 @@ class Times:
         self.cores = LIMITS[target].columns * TILES
 
     def seconds(self, rung: str) -> float:
-        """Of a run. Raises KeyError if the rung has not passed."""
+        """Time of a run of the rung. Raises KeyError if the rung has not passed."""
         seconds = self._results[rung].seconds
         if seconds is None:
             raise KeyError(rung)
         return seconds
 
     def work(self, rung: str) -> float:
-        """Of a run. Raises KeyError likewise."""
+        """Work of a run of the rung. Raises KeyError if the rung has not passed."""
         return self._results[rung].work
 
     def cost(self, rung: str) -> float:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from flownpu.selftest.climb import Result
     from flownpu.selftest.measures import Measurement
 
-__all__ = ["Report"]
+__all__ = ["SelftestReport"]
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Report:
+class SelftestReport:
     """What became of the ladder.
 
     Attributes:

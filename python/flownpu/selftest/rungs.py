@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flownpu.selftest.reference.case import Case
 
     Rng = np.random.Generator
-    # Of one call, a case for each output that is compared.
+    # Cases of one call: one for each output that is compared.
     _Cases = Callable[[Rng], "list[Case]"]
 
 __all__ = ["ladder"]

@@ -216,7 +216,7 @@ def test_descriptors_live_at_once():
 
 
 def test_instructions_are_bounded_by_the_controllers_heap():
-    """Of a header, a parameter, a barrier, two transfers, one of which gives a token, and its await: 87 words."""
+    """A header, a parameter, a barrier, two transfers, one of which gives a token, and its await are 87 words."""
     words = 4 + 6 + 6 + 30 + 37 + 4
     assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []
     (found,) = check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words - 1))

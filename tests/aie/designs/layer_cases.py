@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.ops import q4nx
-from flownpu.selftest.reference.layer import Call, LayerWeights, expectation
+from flownpu.selftest.reference.layer import LayerInputs, LayerWeights, expectation
 from tests.aie.emulation import call as run_plan
 from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import assert_within, bf16
@@ -67,7 +67,7 @@ class LayerCase:
     """A call and what must come out, as `tests.aie.designs.mutations.caught` takes it."""
 
     plan: Plan
-    call: Call
+    call: LayerInputs
     expected: dict[str, tuple[np.ndarray, np.ndarray]]
 
     def check(self, array: Emulator | None = None, *, seed: int = 0, settle: bool = True) -> dict[str, np.ndarray]:
@@ -84,6 +84,6 @@ class LayerCase:
         return found
 
 
-def case_of(call: Call, rng) -> LayerCase:
+def case_of(call: LayerInputs, rng) -> LayerCase:
     """The case of a call, its plan checked."""
     return LayerCase(plan_of(call.program()), call, expectation(call, rng))

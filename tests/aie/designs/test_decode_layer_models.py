@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
 from flownpu.ops import q4nx
-from flownpu.selftest.reference.layer import Call, expectation, rotary_table
+from flownpu.selftest.reference.layer import LayerInputs, expectation, rotary_table
 from tests.aie.designs.layer_cases import case_of, checkpoint_layer, norm_weights
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16
@@ -58,7 +58,7 @@ class Model:
         bases = [rope.get(kind, rope)["rope_theta"] for kind in ("sliding_attention", "full_attention")]
         vocabulary = config.vocab_size
         embedded = q4nx.dequantize(self.embedding, vocabulary, shape.hidden)[token]
-        return Call(
+        return LayerInputs(
             DecodeLayer(shape), self.weights, layers, position,
             bf16(embedded * shape.hidden**0.5 if shape.post_norms else embedded), np.zeros(shape.hidden, BFLOAT16),
             cache, np.stack([rotary_table(CAPACITY, shape.d, base) for base in bases]),

@@ -22,7 +22,7 @@ from tests.aie.small_programs import KIND, idle
 
 def test_more_workers_than_tiles():
     workers = [Worker(lambda: None) for _ in range(17)]
-    with pytest.raises(RecordingError, match="needs 17 compute tiles, npu1 has 16"):
+    with pytest.raises(RecordingError, match=r"\[tiles\] needs 17 compute tiles, npu1 has 16"):
         Program(NPU1(), Runtime(lambda: None), workers).resolve_program()
 
 
@@ -61,5 +61,7 @@ def test_workers_of_a_column_go_before_those_of_any():
 
 def test_more_workers_than_a_column_has():
     workers = [Worker(lambda: None, tile=Tile(col=6)) for _ in range(5)]
-    with pytest.raises(RecordingError, match="needs 5 compute tiles, and one of them in column 6, where none is left"):
+    with pytest.raises(
+        RecordingError, match=r"\[tiles\] needs 5 compute tiles, and one of them in column 6, where none is left"
+    ):
         Program(NPU2(), Runtime(lambda: None), workers).resolve_program()

@@ -54,7 +54,7 @@ ACTIVATIONS = {
 
 
 def activation_tolerance(name, x):
-    """Of |act(x)|: five products make the exponent, whose error e^.. turns into a factor; exp2, its reciprocal (two
+    """Bounds act(x)'s error: five products make the exponent, whose error makes a factor; exp2, its reciprocal (two
     products) and the product with x follow. Where the exponent is limited to 60, sigmoid is 2^-60 rather than less."""
     act, exponent = ACTIVATIONS[name]
     return (5 * np.minimum(exponent(x), 64) * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act(x)) + np.abs(x) * 2.0**-59
@@ -282,7 +282,7 @@ def test_softmax(kernels, rng, n):
     known = wide(x[:, :n])
     power = np.exp(known - known.max(-1, keepdims=True))
     expected = power / power.sum(-1, keepdims=True)
-    # Of each power: its exponent's product, exp2; of the sum the same, f32 additions; its inverse and the last product.
+    # Errors of a power's exponent and exp2; of the sum, from its powers and f32 additions; of its inverse, the product.
     exponent = 1.4427 * (known.max(-1, keepdims=True) - known)
     power_error = np.log(2) * exponent * PRODUCT + EXP2
     average = (power_error * expected).sum(-1, keepdims=True)

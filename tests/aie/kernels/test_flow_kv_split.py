@@ -62,7 +62,7 @@ def merge(kernels, outputs, shares):
 
 
 def probabilities(sweep):
-    """Of the keys, [heads, keys], in float64."""
+    """Attention's probabilities of the keys, float64 [heads, keys]."""
     position, key = sweep.first_query, np.arange(sweep.key_end)
     seen = (key > position - sweep.window) & (key <= position)
     t = np.where(seen, sweep.factor * (wide(sweep.q[:, 0]) @ wide(sweep.k[: sweep.key_end]).T), -np.inf)

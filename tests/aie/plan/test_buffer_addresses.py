@@ -21,7 +21,7 @@ from tests.aie.small_programs import chain
 
 CORE = Tile(0, 2)
 BANK = NPU2.compute.memory_bytes // NPU2.compute.memory_banks
-# Arrays that bank-aware placement left no byte behind, and one whose buffers are larger than a bank.
+# Arrays that bank-aware addresses left no byte behind, and one whose buffers are larger than a bank.
 FULL = {
     "gemm, bf16": lambda: Gemm("npu2", "bf16", "none", m=64, n=64).program(512, 512, 1024),
     "gemm, bfp16": lambda: Gemm("npu2", "bfp16", "none").program(512, 512, 1024),

@@ -22,7 +22,7 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
-from flownpu.selftest.reference.layer import EPSILON, Call, random_layer, rotary_table
+from flownpu.selftest.reference.layer import EPSILON, LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.designs.layer_cases import case_of, checkpoint_layer
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
@@ -136,7 +136,7 @@ def test_chunks_and_a_token(rng, name, kind, turns):
                 assert (layer, name) == (int(label.rpartition(" ")[2]), buffer)
                 rows = CHUNK if name in HOST_WRITES else attended if name == "context" else PADDED
                 assert_within(contents.reshape(rows, -1)[:tokens, : numbers.shape[1]], numbers, tolerance)
-        # Of the last layer the model has more than keys and values, which are all that the program makes.
+        # The reference goes on after the last layer's keys and values, which are all that the program makes.
         assert next(expected)[:2] == (len(LAYERS) - 1, "context")
         list(expected)
         position += tokens
@@ -144,7 +144,9 @@ def test_chunks_and_a_token(rng, name, kind, turns):
         assert np.isfinite(wide(kept)).all()
 
     token = bf16(rng.normal(size=shape.hidden) * 3)
-    call = Call(DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale)
+    call = LayerInputs(
+        DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale
+    )
     found = case_of(call, rng).check()
     *_, (_, _, numbers, tolerance) = model.prefill(token[None], position, bf16_stream=True)
     assert_within(call.outcome(found)["update"], numbers[0], tolerance[0])

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fuzz.builder import Builder
+from tests.fuzz.graphs.builder import Builder
 
 Operators = list[tuple[int, str, int, Callable[[Builder], None]]]

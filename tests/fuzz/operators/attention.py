@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from tests.fuzz.builder import ABSENT
+from tests.fuzz.graphs.builder import ABSENT
 from tests.fuzz.operators.elementwise import MICROSOFT
 from tests.fuzz.operators.quantised import FLOAT, flow_node, n_bits, rows_of
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 INT64, INT32 = TensorProto.INT64, TensorProto.INT32
@@ -120,7 +120,7 @@ class Attention:
         b = self.b
         if not self.do_rotary or not b.choices.chance(20):
             return ABSENT
-        # Of a first prompt's, ONNX Runtime reads the first one only.
+        # ONNX Runtime reads only the first of a first prompt's positions.
         starts = [length - self.tokens if self.past else 0 for length in self.lengths]
         numbers = [max(0, start) + i for start in starts for i in range(self.tokens)]
         return b.integers(numbers, INT64, shape=(self.batch, self.tokens))

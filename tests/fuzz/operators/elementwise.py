@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
-from tests.fuzz import arrays, schemas
-from tests.fuzz.builder import ABSENT, broadcast
+from tests.fuzz import arrays
+from tests.fuzz.graphs import schemas
+from tests.fuzz.graphs.builder import ABSENT, broadcast
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 MICROSOFT = "com.microsoft"
@@ -75,7 +76,7 @@ def cast(b: Builder) -> None:
     to = b.type_for("Cast", "T2")
     if TensorProto.STRING in (x.type, to):
         to = x.type  # the texts of numbers are not our subject
-    # Of casts to 8-bit floats.
+    # An attribute of casts to 8-bit floats.
     saturate = b.choices.pick((None, 0, 1)) if b.opset >= 19 and to >= TensorProto.FLOAT8E4M3FN else None
     b.node("Cast", [x], [(to, x.shape)], to=to, saturate=saturate)
 

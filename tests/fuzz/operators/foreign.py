@@ -12,7 +12,7 @@ from tests.fuzz import arrays
 from tests.fuzz.operators.elementwise import unary
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder
+    from tests.fuzz.graphs.builder import Builder
     from tests.fuzz.operators import Operators
 
 

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper
 
 from tests.fuzz import arrays
 from tests.fuzz.arrays import numpy_type
-from tests.fuzz.builder import ABSENT, wrapped
+from tests.fuzz.graphs.builder import ABSENT, wrapped
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Shape, Value
+    from tests.fuzz.graphs.builder import Builder, Shape, Value
     from tests.fuzz.operators import Operators
 
 INT64 = TensorProto.INT64

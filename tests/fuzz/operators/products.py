@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
-from tests.fuzz.builder import ABSENT, broadcast
+from tests.fuzz.graphs.builder import ABSENT, broadcast
 from tests.fuzz.operators.elementwise import MICROSOFT
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 FLOAT = TensorProto.FLOAT
@@ -134,7 +134,7 @@ def dequantize(b: Builder) -> None:
 
 
 def convolution(b: Builder) -> None:
-    """Of patches, mostly: strides = kernel."""
+    """A convolution, mostly of patches: strides = kernel."""
     images, channels = b.choices.pick((1, 2, 0, 3)), b.choices.pick((3, 1, 2, 4))
     kernel = b.choices.pick((2, 1, 3, 4)), b.choices.pick((2, 1, 3, 5))
     sizes = [k * b.choices.pick((1, 2, 3, 5)) + b.choices.pick((0, 0, 1)) for k in kernel]

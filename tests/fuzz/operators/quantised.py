@@ -14,13 +14,13 @@ from onnx import TensorProto
 
 from flownpu.ops import definitions, q4nx
 from flownpu.ops.definitions.onnx_function import DOMAIN
-from tests.fuzz.builder import ABSENT, broadcast, names_of
+from tests.fuzz.graphs.builder import ABSENT, broadcast, names_of
 from tests.fuzz.operators.elementwise import MICROSOFT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.fuzz.builder import Builder, Shape, Value
+    from tests.fuzz.graphs.builder import Builder, Shape, Value
     from tests.fuzz.operators import Operators
 
 FLOAT, UINT8 = TensorProto.FLOAT, TensorProto.UINT8
@@ -50,7 +50,7 @@ def block_weight(b: Builder, rows: int, columns: int, block: int, *, zero_points
     blocks = -(-columns // block)
     rng = np.random.default_rng(b.choices.seed())
     codes = b.source(UINT8, (rows, blocks, block // 2), constant=True, given=_bytes(rng, rows * blocks * block // 2))
-    # Of 4 bits, so that bfloat16 holds -scale * zero point.
+    # Scales of 4 bits, so that bfloat16 holds -scale * zero point.
     numbers = rng.integers(1, 16, rows * blocks) * 2.0 ** rng.integers(-8, -3, rows * blocks)
     if b.choices.chance(10):
         numbers = numbers * rng.choice([-1.0, 0.0, 1.1], rows * blocks)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from onnx import TensorProto
 
 from tests.fuzz import arrays
-from tests.fuzz.builder import ABSENT, wrapped
+from tests.fuzz.graphs.builder import ABSENT, wrapped
 
 if TYPE_CHECKING:
-    from tests.fuzz.builder import Builder, Value
+    from tests.fuzz.graphs.builder import Builder, Value
     from tests.fuzz.operators import Operators
 
 FLOAT = TensorProto.FLOAT

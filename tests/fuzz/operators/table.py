@@ -11,7 +11,7 @@ from tests.fuzz.operators import attention, elementwise, foreign, moves, product
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.fuzz.builder import Builder
+    from tests.fuzz.graphs.builder import Builder
 
 FAMILIES = (elementwise, moves, reductions, products, quantised, attention, foreign)
 

@@ -23,7 +23,7 @@ from tests.fuzz.arrays import Array, is_float, limits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Of an element: never, perhaps or always NaN; always NaN or infinite.
+# What an element is: never, perhaps or always NaN; always NaN or infinite.
 NEVER, PERHAPS, ALWAYS, NOT_FINITE = 0, 1, 2, 3
 
 
@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
 
 
 def of(array: Array) -> Bounds:
-    """Of numbers that are known."""
+    """The bounds of numbers that are known."""
     if not is_float(array.dtype):
         return Bounds(array, array, array.dtype)
     numbers = array.astype(np.float64)

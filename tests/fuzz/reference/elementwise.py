@@ -123,7 +123,7 @@ def fast_gelu(node: Node) -> Bounds:
 
 
 def integer(function: Callable[[Array, Array], Array], a: Bounds, b: Bounds) -> Bounds:
-    """Of integers, which wrap around; unknown where an operand is."""
+    """The bounds of a function of integers, which wrap around; unknown where an operand is."""
     exact = function(a.low, b.low).astype(a.dtype)
     made = Bounds(exact, exact, a.dtype)
     if a.is_exact and b.is_exact:

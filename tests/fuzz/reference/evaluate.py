@@ -89,7 +89,7 @@ class Node:
         return self.has(index) and self.names[index] in self.constants
 
     def scale_behind(self, index: int) -> Bounds | None:
-        """Of an input that is DequantizeLinear's, moved or not: its scale."""
+        """The scale of an input that DequantizeLinear made, moved or not since."""
         maker = self.makers.get(self.names[index])
         while maker is not None and maker.op_type in {"Transpose", "Reshape", "Identity"}:
             maker = self.makers.get(maker.input[0])

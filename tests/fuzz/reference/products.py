@@ -26,18 +26,18 @@ from tests.fuzz.reference.elementwise import FUNCTION_UNITS, gelu, product_of, q
 if TYPE_CHECKING:
     from tests.fuzz.reference.evaluate import Node, Table
 
-# Of activations and weights that are rounded to bf16: a half unit of 8 significant bits, of the number that is rounded,
-# and the product's own rounding after it.
+# Error of activations and weights that are rounded to bf16, relative: a half unit of 8 significant bits, and the
+# product's own rounding after it.
 BFLOAT16 = 2.0**-8
-# Of what is rounded to int8, of the largest number in its group: half of a 127th. The group is not larger than the row.
+# Error of rounding to int8, relative to the group's largest number: half of a 127th. A group is within a row.
 INT8 = 0.5 / 127 * 1.02
 # A group of magnitudes up to here is 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
-# Of what is rounded to 8 bits between the lowest and the highest of a group: half of a 255th of their distance.
+# Error of rounding to 8 bits between the lowest and the highest of a group: half of a 255th of their distance.
 BYTE = 0.5 / 255 * 1.02
 # From here on roundings to bf16 and scales of int8 overflow.
 ENORMOUS = 1e37
-# Of a row of activations, what its sum may be: it meets 8-bit codes before their scale.
+# The largest sum of a row of activations: it is multiplied by 8-bit codes before their scale.
 MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
 
 

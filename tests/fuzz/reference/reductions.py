@@ -32,7 +32,7 @@ SKIP_EPSILON = 1e-12
 
 
 def any_nan(x: Bounds, axes: Axes) -> Array | None:
-    """Of results along axes, with these kept: NaN where one of the elements is."""
+    """Where results along axes, which are kept, are NaN: where one of the elements is."""
     if x.nan is None:
         return None
     own = np.where(x.nan > ALWAYS, PERHAPS, x.nan).astype(np.uint8)

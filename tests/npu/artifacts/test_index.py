@@ -39,7 +39,7 @@ def node(**attributes):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a model in `tmp_path`."""
+    """The artifacts of a model in `tmp_path`."""
     programs = [
         program(attributes={"hidden": [64], "windows": [0, 512]}),
         program(attributes={"hidden": [128], "windows": [0, 512]}),

@@ -21,8 +21,8 @@ from flownpu.npu.decoder import decoder_of_model, read_decoder
 from flownpu.npu.encoder import read_encoder
 from flownpu.ops.definitions import add_functions
 from tests.convert.conftest import write_tiny
-from tests.convert.gguf_files import write_gguf
 from tests.convert.picture_models import write_pictures_checkpoint
+from tests.convert.sources.gguf_files import write_gguf
 from tests.npu.match.verdicts import assert_same_decoder, told_by_build, told_by_session
 
 if TYPE_CHECKING:

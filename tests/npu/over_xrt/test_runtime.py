@@ -49,7 +49,7 @@ def test_results_are_the_emulators(driver, target, rng, tmp_path):
     driver.use_kernels(target)
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = xrt.XrtBench(case.plan, tmp_path)
-    assert bench.runtime.description == "NPU Strix, XRT 2.25"
+    assert bench.runtime.description == f"NPU Strix, firmware {xrt.FIRMWARE}, XRT 2.25"
     buffers = bench.buffers(case.plan, **case.inputs)
     bench.run((bench.sequence(case.plan), whole(*buffers.values())))
     buffers["y"].to_host(0, 2 * 160)
@@ -113,7 +113,7 @@ def test_what_a_call_under_way_uses_stays(bench, case, driver):
     submission = bench.submit((bench.sequence(case.plan), arguments))
     del arguments
     bench.array = bench.runtime = None
-    # Of the heap the configuration has a part, and the instructions.
+    # The configuration and the instructions have a part of the heap each.
     assert (driver.alive("buffer"), driver.alive("heap buffer"), driver.alive("context")) == (3, 2, 1)
     submission.wait(1000)
     del submission
@@ -179,11 +179,11 @@ def test_sessions_leave_nothing(driver, case, tmp_path):
     ("fault", "number", "failure", "message"),
     [
         ("open", errno.ENODEV, "no_device", "Open /dev/accel/accel0 failed .*: No such device; load the driver"),
-        ("open", errno.EACCES, "permission", r"Permission denied; join the group .*sudo usermod -aG render \$USER"),
-        ("lock memory", errno.EAGAIN, "permission", "mmap.* failed .*; the driver locks memory: .*ulimit -l"),
-        ("heap", errno.ENOMEM, "permission", "CREATE_BO .*; the driver locks memory: .*ulimit -l"),
-        ("heap", errno.ENOTTY, "version", r"Inappropriate ioctl.*; install XRT 2\.19 or newer and the driver"),
-        ("version", (2 << 16) + 18, "version", r"expected XRT 2\.19 or newer, found 2\.18; install XRT"),
+        ("open", errno.EACCES, "permission", r"Permission denied; join the group .*sudo usermod -aG render \"\$USER\""),
+        ("lock memory", errno.EAGAIN, "permission", "mmap.* failed .*; the driver locks memory, .*memlock"),
+        ("heap", errno.ENOMEM, "permission", "CREATE_BO .*; the driver locks memory, .*memlock"),
+        ("heap", errno.ENOTTY, "version", r"Inappropriate ioctl.*; XRT 2\.19 or newer is needed, .*`flownpu doctor"),
+        ("version", (2 << 16) + 18, "version", r"expected XRT 2\.19 or newer, found 2\.18; XRT .*`flownpu doctor"),
     ],
 )
 def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message):
@@ -192,7 +192,7 @@ def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message)
         npu.open_xrt_runtime()
     driver.reset()
     # XRT has lost the device's place in sysfs, where its name is.
-    assert npu.open_xrt_runtime().description in ("NPU Strix, XRT 2.25", "an NPU, XRT 2.25")
+    assert re.match("(NPU Strix|an NPU)(, firmware .*)?, XRT 2.25", npu.open_xrt_runtime().description)
 
 
 @pytest.mark.parametrize(
@@ -206,18 +206,36 @@ def test_a_device_that_cannot_be_opened(driver, fault, number, failure, message)
 )
 def test_an_array_that_gets_no_context(bench, driver, number, failure, message):
     driver.inject("context", number)
-    with device_error(failure, re.escape(bench.file) + ": .*" + message):
+    with device_error(failure, re.escape(bench.file) + " on NPU Strix, .*: .*" + message):
         bench.runtime.load(bench.file)
     bench.runtime.load(bench.file)
+
+
+NEEDED = (
+    r"Operation not supported; XRT 2\.19 or newer is needed, and .* firmware of the NPU of its age: `flownpu doctor"
+)
+
+
+@pytest.mark.parametrize("fault", ["context", "submit"])
+def test_firmware_that_does_not_know_a_request(driver, case, tmp_path, fault):
+    """The driver has taken it; which it is is said, what is needed, and what tells more."""
+    driver.use_firmware("1.0.0.63")
+    bench = xrt.XrtBench(case.plan, tmp_path)
+    arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
+    sequence = bench.sequence(case.plan)
+    driver.inject(fault, errno.EOPNOTSUPP)
+    what = re.escape(bench.file) if fault == "context" else "call 0"
+    with device_error("version", rf"{what} on NPU Strix, firmware 1\.0\.0\.63, XRT 2\.25: .*{NEEDED}"):
+        bench.runtime.load(bench.file) if fault == "context" else bench.submit((sequence, arguments))
 
 
 def test_files_that_are_no_xclbin(bench, tmp_path):
     content = (tmp_path / f"{bench.flat.identity}.xclbin").read_bytes()
     for name, wrong in [("half", content[: len(content) // 2]), ("short", content[:10]), ("other", b"{}" + content)]:
         (tmp_path / name).write_bytes(wrong)
-        with device_error("artifact", rf"/{name}: .*; build the designs for this NPU anew"):
+        with device_error("artifact", rf"/{name} on NPU Strix.*: .*; build the designs for this NPU anew"):
             bench.runtime.load(str(tmp_path / name))
-    with device_error("artifact", "/nothing: No such file .*; build the designs"):
+    with device_error("artifact", "/nothing on NPU Strix.*: No such file .*; build the designs"):
         bench.runtime.load(str(tmp_path / "nothing"))
     with device_error("artifact", "words for the array .*: expected instructions, got none"):
         bench.array.sequence(np.zeros(0, np.int64))
@@ -259,7 +277,7 @@ def test_buffers_of_no_good_size(bench, size):
 
 def test_too_little_memory_may_be_locked(bench, driver):
     driver.inject("allocate", errno.EAGAIN)
-    with device_error("permission", "a buffer of 8 bytes .*; the driver locks memory: "):
+    with device_error("permission", "a buffer of 8 bytes .*; the driver locks memory, "):
         bench.runtime.allocate(8)
 
 

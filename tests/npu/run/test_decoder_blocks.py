@@ -168,7 +168,7 @@ def test_a_prompt_is_cut_at_its_images(rng: np.random.Generator, folder: Folder,
 
 
 def test_rows_behind_the_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
-    """Of a prompt that is padded on the right."""
+    """The rows that pad a prompt on the right."""
     blocks = numbered(4, "image", 2)
     hidden = embedded(rng, folder.reference, blocks)
     expected, _ = session.run(hidden, len(blocks), session.past(CONTEXT), blocks=blocks)

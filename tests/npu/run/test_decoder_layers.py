@@ -206,7 +206,7 @@ def counted(session, run):
 
 
 def test_dispatches_and_bytes_of_a_token_and_of_a_prompt(rng, session_of, embed):
-    """Of a token two lines go to the array and logits come back; of a prompt its embeddings go there as well."""
+    """For a token two lines go to the array and logits come back; for a prompt its embeddings go there as well."""
     session, hidden = session_of("gemma3_text"), embed("gemma3_text", rng.integers(3, 300, 260))
     past, layers = session.past(CONTEXT), session.attributes["layers"]
     run_all(session, hidden, steps_of(1), past)  # its cache is made, and words that every position has are sent

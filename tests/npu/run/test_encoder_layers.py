@@ -58,7 +58,7 @@ def lowered(device, folder):
 
 
 def test_features(rng, built, converted, checkpoint):
-    """Of two images, against transformers, which computes in float32.
+    """The features of two images, against transformers, which computes in float32.
 
     The rms of the errors is an estimate (tests/npu/rounding.py): twice of it leaves room for what roundings that are
     taken for independent and evenly spread are not. A wrong bias, scale or patch changes features by about their own

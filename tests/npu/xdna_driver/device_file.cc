@@ -10,7 +10,10 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "tests/npu/xdna_driver/packet_fields.h"
@@ -30,8 +33,20 @@ constexpr ArrayInfo kArray = {
     .memory = {.rows = 1, .first_row = 1, .dma_channels = 6, .locks = 64, .events = 128, .pad = {}},
     .shim = {.rows = 1, .first_row = 0, .dma_channels = 2, .locks = 16, .events = 128, .pad = {}},
 };
-constexpr FirmwareInfo kFirmware = {255, 0, 5, 35};
 constexpr std::int64_t kContexts = 16;
+
+// What the test wrote into sysfs, "255.0.5.35": the driver says the same wherever it is asked.
+FirmwareInfo firmware() {
+  const std::filesystem::path devices = machine_root() + "/sys/bus/pci/drivers/amdxdna";
+  FirmwareInfo found{};
+  for (const auto& device : std::filesystem::directory_iterator(devices)) {
+    std::ifstream file(device.path() / "fw_version");
+    char dot = 0;
+    if (file >> found.major >> dot >> found.minor >> dot >> found.patch >> dot >> found.build)
+      break;
+  }
+  return found;
+}
 
 // A fault that is an error number, as the driver returns it.
 int refused(const char* fault) { return -static_cast<int>(struck(fault).value_or(0)); }
@@ -247,7 +262,7 @@ int DeviceFile::info(const Info& request) {
     case InfoParameter::kArrayVersion:
       return write(request, kArray.version);
     case InfoParameter::kFirmware:
-      return write(request, kFirmware);
+      return write(request, firmware());
     default:
       return -EOPNOTSUPP;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands in the place of an array in the doubles of XRT and of its driver: the emulator, with
-// its own words where aiecc's xclbins have a configuration and instructions.
+// What stands in the place of an array in the double of the driver: the emulator, with its own
+// words where aiecc's xclbins have a configuration and instructions.
 #pragma once
 
 #include <cstddef>

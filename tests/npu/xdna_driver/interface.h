@@ -89,7 +89,7 @@ struct Wait {
   std::uint64_t sequence;
 };
 
-// Of a buffer or a timeline.
+// Closes a buffer or a timeline.
 struct Close {
   std::uint32_t handle, pad;
 };

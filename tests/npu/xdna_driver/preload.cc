@@ -29,6 +29,8 @@
 
 namespace {
 
+using xdna_driver::machine_root;
+
 // What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
 constexpr std::array<std::string_view, 5> kRedirected = {
     "/sys/bus/", "/sys/module/amdxdna", "/sys/class/accel", "/sys/devices/pci", "/dev/accel"};
@@ -41,22 +43,14 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-const std::string& root() {
-  static const std::string folder = [] {
-    const char* given = std::getenv("XDNA_DRIVER_ROOT");
-    return std::string(given == nullptr ? "" : given);
-  }();
-  return folder;
-}
-
 // Where a file is looked for, in place of `path`.
 class Redirected {
  public:
   explicit Redirected(const char* path) : path_(path) {
     if (path == nullptr || path[0] != '/' || (path[1] != 's' && path[1] != 'd')) return;
     for (const std::string_view prefix : kRedirected) {
-      if (!root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
-        elsewhere_ = root() + path;
+      if (!machine_root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
+        elsewhere_ = machine_root() + path;
         path_ = elsewhere_.c_str();
       }
     }
@@ -80,14 +74,14 @@ OpenFiles& open_files() {
 }
 
 std::shared_ptr<xdna_driver::DeviceFile> device_file(int file) {
-  if (root().empty()) return nullptr;
+  if (machine_root().empty()) return nullptr;
   const std::lock_guard lock(open_files().mutex);
   const auto found = open_files().files.find(file);
   return found == open_files().files.end() ? nullptr : found->second;
 }
 
 bool is_device(const char* path) {
-  return path != nullptr && !root().empty() &&
+  return path != nullptr && !machine_root().empty() &&
          std::string_view(path).substr(0, kDevice.size()) == kDevice;
 }
 
@@ -108,6 +102,16 @@ int open_device() {
 int open_as(const char* name, const char* path, int flags, mode_t mode) {
   if (is_device(path)) return open_device();
   return next<int (*)(const char*, int, mode_t)>(name)(Redirected(path), flags, mode);
+}
+
+int open_at_as(const char* name, int folder, const char* path, int flags, mode_t mode) {
+  if (is_device(path)) return open_device();
+  return next<int (*)(int, const char*, int, mode_t)>(name)(folder, Redirected(path), flags, mode);
+}
+
+template <typename Stat>
+int look_at_as(const char* name, const char* path, Stat* found) {
+  return next<int (*)(const char*, Stat*)>(name)(Redirected(path), found);
 }
 
 mode_t mode_of(int flags, va_list list) {
@@ -131,9 +135,10 @@ void* map_as(const char* name, void* at, std::size_t size, int protection, int f
 char* real_path_as(const char* path, char* resolved) {
   char* const found = next<char* (*)(const char*, char*)>("realpath")(Redirected(path), resolved);
   // A path below our folder is one of the machine's again.
-  if (found != nullptr && !root().empty() &&
-      root().compare(0, root().size(), found, root().size()) == 0) {
-    std::memmove(found, found + root().size(), std::strlen(found) - root().size() + 1);
+  if (found != nullptr && !machine_root().empty() &&
+      machine_root().compare(0, machine_root().size(), found, machine_root().size()) == 0) {
+    std::memmove(found, found + machine_root().size(),
+                 std::strlen(found) - machine_root().size() + 1);
   }
   return found;
 }
@@ -164,9 +169,15 @@ int openat(int folder, const char* path, int flags, ...) {
   va_start(list, flags);
   const mode_t mode = mode_of(flags, list);
   va_end(list);
-  if (is_device(path)) return open_device();
-  return next<int (*)(int, const char*, int, mode_t)>("openat")(folder, Redirected(path), flags,
-                                                                mode);
+  return open_at_as("openat", folder, path, flags, mode);
+}
+
+int openat64(int folder, const char* path, int flags, ...) {
+  va_list list;
+  va_start(list, flags);
+  const mode_t mode = mode_of(flags, list);
+  va_end(list);
+  return open_at_as("openat64", folder, path, flags, mode);
 }
 
 FILE* fopen(const char* path, const char* mode) {
@@ -179,12 +190,17 @@ FILE* fopen64(const char* path, const char* mode) {
 
 DIR* opendir(const char* path) { return next<DIR* (*)(const char*)>("opendir")(Redirected(path)); }
 
-int stat(const char* path, struct stat* found) {
-  return next<int (*)(const char*, struct stat*)>("stat")(Redirected(path), found);
-}
+int stat(const char* path, struct stat* found) { return look_at_as("stat", path, found); }
 
-int lstat(const char* path, struct stat* found) {
-  return next<int (*)(const char*, struct stat*)>("lstat")(Redirected(path), found);
+int stat64(const char* path, struct stat64* found) { return look_at_as("stat64", path, found); }
+
+int lstat(const char* path, struct stat* found) { return look_at_as("lstat", path, found); }
+
+int lstat64(const char* path, struct stat64* found) { return look_at_as("lstat64", path, found); }
+
+int fstatat64(int folder, const char* path, struct stat64* found, int flags) {
+  return next<int (*)(int, const char*, struct stat64*, int)>("fstatat64")(folder, Redirected(path),
+                                                                           found, flags);
 }
 
 int access(const char* path, int mode) {
@@ -213,7 +229,7 @@ void* mmap64(void* at, std::size_t size, int protection, int flags, int file, of
 
 int close(int file) {
   std::shared_ptr<xdna_driver::DeviceFile> closed;
-  if (!root().empty()) {
+  if (!machine_root().empty()) {
     const std::lock_guard lock(open_files().mutex);
     if (const auto found = open_files().files.find(file); found != open_files().files.end()) {
       closed = std::move(found->second);

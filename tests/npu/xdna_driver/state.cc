@@ -2,9 +2,11 @@
 #include "tests/npu/xdna_driver/state.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <vector>
 
 namespace xdna_driver {
@@ -16,10 +18,27 @@ struct Fault {
   std::int64_t amount;
 };
 
+// What an environment variable says; empty: nothing.
+std::string variable(const char* name) {
+  const char* const given = std::getenv(name);
+  return given == nullptr ? "" : given;
+}
+
+// "timelines=0 separate=1": how it is in this process, until a test says another thing.
+std::vector<Fault> settings() {
+  std::vector<Fault> found;
+  std::istringstream given(variable("XDNA_DRIVER_SETTINGS"));
+  for (std::string setting; given >> setting;) {
+    const std::size_t end = setting.find('=');
+    found.push_back({setting.substr(0, end), 0, std::stoll(setting.substr(end + 1))});
+  }
+  return found;
+}
+
 struct State {
   std::mutex mutex;
-  std::string kernels;
-  std::vector<Fault> faults;
+  std::string kernels = variable("XDNA_DRIVER_KERNELS");
+  std::vector<Fault> faults = settings();
   std::vector<std::string> violations;
   std::map<std::string, std::int64_t> alive;
   int watchdog_rounds = 0;
@@ -76,6 +95,11 @@ std::string kernel_library() {
   return state().kernels;
 }
 
+const std::string& machine_root() {
+  static const std::string folder = variable("XDNA_DRIVER_ROOT");
+  return folder;
+}
+
 int watchdog_rounds() {
   const std::lock_guard lock(state().mutex);
   return state().watchdog_rounds;
@@ -92,7 +116,7 @@ void xdna_driver_use_kernels(const char* library) {
 
 void xdna_driver_reset() {
   const std::lock_guard lock(state().mutex);
-  state().faults.clear();
+  state().faults = xdna_driver::settings();
   state().violations.clear();
 }
 

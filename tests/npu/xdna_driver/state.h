@@ -11,9 +11,10 @@
 
 #pragma GCC visibility push(default)
 extern "C" {
-// Where the kernels are that an array of npu2 calls: libflownpu_aie_xdna2.so.
+// Where the kernels are that an array calls: libflownpu_aie_xdna2.so. In place of it, and of
+// xdna_driver_inject, the environment may have XDNA_DRIVER_KERNELS and XDNA_DRIVER_SETTINGS.
 void xdna_driver_use_kernels(const char* library);
-// Forgets faults and violations; what is alive stays so.
+// Forgets faults, but those of the environment, and violations; what is alive stays so.
 void xdna_driver_reset();
 // The opportunity number `after` (0: the next) of a fault is taken, once:
 //   open, lock memory, heap, context, allocate, move, submit: the request fails with error number
@@ -56,6 +57,8 @@ std::optional<std::int64_t> struck(const std::string& fault);
 // What holds until the reset; `otherwise` if nothing does.
 std::int64_t setting(const std::string& fault, std::int64_t otherwise);
 std::string kernel_library();
+// The folder in which the test has this machine's /sys and /dev; empty: this is no machine of ours.
+const std::string& machine_root();
 // Goes up with each xdna_driver_end_hung_calls().
 int watchdog_rounds();
 

@@ -94,7 +94,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
     }
   }
 
-  // Of kRowTile rows from `row` on, by key. Rows past the last one are its copies, or 0.
+  // Scores of kRowTile rows from `row` on, by key. Rows past the last one are its copies, or 0.
   void dot_keys(const float* keys, std::int64_t row, Vector* low, Vector* high) const {
     const std::uint32_t* query = blocks_.query(0) + row;
     Vector sums[kRowTile][2] = {};
@@ -114,7 +114,7 @@ class FewPairs : ManyRows<BFloat16Pairs, 1> {
   }
 
   void add_values(const Range& range, std::int64_t end, const float* correction) {
-    // Of V's rows, two by two; the last row before `end` may stand for the one after it, whose
+    // V's rows, two by two; the last row before `end` may stand for the one after it, whose
     // factor is 0.
     const std::byte* rows[kMostChunkKeys];
     const std::byte* next[kMostChunkKeys];

@@ -156,7 +156,7 @@ class FewRows {
     each_tile([&]<int ROWS>(std::int64_t row) { value_rows<ROWS>(row, start, keys); });
   }
 
-  // Of the elements from `from` on.
+  // The scalar product of the elements from `from` on.
   float dot(const float* query, const Element* key, std::int64_t from) const {
     Vector sums{};
     std::int64_t i = from;

@@ -88,10 +88,10 @@ class QueryBlocks {
   // Elements of a numerator, with padding.
   std::int64_t padded_head() const { return padded_head_; }
 
-  // Of one block: [head steps][VECTORS][kLanes], and [padded head][VECTORS][kLanes].
+  // One block's part: [head steps][VECTORS][kLanes], and [padded head][VECTORS][kLanes].
   const Element* query(std::int64_t block) const { return query_ + block * kRows * query_steps_; }
   float* numerator(std::int64_t block) const { return numerator_ + block * kRows * padded_head_; }
-  // Of one block: [VECTORS][kLanes].
+  // One block's part: [VECTORS][kLanes].
   float* maximum(std::int64_t block) const { return maximum_ + block * kRows; }
   float* denominator(std::int64_t block) const { return denominator_ + block * kRows; }
   const std::int32_t* first(std::int64_t block) const { return first_ + block * kRows; }

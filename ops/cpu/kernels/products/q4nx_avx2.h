@@ -57,7 +57,7 @@ inline Rows load_rows(const float* in) {
   return {_mm256_shuffle_ps(low, high, 0x88), _mm256_shuffle_ps(low, high, 0xdd)};
 }
 
-// Of a strip of a group of 32 columns.
+// Scales and minima of a strip's rows in a group of 32 columns.
 struct Parameters {
   Rows scale;
   Rows minimum;

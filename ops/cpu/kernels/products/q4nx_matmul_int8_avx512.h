@@ -121,7 +121,8 @@ template <typename RowsAt>
   }
 }
 
-// Of `groups` groups of columns.
+// What 8-bit codes of each row have to span: its weights' lowest to highest over `groups` groups of
+// columns.
 inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
   const auto largest_codes = [&](const Parameters& p) -> Rows {
     const __m512 largest_code = _mm512_set1_ps(15.0F);

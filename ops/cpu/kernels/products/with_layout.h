@@ -2,7 +2,7 @@
 // Kernels that read a weight once are compiled for each layout of it; this chooses one.
 #pragma once
 
-#include "ops/q4nx.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {

@@ -204,7 +204,7 @@ class _Tokenizer:
         split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
         return {
             "normalizer": {"type": "Sequence", "normalizers": [prepend, replace]} if self.add_space else replace,
-            # Of a normalised text, which has no spaces, this leaves one piece; Gemma's own file has it.
+            # A normalised text has no spaces, so that this leaves it in one piece; Gemma's own file has it.
             "pre_tokenizer": None if self.add_space else split,
             "decoder": {"type": "Sequence", "decoders": decoders},
             "model": self._model(self._merges(), unknown=self._unknown(), byte_fallback=True, ignore_merges=False),

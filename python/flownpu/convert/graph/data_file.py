@@ -36,7 +36,7 @@ class _LargePageWriter:
 
     What is written at once is one piece in the page cache (Linux, file systems that know large folios), and only from
     one piece a large page can be mapped: a model then decodes as fast right after it was written as after it was read
-    from the disk (`ep/mapped_file.h`).
+    from the disk (`ep/model/mapped_file.h`).
     """
 
     def __init__(self, path: Path) -> None:

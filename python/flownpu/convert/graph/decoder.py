@@ -130,7 +130,7 @@ class DecoderWriter(EmbeddingWriter):
         return self._project(output, f"{name}.o_proj")
 
     def _cache_shape(self) -> list[int | str | None]:
-        """Of a layer's keys, and of its values."""
+        """The shape of a layer's keys, and of its values."""
         raise NotImplementedError
 
     def _attend(

@@ -55,7 +55,7 @@ class _Writer(DecoderWriter):
         return self._model(self.decoder.family, [logits, *self.present])
 
     def _last_tokens(self, hidden: ir.Value) -> ir.Value:
-        """Of each sequence the last new token, [B, D]."""
+        """The last new token of each sequence, [B, D]."""
         ends = self._op(
             "Slice",
             [self.boundaries, self._integers("from_1", [1]), self._integers("to_end", [2**63 - 1])],

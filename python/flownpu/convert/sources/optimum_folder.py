@@ -11,7 +11,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
-from flownpu.graph_rewrites.plain_rewriter import rewrite_plain
+from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 from flownpu.npu.attention_folding import prompt_folding
 from flownpu.ops.definitions.onnx_function import DOMAIN
 

@@ -51,7 +51,7 @@ _BITS = 4
 _IN_A_WORD = 32 // _BITS
 # Times a value of four bits: a word of eight such.
 _IN_EACH_PLACE = 0x11111111
-# Of a weight whose minima are -8 times its scales.
+# The zero point of a weight whose minima are -8 times its scales.
 _SYMMETRIC_ZERO = 8
 # Which of eight values is in the lowest four bits of a word, which in the next.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
@@ -247,7 +247,7 @@ class PrequantisedWeights(CheckpointWeights):
         return bool((words == np.uint32((zero - self._packing.zero_offset) * _IN_EACH_PLACE)).all())
 
     def _unpacked_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
-        """Of words [n, rows / 8]: uint8 [rows, n]."""
+        """Rows first .. stop - 1, unpacked from words [n, rows / 8] to uint8 [rows, n]."""
         words = self._words(name, first // _IN_A_WORD, stop // _IN_A_WORD)
         return self._unpack(words).reshape(len(words), -1).T
 

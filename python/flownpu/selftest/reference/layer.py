@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Rng = np.random.Generator
 
 __all__ = [
-    "EPSILON", "SAMPLES", "Call", "LayerWeights", "Rounding", "expectation", "padded", "random_call", "random_layer",
-    "random_projection", "rms_norm", "rotary_table",
+    "EPSILON", "SAMPLES", "LayerInputs", "LayerWeights", "Rounding", "expectation", "padded", "random_call",
+    "random_layer", "random_projection", "rms_norm", "rotary_table",
 ]  # fmt: skip
 
 EPSILON = 1e-6
@@ -96,7 +96,7 @@ def padded(values: np.ndarray, size: int) -> np.ndarray:
 
 
 @dataclass
-class Call:
+class LayerInputs:
     """Inputs of layers for a token.
 
     hidden, update: bf16 [D], the residual stream before the first layer and what is to be added to it. cache: bf16
@@ -156,13 +156,13 @@ class Call:
 
 def random_call(
     shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1, way: str = "pairs"
-) -> Call:
+) -> LayerInputs:
     """A call with random weights, a full cache, and an update to be added."""
     hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
     cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
     rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
     weights = [random_layer(shape, rng) for _ in layers]
-    return Call(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
+    return LayerInputs(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
 
 
 # --- The expectation --------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Rounding:
         return np.asarray(values * (1 + error))
 
 
-def expectation(call: Call, rng: Rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """What must come out, and how far each number may be off.
 
     The array rounds where this rounds (kernels/README.md): entries, projections, heads, attention's weights (which are
@@ -238,7 +238,9 @@ def product(x: np.ndarray, blocks: np.ndarray, projection: Projection, gating: s
     return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=projection.columns, gating=gating)
 
 
-def attend(call: Call, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding) -> tuple[np.ndarray, np.ndarray]:
+def attend(
+    call: LayerInputs, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding
+) -> tuple[np.ndarray, np.ndarray]:
     """FlowKVAttention with its norms and RoPE; and the position's keys and values, as they lie in the cache."""
     shape, rows = call.design.shape, len(qkv)
     past = np.repeat(wide(call.cache[index])[None], rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, capacity, d]

@@ -48,7 +48,7 @@ ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
 
 
 def activation_tolerance(x: np.ndarray, act: np.ndarray) -> np.ndarray:
-    """Of act(x), a sigmoid's product: five products make its exponent, limited to 64; then exp2, and four more.
+    """Bounds the error of act(x), x times a sigmoid: five products make its exponent, limited to 64; exp2; four more.
 
     The reference has 1 + tanh, which loses 2^-53 of 1.
     """
@@ -65,7 +65,7 @@ def random_weight(rng: Rng, m: int, k: int) -> tuple[np.ndarray, q4nx.Quantized]
 
 
 def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
-    """Of FusedDQP's sums: a group's are split in two bf16 parts, 2^-16; 32 products and 4 sums a group are added."""
+    """Bounds FusedDQP's error: a group's sums are split in two bf16 parts, 2^-16, of 32 products and 4 sums."""
     k = weight.shape[1]
     scale, minimum = (np.repeat(np.abs(wide(p)), q4nx.GROUP, 1)[:, :k] for p in (weight.scale, weight.minimum))
     magnitude = (scale * weight.codes + minimum) @ np.abs(wide(x))

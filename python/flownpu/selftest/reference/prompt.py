@@ -192,7 +192,7 @@ class PrefillModel:
 
 
 def _units(values: np.ndarray) -> np.ndarray:
-    """Of each number's mantissa in block floating point, 8 along the last axis."""
+    """The unit of each number's mantissa in block floating point, in blocks of 8 along the last axis."""
     largest = np.abs(values).reshape(*values.shape[:-1], -1, 8).max(-1)
     exponent = np.floor(np.log2(np.where(largest > 0, largest, 1))) - 6
     return np.repeat(np.where(largest > 0, np.exp2(exponent), 0), 8, -1)

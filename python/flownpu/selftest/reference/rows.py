@@ -143,7 +143,7 @@ def softmax_case(design: Softmax, rows: int, n: int, rng: Rng) -> Case:
     power = np.exp(known - known.max(-1, keepdims=True))
     expected = np.zeros(x.shape)
     expected[:, :n] = power / power.sum(-1, keepdims=True)
-    # Of each power: its exponent's product, exp2; of the sum the same, f32 additions; its inverse and the last product.
+    # Errors of a power's exponent and exp2; of the sum, from its powers and f32 additions; of its inverse, the product.
     error = np.zeros(x.shape)
     error[:, :n] = np.log(2) * 1.4427 * (known.max(-1, keepdims=True) - known) * PRODUCT + EXP2
     average = (error * expected).sum(-1, keepdims=True)

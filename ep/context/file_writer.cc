@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <span>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "ep/context/file.h"
+#include "ep/context/file_format.h"
+#include "ops/error.h"
+#include "ops/formats/utf8.h"
+
+namespace flownpu {
+namespace {
+
+using namespace context_file;  // NOLINT(google-build-using-namespace): the file's format
+
+struct Blob {
+  std::size_t bytes = 0;
+  const void* data = nullptr;      // a constant's; null for what is packed:
+  const Packed* packed = nullptr;  // it writes itself
+};
+
+class HeadWriter {
+ public:
+  template <typename Number>
+  void number(Number value) {
+    const auto wide = static_cast<std::uint64_t>(static_cast<std::int64_t>(value));
+    for (int byte = 0; byte < 8; ++byte) head_ += static_cast<char>(wide >> (8 * byte));
+  }
+  void real(float value) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    number(bits);
+  }
+  void text(const std::string& value) {
+    if (!is_utf8(value)) {
+      fail(
+          "[FlowNPU] a compiled partition is kept with its texts in UTF-8, as ONNX has them; got '",
+          value, "': export the model again");
+    }
+    number(value.size());
+    head_ += value;
+  }
+  template <typename Item, typename Write>
+  void list(const Item& items, const Write& write) {
+    number(items.size());
+    for (const auto& item : items) write(item);
+  }
+
+  void node(const Node& node) {
+    text(node.name);
+    text(node.op_type);
+    text(node.domain);
+    number(node.since_version);
+    list(node.attributes, [this](const auto& entry) { attribute(entry.first, entry.second); });
+    list(node.tensor_attributes, [this](const std::string& name) { text(name); });
+    list(node.inputs, [this](const Value& item) { value(item); });
+    list(node.outputs, [this](const Value& item) { value(item); });
+    list(node.packed, [this](const Packed& item) {
+      text(item.name);
+      number(blobs.size());
+      blobs.push_back({.bytes = item.bytes, .data = nullptr, .packed = &item});
+    });
+  }
+
+  const std::string& head() const { return head_; }
+
+  std::vector<Blob> blobs;
+
+ private:
+  void attribute(const std::string& key, const Attribute& attribute) {
+    text(key);
+    number(attribute.index());
+    std::visit(
+        [this](const auto& held) {
+          using Held = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<Held, std::string>) {
+            text(held);
+          } else if constexpr (std::is_same_v<Held, float>) {
+            real(held);
+          } else if constexpr (std::is_same_v<Held, std::int64_t>) {
+            number(held);
+          } else if constexpr (std::is_same_v<Held, std::vector<float>>) {
+            list(held, [this](float item) { real(item); });
+          } else {
+            list(held, [this](std::int64_t item) { number(item); });
+          }
+        },
+        attribute);
+  }
+
+  void value(const Value& value) {
+    text(value.name);
+    number(value.type);
+    number(value.shape.has_value());
+    if (value.shape) {
+      number(value.shape->rank());
+      for (const std::int64_t dim : *value.shape) number(dim);
+    }
+    number(value.constant == nullptr ? kNoConstant : constant(value));
+  }
+
+  // Its blob's number; several values may be one constant (a table that is embedding and LM head).
+  std::int64_t constant(const Value& value) {
+    const auto [known, is_new] = numbers_.try_emplace(value.constant, blobs.size());
+    if (is_new) {
+      const std::size_t bytes =
+          static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
+      blobs.push_back({.bytes = bytes, .data = value.constant, .packed = nullptr});
+    }
+    return static_cast<std::int64_t>(known->second);
+  }
+
+  std::string head_;
+  std::map<const void*, std::size_t> numbers_;
+};
+
+}  // namespace
+
+void write_context_file(const std::string& path, const std::string& compatibility,
+                        const std::vector<Node>& nodes) {
+  HeadWriter writer;
+  writer.text(compatibility);
+  writer.list(nodes, [&](const Node& node) { writer.node(node); });
+  writer.list(writer.blobs, [&](const Blob& blob) { writer.number(blob.bytes); });
+  HeadWriter sizes;
+  sizes.number(kVersion);
+  sizes.number(writer.head().size());
+  HeadWriter begin;
+  begin.number(kMagic);
+  begin.number(kVersion);
+  begin.number(writer.head().size());
+  begin.number(
+      sum_of(std::as_bytes(std::span(sizes.head())), std::as_bytes(std::span(writer.head()))));
+
+  const std::string unfinished = path + ".unfinished";
+  std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
+  file << begin.head() << writer.head();
+  std::vector<std::byte> memory;
+  for (const Blob& blob : writer.blobs) {
+    const auto at = static_cast<std::size_t>(file.tellp());
+    file << std::string(aligned(at) - at, '\0');
+    const auto* data = static_cast<const char*>(blob.data);
+    if (blob.packed != nullptr) {
+      memory.resize(blob.bytes);
+      blob.packed->write(memory);
+      data = reinterpret_cast<const char*>(memory.data());
+    }
+    file.write(data, static_cast<std::streamsize>(blob.bytes));
+  }
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(unfinished, path, error);
+  if (!file || error) {
+    std::filesystem::remove(unfinished, error);
+    fail("[FlowNPU] cannot write the compiled partition '", path,
+         "': is the disk full, or the folder read-only?");
+  }
+}
+
+}  // namespace flownpu

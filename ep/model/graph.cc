@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/model/graph.h"
+
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "ep/model/initializers.h"
+
+namespace flownpu {
+namespace {
+
+// ORT hands out lists as a count and an array to fill.
+template <typename Item, typename Owner, typename Count, typename Get>
+std::vector<const Item*> list(const Api& api, const Owner* owner, const Count& count_of,
+                              const Get& get) {
+  std::size_t count = 0;
+  api.call(count_of, owner, &count);
+  std::vector<const Item*> items(count);
+  if (count > 0) api.call(get, owner, items.data(), count);
+  return items;
+}
+
+std::vector<const OrtValueInfo*> inputs_of(const Api& api, const OrtNode* node) {
+  return list<OrtValueInfo>(api, node, ort::Node_GetNumInputs, ort::Node_GetInputs);
+}
+
+std::vector<const OrtValueInfo*> outputs_of(const Api& api, const OrtNode* node) {
+  return list<OrtValueInfo>(api, node, ort::Node_GetNumOutputs, ort::Node_GetOutputs);
+}
+
+template <typename Owner, typename Get>
+std::string text(const Api& api, const Owner* owner, const Get& get) {
+  const char* characters = nullptr;
+  api.call(get, owner, &characters);
+  return characters == nullptr ? "" : characters;
+}
+
+std::string name_of_value(const Api& api, const OrtValueInfo* value) {
+  return value == nullptr ? "" : text(api, value, ort::GetValueInfoName);
+}
+
+std::vector<std::string> names_of_values(const Api& api,
+                                         const std::vector<const OrtValueInfo*>& values) {
+  std::vector<std::string> names;
+  names.reserve(values.size());
+  for (const OrtValueInfo* value : values) names.push_back(name_of_value(api, value));
+  return names;
+}
+
+// For messages: ONNX's words for the element types, in the enumeration's order.
+std::string word_of(ort::ONNXTensorElementDataType type) {
+  static constexpr std::array kWords{"undefined",  "float",   "uint8",  "int8",   "uint16",
+                                     "int16",      "int32",   "int64",  "string", "bool",
+                                     "float16",    "double",  "uint32", "uint64", "complex64",
+                                     "complex128", "bfloat16"};
+  return type < kWords.size() ? kWords.at(type)
+                              : "number " + std::to_string(type) + " (float8 or fewer bits)";
+}
+
+// Sets the value's type and shape. Returns what is wrong with them for us, or nothing.
+std::string read_type(const Api& api, const OrtValueInfo* info, Value& value) {
+  const OrtTypeInfo* type_info = nullptr;
+  const OrtTensorTypeAndShapeInfo* tensor = nullptr;
+  api.call(ort::GetValueInfoTypeInfo, info, &type_info);
+  if (type_info != nullptr) api.call(ort::CastTypeInfoToTensorInfo, type_info, &tensor);
+  if (tensor == nullptr)
+    return "value '" + value.name + "' is not a tensor, or its type is not known";
+
+  ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  api.call(ort::GetTensorElementType, tensor, &element);
+  const std::optional<DataType> type = data_type_of(element);
+  if (!type) {
+    return "value '" + value.name + "' has type " + word_of(element) + ", which no device takes";
+  }
+  value.type = *type;
+
+  if (!api.call(ort::TensorTypeAndShape_HasShape, tensor)) return "";
+  std::size_t rank = 0;
+  api.call(ort::GetDimensionsCount, tensor, &rank);
+  if (rank > Shape::kMaxRank) {
+    return "value '" + value.name + "' has rank " + std::to_string(rank) + ", above the " +
+           std::to_string(Shape::kMaxRank) + " dimensions a device takes";
+  }
+  std::array<std::int64_t, Shape::kMaxRank> dims{};
+  api.call(ort::GetDimensions, tensor, dims.data(), rank);
+  value.shape = Shape(dims.data(), rank);
+  return "";
+}
+
+// Two calls: the first, into no space, says how much is needed (its status, an error then, is what
+// it says it by).
+template <typename Element>
+std::vector<Element> read_elements(const Api& api, const OrtOpAttr* attribute,
+                                   ort::OrtOpAttrType type) {
+  std::size_t needed = 0;
+  try {
+    api.call(ort::ReadOpAttr, attribute, type, nullptr, 0, &needed);
+  } catch (const Error&) {
+    if (needed == 0) throw;
+  }
+  std::vector<Element> elements(needed / sizeof(Element));
+  if (!elements.empty()) {
+    api.call(ort::ReadOpAttr, attribute, type, elements.data(), needed, &needed);
+  }
+  return elements;
+}
+
+template <typename Element>
+Element read_element(const Api& api, const OrtOpAttr* attribute, ort::OrtOpAttrType type) {
+  Element element{};
+  std::size_t needed = 0;
+  api.call(ort::ReadOpAttr, attribute, type, &element, sizeof element, &needed);
+  return element;
+}
+
+// An attribute that is a tensor: a constant value.
+Value read_tensor(const Api& api, const OrtOpAttr* attribute, std::string name) {
+  OrtValue* tensor = nullptr;
+  api.call(ort::OpAttr_GetTensorAttributeAsOrtValue, attribute, &tensor);
+  const auto release = [api](OrtValue* held) { api.call(ort::ReleaseValue, held); };
+  Value value{.name = std::move(name),
+              .type = {},
+              .shape = {},
+              .constant = nullptr,
+              .owner = std::shared_ptr<OrtValue>(tensor, release)};
+
+  ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  const std::int64_t* dims = nullptr;
+  std::size_t rank = 0;
+  api.call(ort::GetTensorElementTypeAndShapeDataReference, tensor, &element, &dims, &rank);
+  const std::optional<DataType> type = data_type_of(element);
+  if (!type) fail("'", value.name, "' has type ", word_of(element), ", which no device takes");
+  value.type = *type;
+  value.shape = Shape(dims, rank);
+  api.call(ort::GetTensorData, tensor, &value.constant);
+  return value;
+}
+
+std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute) {
+  ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
+  api.call(ort::OpAttr_GetType, attribute, &type);
+  switch (type) {
+    case ort::ORT_OP_ATTR_INT:
+      return read_element<std::int64_t>(api, attribute, type);
+    case ort::ORT_OP_ATTR_FLOAT:
+      return read_element<float>(api, attribute, type);
+    case ort::ORT_OP_ATTR_INTS:
+      return read_elements<std::int64_t>(api, attribute, type);
+    case ort::ORT_OP_ATTR_FLOATS:
+      return read_elements<float>(api, attribute, type);
+    case ort::ORT_OP_ATTR_STRING: {
+      const std::vector<char> characters = read_elements<char>(api, attribute, type);
+      return std::string(characters.begin(), characters.end());
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+// Sets the node's values. Returns why no device can take one of them, or nothing.
+std::string read_values(const Api& api, Initializers& initializers,
+                        const std::vector<const OrtValueInfo*>& infos, std::vector<Value>& values) {
+  std::string unsupported;
+  for (const OrtValueInfo* info : infos) {
+    Value& value = values.emplace_back();
+    value.name = name_of_value(api, info);
+    if (value.name.empty() || !unsupported.empty()) continue;
+    unsupported = read_type(api, info, value);
+    if (unsupported.empty()) unsupported = initializers.read(info, value);
+  }
+  return unsupported;
+}
+
+// A tensor becomes the node's last input, which a step finds as it finds all constants.
+std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
+  std::string unsupported;
+  for (const OrtOpAttr* attribute :
+       list<OrtOpAttr>(api, handle, ort::Node_GetNumAttributes, ort::Node_GetAttributes)) {
+    const std::string name = text(api, attribute, ort::OpAttr_GetName);
+    ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
+    api.call(ort::OpAttr_GetType, attribute, &type);
+    if (type == ort::ORT_OP_ATTR_TENSOR) {
+      // An output's name is no other node's.
+      const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
+      try {
+        node.inputs.push_back(read_tensor(api, attribute, unique));
+        node.tensor_attributes.push_back(name);
+      } catch (const Error& error) {
+        unsupported = "attribute " + std::string(error.what());
+      }
+    } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
+      node.attributes.emplace(name, std::move(*value));
+    } else {
+      unsupported =
+          "attribute '" + name + "' is a graph or a list of strings, which no device takes";
+    }
+  }
+  return unsupported;
+}
+
+// The name that the model gives the node, or else that of its first output.
+std::string name_of_node(const Api& api, const OrtNode* handle, const std::vector<Value>& outputs) {
+  std::string name = text(api, handle, ort::Node_GetName);
+  for (const Value& output : outputs) {
+    if (name.empty()) name = output.name;
+  }
+  return name;
+}
+
+GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* handle) {
+  GraphNode result;
+  result.handle = handle;
+  Node& node = result.node;
+  node.op_type = text(api, handle, ort::Node_GetOperatorType);
+  node.domain = text(api, handle, ort::Node_GetDomain);
+  if (node.domain == "ai.onnx") node.domain.clear();
+  api.call(ort::Node_GetSinceVersion, handle, &node.since_version);
+  for (const std::string& reason :
+       {read_values(api, initializers, inputs_of(api, handle), node.inputs),
+        read_values(api, initializers, outputs_of(api, handle), node.outputs),
+        read_attributes(api, handle, node)}) {
+    if (result.unsupported.empty()) result.unsupported = reason;
+  }
+  node.name = name_of_node(api, handle, node.outputs);
+
+  const std::string provider = text(api, handle, ort::Node_GetEpName);
+  result.is_elsewhere = !provider.empty() && provider != kEpName;
+
+  std::size_t subgraphs = 0;
+  api.call(ort::Node_GetNumSubgraphs, handle, &subgraphs);
+  if (subgraphs > 0) {
+    result.has_subgraphs = true;
+    result.implicit_inputs =
+        names_of_values(api, list<OrtValueInfo>(api, handle, ort::Node_GetNumImplicitInputs,
+                                                ort::Node_GetImplicitInputs));
+  }
+  return result;
+}
+
+}  // namespace
+
+ort::ONNXTensorElementDataType element_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case DataType::kFloat16:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+    case DataType::kBFloat16:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+    case DataType::kInt64:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    case DataType::kInt32:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case DataType::kInt8:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+    case DataType::kUInt8:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+    case DataType::kBool:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+  }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type) {
+  for (int ours = 0; ours <= static_cast<int>(DataType::kBool); ++ours) {
+    if (element_of(static_cast<DataType>(ours)) == type) return static_cast<DataType>(ours);
+  }
+  return std::nullopt;
+}
+
+OperatorSets operator_sets(const Api& api, const OrtGraph* graph) {
+  std::size_t count = 0;
+  api.call(ort::Graph_GetNumOperatorSets, graph, &count);
+  std::vector<const char*> domains(count);
+  std::vector<std::int64_t> versions(count);
+  api.call(ort::Graph_GetOperatorSets, graph, domains.data(), versions.data(), count);
+  OperatorSets sets;
+  for (std::size_t i = 0; i < count; ++i) sets.emplace_back(domains[i], versions[i]);
+  return sets;
+}
+
+std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {
+  Initializers initializers(api, model_path(api, graph));
+  std::vector<GraphNode> nodes;
+  for (const OrtNode* node :
+       list<OrtNode>(api, graph, ort::Graph_GetNumNodes, ort::Graph_GetNodes)) {
+    nodes.push_back(read_node(api, initializers, node));
+  }
+  return nodes;
+}
+
+std::string model_path(const Api& api, const OrtGraph* graph) {
+  return text(api, graph, ort::Graph_GetModelPath);
+}
+
+std::vector<std::string> output_names(const Api& api, const OrtGraph* graph) {
+  return names_of_values(
+      api, list<OrtValueInfo>(api, graph, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs));
+}
+
+std::vector<std::string> input_names(const Api& api, const OrtNode* node) {
+  return names_of_values(api, inputs_of(api, node));
+}
+
+std::vector<std::string> output_names(const Api& api, const OrtNode* node) {
+  return names_of_values(api, outputs_of(api, node));
+}
+
+}  // namespace flownpu

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/model/initializers.h"
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace flownpu {
+namespace {
+
+// Data that begins between two elements is copied: files may have it anywhere, and steps read whole
+// elements.
+void align(Value& value) {
+  const std::size_t bytes =
+      static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
+  const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
+  if (bytes == 0 || place % size_of(value.type) == 0) return;
+  auto copy = std::make_shared<std::vector<std::byte>>(bytes);
+  std::memcpy(copy->data(), value.constant, bytes);
+  value.constant = copy->data();
+  value.owner = std::move(copy);
+}
+
+}  // namespace
+
+Initializers::Initializers(const Api& api, const std::string& model) : api_(api) {
+  if (!model.empty()) folder_ = std::filesystem::path(model).parent_path();
+}
+
+std::string Initializers::read(const OrtValueInfo* info, Value& value) {
+  bool is_constant = false;
+  api_.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
+  if (!is_constant) return "";
+  std::string from;
+  if (map(info, value, from)) {
+    align(value);
+    return "";
+  }
+  const OrtValue* initializer = nullptr;
+  try {
+    api_.call(ort::ValueInfo_GetInitializerValue, info, &initializer);
+    if (initializer == nullptr) fail("no data");
+    api_.call(ort::GetTensorData, initializer, &value.constant);
+  } catch (const Error& error) {  // External data that is not there, say.
+    return "initializer '" + value.name + "' cannot be read" + from + ": " + error.what();
+  }
+
+  ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  const std::int64_t* dims = nullptr;
+  std::size_t rank = 0;
+  api_.call(ort::GetTensorElementTypeAndShapeDataReference, initializer, &element, &dims, &rank);
+  value.shape = Shape(dims, rank);
+  // An initializer of no elements is a constant all the same; no one reads a byte of it.
+  static constexpr std::byte kNoElements{};
+  if (value.constant == nullptr) value.constant = &kNoElements;
+  align(value);
+  return "";
+}
+
+// False where the tensor is in no file, or not as the model says: ONNX Runtime then has it, from
+// elsewhere, or has the words for what is wrong. `from`: the file, for these.
+bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from) {
+  if (!folder_ || !value.shape) return false;
+  OrtExternalInitializerInfo* found = nullptr;
+  api_.call(ort::ValueInfo_GetExternalInitializerInfo, info, &found);
+  if (found == nullptr) return false;
+  const auto release = [this](OrtExternalInitializerInfo* data) {
+    api_.call(ort::ReleaseExternalInitializerInfo, data);
+  };
+  const std::unique_ptr<OrtExternalInitializerInfo, decltype(release)> data(found, release);
+  const std::string location = api_.call(ort::ExternalInitializerInfo_GetFilePath, found);
+  from = " from '" + location + "'";
+  const std::int64_t offset = api_.call(ort::ExternalInitializerInfo_GetFileOffset, found);
+  const std::size_t bytes = api_.call(ort::ExternalInitializerInfo_GetByteSize, found);
+
+  const std::shared_ptr<const MappedFile> mapped = file((*folder_ / location).string());
+  const std::size_t expected =
+      static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
+  if (mapped == nullptr || bytes != expected || offset < 0 || bytes > mapped->bytes().size() ||
+      static_cast<std::size_t>(offset) > mapped->bytes().size() - bytes) {
+    return false;
+  }
+  value.constant = mapped->bytes().data() + offset;
+  value.owner = mapped;
+  return true;
+}
+
+std::shared_ptr<const MappedFile> Initializers::file(const std::string& path) {
+  const auto [known, is_new] = files_.try_emplace(path);
+  if (!is_new) return known->second;
+  try {
+    known->second = MappedFile::shared(path);
+    return known->second;
+  } catch (const Error&) {
+    return nullptr;  // See map().
+  }
+}
+
+}  // namespace flownpu

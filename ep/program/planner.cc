@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/program/planner.h"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+namespace flownpu {
+namespace {
+
+// Bytes that a value takes, as far as it is known before the first run: dimensions that are not
+// count as 1. Only the order of these sizes matters.
+std::size_t expected_bytes(const Value& value) {
+  std::size_t bytes = size_of(value.type);
+  if (value.shape) {
+    for (const std::int64_t dim : *value.shape)
+      bytes *= static_cast<std::size_t>(std::max<std::int64_t>(dim, 1));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Program::Planner::Planner(Program& program, const std::vector<std::string>& inputs,
+                          const std::vector<std::string>& outputs)
+    : program_(program) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) input_index_.emplace(inputs[i], i);
+  for (std::size_t i = 0; i < outputs.size(); ++i) output_index_.emplace(outputs[i], i);
+}
+
+void Program::Planner::plan(std::vector<Node> nodes) {
+  std::vector<std::unique_ptr<Step>> steps;
+  steps.reserve(nodes.size());
+  for (const Node& node : nodes)
+    steps.push_back(naming(node, [&] { return program_.device_->prepare(node); }));
+  schedule_ = make_schedule(nodes, steps);
+  find_lives(nodes);
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    if (index == schedule_.begin) {
+      // What the slices complete together lives from the first of them on.
+      for (std::size_t i = schedule_.begin; i < schedule_.end; ++i) {
+        for (const Value& output : nodes[schedule_.order[i]].outputs) {
+          if (!output.name.empty() && !schedule_.sliced.contains(output.name)) write(output);
+        }
+      }
+    }
+    const std::size_t node = schedule_.order[index];
+    add_step(std::move(nodes[node]), std::move(steps[node]), index);
+  }
+  find_late_readers();
+  find_streams();
+  program_.slots_ = slot_bytes_.size();
+  program_.slices_begin_ = schedule_.begin;
+  program_.slices_end_ = schedule_.end;
+  program_.why_whole_ = schedule_.reason;
+}
+
+void Program::Planner::find_lives(const std::vector<Node>& nodes) {
+  last_read_.resize(nodes.size());
+  const std::size_t last_of_slice = schedule_.end - 1;
+  const auto in_slices = [this](std::size_t index) {
+    return schedule_.begin <= index && index < schedule_.end;
+  };
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const Node& node = nodes[schedule_.order[index]];
+    const auto extend = [&](const Value& value) {
+      if (value.name.empty()) return;
+      // What is not sliced is read, or written, again by the next slice.
+      const bool again = in_slices(index) && !schedule_.sliced.contains(value.name);
+      last_reader_[value.name] = again ? last_of_slice : index;
+    };
+    for (const Value& input : node.inputs) extend(input);
+    // A step writes all outputs that its node names, also those that no one reads.
+    for (const Value& output : node.outputs) extend(output);
+  }
+  for (const auto& [name, index] : last_reader_) last_read_[index].push_back(name);
+}
+
+void Program::Planner::add_step(Node node, std::unique_ptr<Step> step, std::size_t index) {
+  PlannedStep planned;
+  for (const Value& input : node.inputs) {
+    planned.inputs.push_back(input.name.empty() ? kNowhere : read(input));
+  }
+  for (const Value& output : node.outputs) {
+    planned.outputs.push_back(output.name.empty() ? kNowhere : write(output));
+  }
+  for (const std::string& name : last_read_[index]) release(name);
+  planned.step = std::move(step);
+  planned.node = std::move(node);
+  planned.node.packed.clear();
+  program_.steps_.push_back(std::move(planned));
+}
+
+// Values that are there before the steps run: constants and inputs of the program.
+void Program::Planner::find_streams() {
+  std::size_t next = kNowhere;
+  for (PlannedStep& step : std::views::reverse(program_.steps_)) {
+    step.next_streamed = next;
+    const std::size_t input = step.step->streamed_input().value_or(step.inputs.size());
+    if (input >= step.inputs.size() || step.inputs[input] == kNowhere) continue;
+    const Home home = program_.values_[step.inputs[input]].home;
+    if (home == Home::kConstant || home == Home::kInput) next = step.inputs[input];
+    if (home == Home::kConstant) program_.streamed_.push_back(next);
+  }
+  std::ranges::reverse(program_.streamed_);
+}
+
+std::size_t Program::Planner::read(const Value& value) {
+  if (const auto known = value_index_.find(value.name); known != value_index_.end())
+    return known->second;
+  const auto input = input_index_.find(value.name);
+  const std::size_t index = input == input_index_.end() ? kNowhere : input->second;
+  PlannedValue planned;
+  planned.name = value.name;
+  planned.home = Home::kInput;
+  planned.index = index;
+  if (value.constant != nullptr) {
+    planned.home = Home::kConstant;
+    if (value.owner != nullptr) planned.index = kNowhere;
+    if (planned.index == kNowhere) planned.tensor = program_.own_constant(value);
+  } else if (index == kNowhere) {
+    fail("[FlowNPU] value '", value.name,
+         "' is neither computed before it is read nor an input of the partition");
+  }
+  return add(std::move(planned));
+}
+
+std::size_t Program::Planner::write(const Value& value) {
+  if (const auto known = value_index_.find(value.name); known != value_index_.end())
+    return known->second;
+  PlannedValue planned;
+  planned.name = value.name;
+  planned.tensor.type = value.type;
+  if (const auto output = output_index_.find(value.name); output != output_index_.end()) {
+    planned.home = Home::kOutput;
+    planned.index = output->second;
+  } else {
+    planned.index = take_slot(expected_bytes(value));
+  }
+  return add(std::move(planned));
+}
+
+std::size_t Program::Planner::add(PlannedValue value) {
+  const std::size_t index = program_.values_.size();
+  value_index_.emplace(value.name, index);
+  if (schedule_.sliced.contains(value.name)) {
+    value.sliced = true;
+    if (value.home == Home::kInput || value.home == Home::kOutput) program_.cut_.push_back(index);
+  }
+  if (schedule_.blocks.contains(value.name)) program_.blocks_.push_back(index);
+  program_.values_.push_back(std::move(value));
+  return index;
+}
+
+// Takes the smallest free slot that is large enough; else the largest, which grows; else a new one.
+std::size_t Program::Planner::take_slot(std::size_t bytes) {
+  auto best = free_slots_.end();
+  for (auto slot = free_slots_.begin(); slot != free_slots_.end(); ++slot) {
+    if (best == free_slots_.end()) {
+      best = slot;
+      continue;
+    }
+    const std::size_t size = slot_bytes_[*slot];
+    const std::size_t best_size = slot_bytes_[*best];
+    const bool better = best_size < bytes ? size > best_size : size >= bytes && size < best_size;
+    if (better) best = slot;
+  }
+  if (best == free_slots_.end()) {
+    slot_bytes_.push_back(bytes);
+    return slot_bytes_.size() - 1;
+  }
+  const std::size_t slot = *best;
+  free_slots_.erase(best);
+  slot_bytes_[slot] = std::max(slot_bytes_[slot], bytes);
+  return slot;
+}
+
+void Program::Planner::release(const std::string& name) {
+  const PlannedValue& value = program_.values_[value_index_.at(name)];
+  if (value.home == Home::kSlot) free_slots_.push_back(value.index);
+}
+
+// A step that is run in slices reads its inputs again after outputs of all such steps have been
+// written; but its own outputs may share the memory of its own inputs.
+void Program::Planner::find_late_readers() {
+  std::vector<std::vector<std::size_t>> readers(program_.values_.size());
+  for (std::size_t step = 0; step < program_.steps_.size(); ++step) {
+    for (const std::size_t value : program_.steps_[step].inputs) {
+      if (value != kNowhere && program_.values_[value].home == Home::kInput)
+        readers[value].push_back(step);
+    }
+  }
+  for (std::size_t step = 0; step < program_.steps_.size(); ++step) {
+    const bool repeats = schedule_.begin <= step && step < schedule_.end;
+    const std::size_t first = repeats ? schedule_.begin : step;
+    for (const std::size_t written : program_.steps_[step].outputs) {
+      if (written == kNowhere || program_.values_[written].home != Home::kOutput) continue;
+      for (std::size_t value = 0; value < readers.size(); ++value) {
+        const auto late = [&](std::size_t reader) { return reader >= first && reader != step; };
+        if (std::ranges::any_of(readers[value], late))
+          program_.values_[written].read_later.push_back(value);
+      }
+    }
+  }
+}
+
+}  // namespace flownpu

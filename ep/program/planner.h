@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Program::Planner: gives every value of a program a home.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ep/program/program.h"
+#include "ep/program/schedule.h"
+#include "ops/error.h"
+
+namespace flownpu {
+
+class Program::Planner {
+ public:
+  Planner(Program& program, const std::vector<std::string>& inputs,
+          const std::vector<std::string>& outputs);
+
+  // `nodes` in topological order; throws Error naming the node whose preparation fails.
+  void plan(std::vector<Node> nodes);
+
+ private:
+  void find_lives(const std::vector<Node>& nodes);
+  void add_step(Node node, std::unique_ptr<Step> step, std::size_t index);
+  std::size_t read(const Value& value);
+  std::size_t write(const Value& value);
+  std::size_t add(PlannedValue value);
+  std::size_t take_slot(std::size_t bytes);
+  void release(const std::string& name);
+  void find_late_readers();
+  void find_streams();
+
+  Program& program_;
+  Schedule schedule_;
+  std::unordered_map<std::string, std::size_t> input_index_;
+  std::unordered_map<std::string, std::size_t> output_index_;
+  std::unordered_map<std::string, std::size_t> value_index_;
+  // The last step that reads a value, and the values whose lives end with a step.
+  std::unordered_map<std::string, std::size_t> last_reader_;
+  std::vector<std::vector<std::string>> last_read_;
+  std::vector<std::size_t> slot_bytes_;
+  std::vector<std::size_t> free_slots_;
+};
+
+// The error's message, with the node if it does not name it.
+inline std::string named(const Node& node, const std::exception& error) {
+  std::string message = error.what();
+  if (message.find(to_string(node)) != std::string::npos) return message;
+  return "[FlowNPU] " + to_string(node) + ": " + message;
+}
+
+// Runs `body`, and names the node in the errors it throws.
+template <typename Body>
+auto naming(const Node& node, const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    fail("[FlowNPU] out of memory in ", to_string(node));
+  } catch (const Unsupported& error) {
+    throw Unsupported(named(node, error));
+  } catch (const DeviceFailed& error) {
+    throw DeviceFailed(named(node, error));
+  } catch (const std::exception& error) {
+    throw Error(named(node, error));
+  }
+}
+
+}  // namespace flownpu

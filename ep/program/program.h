@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Program: a partition, compiled: its steps in order and where every value lives. Knows nothing of
+// ONNX Runtime.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/dispatch_observer.h"
+#include "ops/nodes/node.h"
+
+namespace flownpu {
+
+// What a run reads from and writes to.
+class ProgramIo {
+ public:
+  virtual ~ProgramIo() = default;
+  virtual Tensor input(std::size_t index) = 0;
+  // The memory of an output, for the shape that was inferred for it. Asked for once an output and
+  // run.
+  virtual void* output(std::size_t index, const Shape& shape) = 0;
+};
+
+// Is told of every step of a run, and of what its device is given to do.
+class StepObserver : public DispatchObserver {
+ public:
+  // `begin_ns`, `end_ns`: std::chrono::steady_clock. `outputs`: the step's.
+  virtual void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
+                   std::int64_t end_ns) = 0;
+};
+
+// Memory: constants are used where initializers.h finds them, outputs of the program are written
+// where the caller wants them, and every other value lives in a slot. Values whose lives do not
+// overlap share a slot. Slots grow when a run needs more than any before it, and are then kept: a
+// decode step that is no larger than the last allocates nothing.
+//
+// Long prompts: the steps of the schedule's slices (schedule.h) are run for some hundred tokens, as
+// many as the device likes best, then for the next; slots hold one slice. Where inputs or outputs
+// that are sliced have several rows (a batch), a slice of them is copied.
+//
+// Runs may overlap: each has a workspace of its own, from a list of those not in use.
+class Program {
+ public:
+  // `nodes` in topological order; `inputs` and `outputs` name the values that ProgramIo passes, in
+  // its order. Throws Error naming the node whose preparation fails.
+  Program(std::shared_ptr<const Device> device, std::vector<Node> nodes,
+          const std::vector<std::string>& inputs, const std::vector<std::string>& outputs);
+  ~Program();
+
+  // `observer` may be null. Throws Error naming the node that failed.
+  void run(ProgramIo& io, StepObserver* observer) const;
+
+  // The inputs that are no constants: ProgramIo's indices.
+  std::vector<std::size_t> fed() const;
+  // For one token.
+  std::int64_t multiply_adds() const;
+  // Why long prompts are computed at once; empty if they are not.
+  const std::string& why_whole() const { return why_whole_; }
+
+ private:
+  static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
+
+  enum class Home : std::uint8_t { kInput, kConstant, kOutput, kSlot };
+
+  struct PlannedValue {
+    std::string name;
+    Home home = Home::kSlot;
+    // The input's, output's or slot's.
+    std::size_t index = kNowhere;
+    // Set for a constant that ORT does not pass at run time.
+    Tensor tensor;
+    // Whether a slice of it is all there is at a time; inputs and outputs of the program among them
+    // are cut.
+    bool sliced = false;
+    // Inputs of the program that are read after an output has been written: they must not share its
+    // memory.
+    std::vector<std::size_t> read_later;
+  };
+
+  struct PlannedStep {
+    Node node;
+    std::unique_ptr<Step> step;
+    // Indices of values; kNowhere for an absent input and for an output that is left out.
+    std::vector<std::size_t> inputs;
+    std::vector<std::size_t> outputs;
+    // The value that the first of the later steps to stream one streams; kNowhere if none does.
+    std::size_t next_streamed = kNowhere;
+  };
+
+  struct Workspace;
+  class Lease;
+  class Planner;
+
+  Tensor own_constant(const Value& value);
+  Workspace make_workspace(ProgramIo& io) const;
+  void run_slices(Workspace& workspace, ProgramIo& io, StepObserver* observer) const;
+  const Shape* prompt_shape(const Workspace& workspace) const;
+  std::int64_t slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
+                         std::int64_t at_once) const;
+  void cut_inputs(Workspace& workspace) const;
+  void join_outputs(const Workspace& workspace) const;
+  void run_steps(std::size_t begin, std::size_t end, Workspace& workspace, ProgramIo& io,
+                 StepObserver* observer) const;
+  void run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
+                StepObserver* observer) const;
+  void expect(std::size_t value, const Workspace& workspace) const;
+  void place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const;
+  void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, ProgramIo& io) const;
+  std::size_t cut_index(std::size_t value) const;
+  void check_memory(const PlannedValue& output, const Workspace& workspace) const;
+
+  std::shared_ptr<const Device> device_;
+  std::vector<Memory> owned_constants_;
+  std::vector<std::shared_ptr<const void>> owners_;
+  std::vector<PlannedValue> values_;
+  std::vector<PlannedStep> steps_;
+  // The constants that steps stream, in the order of the steps.
+  std::vector<std::size_t> streamed_;
+  std::size_t slots_ = 0;
+  // The steps that are run slice by slice, the sliced inputs and outputs of the program, and the
+  // values that tell where slices may be cut.
+  std::size_t slices_begin_ = 0;
+  std::size_t slices_end_ = 0;
+  std::vector<std::size_t> cut_;
+  std::vector<std::size_t> blocks_;
+  std::string why_whole_;
+  mutable std::mutex mutex_;
+  // Has room for all workspaces there are, so that giving one back cannot fail.
+  mutable std::vector<std::unique_ptr<Workspace>> idle_;
+  mutable std::size_t workspaces_ = 0;
+};
+
+}  // namespace flownpu

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ep/run/compute.h"
+
+#include <utility>
+
+#include "ep/model/graph.h"
+#include "ep/run/profiling.h"
+
+namespace flownpu {
+namespace {
+
+class KernelContextIo final : public ProgramIo {
+ public:
+  KernelContextIo(const Api& api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  Tensor input(std::size_t index) override {
+    const OrtValue* value = nullptr;
+    api_.call(ort::KernelContext_GetInput, context_, index, &value);
+    if (value == nullptr) return {};
+    ort::ONNXTensorElementDataType element = ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    const std::int64_t* dims = nullptr;
+    std::size_t rank = 0;
+    api_.call(ort::GetTensorElementTypeAndShapeDataReference, value, &element, &dims, &rank);
+    const std::optional<DataType> type = data_type_of(element);
+    if (!type) fail("[FlowNPU] input ", index, " of the partition has element type ", element);
+    Tensor tensor{.data = nullptr, .type = *type, .shape = Shape(dims, rank)};
+    // Not const: an input may be the memory that an output is bound to as well (a KV cache).
+    api_.call(ort::GetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
+    return tensor;
+  }
+
+  void* output(std::size_t index, const Shape& shape) override {
+    OrtValue* value = nullptr;
+    api_.call(ort::KernelContext_GetOutput, context_, index, shape.begin(),
+              static_cast<std::size_t>(shape.rank()), &value);
+    void* data = nullptr;
+    if (value != nullptr) api_.call(ort::GetTensorMutableData, value, &data);
+    return data;
+  }
+
+ private:
+  const Api& api_;
+  OrtKernelContext* context_;
+};
+
+}  // namespace
+
+// All that a run changes is in the program's workspaces, so that there is no state to create.
+ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<ResilientProgram> program,
+                         std::unique_ptr<CpuProvider> elsewhere)
+    : api_(api), program_(std::move(program)), elsewhere_(std::move(elsewhere)) {
+  ort_version_supported = api.version();
+  CreateState = [](OrtNodeComputeInfo* /*self*/, OrtNodeComputeContext* /*context*/,
+                   void** state) -> OrtStatus* {
+    *state = nullptr;
+    return nullptr;
+  };
+  // Never ORT_EP_FAIL: on that code onnxruntime's Python session quietly starts again on the CPU
+  // provider.
+  Compute = [](OrtNodeComputeInfo* self, void* /*state*/, OrtKernelContext* context) {
+    const auto& info = *static_cast<const ComputeInfo*>(self);
+    return guard(info.api_, ort::ORT_RUNTIME_EXCEPTION, [&] { info.run(context); });
+  };
+  ReleaseState = [](OrtNodeComputeInfo* /*self*/, void* /*state*/) {};
+}
+
+void ComputeInfo::run(OrtKernelContext* context) const {
+  if (program_ == nullptr) return elsewhere_->run(context);
+  try {
+    KernelContextIo io(api_, context);
+    program_->run(io, current_observer());
+  } catch (const Unsupported&) {
+    if (elsewhere_ == nullptr) throw;
+    elsewhere_->run(context);
+  }
+}
+
+}  // namespace flownpu

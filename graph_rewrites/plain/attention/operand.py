@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where queries, keys and values of a plain attention come from: through transposes, heads, norm, RoPE and cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant
+from flownpu.graph_rewrites.plain.graph import NoMatchError, dimensions, integers, made_by, same_size, with_constant
+from flownpu.graph_rewrites.signature import unknown_part
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# What an axis of a value is: "B" batch, "H" head, "S" token, "D" element of a head.
+Axes: TypeAlias = tuple[str, ...]
+
+BY_HEAD: Axes = ("B", "H", "S", "D")
+TRANSPOSED: Axes = ("B", "H", "D", "S")
+BY_TOKEN: Axes = ("B", "S", "H", "D")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A root mean square norm over each head.
+
+    Attributes:
+        weight: float32 [d].
+        epsilon: added to the mean of squares.
+    """
+
+    weight: ir.Value
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """RoPE of each head.
+
+    Attributes:
+        positions: int64 [B, S].
+        cos: float32 [positions, d/2].
+        sin: the same.
+        interleaved: whether pairs are neighbours.
+    """
+
+    positions: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    interleaved: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Queries, keys or values.
+
+    Attributes:
+        value: what they are made of: [B, S, heads d], or four axes in the order of `axes`.
+        axes: what the axes of `value` are; empty for [B, S, heads d].
+        scale: factor of the operand.
+        heads: of `value`.
+        repeated: how often each head stands in the operand (grouped heads that were expanded).
+        head_size: d.
+        past: the cache that comes before the tokens of `value`, [B, G, P, d].
+        present: the cache with them, [B, G, T, d].
+        norm: of each head, before RoPE.
+        rotary: of each head.
+    """
+
+    value: ir.Value
+    axes: Axes
+    scale: float = 1.0
+    heads: int = 0
+    repeated: int = 1
+    head_size: int = 0
+    past: ir.Value | None = None
+    present: ir.Value | None = None
+    norm: Norm | None = None
+    rotary: Rotary | None = None
+
+
+def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand:
+    """Follows an operand of attention to what it is made of.
+
+    Args:
+        value: the operand [B, H, S, d], or its axes in another order.
+        axes: that order.
+        cached: follow it through the concatenation with a KV cache.
+        rotary: follow it through RoPE.
+        norm: follow it through a norm of each head.
+        scaled: follow it through products with a number.
+
+    Raises:
+        NoMatchError: it has not the form of one.
+    """
+    operand = Operand(value, axes)
+    while True:
+        following = _step(operand, cached=cached, rotary=rotary, norm=norm, scaled=scaled)
+        if following is None:
+            return _with_heads(operand)
+        operand = following
+        if not operand.axes:
+            return operand
+
+
+def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # each is another operator
+    """The operand one node earlier, or None where it begins."""
+    node = operand.value.producer()
+    if node is None or unknown_part(node):
+        return None
+    if node.domain == "com.microsoft":
+        return _through_rotary(operand, node) if rotary and node.op_type == "RotaryEmbedding" else None
+    if node.domain != "":
+        return None
+    if node.op_type in {"Mul", "Div"} and scaled and (pair := with_constant(node)) is not None:
+        factor = 1 / pair[1] if node.op_type == "Div" else pair[1]
+        return replace(operand, value=pair[0], scale=operand.scale * factor)
+    if node.op_type == "Transpose" and node.inputs[0] is not None:
+        permutation = node.attributes["perm"].as_ints()
+        axes = [""] * len(permutation)
+        for position, source in enumerate(permutation):
+            axes[source] = operand.axes[position]
+        return replace(operand, value=node.inputs[0], axes=tuple(axes))
+    if node.op_type == "SimplifiedLayerNormalization" and norm:
+        return _through_norm(operand, node)
+    if node.op_type == "Concat" and cached and operand.past is None:
+        return _through_cache(operand, node)
+    if node.op_type == "Reshape":
+        return _through_repetition(operand, node) or _through_heads(operand, node)
+    return None
+
+
+def _through_rotary(operand: Operand, node: ir.Node) -> Operand | None:
+    x, positions, cos, sin = node.inputs[:4]
+    if operand.axes != BY_HEAD or operand.rotary is not None or operand.norm is not None:
+        return None
+    assert x is not None
+    assert positions is not None
+    assert cos is not None
+    assert sin is not None
+    found = Rotary(positions, cos, sin, attribute_int(node, "interleaved", 0))
+    return replace(operand, value=x, rotary=found)
+
+
+def _through_norm(operand: Operand, node: ir.Node) -> Operand | None:
+    x, weight = node.inputs[:2]
+    # The norm is over the last axis, which must be a head's.
+    if operand.axes[-1] != "D" or operand.norm is not None or x is None or not is_constant(weight):
+        return None
+    return replace(operand, value=x, norm=Norm(weight, attribute_float(node, "epsilon", 1e-5)))
+
+
+def _through_cache(operand: Operand, node: ir.Node) -> Operand | None:
+    """Concat(past, new) along the tokens."""
+    if operand.axes != BY_HEAD or len(node.inputs) != 2 or attribute_int(node, "axis") not in {2, -2}:
+        return None
+    past, new = node.inputs
+    if past is None or new is None or not past.is_graph_input():
+        return None
+    return replace(operand, value=new, past=past, present=node.outputs[0])
+
+
+def _through_repetition(operand: Operand, node: ir.Node) -> Operand | None:
+    """Reshape(Expand(Unsqueeze(X [B, G, T, d], 2)), [B, G n, T, d]): each head n times."""
+    spread = made_by(node.inputs[0], "Expand")
+    apart = made_by(spread.inputs[0], "Unsqueeze") if spread is not None else None
+    if operand.axes != BY_HEAD or apart is None or apart.inputs[0] is None or integers(apart.inputs[1]) != [2]:
+        return None
+    before, after = dimensions(apart.inputs[0]), dimensions(operand.value)
+    if before is None or after is None or len(before) != 4 or len(after) != 4:
+        return None
+    # Only the new axis has a size that can be expanded, if all others are what they were.
+    if not all(same_size(before[axis], after[axis]) for axis in (0, 2, 3)):
+        return None
+    heads, expanded = before[1], after[1]
+    if not isinstance(heads, int) or not isinstance(expanded, int) or expanded % heads:
+        return None
+    return replace(operand, value=apart.inputs[0], repeated=operand.repeated * (expanded // heads))
+
+
+def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
+    """Reshape(X [B, S, heads d], [B, S, heads, d])."""
+    x = node.inputs[0]
+    before, after = (dimensions(value) for value in (x, operand.value) if value is not None)
+    if x is None or operand.axes != BY_TOKEN or before is None or after is None or (len(before), len(after)) != (3, 4):
+        return None
+    width, head_size = before[2], after[3]
+    if not isinstance(width, int) or not isinstance(head_size, int) or width % head_size:
+        return None
+    heads = width // head_size
+    # Where three of the four new sizes are known to be right, so is the fourth: the number of elements is the same.
+    right = [same_size(before[0], after[0]), same_size(before[1], after[1]), after[2] == heads]
+    if sum(right) < 2:
+        return None
+    return replace(operand, value=x, axes=(), heads=heads, head_size=head_size)
+
+
+def _with_heads(operand: Operand) -> Operand:
+    """An operand with four axes, its heads counted."""
+    sizes = dimensions(operand.value)
+    if sizes is None or len(sizes) != 4:
+        raise NoMatchError(
+            f"{operand.value.name} has the shape {operand.value.shape}, expected four axes: batch, head, token, element"
+        )
+    heads, head_size = (sizes[operand.axes.index(axis)] for axis in ("H", "D"))
+    if not isinstance(heads, int) or not isinstance(head_size, int):
+        raise NoMatchError(
+            f"{operand.value.name} has {heads} heads of {head_size}, expected numbers that the graph says"
+        )
+    return replace(operand, heads=heads, head_size=head_size)

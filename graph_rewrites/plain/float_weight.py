@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads float32 weights of plain graphs and writes them as Q4NX initializers, in narrow blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from flownpu import _native
+from flownpu.graph_rewrites.node import unique_name
+from flownpu.graph_rewrites.plain.graph import made_by
+from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Metadata of a Q4NX initializer: the FloatWeight that it was made of.
+_SOURCE = "flownpu.float_source"
+# Weights that are compared at a time: 2^20 take 4 MB, and some copies of that.
+_WEIGHTS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class FloatWeight:
+    """A constant W[M, K].
+
+    Attributes:
+        value: the constant, float32, in the graph.
+        transposed: it is stored as [K, M].
+    """
+
+    value: ir.Value
+    transposed: bool
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        return self._sizes[int(self.transposed)]
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return self._sizes[int(not self.transposed)]
+
+    def obstacle(self) -> str | None:
+        """Why this weight cannot become Q4NX, or None if it can."""
+        if self.value.dtype != ir.DataType.FLOAT:
+            return f"the weight {self.value.name} is {self.value.dtype}, expected FLOAT; export with float32"
+        for name, size, block in (("rows", self.rows, q4nx.BLOCK_ROWS), ("columns", self.columns, q4nx.GROUP)):
+            if size < block:
+                return f"{self.value.name} has {size} {name}, less than {block}, which a block of Q4NX has at least"
+        return None
+
+    def initializer(self, graph: ir.Graph, *, tied: bool = False) -> ir.Value:
+        """The weight's Q4NX initializer, packed when it is read; one for all that read this weight.
+
+        Args:
+            graph: where it goes.
+            tied: take that of another weight too, if all numbers are the same (exporters write a tied one twice).
+        """
+        for existing in graph.initializers.values():
+            source = existing.meta.get(_SOURCE)
+            if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
+                return existing
+        name = unique_name(graph, f"{self.value.name}_Q4NX")
+        # C++ is given the tensor alone: Python's collector could not free what C++ keeps of the graph.
+        stored = self._stored()
+        weight = _native.Q4NXConstant.of_floats(
+            partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed
+        )
+        tensor = Q4NXTensor(weight, name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        value.meta[_SOURCE] = self
+        graph.register_initializer(value)
+        return value
+
+    def _equals(self, other: FloatWeight) -> bool:
+        if (self.rows, self.columns) != (other.rows, other.columns):
+            return False
+        ours, theirs = _numbers(self._stored()), _numbers(other._stored())
+        return all(np.array_equal(self._rows(ours, part), other._rows(theirs, part)) for part in self._parts())
+
+    def _parts(self) -> list[slice]:
+        at_once = max(1, _WEIGHTS_AT_ONCE // (self.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
+        return [slice(first, min(first + at_once, self.rows)) for first in range(0, self.rows, at_once)]
+
+    def _stored(self) -> ir.TensorProtocol:
+        tensor = ir.convenience.get_const_tensor(self.value)
+        assert tensor is not None
+        return tensor
+
+    def _rows(self, stored: NDArray[np.float32], part: slice) -> NDArray[np.float32]:
+        return np.ascontiguousarray(stored[:, part].T if self.transposed else stored[part])
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        assert self.value.shape is not None
+        first, second = self.value.shape.numpy()
+        return first, second
+
+
+def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | None:
+    """The constant matrix that a value is, or that it is the transpose of; None if it is none.
+
+    Args:
+        value: of a node's input.
+        transposed: whether the node takes it as [K, M].
+    """
+    node = made_by(value, "Transpose")
+    if node is not None and ("perm" not in node.attributes or tuple(node.attributes["perm"].as_ints()) == (1, 0)):
+        value, transposed = node.inputs[0], not transposed
+    if value is None or value.is_graph_input() or ir.convenience.get_const_tensor(value) is None:
+        return None
+    if value.shape is None or value.shape.rank() != 2:
+        return None
+    return FloatWeight(value, transposed)
+
+
+def _numbers(stored: ir.TensorProtocol) -> NDArray[np.float32]:
+    """A constant as it is stored, [M, K] or [K, M]."""
+    return np.ascontiguousarray(stored.numpy())
+
+
+def _release(stored: ir.TensorProtocol) -> None:
+    """Lets go of the mapping of a weight that is stored outside: what was read of it counts as memory in use."""
+    if isinstance(stored, ir.ExternalTensor):
+        stored.release()

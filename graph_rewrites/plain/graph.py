@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules for plain graphs ask of them: constants, shapes, operands.
+
+A plain graph is one of standard operators only, as torch's exporter writes it. Its sizes are computed (Shape, Gather,
+Concat) where nobody knows them, and where everybody does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx_ir as ir
+from onnx_ir import tape
+
+from flownpu.graph_rewrites.node import is_constant, last_dimension
+from flownpu.graph_rewrites.report import Miss
+from flownpu.graph_rewrites.signature import unknown_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class NoMatchError(Exception):
+    """Why a rule leaves what it nearly took."""
+
+
+def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tuple[int, list[Miss]]:
+    """Applies a rule to each node of a graph.
+
+    Args:
+        model: changed in place.
+        rule: the rule's name.
+        fold: whether it folded what begins at a node; raises NoMatchError where it nearly did.
+
+    Returns:
+        How many were folded, and the near misses.
+    """
+    count, misses = 0, []
+    for node in list(model.graph):
+        try:
+            count += fold(node)
+        except NoMatchError as reason:
+            misses.append(Miss(rule, node.name or node.op_type, str(reason)))
+    return count, misses
+
+
+def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
+    """The elements of an initializer that cannot be fed, or of a Constant node; None if it is neither."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A constant of one element, whatever its shape; None if it is none."""
+    if value is None or (value.const_value is not None and value.const_value.size != 1):
+        return None
+    array = constant(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def integers(value: ir.Value | None) -> list[int] | None:
+    """A constant's elements as integers; None if the value is absent or computed."""
+    array = constant(value)
+    return None if array is None else [int(element) for element in array.reshape(-1)]
+
+
+def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
+    """The standard operator that made a value, if it is one of `operators` and nothing of it is unknown."""
+    node = None if value is None else value.producer()
+    return node if node is not None and is_operator(node, *operators) else None
+
+
+def is_operator(node: ir.Node, *operators: str) -> bool:
+    """Whether it is one of these standard operators, with inputs, outputs and attributes that are known."""
+    return node.domain == "" and node.op_type in operators and not unknown_part(node)
+
+
+def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
+    """The computed and the constant input of an operator with two inputs; None if there is no such pair.
+
+    The constant of Div and Sub must be the second input.
+    """
+    if node is None or len(node.inputs) != 2:
+        return None
+    pairs = [node.inputs] if node.op_type in {"Div", "Sub", "Pow"} else [node.inputs, node.inputs[::-1]]
+    for computed, number in pairs:
+        if computed is not None and (found := scalar(number)) is not None:
+            return computed, found
+    return None
+
+
+def check_mean(mean: ir.Node, x: ir.Value, name: str) -> None:
+    """Raises NoMatchError unless a ReduceMean is over the last axis of what has the axes of `x`, and keeps it."""
+    sizes = dimensions(x)
+    axes = integers(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    if axes != [-1] and (sizes is None or axes != [len(sizes) - 1]):
+        raise NoMatchError(f"the {name} is over the axes {axes}, expected the last one")
+    if "keepdims" in mean.attributes and not mean.attributes["keepdims"].as_int():
+        raise NoMatchError(f"the {name} drops its axis (keepdims = 0), so that it belongs to another one")
+
+
+def vector(value: ir.Value | None, x: ir.Value, name: str) -> ir.Value:
+    """A constant with a number for each in the last axis of `x`; raises NoMatchError if it is none."""
+    if not is_constant(value) or value.shape is None or value.shape.rank() != 1:
+        raise NoMatchError(f"the {name} is not a constant vector")
+    if last_dimension(x) not in {None, last_dimension(value)}:
+        raise NoMatchError(
+            f"the {name} has {last_dimension(value)} numbers, and X {last_dimension(x)} in its last axis"
+        )
+    return value
+
+
+def other_operand(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """The operand of a node with two inputs that is not `value`."""
+    first, second = node.inputs
+    return second if first is value else first
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """The node that alone reads a value, which is no output of the graph, if nothing of the node is unknown."""
+    users = list(value.uses())
+    if len(users) != 1 or value.is_graph_output() or unknown_part(users[0].node):
+        return None
+    return users[0].node
+
+
+def dimensions(value: ir.Value) -> list[int | str | None] | None:
+    """The sizes of the axes: numbers, names of what is not known before the model runs, or None; None without rank."""
+    if value.shape is None:
+        return None
+    return [size if isinstance(size, int) else size.value for size in value.shape]
+
+
+def same_size(one: int | str | None, other: int | str | None) -> bool:
+    """Whether two sizes are known to be the same."""
+    return one is not None and one == other
+
+
+def input_of_size(graph: ir.Graph, size: int | str | None) -> tuple[ir.Value, int] | None:
+    """An input of the graph and the axis of it that has a size of that name; None if there is none."""
+    for value in graph.inputs if isinstance(size, str) else ():
+        sizes = dimensions(value) or []
+        if size in sizes:
+            return value, sizes.index(size)
+    return None
+
+
+def insert_before(node: ir.Node, nodes: Sequence[ir.Node]) -> None:
+    """Puts new nodes of a tape before a node of its graph."""
+    assert isinstance(node.graph, ir.Graph)
+    node.graph.insert_before(node, nodes)
+
+
+def put(
+    last: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], **named: Any
+) -> None:
+    """Has a new node make the output of `last`; `named`: its name, domain and version."""
+    builder = tape.Tape()
+    value = builder.op(op_type, inputs, attributes, **named)
+    insert_before(last, builder.nodes)
+    replace(last.outputs[0], value)
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """All that reads `old` reads `new`; as an output of the graph it takes the old one's name, type and shape too."""
+    if new.type is None:
+        new.type = old.type
+    if new.shape is None:
+        new.shape = old.shape
+    name, is_output = old.name, old.is_graph_output()
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=is_output)
+    if is_output:
+        old.name = None
+        new.name = name

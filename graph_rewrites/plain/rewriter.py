@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All rules for plain graphs, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer, version_converter
+
+from flownpu.graph_rewrites.native_graph import apply_rules
+from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
+from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.gelu import fold_gelu
+from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
+from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
+from flownpu.graph_rewrites.plain.projection import quantise_projections
+from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
+from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
+from flownpu.graph_rewrites.report import Report, operators
+from flownpu.graph_rewrites.signature import unknown_parts
+from flownpu.ops.definitions import add_functions
+from flownpu.ops.definitions.onnx_function import OPSET
+
+if TYPE_CHECKING:
+    from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import Tiler
+    from flownpu.graph_rewrites.report import Miss
+
+# Folding what sizes are computed from needs shapes, and tells shapes: of an exported decoder, twice is all.
+_ROUNDS = 2
+_OLDEST_OF_ONNXSCRIPT = 18
+
+
+def prepare(model: ir.Model) -> None:
+    """Brings a plain graph to the operators' ONNX opset; gives its values shapes, and what is constant a value.
+
+    Raises:
+        ValueError: the graph's opset cannot be converted.
+    """
+    version = model.opset_imports.get("", 0)
+    if version < 1:
+        raise ValueError("the model does not say of which ONNX opset it is")
+    if version < OPSET:
+        # onnxscript's own converter knows no older ones, and leaves their nodes as they are; ONNX's does.
+        version_converter.convert_version(model, OPSET, fallback=version < _OLDEST_OF_ONNXSCRIPT)
+        if (reached := model.opset_imports.get("", 0)) < OPSET:
+            raise ValueError(f"ONNX opset {version}: could be converted to {reached} only, expected {OPSET}")
+    _keep_small_integers_in_nodes(model)
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None  # names of sizes that a converter made up hide those that the inputs have
+    for _ in range(_ROUNDS):
+        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+        fold_known_sizes(model)
+        optimizer.fold_constants(model, onnx_shape_inference=False)
+    passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    take_sizes_from_inputs(model)
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+
+
+def _keep_small_integers_in_nodes(model: ir.Model) -> None:
+    """Makes Constant nodes of initializers that hold axes and sizes: shape inference looks into no initializer."""
+    for value in list(model.graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != ir.DataType.INT64 or tensor.size > MOST_SIZES or value.is_graph_input():
+            continue
+        node = ir.node("Constant", [], {"value": ir.tensor(tensor.numpy())})
+        model.graph.insert_before(model.graph[0], node)
+        ir.convenience.replace_all_uses_with(value, node.outputs[0])
+        del model.graph.initializers[value.name or ""]
+
+
+def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = None) -> Report:
+    """Turns a plain graph, a decoder with its KV cache or an encoder, into FlowNPU's operators.
+
+    Weights are quantised when the model is saved, one at a time; until then its external data must stay where it is.
+    Inputs and outputs stay what they are.
+
+    Args:
+        model: changed in place. It then carries the operators' definitions as model-local functions.
+        positions: the longest context, of which the tables of RoPE are made; of no account without RoPE.
+        tile: tells the folding level of an attention on the target, for the report.
+
+    Returns:
+        What was rewritten, what was left and why.
+
+    Raises:
+        ValueError: the graph's opset cannot be converted, or a node has attributes that it cannot have.
+    """
+    report = Report(before=operators(model))
+    prepare(model)
+    report.misses += unknown_parts(model)
+    _note(report, "layer_norm", fold_layer_norm(model))
+    _note(report, "rms_norm", fold_rms_norm(model))
+    _note(report, "gelu", fold_gelu(model))
+    _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
+    count, misses, report.attentions = fold_attention(model, tile)
+    _note(report, "scaled_dot_product_attention", (count, misses))
+    passes.RemoveUnusedNodesPass()(model)
+    _note(report, "projection", quantise_projections(model))
+    _note(report, "embedding", quantise_embeddings(model))
+    passes.RemoveUnusedNodesPass()(model)
+    apply_rules(model, report)
+    passes.RemoveUnusedNodesPass()(model)
+    report.after = operators(model)
+    add_functions(model)
+    return report
+
+
+def _note(report: Report, rule: str, outcome: tuple[int, list[Miss]]) -> None:
+    report.applied[rule], misses = outcome
+    report.misses += misses

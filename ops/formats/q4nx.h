@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NX (Gemma3 paper, section 3.1.1): where the bytes of a 4-bit weight W[M,K] are.
+//
+// W is cut into blocks of 32 rows and some groups of 32 columns, stored row of blocks by row of
+// blocks. A block of G groups:
+//     offset     0: 32 G bf16 scales, [k / 32][row]
+//     offset  64 G: 32 G bf16 minima, likewise
+//     offset 128 G: codes of rows 0-15, 32 G columns x 8 bytes
+//     offset 384 G: codes of rows 16-31, likewise
+// Byte j of a column holds row 2j of the 16 in its low nibble and row 2j+1 in its high nibble.
+// w[row, k] = minimum + scale * code (eq. 3). M is padded to 32 and K to whole blocks with zeros.
+//
+// The papers' blocks, and those of `.q4nx` files and of the NPU, are wide: G = 8, 5120 bytes. Those
+// of converted models are narrow, G = 1: they are read in one stream, and a K that is no multiple
+// of 256 has no padding. Narrow blocks hold no minima (576 bytes, not 640) where each minimum is -8
+// times its scale: symmetric weights, as in GGUF's Q4_0 or MatMulNBits without zero points.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "ops/nodes/tensor.h"
+
+namespace flownpu::q4nx {
+
+inline constexpr std::int64_t kBlockRows = 32;
+inline constexpr std::int64_t kStripRows = 16;
+// Columns that share a scale and a minimum.
+inline constexpr std::int64_t kGroup = 32;
+inline constexpr int kLargestCode = 15;
+// What a code of 8 stands for in a weight without minima is 0.
+inline constexpr float kMinimumOfSymmetric = -8;
+
+// Two codes a byte.
+inline constexpr std::int64_t kColumnBytes = kStripRows / 2;
+// Bytes of one group: the scales (or minima) of 32 rows; the codes of a strip.
+inline constexpr std::int64_t kParameterBytes = kBlockRows * 2;
+inline constexpr std::int64_t kGroupStripBytes = kGroup * kColumnBytes;
+
+// For every a of 0 and more; a + b - 1 might overflow.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return a / b + (a % b != 0 ? 1 : 0);
+}
+constexpr std::int64_t row_blocks(std::int64_t m) { return ceil_div(m, kBlockRows); }
+constexpr std::int64_t groups_of(std::int64_t k) { return ceil_div(k, kGroup); }
+
+// Where things are within a block, and within a row of blocks.
+struct Layout {
+  // log2(G): kernels ask for many groups, and a shift is cheaper than a division.
+  int group_bits = 3;
+  bool has_minima = true;
+
+  constexpr std::int64_t groups_per_block() const { return std::int64_t{1} << group_bits; }
+  constexpr std::int64_t block_columns() const { return kGroup << group_bits; }
+  constexpr std::int64_t minimum_offset() const { return kParameterBytes << group_bits; }
+  constexpr std::int64_t code_offset() const {
+    return (has_minima ? 2 : 1) * kParameterBytes << group_bits;
+  }
+  constexpr std::int64_t strip_bytes() const { return kGroupStripBytes << group_bits; }
+  constexpr std::int64_t block_bytes() const { return code_offset() + 2 * strip_bytes(); }
+  constexpr std::int64_t column_blocks(std::int64_t k) const {
+    return ceil_div(k, block_columns());
+  }
+  // Groups of a row of blocks, padding included, and its bytes.
+  constexpr std::int64_t stored_groups(std::int64_t k) const {
+    return column_blocks(k) << group_bits;
+  }
+  constexpr std::int64_t row_bytes(std::int64_t k) const {
+    return column_blocks(k) * block_bytes();
+  }
+
+  // Offsets within a row of blocks: of a group's scales, and of its codes in rows 0-15. Its minima
+  // are minimum_offset() after the scales, its codes in rows 16-31 strip_bytes() after those.
+  constexpr std::int64_t scales_at(std::int64_t group) const {
+    return block_at(group) + within(group) * kParameterBytes;
+  }
+  constexpr std::int64_t codes_at(std::int64_t group) const {
+    return block_at(group) + code_offset() + within(group) * kGroupStripBytes;
+  }
+
+  bool operator==(const Layout&) const = default;
+
+ private:
+  constexpr std::int64_t block_at(std::int64_t group) const {
+    return (group >> group_bits) * block_bytes();
+  }
+  constexpr std::int64_t within(std::int64_t group) const {
+    return group & (groups_per_block() - 1);
+  }
+};
+
+inline constexpr Layout kWide{3, true};
+inline constexpr Layout kNarrow{0, true};
+inline constexpr Layout kSymmetric{0, false};
+static_assert(kWide.block_bytes() == 5120, "32 x 256 weights at 5 bits");
+static_assert(kNarrow.block_bytes() == 640, "32 x 32 weights at 5 bits");
+static_assert(kSymmetric.block_bytes() == 576, "32 x 32 weights at 4.5 bits");
+
+// The shape of the uint8 tensor that holds W[m,k].
+inline Shape blocks_shape(std::int64_t m, std::int64_t k, const Layout& layout) {
+  return Shape{row_blocks(m), layout.column_blocks(k), layout.block_bytes()};
+}
+
+// The layout of a uint8 tensor [row of blocks, block, byte], told by the bytes of its blocks.
+inline std::optional<Layout> layout_of(const Shape& weight) {
+  if (weight.rank() != 3) return std::nullopt;
+  for (const Layout& layout : {kWide, kNarrow, kSymmetric}) {
+    if (weight[2] == layout.block_bytes()) return layout;
+  }
+  return std::nullopt;
+}
+
+}  // namespace flownpu::q4nx

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where inputs and outputs of FlowQKVAttention and FlowKVAttention stand;
+// ops/definitions/flow_qkv_attention.py says what they mean, ops/cpu/attention/step.cc that these
+// are its names in its order.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace flownpu {
+
+enum AttentionInput : std::uint8_t {
+  kQuery,
+  kKey,
+  kValue,
+  kPastKey,
+  kPastValue,
+  kSeqlensK,
+  kTotalSequenceLength,
+  kCosCache,
+  kSinCache,
+  kPositionIds,
+  kAttentionBias,
+  kQNormWeight,
+  kKNormWeight,
+  kBidirectionalBlocks,
+  kHeadSink,
+  kAttentionInputs,
+};
+enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
+
+// Both take a row's bidirectional_blocks, which are not empty.
+
+// Throws Error unless the numbers grow from one block to the next. `before`: of its message.
+void check_block_numbers(std::span<const std::int32_t> numbers, std::string_view before,
+                         std::int64_t row);
+// How many tokens from the first on are in its block; 1 if it is in none.
+std::int64_t tokens_of_block(std::span<const std::int32_t> numbers);
+
+}  // namespace flownpu

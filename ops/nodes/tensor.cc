@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/nodes/tensor.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "ops/error.h"
+
+namespace flownpu {
+
+std::size_t size_of(DataType type) {
+  switch (type) {
+    case DataType::kInt64:
+      return 8;
+    case DataType::kFloat32:
+    case DataType::kInt32:
+      return 4;
+    case DataType::kFloat16:
+    case DataType::kBFloat16:
+      return 2;
+    case DataType::kInt8:
+    case DataType::kUInt8:
+    case DataType::kBool:
+      return 1;
+  }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+std::string_view name_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat32:
+      return "float";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kInt64:
+      return "int64";
+    case DataType::kInt32:
+      return "int32";
+    case DataType::kInt8:
+      return "int8";
+    case DataType::kUInt8:
+      return "uint8";
+    case DataType::kBool:
+      return "bool";
+  }
+  fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+Shape::Shape(std::initializer_list<std::int64_t> dims) : Shape(dims.begin(), dims.size()) {}
+
+Shape::Shape(const std::int64_t* dims, std::size_t rank) {
+  if (rank > kMaxRank)
+    unsupported("expected a tensor of rank ", kMaxRank, " at most, got rank ", rank);
+  std::copy_n(dims, rank, dims_.begin());
+  rank_ = static_cast<int>(rank);
+}
+
+void Shape::append(std::int64_t dim) {
+  if (rank_ == kMaxRank)
+    unsupported("expected a tensor of rank ", kMaxRank, " at most, got one more");
+  dims_[rank_++] = dim;
+}
+
+std::int64_t Shape::elements() const {
+  // A 0 makes the product 0 whatever the others are.
+  if (std::find(begin(), end(), 0) != end()) return 0;
+  std::int64_t product = 1;
+  for (const std::int64_t dim : *this) {
+    if (__builtin_mul_overflow(product, dim, &product))
+      fail("expected a tensor that fits memory, got shape ", to_string(*this));
+  }
+  return product;
+}
+
+std::size_t Tensor::bytes() const {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(shape.elements(), size_of(type), &bytes) ||
+      bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
+    fail("expected a tensor that fits memory, got shape ", to_string(shape));
+  }
+  return bytes;
+}
+
+bool Shape::operator==(const Shape& other) const {
+  return std::equal(begin(), end(), other.begin(), other.end());
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (int axis = 0; axis < shape.rank(); ++axis) {
+    if (axis > 0) text += ',';
+    text += shape[axis] < 0 ? "?" : std::to_string(shape[axis]);
+  }
+  return text + "]";
+}
+
+}  // namespace flownpu

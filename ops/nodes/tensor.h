@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element types, shapes and tensor views: the words in which the EP and the devices speak of data.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace flownpu {
+
+enum class DataType : std::uint8_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kInt64,
+  kInt32,
+  kInt8,
+  kUInt8,
+  kBool,
+};
+
+// Bytes of one element.
+std::size_t size_of(DataType type);
+// ONNX's word for the type: "float", "bfloat16", ...
+std::string_view name_of(DataType type);
+
+// Dimensions, outermost first. Held inline, so that shape inference in a decode step allocates
+// nothing.
+class Shape {
+ public:
+  // The largest rank of a language model's graph is 5 (batch, groups, heads, tokens, head size).
+  static constexpr int kMaxRank = 8;
+
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> dims);
+  // Throws Unsupported if rank exceeds kMaxRank.
+  Shape(const std::int64_t* dims, std::size_t rank);
+
+  int rank() const { return rank_; }
+  // Negative axes count from the end, as in numpy.
+  std::int64_t operator[](int axis) const { return dims_[axis < 0 ? axis + rank_ : axis]; }
+  std::int64_t& operator[](int axis) { return dims_[axis < 0 ? axis + rank_ : axis]; }
+  const std::int64_t* begin() const { return dims_.data(); }
+  const std::int64_t* end() const { return dims_.data() + rank_; }
+  // Throws Unsupported if there are kMaxRank already.
+  void append(std::int64_t dim);
+  // The product of all dimensions: 1 for a scalar, 0 if any is 0. Throws Error if it overflows.
+  std::int64_t elements() const;
+  bool operator==(const Shape& other) const;
+
+ private:
+  std::array<std::int64_t, kMaxRank> dims_{};
+  int rank_ = 0;
+};
+
+// "[1,2,3]"; a dimension of -1 (known only at run time) prints as "?".
+std::string to_string(const Shape& shape);
+
+// Where a view lies in a prompt that is computed slice by slice (ops/nodes/slicing.h): its axis 1
+// holds the tokens from `first` on, of `tokens` in all. 0 tokens: the view is no slice, but all
+// there is.
+struct TokenSlice {
+  std::int64_t first = 0;
+  std::int64_t tokens = 0;
+};
+
+// A view of dense, row-major data; owns nothing. `data` may be null if the shape has no elements,
+// and is null for an optional input that is absent.
+struct Tensor {
+  void* data = nullptr;
+  DataType type = DataType::kFloat32;
+  Shape shape;
+  TokenSlice slice = {};
+
+  bool present() const { return data != nullptr || shape.rank() > 0; }
+  // Throws Error if that is more than a signed number of 64 bits holds.
+  std::size_t bytes() const;
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+}  // namespace flownpu

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu bench`: that what it reports hangs together. How fast is nobody's assertion here."""
+
+import csv
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from flownpu import peers
+from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
+from flownpu.bench.report import BenchReport
+from flownpu.bench.roofline import DecodeTraffic, decode_traffic, read_bandwidth
+from flownpu.errors import FlowNPUError
+from flownpu.machine import Machine
+from flownpu.model.summary import summarize
+
+CPU = ("--provider", "cpu")
+SMALL = ("--prompt", 40, "--generate", 5, "--repeats", 1)
+
+# An engine that reads a token in 1 ms and generates one in 4 ms; `mood` comes with the options.
+PEER = """
+import time
+
+class Engine:
+    version = "peer 1.0"
+    placement = ""
+
+    def __init__(self, folder, *, threads, context, options):
+        self.mood = options.get("mood", "")
+        if self.mood == "refuses":
+            raise ValueError("the model has no weights")
+
+    def start(self, length):
+        self.room = length
+
+    def read(self, tokens):
+        self.room -= len(tokens)
+        time.sleep(0.001 * len(tokens))
+
+    def generate_next(self):
+        if self.mood == "dies":
+            raise SystemExit(3)
+        self.room -= 1
+        assert self.room >= 0
+        time.sleep(3600 if self.mood == "sleeps" else 0.004)
+        return 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second a round, which nobody looks at here."""
+    monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: 1e9)
+
+
+def test_bandwidth_is_read_on_all_cores_at_once(monkeypatch):
+    cores = os.sched_getaffinity(0)
+    bound = []
+
+    def bind(thread, mask):
+        bound.append((thread, mask))
+        os_bind(thread, mask)
+
+    os_bind = os.sched_setaffinity
+    monkeypatch.setattr("os.sched_setaffinity", bind)
+    assert read_bandwidth() > 0
+    # Each by a thread for itself (0), and this one may still run everywhere.
+    assert sorted(bound, key=str) == sorted([(0, {core}) for core in cores], key=str)
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_traffic_of_a_decode_step(model):
+    traffic = decode_traffic(model)
+    weights = {weight.name: weight.bytes for weight in summarize(model).weights}
+    # The tied table is read whole by the LM head, and a row of it by the embedding; rotary caches are tables only.
+    scalars = sum(size for name, size in weights.items() if not name.startswith("rotary.") and size <= 16)
+    expected = sum(size for name, size in weights.items() if not name.startswith("rotary."))
+    assert expected - scalars <= traffic.weights <= expected
+    # Keys and values of 2 heads of 64 in bf16: 512 bytes a token and layer; five layers see 64 tokens, the sixth all.
+    assert traffic.bytes_at(1000) - traffic.bytes_at(0) == 512 * (5 * 64 + 1000)
+
+
+@pytest.fixture
+def peer(tmp_path: Path):
+    script = tmp_path / "peer.py"
+    script.write_text(PEER)
+
+    def make(name: str = "peer", mood: str = "") -> Engine:
+        return Engine(name, Path(os.sys.executable), script, tmp_path, {"mood": mood})
+
+    return make
+
+
+def test_spread():
+    assert Spread.of([5.0, 1.0, 3.0]) == Spread(median=3.0, minimum=1.0, maximum=5.0)
+
+
+def test_json(flownpu, model):
+    report = json.loads(flownpu("bench", model, *SMALL, "--depth", "0,64", "--repeats", 2, "--json", "-", *CPU).out)
+    assert report["settings"]["repeats"] == 2
+    own = report["engines"]["flownpu"]
+    assert [(case["depth"], case["prompt"], case["generate"]) for case in own["cases"]] == [(0, 40, 5), (64, 40, 5)]
+    for case in own["cases"]:
+        assert case["runs"] == 2
+        for rate in (case["prefill_rate"], case["decode_rate"], case["first_token_seconds"]):
+            assert 0 < rate["minimum"] <= rate["median"] <= rate["maximum"]
+        # The first token cannot come before the prompt's 40 tokens have been read.
+        assert case["first_token_seconds"]["maximum"] >= 40 / case["prefill_rate"]["maximum"]
+        assert case["prefill_ratio"] == case["decode_ratio"] == 1
+        assert case["decode_roof"] > 0
+    assert own["load_seconds"]["minimum"] > 0
+    memory = own["memory"]
+    assert memory["before"] < memory["resident"] <= memory["peak"]
+    assert 0 < memory["anonymous"] < memory["resident"]
+    assert report["read_bandwidth"]["minimum"] > 0
+    assert report["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert {"flownpu", "onnxruntime", "onnxruntime-genai"} <= report["machine"]["versions"].keys()
+
+
+def test_the_share_of_the_roof_is_that_of_each_round():
+    case = Case(depth=0, prompt=10, generate=11)
+    # 10 tokens of 1 MB each in twice the time that memory takes, whatever its speed in that round; the roof of the last
+    # round was not measured any more. The medians' share would be 41 %.
+    own = Measurement(decode={case: [0.02, 0.005, 0.0125, 1.0]}, prefill={case: [1.0] * 4})
+    found = Measurements([case], {"flownpu": own}, bandwidth=[1e9, 4e9, 1.6e9])
+    machine = Machine("", "", 1, 1, "", "", {})
+    report = BenchReport(machine, "model", {"threads": 1}, DecodeTraffic(10**6, (), {}, ()), found)
+    assert [row[2] for row in report.rows()] == ["", "50 %"]
+
+
+def test_the_roof_is_measured_before_and_after_the_first_engine(monkeypatch, peer):
+    rates = iter([1e9, 3e9, 5e9, 6e9])
+    monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: next(rates))
+    found = measure([peer("own"), peer()], [Case(0, 4, 2)], repeats=2, threads=1, vocabulary_size=9)
+    assert found.bandwidth == [2e9, 5.5e9]
+
+
+def test_table_and_files(flownpu, model, tmp_path):
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "markdown", "plot")}
+    done = flownpu(
+        "bench", model, *SMALL, *CPU, *(part for kind, path in files.items() for part in (f"--{kind}", path))
+    )
+    assert done.code == 0
+    for text in ("prefill 40", "decode at 40", "load, s", "of roof", "Memory read roof"):
+        assert text in done.out
+        assert text in files["markdown"].read_text()
+    runs = list(csv.DictReader(files["csv"].read_text().splitlines()))
+    assert [(run["engine"], run["run"]) for run in runs] == [("flownpu", "1")]
+    assert json.loads(files["json"].read_text())["engines"]["flownpu"]["cases"][0]["runs"] == 1
+    assert ET.fromstring(files["plot"].read_text()).tag.endswith("svg")  # noqa: S314 (what we wrote)
+
+
+def test_nothing_is_measured_that_cannot_be_drawn(flownpu, model, monkeypatch, tmp_path):
+    def unexpected(*_arguments, **_options):
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("flownpu.cli.bench.measure", unexpected)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = flownpu("bench", model, *SMALL, *CPU, "--plot", tmp_path / "out.svg")
+    assert done.code == 1
+    assert done.err == 'error: --plot needs the Python package matplotlib: pip install "flownpu[plot]"\n'
+
+
+@pytest.mark.parametrize("limit", [2048])
+def test_what_does_not_fit_the_context_is_refused(flownpu, model, limit):
+    done = flownpu("bench", model, "--prompt", limit, "--generate", 2, *CPU)
+    assert done.code == 1
+    assert f"2048 prompt tokens and 2 new ones do not fit the model's context of {limit}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("--prompt", "40,x", "expected numbers from 1 with commas between, got '40,x'"),
+        ("--depth", "-1", "expected numbers from 0"),
+        ("--against", "abacus", "expected some of ort-cpu, llama.cpp, llama.cpp-avx2, openvino, got 'abacus'"),
+    ],
+)
+def test_what_is_not_understood_is_refused(flownpu, model, option, value, expected):
+    done = flownpu("bench", model, option, value)
+    assert done.code == 2
+    assert expected in done.err
+
+
+def test_an_error_of_the_engine_is_the_commands(flownpu, model):
+    done = flownpu("bench", model, *SMALL, "--option", "cpu_isa=mmx")
+    assert done.code == 1
+    assert "cpu_isa" in done.err
+    assert "mmx" in done.err
+
+
+def test_an_end_of_text_does_not_end_a_measurement(flownpu, model_copy):
+    # All tokens end the text: without a minimum length the reply would be one token long.
+    config = json.loads((model_copy / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = list(range(4000))
+    (model_copy / "genai_config.json").write_text(json.dumps(config))
+    report = json.loads(flownpu("bench", model_copy, *SMALL, "--json", "-", *CPU).out)
+    assert report["engines"]["flownpu"]["cases"][0]["decode_rate"]["median"] > 0
+
+
+def test_engines_take_turns_in_processes_of_their_own(peer):
+    cases, heard = [Case(0, 20, 6), Case(30, 20, 6)], []
+    engines = [peer("a"), peer("b")]
+    found = measure(engines, cases, repeats=2, threads=1, vocabulary_size=9, progress=lambda *what: heard.append(what))
+    order = [name for name, *_ in heard]
+    assert [name for i, name in enumerate(order) if name != order[i - 1]] == ["memory", "a", "b", "memory", "a", "b"]
+    assert heard[-1] == ("b", 8, 8)
+    for measured in found.engines.values():
+        assert measured.version == "peer 1.0"
+        assert len(measured.load) == len(measured.memory_peak) == 2
+        for case in cases:
+            # The engine sleeps 1 ms a token and 4 ms a step, never less.
+            assert 0 < measured.prefill_rate(case).maximum <= 1000
+            assert 0 < measured.decode_rate(case).maximum <= 250
+            # Five of the six new tokens: the first is not a step's.
+            assert min(measured.decode[case]) >= 5 * 0.004
+
+
+def test_a_peer_that_fails_is_left_out(peer):
+    found = measure(
+        [peer("own"), peer("refuses", "refuses"), peer("dies", "dies")],
+        [Case(0, 4, 3)],
+        repeats=2,
+        threads=1,
+        vocabulary_size=9,
+    )
+    assert found.failures["refuses"] == "the model has no weights"
+    assert found.failures["dies"].startswith("dies ended with exit code 3")
+    assert len(found.engines["own"].load) == 2
+
+
+def test_the_first_engine_must_not_fail(peer):
+    with pytest.raises(FlowNPUError, match=r"^the model has no weights$"):
+        measure([peer(mood="refuses")], [Case(0, 4, 3)], repeats=1, threads=1, vocabulary_size=9)
+
+
+def test_ctrl_c_keeps_what_was_measured(peer):
+    def interrupt(name: str, done: int, total: int) -> None:
+        if (name, done, total) == ("b", 1, 4):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = measure(
+        [peer("a"), peer("b", "sleeps")],
+        [Case(0, 4, 3)],
+        repeats=2,
+        threads=1,
+        vocabulary_size=9,
+        progress=interrupt,
+    )
+    assert found.interrupted
+    assert len(found.engines["a"].decode[Case(0, 4, 3)]) == 1
+    assert found.engines["b"].decode == {}
+
+
+def test_ctrl_c_ends_the_command_and_its_processes(start, model, tmp_path):
+    process = start("bench", model, *SMALL, "--repeats", 500, *CPU, "--csv", tmp_path / "runs.csv")
+    deadline = time.monotonic() + 60
+    while not (children := child_processes(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2)  # some runs
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert children
+    assert process.returncode == 130
+    assert not child_processes(process.pid)
+    if (tmp_path / "runs.csv").exists():
+        assert "Interrupted" in out
+
+
+def child_processes(pid: int) -> list[str]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return path.read_text().split() if path.exists() else []
+
+
+def test_the_peers_are_prepared_once(flownpu, model, monkeypatch, peer):
+    prepared = []
+    monkeypatch.setattr("flownpu.cli.bench.prepare", lambda name, *_, **__: prepared.append(name) or peer(name))
+    arguments = ("--against", "llama.cpp,ort-cpu,llama.cpp", "--json", "-", *CPU)
+    report = json.loads(flownpu("bench", model, *SMALL, *arguments).out)
+    assert prepared == ["llama.cpp", "ort-cpu"]
+    assert list(report["engines"]) == ["flownpu", "llama.cpp", "ort-cpu"]
+    (case,) = report["engines"]["llama.cpp"]["cases"]
+    (own,) = report["engines"]["flownpu"]["cases"]
+    assert case["decode_ratio"] == own["decode_rate"]["median"] / case["decode_rate"]["median"]
+
+
+def test_every_peer_has_what_a_peer_has():
+    for peer in peers.PEERS.values():
+        text = peer.script.read_text()
+        assert "\ndef convert(" in text
+        assert "\nclass Engine" in text
+        # What is measured is one known version.
+        assert all("==" in requirement or requirement == "numpy" for requirement in peer.requirements)

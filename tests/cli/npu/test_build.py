@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu build`: with stand-ins for the toolchain that record what they are told, and without a toolchain."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flownpu import __version__
+from flownpu.aie.artifacts import folder as artifacts
+from flownpu.aie.artifacts import toolchain
+from flownpu.aie.check import check
+from flownpu.aie.designs.flow_kv import FlowKV
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.as_json import from_json
+
+ROOT = Path(__file__).parents[3]
+# One operator of one model: two arrays (down to XDNA2's 32 tiles: none, geglu), five calls.
+SMALL = ("fused_dqp", "--model", "gemma3-1b")
+CALLS = 5
+
+
+def manifest(folder):
+    return json.loads((folder / "npu2" / "manifest.json").read_text())
+
+
+def files(folder):
+    """The digests of everything below a folder."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
+
+
+def named_files(node):
+    """Every {"file", "sha256"} in the manifest."""
+    if isinstance(node, dict):
+        if node.keys() == {"file", "sha256"}:
+            yield node
+        for value in node.values():
+            yield from named_files(value)
+
+
+# --- Without a toolchain --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, tmp_path):
+    done = flownpu("build", *SMALL, "--output", tmp_path)
+    assert (done.code, done.out) == (0, "")
+    assert f"plans and MLIR of {CALLS} calls of 2 arrays. Nothing was compiled" in done.err
+    remedies = {
+        "aiecc": "pip install mlir_aie",
+        "Peano": "pip install llvm-aie",
+        "xclbinutil": "libxrt-utils of XRT 2.19",
+    }
+    for tool, remedy in remedies.items():
+        assert any(f"{tool} was not found" in line and remedy in line for line in done.err.splitlines())
+    plans = sorted((tmp_path / "npu2").rglob("*.json"))
+    plans.remove(tmp_path / "npu2" / "manifest.json")
+    assert len(plans) == CALLS
+    for file in plans:
+        plan = from_json(file.read_text())
+        assert check(plan) == []
+        assert file.with_suffix(".mlir").read_text() == to_mlir(plan)
+    for array in manifest(tmp_path)["arrays"].values():
+        assert array["xclbin"] is None
+        assert all(call["instructions"] is None for call in array["calls"].values())
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(("kind", "suffix"), [("mlir", ".mlir"), ("plan", ".json")])
+def test_emit_writes_one_file_a_design(flownpu, tmp_path, kind, suffix):
+    done = flownpu("build", *SMALL, "--emit", kind, tmp_path / "designs")
+    assert (done.code, done.err) == (0, f"{tmp_path / 'designs'}: {CALLS} designs\n")
+    written = files(tmp_path)
+    assert len(written) == CALLS
+    assert {Path(name).suffix for name in written} == {suffix}
+
+
+def test_what_does_not_fit_is_named(flownpu, tmp_path, monkeypatch):
+    def refuse(self):
+        raise ValueError(f"[flow_kv] expected no {self.target}")
+
+    monkeypatch.setattr(FlowKV, "__post_init__", refuse)
+    done = flownpu("build", "flow_kv", "--target", "npu1", "--emit", "plan", tmp_path, "--model", "llama3.2-1b")
+    assert done.code == 0
+    assert "left out: flow_kv-h32-g8-d64 total4096: [flow_kv] expected no npu1" in done.err
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gem"], "expected an operator of fused_dqp, gemm, "),
+        (["--model", "gpt2"], "expected a model of gemma3-1b, "),
+        (["--target", "npu3"], "'npu3' is not one of 'npu1', 'npu2'"),
+        (["--emit", "xclbin", "x"], "'xclbin' is not one of 'mlir', 'plan'"),
+    ],
+)
+def test_what_is_not_known_is_refused(flownpu, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    done = flownpu("build", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert files(tmp_path) == {}
+
+
+def test_a_folder_of_another_target_is_refused(flownpu, tmp_path):
+    (tmp_path / "npu2").mkdir()
+    (tmp_path / "npu2" / "manifest.json").write_text('{"format": 1, "target": "npu1"}')
+    done = flownpu("build", *SMALL, "--output", tmp_path)
+    assert done.code == 1
+    assert "to be a manifest of format 1 for npu2, and it is not: choose another folder" in done.err
+
+
+# --- With one -------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_those_of_the_toolchain(flownpu, tools, tmp_path):
+    assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 0
+    commands = tools.commands()
+    kernels = [command for command in commands if command[0] == "clang++"]
+    designs = [command for command in commands if command[0] == "aiecc"]
+    assert {Path(c[c.index("-c") + 1]).name for c in kernels} == {"fused_dqp.cc", "epilogue.cc"}
+    assert len(kernels) == 2, "each source once, though both arrays link it"
+    for command in kernels:
+        assert "--target=aie2p-none-unknown-elf" in command
+        assert "-std=c++20" in command
+        # The first folder has the sources, for `#include "aie/kernels/kernels.h"`; the second mlir-aie's aie_api.
+        include = [Path(option[2:]) for option in command if option.startswith("-I")]
+        assert (include[0] / "aie" / "kernels" / "kernels.h").is_file()
+        assert include[1] == tools.aiecc.parents[1] / "include"
+    assert len(designs) == CALLS
+    assert sum("--get-pdi" in command for command in designs) == 2, "an array is compiled once for all its calls"
+    packed = [command for command in commands if command[0] == "xclbinutil"]
+    assert len(packed) == 2
+    for command in packed:
+        sections = [command[place + 1].split(":")[0] for place, option in enumerate(command) if "section" in option]
+        assert sections == ["MEM_TOPOLOGY", "AIE_PARTITION"]
+        assert "--add-kernel" in command
+    for command in designs:
+        assert "--get-npu-insts" in command
+        assert f"--peano={tools.clang.parents[1]}" in command
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_manifest_has_the_digest_of_every_file(flownpu, tmp_path):
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert f"{CALLS} calls of 2 arrays, 11 files compiled" in done.err  # 2 objects, 2 PDIs, 2 xclbins, 5 instructions
+    found = manifest(tmp_path / "out")
+    on_disk = files(tmp_path / "out" / "npu2")
+    on_disk.pop("manifest.json")
+    assert {node["file"]: node["sha256"] for node in named_files(found)} == on_disk
+    assert (found["target"], found["versions"]) == ("npu2", {"flownpu": __version__})
+    array = found["arrays"]["fused_dqp-32-k6912-none"]
+    assert (array["inputs"]["aiecc"], array["inputs"]["peano"]) == ("aiecc 1.0", "clang++ 1.0")
+    assert array["kernels"]["fused_dqp"] == ["5120xu8", "6912xbf16", "432xbf16", "32xf32", "i32"]
+    assert len(array["compute_tiles"]) == 32
+    # M = (4 + 2 x 1) heads x 256, K = 1152, in blocks of 32 x 256: 48 x 5.
+    assert array["calls"]["m1536-k1152"]["buffers"] == [
+        {"name": "w", "type": "1228800xu8", "bytes": 48 * 5 * 5120},
+        {"name": "x", "type": "6912xbf16", "bytes": 2 * 6912},
+        {"name": "y", "type": "1536xbf16", "bytes": 2 * 1536},
+    ]
+    # The stand-in for aiecc wrote what it found to link, and three buffers are declared as five.
+    assert (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text().startswith("8 arguments, --pdi-name with")
+    assert "['epilogue.o', 'fused_dqp.o']" in (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text()
+
+
+def test_a_second_build_compiles_nothing(flownpu, tools, tmp_path):
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    before = files(tmp_path / "out")
+    tools.commands()
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert tools.commands() == []
+    assert "0 files compiled" in done.err
+    assert files(tmp_path / "out") == before
+
+
+def test_a_damaged_file_is_built_again(flownpu, tools, tmp_path):
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    before = files(tmp_path / "out")
+    tools.commands()
+    for file, built in (("array.xclbin", ["xclbinutil"]), ("array.pdi", ["aiecc"])):
+        (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-geglu" / file).write_bytes(b"damaged")
+        flownpu("build", *SMALL, "--output", tmp_path / "out")
+        assert [command[0] for command in tools.commands()] == built
+        assert files(tmp_path / "out") == before
+
+
+def test_another_compiler_builds_all_again(flownpu, tools, tmp_path):
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    first = tools.commands()
+    tools.install("1.1")
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert len(tools.commands()) == len(first)
+    assert manifest(tmp_path / "out")["arrays"]["fused_dqp-32-k6912-none"]["inputs"]["aiecc"] == "aiecc 1.1"
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_what_was_built_before_stays_in_the_manifest(flownpu, tools, tmp_path, monkeypatch):
+    """Another operator joins; and a machine without the toolchain keeps what one with it has compiled."""
+    monkeypatch.setenv("AIECC_PATH", str(tools.aiecc))
+    monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
+    monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    flownpu("build", "geglu", "--model", "gemma3-1b", "--output", tmp_path / "out")
+    found = manifest(tmp_path / "out")
+    assert len(found["arrays"]) == 3
+    monkeypatch.delenv("AIECC_PATH")
+    assert "Nothing was compiled" in flownpu("build", *SMALL, "--output", tmp_path / "out").err
+    assert manifest(tmp_path / "out") == found
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A copy of the kernels, to change."""
+    shutil.copytree(ROOT / "aie" / "kernels", tmp_path / "sources" / "aie" / "kernels")
+    return tmp_path / "sources"
+
+
+def add_calls(folder, tools_found, sources):
+    """Builds FusedDQP and GeGLU with kernels of another folder."""
+    from flownpu.npu.catalogue import catalogue
+
+    artifact = artifacts.ArtifactFolder(folder, "npu2", tools_found, include_root=sources)
+    for call in catalogue("npu2", ["fused_dqp", "geglu"], ["gemma3-1b"]):
+        artifact.add(call.operator, call.array, call.name, call.program().resolve_program("main"))
+    return artifact
+
+
+@pytest.mark.parametrize(("changed", "rebuilt"), [("geglu.cc", {"geglu"}), ("loops.h", {"geglu", "fused_dqp"})])
+def test_a_changed_kernel_builds_what_links_it_again(tools, tmp_path, sources, changed, rebuilt):
+    found, missing = toolchain.find_toolchain()
+    assert missing == []
+    add_calls(tmp_path / "out", found, sources)
+    tools.commands()
+    assert add_calls(tmp_path / "out", found, sources).compiled == []
+    with (sources / "aie" / "kernels" / changed).open("a") as file:
+        file.write("// changed\n")
+    again = add_calls(tmp_path / "out", found, sources)
+    xclbins = [file.parent.name for file in again.compiled if file.suffix == ".xclbin"]
+    assert {name.partition("-")[0] for name in xclbins} == rebuilt
+    objects = {file.name for file in again.compiled if file.suffix == ".o"}
+    assert objects == ({"geglu.o"} if changed == "geglu.cc" else {"geglu.o", "fused_dqp.o", "epilogue.o"})
+    # Instructions do not depend on kernels.
+    assert not [file for file in again.compiled if file.suffix == ".insts"]
+
+
+# --- Compilers that fail --------------------------------------------------------------------------------------------
+
+
+def test_a_failing_compiler_is_quoted(flownpu, tools, tmp_path):
+    lines = "\n".join(f"line {number}" for number in range(100))
+    tools.fail.write_text(f"3 {lines}")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert (done.code, done.out) == (1, "")
+    shown = done.err.splitlines()
+    assert shown[0].endswith("clang++ ended with exit code 3:")
+    assert shown[1:-1] == [f"line {number}" for number in range(80, 100)]
+    command = tools.commands()[0]
+    assert shown[-1].startswith("the command: ")
+    assert all(part in shown[-1] for part in command)
+    # Nothing half made is left.
+    assert not [name for name in files(tmp_path / "out") if not name.endswith((".json", ".mlir"))]
+
+
+def test_an_error_with_exit_code_0_is_an_error(flownpu, tools, tmp_path):
+    """aiecc's passes say some errors and go on (docs/npu-designs.md)."""
+    flownpu("build", *SMALL, "--output", tmp_path / "out")
+    (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
+    tools.fail.write_text("0 design.mlir:1: error: would override allocated address")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 1
+    assert "aiecc said that there was an error" in done.err
+    assert "would override allocated address" in done.err
+
+
+def test_a_compiler_that_writes_nothing_has_failed(flownpu, tools, tmp_path):
+    tools.fail.write_text("0 nothing to say")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 1
+    assert "clang++ ended well, and did not write" in done.err
+
+
+def test_an_interrupted_build_goes_on(flownpu, tools, tmp_path, monkeypatch):
+    """What was compiled before an error is not compiled again."""
+    done = []
+
+    def fail_at_the_third(self, mlir, instructions, pdi):
+        done.append(mlir)
+        if len(done) == 3:
+            raise toolchain.ToolchainError("interrupted")
+        compile_design(self, mlir, instructions, pdi)
+
+    compile_design = toolchain.Toolchain.compile_design
+    monkeypatch.setattr(toolchain.Toolchain, "compile_design", fail_at_the_third)
+    assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 1
+    before = tools.commands()
+    assert flownpu("build", *SMALL, "--output", tmp_path / "out").code == 0
+    assert [command[0] for command in before].count("aiecc") == 2
+    assert [command[0] for command in tools.commands()].count("aiecc") == CALLS - 2
+
+
+# --- The package ----------------------------------------------------------------------------------------------------
+
+
+def test_the_package_has_the_kernels_sources():
+    """Peano needs them; the wheel leaves other C++ out."""
+    sources = {file.name for file in (ROOT / "aie" / "kernels").glob("*.*") if file.suffix in {".cc", ".h"}}
+    assert {file.name for file in toolchain.KERNELS.glob("*.*") if file.suffix in {".cc", ".h"}} == sources
+    assert {"gemm.cc", "kernels.h"} <= sources

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu build MODEL`: the artifacts of a converted model, for the emulator and, with stand-ins, for an NPU."""
+
+import json
+import re
+import struct
+import subprocess
+
+import numpy as np
+import onnx
+import pytest
+
+from flownpu.aie.artifacts import compiled as compiled_artifacts
+from flownpu.aie.designs.decode_layer.design import LayerShape
+from flownpu.aie.mlir.module import to_mlir
+from flownpu.aie.plan.limits import NPU2, with_limits
+from flownpu.aie.programs import prefill
+from flownpu.aie.programs.call_family import Positions
+from flownpu.aie.programs.decoder_shape import DecoderShape
+from flownpu.aie.programs.prefill import prefill_program
+from flownpu.aie.programs.program import calls_of
+from flownpu.errors import FlowNPUError
+from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
+from flownpu.npu.decoder import read_decoder
+from flownpu.npu.models import MODELS
+from tests.aie.words import read_family, read_index, words_of
+
+CONTEXT = 320  # positions, five chunks of the cache; prompts come in chunks of 256 tokens, not of 512
+# A token; weights of four sizes; products of three, for QKV and output are padded to the same; attention with a window,
+# for the one layer without is the last, of which a prompt needs no attention.
+CALLS = 1 + 4 + 3 + 1
+
+
+def operators(program, calls, host_calls):
+    """Those of the steps of each dispatch."""
+    return [
+        [(host_calls if host else calls)[step[0]]["operator"] for step in steps]
+        for host, steps in program["dispatches"]
+    ]
+
+
+def bits_of(value):
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+# --- For the emulator -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(model, tmp_path_factory):
+    """The folder for the emulator."""
+    from flownpu.npu.artifacts import build_artifacts
+
+    return build_artifacts(model, context=CONTEXT, output=tmp_path_factory.mktemp("built") / "emulate").folder
+
+
+def test_the_programs_are_those_of_the_model(built, checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    *_, calls, host_calls, programs = read_index(built)
+    assert [program["kind"] for program in programs] == ["decode", "prefill"]
+    hidden, d, feed_forward = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    for program in programs:
+        found = program["attributes"]
+        assert {key: values[0] for key, values in found.items() if len(values) == 1} == {
+            "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": d, "feed_forward": feed_forward,
+            "post_norms": 1, "qk_norm": 1, "epsilon": bits_of(config["rms_norm_eps"]),
+            "scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "vocabulary": config["vocab_size"],
+        }  # fmt: skip
+        assert bytes(found["activation"]) == b"geglu"
+        assert found["windows"] == tuple(config["sliding_window"] if kind else 0 for kind in sliding)
+        assert found["tables"] == tuple(0 if kind else 1 for kind in sliding)
+    decode, prefill = programs
+    assert decode["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
+    assert operators(decode, calls, host_calls) == [["decode_layer"]]
+    assert (prefill["sizes"]["tokens"], prefill["sizes"]["context"]) == (256, CONTEXT)
+    # Layers but the last, which only makes keys and values; weights of four layers at a time.
+    layer = [["gemm"], ["norm_rope"], ["flow_qkv"] * 2, ["gemm"], ["rms_norm_add"], ["gemm"] * 2, ["rms_norm_add"]]
+    groups = [range(4), range(4, len(sliding) - 1)]
+    assert operators(prefill, calls, host_calls) == [
+        ["rms_norm"], ["dequant_engine"] * 16, *layer * len(groups[0]),
+        ["dequant_engine"] * (4 * len(groups[1]) + 1), *layer * len(groups[1]), *layer[:2],
+    ]  # fmt: skip
+    padded = -(-feed_forward // 64) * 64  # the dequantisation engine weaves 64 columns at a time
+    steps = [calls[step[0]] for host, dispatch in prefill["dispatches"] for step in dispatch if not host]
+    products = [call["buffers"][2][1] // (2 * 256) for call in steps if call["operator"] == "gemm"]
+    # N of a narrow product is padded to a megatile's columns: 8 columns of tiles, of each 2 tiles of 64.
+    wide = 8 * 2 * 64
+    assert max((heads + 2 * kv_heads) * d, hidden) < wide
+    assert products == [*[wide, wide, padded, wide] * (len(sliding) - 1), wide]
+    attends = [call["name"].rpartition("window")[2] for call in steps if call["operator"] == "flow_qkv"]
+    assert attends == [str(config["sliding_window"] if kind else 0) for kind in sliding[:-1] for _ in range(2)]
+
+
+def test_a_second_build_derives_nothing(flownpu, model_copy):
+    arguments = ("build", model_copy, "--for", "emulate", "--context", CONTEXT - 1)
+    done = flownpu(*arguments)
+    assert (done.code, done.out) == (0, "")
+    assert f"{model_copy}/artifacts/emulate: {CALLS} calls over {CONTEXT} positions, {CALLS} made" in done.err
+    again = flownpu(*arguments, "--json")
+    assert json.loads(again.out) == {
+        "for": "emulate", "target": "npu2", "folder": f"{model_copy}/artifacts/emulate", "context": CONTEXT,
+        "calls": CALLS, "made": 0, "left_out": [], "missing": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--context", "2049"], 1, "expected a context of 2048 or less, which the model is made for, got 2112"),
+        (["--model", "gemma3-1b"], 2, "expected one MODEL folder, without --model and --emit"),
+        (["gemm"], 2, "expected one MODEL folder, without --model and --emit"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(flownpu, model, tmp_path, options, code, words):
+    done = flownpu("build", model, *options, "--for", "emulate", "--output", tmp_path / "out")
+    assert done.code == code
+    assert words in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_model_is_refused(flownpu, tmp_path):
+    done = flownpu("build", tmp_path / "none", "--for", "emulate")
+    assert (done.code, "expected a model folder or an .onnx file" in done.err) == (1, True)
+    done = flownpu("build", "gemm", "--context", 128)
+    assert (done.code, "go with a MODEL folder" in done.err) == (2, True)
+
+
+# --- For an NPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_without_a_toolchain_plans_and_mlir_are_written(flownpu, model, tmp_path):
+    done = flownpu("build", model, "--context", CONTEXT, "--output", tmp_path / "out")
+    assert done.code == 0
+    assert f"{CALLS} calls over {CONTEXT} positions, as plans and MLIR. Nothing was compiled:" in done.err
+    assert "aiecc was not found" in done.err
+    assert len(list((tmp_path / "out").rglob("*.mlir"))) == CALLS
+    assert not list((tmp_path / "out").rglob("*.words"))
+
+
+# Compilations of a call that depends on the position: so many of 363 that flow_qkv of a context of 8192 has positions
+# to be derived from.
+FEW = 12
+
+
+@pytest.fixture
+def without_products(monkeypatch):
+    """Programs without the products, whose calls are as others that do not move."""
+    monkeypatch.setattr(prefill._Chunk, "_dequantise", lambda *_: None)
+    monkeypatch.setattr(prefill._Chunk, "_multiply", lambda *_: None)
+
+
+def compiled_by(tools, call, position, folder):
+    """What the stand-in makes of a call's program at a position, outside of a build."""
+    mlir, file = folder / "design.mlir", folder / "design.insts"
+    mlir.write_text(to_mlir(call.plan(position)))
+    subprocess.run([tools.aiecc, mlir, f"--npu-insts-name={file}"], check=True)
+    return np.fromfile(file, "<u4")
+
+
+@pytest.mark.usefixtures("without_products")
+@pytest.mark.parametrize("known", [True, False], ids=["pieces", "without pieces"])
+def test_compiled_families_are_the_instructions(flownpu, tools, model, tmp_path, known):
+    """All but a stride that the stand-in, as a compiler, leaves out where a chunk is alone: steps of it are 0 more.
+
+    Also at positions that were not compiled, and of a compiler whose instructions have no pieces that are known.
+    """
+    tools.unknown.write_text("") if not known else None
+    folder = tmp_path / "out"
+    done = flownpu("build", model, "--for", "xclbin", "--context", CONTEXT, "--output", folder)
+    assert done.code == 0, done.err
+    assert ("all classes of positions are compiled" in done.err) is not known
+    target, emulated, _, arrays, calls, _, _ = read_index(folder)
+    assert (target, emulated) == ("npu2", 0)
+    programs, _ = programs_of_model(model, "npu2", CONTEXT)
+    by_name = {call.name: call for call in calls_of(programs)}
+    arrays_of_calls = json.loads((folder / "manifest.json").read_text())["arrays"]
+    buffers = {
+        place: max(len(call["buffers"]) for call in arrays_of_calls[name]["calls"].values())
+        for place, (name, _, _) in enumerate(arrays)
+    }
+    assert max(buffers.values()) > 5  # a decode layer's
+    said = [int(number) for number in re.search(r"(\d+) programs of (\d+) arrays are compiled", done.err).groups()]
+    options = [option.partition("=")[0] for command in tools.commands() for option in command]
+    made = [options.count(option) for option in ("--npu-insts-name", "--pdi-name")]
+    assert made[1] == said[1] == len(arrays)
+    assert made[0] == said[0] if known else made[0] > said[0]
+    for record in calls:
+        array, xclbin, _ = arrays[record["array"]]
+        arguments, _, pdi = (folder / xclbin).read_text().partition(" arguments, ")
+        assert pdi.startswith("--pdi-name with [")
+        assert int(arguments) == 3 + max(5, buffers[record["array"]])
+        _, _, family = read_family(words_of(folder / record["file"]))
+        call = by_name[record["name"]]
+        compiled = {int(file.stem.partition("-position")[2] or call.last) for file in (folder / array).glob("*.insts")}
+        assert call.last in compiled
+        if known:
+            assert len(compiled) <= FEW
+        for position in sorted({0, call.last // 2, call.last - 1} if call.moves else {call.last}):
+            expected = compiled_by(tools, call, position, tmp_path)
+            differ = np.flatnonzero(family.at(position) != expected)
+            assert not (expected[differ] & 0xFFFFF).any(), (call.name, position)
+            assert not (expected[differ] >> 20).any(), (call.name, position)
+    tools.commands()
+    assert flownpu("build", model, "--for", "xclbin", "--context", CONTEXT, "--output", folder).code == 0
+    assert tools.commands() == []
+
+
+@pytest.mark.usefixtures("without_products", "tools")
+def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, monkeypatch):
+    limits = with_limits(NPU2, heap_bytes=4000)
+    monkeypatch.setattr(compiled_artifacts, "LIMITS", {"npu2": limits})
+    with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
+        build_artifacts(model, kind="xclbin", context=CONTEXT, output=tmp_path / "out")
+    assert not (tmp_path / "out" / "index.words").exists()
+
+
+# --- The decoder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "attribute", "value", "words"),
+    [
+        ("FlowQKVAttention", "softcap", 30.0, "expected no softcap: the array has none"),
+        ("FlowQKVAttention", "causal", 0, "expected no local_window_size with causal = 0, got 64"),
+        ("FlowQKVAttention", "do_rotary", 0, "expected do_rotary = 1"),
+        ("FlowQKVAttention", "scale", 0.5, "scale 0.5 and a QK-norm as in the layers before, got 4, 2, 64, 0.125"),
+        ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the epsilon of all norms to be 0.5, got 1e-06"),
+    ],
+)
+def test_a_layer_that_the_designs_have_no_place_for_is_refused(model_copy, operator, attribute, value, words):
+    """By `flownpu build` in these words, which then builds its operators (test_build_operators.py)."""
+    path = model_copy / "model.onnx"
+    proto = onnx.load(path, load_external_data=False)
+    node = next(node for node in proto.graph.node if node.op_type == operator)
+    kept = [each for each in node.attribute if each.name != attribute]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, value)])
+    onnx.save(proto, path)
+    with pytest.raises(FlowNPUError) as refused:
+        read_decoder(model_copy)
+    assert f"{path}: the NPU's designs have no place for its layers: " in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_the_decoder_is_the_same_in_every_spelling(model):
+    decoder = read_decoder(model)
+    assert decoder.shape == LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
+    assert (decoder.vocabulary, decoder.positions, decoder.table_count) == (4096, 2048, 2)
+
+
+# A tile has as many rows as L1 holds (32, 48 and 48): tokens x query heads of a KV head (4, 3, 4).
+@pytest.mark.parametrize(("name", "tokens_of_a_tile"), [("gemma3-1b", 8), ("llama3.2-3b", 16), ("qwen3-8b", 12)])
+def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
+    """At the last position; `catalogue` has the decode layers of all models."""
+    model, context = MODELS[name], 4096
+    shape = LayerShape(
+        model.hidden, model.heads, model.kv_heads, model.head_size, model.feed_forward, model.activation,
+        model.post_norms, model.head_norms,
+    )  # fmt: skip
+    windows = (model.window or 0, 0, 0)  # the last layer has no attention
+    decoder = DecoderShape(shape, 1e-6, 0.1, windows, (0, 1, 1), model.vocabulary, context, shape.feed_forward)
+    for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
+        plan = call.last_plan  # which the checker takes
+        assert call.positions == Positions(context) or call.moves
+        if call.operator == "gemm":  # rows of A are not padded, but what is read behind the last one
+            rows, k = (int(re.search(rf"\b{size}(\d+)", call.name)[1]) for size in "mk")
+            assert plan.sequence.buffers[0].type.bytes == 2 * ((rows - 1) * k + -(-k // 256) * 256)
+        if call.operator == "flow_qkv":
+            block = 4 * tokens_of_a_tile
+            # 128 tokens a call, of which a chunk has several.
+            assert [part.offset for part in call.positions.sweeps] == list(range(0, 128, block))

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu explain`: what it says, counted another way."""
+
+import json
+import math
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from flownpu.explain import drawing as partition_drawing
+from flownpu.explain.overview import Explanation
+from flownpu.explain.placement import Place, Placement, by_layer, layer_of
+from flownpu.explain.speed import NPU, Speed
+from flownpu.npu.artifacts import programs_of_model
+from flownpu.npu.decoder import read_decoder
+from flownpu.ops.definitions import add_functions
+
+SVG = "{http://www.w3.org/2000/svg}"
+HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>'
+
+
+@pytest.fixture
+def explained(flownpu):
+    """Explains a model, whose memory is not measured."""
+
+    def run(*arguments):
+        done = flownpu("explain", *arguments, "--json", "--bandwidth", 10)
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    return run
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    """Writes a graph in ONNX's textual syntax, with its initializers."""
+
+    def write(text, **initializers):
+        model = onnx.parser.parse_model(HEADER + text)
+        if not model.functions and any(node.domain == "ai.flownpu" for node in model.graph.node):
+            defined = ir.from_proto(model)
+            add_functions(defined)
+            model = ir.to_proto(defined)
+        model.graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, name) for name, array in initializers.items()
+        )
+        for number, node in enumerate(model.graph.node):
+            node.name = node.name or f"{node.op_type}_{number}"
+        path = tmp_path / "graph.onnx"
+        onnx.save(model, path)
+        return path
+
+    return write
+
+
+def four_bits(rows, columns, bits=4):
+    """Inputs of a MatMulNBits of random codes."""
+    generator = np.random.default_rng(1)
+    codes = generator.integers(0, 256, (rows, columns // 32, 32 * bits // 8), np.uint8)
+    return codes, generator.uniform(0.5, 1, rows * columns // 32).astype(np.float32)
+
+
+# --- Placement --------------------------------------------------------------------------------------------------------
+
+
+def test_a_converted_model_is_on_the_device_whole(explained, model):
+    graph = onnx.load(model / "model.onnx", load_external_data=False).graph
+    document = explained(model, "--device", "cpu")
+    assert document["source"] == "converted"
+    assert document["placement"]["counts"] == {"flownpu": len(graph.node)}
+    assert [node["node"] for node in document["placement"]["nodes"]] == [node.name for node in graph.node]
+    assert {node["layer"] for node in document["placement"]["nodes"]} == {None, *range(6)}
+    assert document["misses"] == []
+
+
+def test_what_the_device_does_not_take_says_why(explained, graph_file):
+    path = graph_file("g (float[4, 64] x) => (float[4, 64] y) { a = Add(x, x) b = Sin(a) y = Mul(b, b) }")
+    document = explained(path, "--device", "cpu")
+    nodes = {node["node"]: node for node in document["placement"]["nodes"]}
+    assert (nodes["Sin_1"]["place"], nodes["Sin_1"]["reason"]) == ("cpu", "the cpu device has no ai.onnx::Sin")
+    assert (nodes["Add_0"]["place"], nodes["Add_0"]["reason"]) == ("flownpu", "")
+    assert document["placement"]["counts"] == {"flownpu": 2, "cpu": 1}
+    assert document["speed"]["points"] == []
+
+
+def test_what_the_npus_host_computes_says_why(explained, model_copy):
+    counts = explained(model_copy, "--device", "emulate")
+    nodes = [node for node in counts["placement"]["nodes"] if node["place"] == "host"]
+    # No design was compiled for this model: its layers' operators are what an NPU would compute.
+    assert {node["operator"] for node in nodes} == {"ai.flownpu:Q4NXMatMul", "ai.flownpu:FlowQKVAttention"}
+    assert all("flownpu build" in node["reason"] for node in nodes)
+
+
+def test_what_onnx_runtime_computes_beforehand_runs_nowhere(explained, graph_file):
+    text = "g (float[4] x) => (float[4] y) { b = Sqrt(a) y = Add(x, b) }"
+    document = explained(graph_file(text, a=np.ones(4, np.float32)))
+    assert {node["operator"]: node["place"] for node in document["placement"]["nodes"]}["Sqrt"] == "folded"
+
+
+def test_operators_of_the_project_that_are_replaced_by_their_definition(explained, graph_file):
+    path = graph_file(
+        "g (float[4] x) => (float[4] z) { y = Relu(x) z = ai.flownpu.Twice(y) }"
+        ' <domain: "ai.flownpu", opset_import: ["": 21]> Twice (a) => (b) { b = Add(a, a) }'
+    )
+    document = explained(path, "--device", "cpu")
+    nodes = {node["node"]: node for node in document["placement"]["nodes"]}
+    assert nodes["Twice_1"]["place"] == "cpu"
+    assert "replaced by its definition" in nodes["Twice_1"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("/model/layers.3/attn/q_proj/MatMul", 3),
+        ("/layers.12.mlp.down_proj", 12),
+        ("/encoder/layer.0/attention/self/Softmax", 0),
+        ("/h.7/Add", 7),
+        ("/model/norm/Mul_1", None),
+        ("/vision/multilayers.3/Add", None),
+    ],
+)
+def test_layers_are_read_from_names(name, layer):
+    assert layer_of(name) == layer
+
+
+# --- Rules ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_that_cannot_be_packed_gives_the_rules_reason(explained, graph_file):
+    codes, scales = four_bits(64, 64)
+    wide, wide_scales = four_bits(64, 64, bits=8)
+    path = graph_file(
+        "g (float[1, 64] x) => (float[1, 64] y) {"
+        "  a = com.microsoft.MatMulNBits <N = 64, K = 64, bits = 4, block_size = 32> (x, codes, scales)"
+        "  y = com.microsoft.MatMulNBits <N = 64, K = 64, bits = 8, block_size = 32> (a, wide, wide_scales)"
+        "}",
+        codes=codes, scales=scales, wide=wide, wide_scales=wide_scales,
+    )  # fmt: skip
+    document = explained(path)
+    assert document["source"] == "genai"
+    assert {
+        "rule": "q4nx_matmul",
+        "reason": "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits",
+        "nodes": ["MatMulNBits_1"],
+    } in document["misses"]
+    # Without zero points there are no minima: 32 x 32 weights take 576 bytes.
+    assert document["converted_weight_bytes"] == 4 * 576 + wide.nbytes + wide_scales.nbytes
+
+
+def test_a_softmax_that_is_no_attention_gives_the_rules_reason(explained, flownpu, graph_file):
+    path = graph_file("g (float[2, 8] x) => (float[2, 8] y) { a = Softmax(x) y = Relu(a) }")
+    document = explained(path)
+    assert document["source"] == "plain"
+    (attention,) = document["attentions"]
+    assert (attention["node"], attention["prompt_level"]) == ("Softmax_0", 1)
+    (miss,) = document["misses"]
+    assert miss["rule"] == "scaled_dot_product_attention"
+    assert attention["prompt_reason"] == miss["reason"]
+    assert miss["reason"] in flownpu("explain", path, "--bandwidth", 10).out
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+def test_every_attention_of_the_model_is_folded(explained, model, checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    attentions = explained(model)["attentions"]
+    assert [attention["layer"] for attention in attentions] == list(range(config["num_hidden_layers"]))
+    for attention, kind in zip(attentions, config["layer_types"], strict=True):
+        assert (attention["prompt_level"], attention["token_level"]) == (3, 3)
+        assert (attention["heads"], attention["kv_heads"]) == (4, 2)
+        assert attention["kind"] == "GQA"
+        assert attention["window"] == (config["sliding_window"] if kind == "sliding_attention" else -1)
+
+
+@pytest.mark.parametrize(
+    # Queries of a tile in bf16, sums in f32 and the output in bf16 are 8 bytes a number, at least 8 rows of them, two
+    # chunks 4 bytes, at least 8 positions: 8 * 8 d + 4 * 8 d = 96 d bytes, beside 64 KB of L1 less 1 KB of stack.
+    # A tile's 8 rows of scores are 6 bytes a key, in f32 and bf16, beside 8 queries and 8 keys.
+    ("d", "tokens", "level"),
+    [(256, 1024, 3), (512, 1024, 3), (768, 1024, 1), (768, 256, 2)],
+)
+def test_a_head_too_long_for_a_tile_is_not_folded(explained, graph_file, d, tokens, level):
+    path = graph_file(
+        f"g (float[1, {tokens}, {d}] q, float[1, {tokens}, {d}] k, float[1, {tokens}, {d}] v)"
+        f" => (float[1, {tokens}, {d}] y) {{"
+        f"  y, a, b = ai.flownpu.FlowQKVAttention <num_heads = 1, kv_num_heads = 1, head_size = {d}, causal = 0>"
+        "     (q, k, v)"
+        "}"
+    )
+    (attention,) = explained(path, "--device", "cpu")["attentions"]
+    l1 = 63 * 1024
+    assert level == (3 if 96 * d < l1 else 2 if 8 * 6 * tokens + (8 + 8) * 2 * d < l1 else 1)
+    assert (attention["prompt_level"], attention["token_level"]) == (level, None)
+    assert ("all of it is folded" if level == 3 else "bytes of L1") in attention["prompt_reason"]
+
+
+# --- Bytes and speed --------------------------------------------------------------------------------------------------
+
+
+def blocks(rows, columns):
+    """32 x 32 weights take 640 bytes."""
+    return math.ceil(rows / 32) * math.ceil(columns / 32) * 640
+
+
+def test_the_cpus_roof_is_bandwidth_by_bytes(explained, model, checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    hidden, heads, kv, d, feed_forward, layers = (
+        config[name]
+        for name in (
+            "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+            "num_hidden_layers",
+        )
+    )  # fmt: skip
+    weights = layers * (
+        blocks((heads + 2 * kv) * d, hidden)
+        + blocks(hidden, heads * d)
+        + 2 * blocks(feed_forward, hidden)
+        + blocks(hidden, feed_forward)
+    ) + blocks(config["vocab_size"], hidden)
+    norms = 4 * (layers * (4 * hidden + 2 * d) + hidden)  # four of the states and two of heads, in float32
+    windows = [config["sliding_window"] if kind == "sliding_attention" else 1024 for kind in config["layer_types"]]
+    seen = 2 * kv * d * 2 * sum(min(window, 1024) for window in windows)  # keys and values in bfloat16
+    document = explained(model)
+    assert document["weight_bytes"]["q4nx"] == weights
+    assert document["kv_bytes_per_token"] == layers * 2 * kv * d * 2
+    (point,) = document["speed"]["points"]
+    assert point["context"] == 1024
+    # The graph's other constants (a scale, indices) are a few bytes.
+    assert point["cpu_tokens_per_second"] == pytest.approx(10e9 / (weights + norms + seen), rel=1e-4)
+
+
+def test_the_bandwidth_is_measured_unless_it_is_given(flownpu, model, monkeypatch):
+    monkeypatch.setattr("flownpu.explain.speed.read_bandwidth", lambda: 20e9)
+    document = json.loads(flownpu("explain", model, "--json").out)
+    assert document["speed"]["read_bandwidth"] == 20e9
+    given = json.loads(flownpu("explain", model, "--json", "--bandwidth", 10).out)["speed"]["points"][0]
+    assert document["speed"]["points"][0]["cpu_tokens_per_second"] == 2 * given["cpu_tokens_per_second"]
+
+
+def test_what_the_npu_would_take(explained, model):
+    speed = explained(model)["speed"]
+    assert speed["npu"]["takes"]
+    assert "6 layers and the LM head" in speed["npu"]["text"]
+    (point,) = speed["points"]
+    # No faster than its memory, two channels of DDR5-5600, reads the weights: 2 x 8 bytes x 5.6 GHz.
+    assert 0 < point["npu_tokens_per_second"] < 89.6e9 / speed["step_bytes"]
+    assert point["npu_ttft_seconds"] > 0
+
+
+def test_the_programs_are_those_of_build(explained, flownpu, model):
+    """What the session's decoder makes of the graph, counted from the programs themselves."""
+    document = explained(model)["speed"]["npu"]["programs"]
+    written = programs_of_model(model, "npu2")[0]
+    assert [(found["kind"], found["tokens"], found["steps"]) for found in document] == [
+        (program.kind, program.tokens, len(program.steps)) for program in written
+    ]
+    for found, program in zip(document, written, strict=True):
+        assert found["dispatches"] == sum(steps[0].call.array != "host" for steps in program.dispatches)
+        assert sum(call["steps"] for call in found["calls"]) == found["steps"]
+        assert sum(call["steps"] * call["seconds"] for call in found["calls"]) + found["seconds"]["host"] + (
+            found["seconds"].get("changes of array", 0.0)
+        ) == pytest.approx(sum(found["seconds"].values()))
+        assert found["instruction_words"] > 0
+        assert found["read_bytes"] > found["written_bytes"]
+    # A token reads all weights once, whatever else.
+    decoder = read_decoder(model)
+    assert document[0]["read_bytes"] > len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
+    text = flownpu("explain", model, "--bandwidth", 10).out
+    assert "The program of a token at position 1023" in text
+    assert f"{document[-1]['changes']} changes of array" in text
+
+
+def test_why_the_npu_would_not_take_it(explained, flownpu, graph_file):
+    path = graph_file("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    npu = explained(path)["speed"]["npu"]
+    assert not npu["takes"]
+    assert "the array computes decoders, and there is no attention" in npu["text"]
+    text = flownpu("explain", path).out
+    assert npu["text"] in text
+    assert "No tokens/s: the graph has no KV cache" in text
+
+
+def test_text(flownpu, model):
+    done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10)
+    assert done.code == 0
+    for text in (
+        "FlowNPU: 70 of 70 nodes", "because device=cpu", "0-4", "GQA", "KV cache: 2.9 MiB for 1000 tokens",
+        "NPU, predicted", "at 10.0 GB/s", "nothing was run",
+    ):  # fmt: skip
+        assert text in done.out
+
+
+# --- The picture ------------------------------------------------------------------------------------------------------
+
+
+def test_the_pictures_boxes_have_all_nodes(flownpu, model, tmp_path):
+    done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10, "--svg", tmp_path / "model.svg")
+    assert done.code == 0
+    root = ET.parse(tmp_path / "model.svg").getroot()  # noqa: S314 our own
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    for label in ("before", *(f"layer {layer}" for layer in range(6)), "after"):
+        assert label in texts
+    boxes = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    titles = [rect.find(f"{SVG}title").text.partition(": ")[2] for rect in boxes]
+    counts = [int(part.rpartition("(")[2].rstrip(")")) if "(" in part else 1 for t in titles for part in t.split(", ")]
+    assert sum(counts) == 70
+    assert "FlowNPU on cpu" in " ".join(texts)
+
+
+def drawn(nodes):
+    placement = Placement("", "npu", tuple(nodes), ())
+    explanation = Explanation(
+        "m.onnx", "converted", placement, (), (), {}, 0, 0, Speed(NPU(False, "", ""), None, 0, ())
+    )
+    return ET.fromstring(partition_drawing.draw(explanation))  # noqa: S314 our own
+
+
+def test_a_picture_of_34_layers_is_legible():
+    places = ["flownpu", "host", "cpu", "folded", "CUDAExecutionProvider"]
+    nodes = [Place(f"n{i}", "Add", i // 20, places[i // 4 % 5]) for i in range(34 * 20)]
+    root = drawn(nodes)
+    assert len(by_layer(tuple(nodes))) == 34
+    width, height = float(root.get("width")), float(root.get("height"))
+    boxes = [
+        [float(rect.get(name)) for name in ("x", "y", "width", "height")]
+        for rect in root.iter(f"{SVG}rect")
+        if rect.find(f"{SVG}title") is not None
+    ]
+    assert len(boxes) == 34 * 5
+    assert height < 1080  # a screen
+    assert all(x + w <= width and y + h <= height for x, y, w, h in boxes)
+    rows = {}
+    for x, y, w, _ in boxes:
+        rows.setdefault(y, []).append((x, w))
+    for row in rows.values():
+        # Rounded to tenths.
+        assert all(x + w <= following + 0.11 for (x, w), (following, _) in pairwise(row))
+    assert min(y1 - y0 for y0, y1 in pairwise(sorted(rows))) >= boxes[0][3]
+    colours = {rect.get("fill") for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None}
+    assert len(colours) == 5
+
+
+# --- Refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("absent", None, "expected a model folder or an .onnx file"),
+        ("absent.onnx", None, "no such file"),
+        ("model.onnx", b"not a model", "is not an ONNX model"),
+        ("model.gguf", b"GGUF", "model.gguf OUT` makes one of it"),
+    ],
+)
+def test_what_is_no_model_is_refused(flownpu, tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = flownpu("explain", tmp_path / name)
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+
+
+def test_a_checkpoint_is_to_be_converted_first(flownpu, checkpoint):
+    done = flownpu("explain", checkpoint)
+    assert done.code == 1
+    assert "flownpu convert" in done.err
+
+
+def test_an_unknown_option_of_the_provider_is_its_error(flownpu, model):
+    done = flownpu("explain", model, "--option", "colour=blue")
+    assert done.code == 1
+    assert "colour" in done.err

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes AWQ and GPTQ checkpoints of transformers' models, as AutoAWQ and AutoGPTQ lay them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from flownpu.ops import q4nx
+from tests.convert.conftest import TinyModel, is_projection, write_tiny
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Columns in groups of 128, rows in words of 8.
+SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
+ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
+
+Floats = NDArray[np.float32]
+Tensors = dict[str, NDArray[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a test's checkpoint is quantised."""
+
+    method: str = "gptq"
+    group: int = 128
+    version: str = "gptq"
+    symmetric: bool = False
+    order: str = "none"
+    """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
+    exact: bool = True
+    """Scales of 4 bits, so that -scale * zero point has 8 and bfloat16 holds it."""
+
+    def config(self) -> dict[str, Any]:
+        if self.method == "awq":
+            return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
+        return {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": self.group,
+            "desc_act": self.order == "act",
+            "sym": self.symmetric,
+            "checkpoint_format": self.version,
+        }
+
+
+def pack(values: NDArray[np.uint8], order: Any) -> NDArray[np.int32]:
+    """Eight values along the last axis in a word; `order` says which is in the lowest bits, which in the next."""
+    words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
+    for place, index in enumerate(order):
+        words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * place)
+    return words.view(np.int32)
+
+
+def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
+    """The tensors of a weight [M, K], by the ends of their names, and the values that they stand for."""
+    rows, columns = weight.shape
+    size = columns if form.group < 0 else form.group
+    groups = -(-columns // size)
+    group_of = np.arange(columns) // size
+    if form.order == "act":
+        group_of = np.random.default_rng(columns).permutation(group_of)
+    scale, zero = np.empty((rows, groups), np.float16), np.empty((rows, groups), np.uint8)
+    for group in range(groups):
+        part = weight[:, group_of == group]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        exact = 2 * np.maximum(-low, high) / 15 if form.symmetric else (high - low) / 15
+        mantissa, exponent = np.frexp(exact)
+        scale[:, group] = np.ldexp(np.ceil(mantissa * 16) / 16, exponent) if form.exact else exact
+        zero[:, group] = 8 if form.symmetric else np.clip(np.rint(-low / scale[:, group].astype(np.float32)), 1, 15)
+    step, middle = scale[:, group_of].astype(np.float32), zero[:, group_of].astype(np.float32)
+    codes = np.clip(np.rint(weight / step) + middle, 0, 15).astype(np.uint8)
+    stored_zero = zero - (form.version == "gptq" and form.method == "gptq")
+    tensors: Tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, ORDERS[form.method])}
+    if form.method == "awq":
+        tensors["qweight"] = pack(codes.T, ORDERS["awq"])
+    else:
+        tensors["qweight"] = np.ascontiguousarray(pack(codes, ORDERS["gptq"]).T)
+        tensors["bias"] = np.zeros(rows, np.float16)  # as some tools write, where there is none
+    if form.order != "none":
+        tensors["g_idx"] = group_of.astype(np.int32)
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, step * (codes - middle)
+
+
+def write_prequantised(folder: Path, family: str, form: Form, **changes: Any) -> TinyModel:
+    """A quantised checkpoint, and transformers' model with the weights that Q4NX should hold of it."""
+    tiny = write_tiny(family, folder / "checkpoint", **SIZES, **changes)
+    path = tiny.folder / "model.safetensors"
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, parameter in tiny.reference.named_parameters():
+            if name.endswith("_proj.weight"):
+                # Wider than the other tiny models, whose sums of 96 terms the tolerances were made for.
+                weight = tensors.pop(name).astype(np.float32) * np.float32((96 / 128) ** 0.5)
+                parts, values = quantised(weight, form)
+                tensors.update({name.removesuffix("weight") + part: tensor for part, tensor in parts.items()})
+                if form.order == "act":
+                    values = q4nx.dequantize_codes(q4nx.quantize(values))
+                parameter.copy_(torch.from_numpy(values))
+            elif not is_projection(name):
+                tensors[name] = tensors[name].astype(np.float16)
+                parameter.copy_(torch.from_numpy(tensors[name].astype(np.float32)))
+    save_file(tensors, path)
+    change_config(tiny.folder, quantization_config=form.config())
+    return tiny
+
+
+def change_config(folder: Path, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))

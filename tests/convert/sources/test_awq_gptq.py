@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AWQ and GPTQ checkpoints: their codes, scales and zero points are taken over."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from flownpu.convert import ConversionError, convert
+from flownpu.convert.checkpoint import Checkpoint
+from flownpu.convert.quantise import Carried
+from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
+from flownpu.ops import q4nx
+from tests.convert.running import check_logits
+from tests.convert.sources.prequantised_checkpoints import Form, change_config, quantised, write_prequantised
+from tests.convert.sources.test_gguf import blocks_of
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("llama", Form("awq", 128)),
+        ("gemma2", Form("awq", 32)),
+        ("gemma3_text", Form("gptq", 128, "gptq_v2")),
+        ("llama", Form("gptq", 64, order="plain")),
+        ("qwen3", Form("gptq", 32)),
+        ("llama", Form("gptq", 128, symmetric=True)),
+        ("llama", Form("gptq", -1, "gptq_v2", order="plain")),
+        ("llama", Form("gptq", 64, order="act")),
+    ],
+    ids=str,
+)
+def test_logits(family: str, form: Form, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    tiny = write_prequantised(tmp_path, family, form)
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    check_logits(tmp_path / "model", tiny, ep_devices)
+
+
+@pytest.mark.parametrize("form", [Form("awq", 128, exact=False), Form("gptq", 64, exact=False)], ids=str)
+def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) -> None:
+    write_prequantised(tmp_path, "llama", form)
+    name = "layers.1.mlp.down_proj"
+    path = tmp_path / "checkpoint" / "model.safetensors"
+    tensors = load_file(path)
+    weight = np.random.default_rng(0).standard_normal((128, 384), dtype=np.float32) + np.float32(0.4)
+    parts, exact = quantised(weight, form)
+    tensors.update({f"model.{name}.{part}": tensor for part, tensor in parts.items()})
+    save_file(tensors, path)
+    convert(tmp_path / "checkpoint", tmp_path / "model")
+    made = q4nx.unpack(blocks_of(tmp_path / "model")[name], *exact.shape)
+    difference = np.abs(q4nx.dequantize_codes(made) - exact)
+    size = form.group
+    scale = np.repeat(parts["scales"].T.astype(np.float32), size, axis=1)
+    zero = np.rint(-np.repeat(made.minimum.astype(np.float32) / made.scale.astype(np.float32), 32, axis=1))
+    np.testing.assert_array_equal(made.codes - zero, np.rint(exact / scale))
+    # A number of 8 bits is half a step off at most, 2^-8 of itself: the scale, and once more -scale * zero point, but
+    # where that is a power of two. The product of the two halves is 2^-16; float32 sums are rounded to 2^-24.
+    is_power = (zero.astype(int) & (zero.astype(int) - 1)) == 0
+    bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, zero)) * (1 + 2.0**-7)
+    assert (difference <= bound + 2.0**-24 * 32 * scale).all()
+    assert difference.max() < 0.12 * scale.max()
+    assert difference.any(), "these scales happen to be bfloat16's"
+    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]
+    error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
+    assert manifest["relative_error"][name] == pytest.approx(error, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "form", [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act")], ids=str
+)
+def test_rows_are_the_same_however_they_are_cut(form: Form, tmp_path: Path) -> None:
+    tiny = write_prequantised(tmp_path, "llama", form)
+    checkpoint = Checkpoint(tiny.folder)
+    packing = read_packing(checkpoint)
+    assert packing is not None
+    tensors = PrequantisedWeights(checkpoint, packing)
+    tensors.check("layers.0.mlp.up_proj.weight", (384, 128))
+
+    def rows(first: int, stop: int) -> NDArray[np.float32]:
+        found = tensors.rows("layers.0.mlp.up_proj.weight", first, stop)
+        return found.exact if isinstance(found, Carried) else found
+
+    whole = rows(0, 384)
+    for first, stop in ((0, 32), (5, 6), (13, 50), (376, 384)):
+        np.testing.assert_array_equal(rows(first, stop), whole[first:stop])
+
+
+def test_what_is_not_carried_over_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain, act = (
+        write_prequantised(tmp_path / "plain", "llama", Form("awq")),
+        write_prequantised(tmp_path / "act", "llama", Form(group=64, order="act")),
+    )
+    with caplog.at_level(logging.INFO, "flownpu"):
+        convert(plain.folder, tmp_path / "a")
+        convert(act.folder, tmp_path / "b")
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said == [
+        ("INFO", "awq: 21 weights: codes unchanged, scales and minima rounded to bf16"),
+        ("WARNING", "float: 2 weights: quantised to Q4NX"),
+        (
+            "WARNING",
+            "act-order: 21 weights: dequantised, and quantised again to Q4NX, for columns that share a scale are not "
+            "neighbours (desc_act)",
+        ),
+        ("WARNING", "float: 2 weights: quantised to Q4NX"),
+    ]
+    manifest = json.loads((tmp_path / "a" / "flownpu_manifest.json").read_text())
+    assert manifest["quantisation"]["weights"]["awq"].startswith("21 weights: codes unchanged")
+
+
+def test_the_format_has_two_names(tmp_path: Path) -> None:
+    """transformers 5 writes "format"; a zero point of the one format is off by 1 in the other."""
+    tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64, "gptq_v2"))
+    convert(tiny.folder, tmp_path / "older")
+    settings = Form("gptq", 64, "gptq_v2").config()
+    settings["format"] = settings.pop("checkpoint_format")
+    change_config(tiny.folder, quantization_config=settings)
+    convert(tiny.folder, tmp_path / "newer")
+    change_config(tiny.folder, quantization_config={**settings, "format": "gptq"})
+    convert(tiny.folder, tmp_path / "wrong")
+    data = {path.parent.name: path.read_bytes() for path in tmp_path.glob("*/model.onnx.data")}
+    assert data["older"] == data["newer"] != data["wrong"]
+
+
+def test_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
+    """As AutoGPTQ wrote them."""
+    tiny = write_prequantised(tmp_path, "llama", Form("gptq", 64))
+    convert(tiny.folder, tmp_path / "inside")
+    settings = Form("gptq", 64).config()
+    del settings["quant_method"], settings["checkpoint_format"]
+    (tiny.folder / "quantize_config.json").write_text(json.dumps(settings))
+    change_config(tiny.folder, quantization_config=None)
+    convert(tiny.folder, tmp_path / "outside")
+    data = [(tmp_path / name / "model.onnx.data").read_bytes() for name in ("inside", "outside")]
+    assert data[0] == data[1]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that can be converted."""
+    return write_prequantised(tmp_path_factory.mktemp("sound"), "llama", Form("gptq", 128, order="plain")).folder
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+        change_config(folder, quantization_config={**settings, **changes})
+
+    return edit
+
+
+def edit_tensor(name: str, change: Callable[[NDArray[Any]], NDArray[Any] | None]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        changed = change(tensors.pop(name).copy())
+        if changed is not None:
+            tensors[name] = changed
+        save_file(tensors, folder / "model.safetensors")
+
+    return edit
+
+
+def add_tensor(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        save_file(tensors | {name: np.ones(8, np.float16)}, folder / "model.safetensors")
+
+    return edit
+
+
+def filled(value: float) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    return lambda tensor: np.full_like(tensor, value)
+
+
+DOWN = "model.layers.2.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (edit_config(bits=3), "expected 4 bits, got 3; convert the checkpoint that it was made of"),
+        (edit_config(bits=8), "expected 4 bits, got 8"),
+        (edit_config(group_size=8), "multiple of 32, for Q4NX has one scale for 32 columns, got 8"),
+        (edit_config(quant_method="awq", version="gemm", bits=3), "expected 4 bits, got 3"),
+        (edit_config(quant_method="awq", version="gemm", group_size=8), "32 columns, got 8"),
+        (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
+        (edit_config(group_size=48), "got 48"),
+        (edit_config(group_size=0), "got 0"),
+        (edit_config(quant_method="bitsandbytes"), 'expected quant_method awq or gptq, got "bitsandbytes"'),
+        (edit_config(checkpoint_format="marlin"), 'checkpoint_format gptq or gptq_v2, got "marlin"'),
+        (edit_config(quant_method="awq", version="gemv"), 'expected version gemm, got "gemv"'),
+        (edit_config(quant_method="awq", format="llm-awq"), 'expected format gemm, got "llm-awq"'),
+        (edit_config(quant_method="awq", zero_point=False), "expected zero_point true, got false"),
+        (edit_config(group_size=64), r"q_proj.qzeros has shape \[1, 16\], expected \[2, 16\]"),
+        (lambda folder: change_config(folder, quantization_config=[4]), r"expected a JSON object, got \[4\]"),
+        (edit_tensor(f"{DOWN}.qweight", lambda _: None), f"tensor {DOWN}.weight is missing"),
+        (edit_tensor(f"{DOWN}.scales", lambda _: None), f"tensor {DOWN}.scales is missing"),
+        (
+            edit_tensor(f"{DOWN}.qweight", lambda t: t[:-1].copy()),
+            rf"{DOWN}.qweight has shape \[47, 128\], expected \[48",
+        ),
+        (
+            edit_tensor(f"{DOWN}.qweight", lambda t: t.astype(np.float32)),
+            f"{DOWN}.qweight has type float32, expected int",
+        ),
+        (edit_tensor(f"{DOWN}.scales", filled(np.nan)), "down_proj: expected every scale to be finite"),
+        (add_tensor(f"{DOWN}.channel_scale"), rf"1 tensors have no place .* \({DOWN}.channel_scale\)"),
+        (edit_tensor(f"{DOWN}.bias", filled(0.5)), f"{DOWN}.bias is not zero"),
+        (edit_tensor(f"{DOWN}.qzeros", filled(-1)), f"{DOWN}.qzeros has a stored zero point of 15.*save .* as gptq_v2"),
+        (edit_tensor(f"{DOWN}.g_idx", filled(3)), f"{DOWN}.g_idx has 3..3, expected groups 0..2"),
+        (
+            edit_tensor(f"{DOWN}.g_idx", lambda t: t.astype(np.float16)),
+            f"{DOWN}.g_idx has type F16, expected one of I32, I64",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_is_said(
+    edit: Callable[[Path], None], message: str, sound: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(sound, tmp_path / "checkpoint")
+    edit(tmp_path / "checkpoint")
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "checkpoint", tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files become models that compute what transformers computes with the weights that are in them."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import transformers
+from gguf.constants import GGMLQuantizationType as Type
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from flownpu.convert import ConversionError, convert
+from flownpu.convert.progress import Progress
+from flownpu.ops import q4nx
+from tests.convert.conftest import write_tiny
+from tests.convert.running import check_logits
+from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
+
+FAMILIES = tuple(ARCHITECTURES)
+# K-quants come in blocks of 256 columns.
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 16}
+
+Edit = Callable[[gguf.GGUFWriter], None]
+
+
+def blocks_of(folder: Path) -> dict[str, np.ndarray]:
+    graph = ir.load(folder / "model.onnx").graph
+    values = {name: value.const_value for name, value in graph.initializers.items() if value.const_value is not None}
+    return {name: tensor.numpy() for name, tensor in values.items() if tensor.dtype == ir.DataType.UINT8}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: Path) -> None:
+    """Its own reader of GGUF files agrees about every weight and setting that it reads."""
+    tiny = write_model(tmp_path, family)
+    read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=tiny.reference)
+    for name, parameter in tiny.reference.named_parameters():
+        # Gemma's norms were stored with 1 added, and 1 is taken off again: two roundings of values up to 2.
+        actual = read["tensors"][name].numpy().astype(np.float32)
+        np.testing.assert_allclose(actual, parameter.detach(), rtol=0, atol=2.0**-22, err_msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_of_unquantised_weights_makes_the_model_that_its_checkpoint_makes(family: str, tmp_path: Path) -> None:
+    # Llama without scaled frequencies, which a file has as factors.
+    changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}}.get(family, {})
+    tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
+    original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
+    write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16)
+    convert(tmp_path / "model.gguf", tmp_path / "gguf")
+    convert(tmp_path / "checkpoint", tmp_path / "huggingface")
+    for name in ("model.onnx", "model.onnx.data", "genai_config.json"):
+        assert (tmp_path / "gguf" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
+def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Type, tmp_path: Path) -> None:
+    write_model(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}[
+        "blk.1.ffn_down.weight"
+    ]
+    exact = gguf.quants.dequantize(stored.data, kind)
+    made = q4nx.unpack(blocks_of(tmp_path / "model")["layers.1.mlp.down_proj"], *exact.shape)
+    head = 2 if kind == Type.Q4_0 else 4
+    raw = stored.data.reshape(exact.shape[0], -1, head + 16)
+    codes = np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], axis=-1).reshape(exact.shape)
+    np.testing.assert_array_equal(made.codes, codes)
+    scale, minimum = (np.repeat(np.abs(p.astype(np.float32)), 32, axis=1) for p in (made.scale, made.minimum))
+    # bfloat16 has 8 bits: half a step is 2^-8 of a number at most, and of the rounded one 2^-8 (1 + 2^-8). Sums are
+    # rounded to float32. Q4_0's minimum is 8 scales to the bit.
+    half_step, code = 2.0**-8 * (1 + 2.0**-8), np.abs(codes - 8.0) if kind == Type.Q4_0 else codes
+    bound = half_step * (scale * code + (0 if kind == Type.Q4_0 else minimum)) + 2.0**-23 * (15 * scale + minimum)
+    difference = np.abs(q4nx.dequantize_codes(made) - exact)
+    assert (difference <= bound).all()
+    assert difference.any(), "these scales happen to be bfloat16's"
+    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())
+    error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
+    assert manifest["quantisation"]["relative_error"]["layers.1.mlp.down_proj"] == pytest.approx(error, abs=1e-6)
+
+
+MIXED = {
+    "embed_tokens": Type.Q6_K,
+    "lm_head": Type.F16,
+    "q_proj": Type.Q3_K,
+    "k_proj": Type.Q8_0,
+    "v_proj": Type.Q4_1,
+    "o_proj": Type.BF16,
+    "gate_proj": Type.Q4_0,
+    "up_proj": Type.Q4_K,
+    "down_proj": Type.F32,
+}
+
+
+def test_other_types_are_quantised_again_and_each_is_said(
+    tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Types differ within a packed QKV and within a gated pair too."""
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: MIXED[name.split(".")[-2]])
+    with caplog.at_level(logging.INFO, "flownpu"):
+        convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+    check_logits(tmp_path / "model", tiny, ep_devices)
+    assert sorted((record.levelname, record.getMessage()) for record in caplog.records) == [
+        ("INFO", "Q4_0: 3 weights: codes unchanged, scales rounded to bf16"),
+        ("INFO", "Q4_1: 3 weights: codes unchanged, scales and minima rounded to bf16"),
+        ("WARNING", "BF16: 3 weights: quantised to Q4NX"),
+        ("WARNING", "F16: 1 weight: quantised to Q4NX"),
+        ("WARNING", "F32: 3 weights: quantised to Q4NX"),
+        ("WARNING", "Q3_K: 3 weights: dequantised, and quantised again to Q4NX"),
+        ("WARNING", "Q4_K: 3 weights: dequantised, and quantised again to Q4NX"),
+        ("WARNING", "Q6_K: 1 weight: dequantised, and quantised again to Q4NX"),
+        ("WARNING", "Q8_0: 3 weights: dequantised, and quantised again to Q4NX"),
+    ]
+    weights = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["weights"]
+    assert weights["Q4_K"] == "3 weights: dequantised, and quantised again to Q4NX"
+
+
+def test_tied_embeddings_are_stored_once(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    tiny = write_model(tmp_path, changes={"tie_word_embeddings": True})
+    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+    assert "lm_head" not in blocks_of(tmp_path / "model")
+    check_logits(tmp_path / "model", tiny, ep_devices)
+
+
+def test_linear_rope_scaling(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    rope = {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    tiny = write_model(tmp_path, changes={"rope_parameters": rope}, edit=edit)
+    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+    check_logits(tmp_path / "model", tiny, ep_devices)
+
+
+def test_configuration(tmp_path: Path) -> None:
+    write_model(tmp_path, "gemma3_text")
+    convert(tmp_path / "model.gguf", tmp_path / "model", context_length=64)
+    model = json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]
+    assert (model["type"], model["vocab_size"], model["context_length"]) == ("gemma3_text", 300, 64)
+    # The file names the first; the second is known by its text.
+    assert (model["bos_token_id"], model["eos_token_id"], model["pad_token_id"]) == (2, [1, 3], 0)
+    source = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["source"]
+    assert (source["kind"], source["name"], [*source["files"]]) == ("gguf", "model.gguf", ["model.gguf"])
+
+
+def test_progress_reaches_its_end(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    heard = list[Progress]()
+    convert(tmp_path / "model.gguf", tmp_path / "model", progress=heard.append)
+    assert {report.stage for report in heard} == {"quantise", "sum"}
+    for stage in ("quantise", "sum"):
+        last = [report for report in heard if report.stage == stage][-1]
+        assert last.done == last.total
+
+
+def set_pair(key: str, value: Any, kind: gguf.GGUFValueType) -> Edit:
+    def edit(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        writer.add_key_value(key, value, kind)
+
+    return edit
+
+
+def drop_pair(key: str) -> Edit:
+    return lambda writer: writer.kv_data[0].pop(key) and None
+
+
+def add_tensor(name: str, values: Any) -> Edit:
+    return lambda writer: writer.add_tensor(name, np.asarray(values, np.float32))
+
+
+def drop_tensor(name: str) -> Edit:
+    return lambda writer: writer.tensors[0].pop(name) and None
+
+
+def set_type(name: str, kind: int) -> Edit:
+    """Says of a tensor that it is of a type; its bytes are as many as those of the same number of I32."""
+
+    def edit(writer: gguf.GGUFWriter) -> None:
+        tensor = writer.tensors[0][name]
+        tensor.shape, tensor.tensor = (160, 96), np.zeros((160, 96), np.int32)
+        tensor.nbytes, tensor.dtype = tensor.tensor.nbytes, kind
+
+    return edit
+
+
+# That the header describes.
+LAST_TENSOR = b"output.weight"
+U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (set_pair("general.architecture", "mamba", TEXT), "one of gemma2, gemma3, llama, qwen3, got \"mamba\""),
+        (set_pair("llama.expert_count", 8, U32), "llama.expert_count is 8, and only models that have 0 there"),
+        (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
+        (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),
+        (set_pair("llama.attention.causal", False, BOOL), "llama.attention.causal is False"),
+        (set_pair("llama.attention.value_length", 8, U32), "attention.value_length is 8, .* the head's size, 16"),
+        (set_pair("llama.rope.dimension_count", 8, U32), "rope.dimension_count is 8, .* the head's size, 16"),
+        (set_pair("llama.rope.scaling.type", "yarn", TEXT), 'rope.scaling.type none or linear, got "yarn"'),
+        (set_pair("llama.block_count", 0, U32), "expected llama.block_count of at least 1, got 0"),
+        (set_pair("split.count", 3, U32), "one of 3 parts of a model; join them with llama-gguf-split --merge"),
+        (drop_pair("llama.embedding_length"), "llama.embedding_length is missing"),
+        (set_pair("llama.feed_forward_length", 161, U32), r"ffn_gate.weight has shape \[160, 96\], expected \[161,"),
+        (drop_tensor("blk.2.ffn_up.weight"), "tensor blk.2.ffn_up.weight is missing"),
+        (drop_tensor("token_embd.weight"), "tensor token_embd.weight is missing"),
+        (add_tensor("blk.0.attn_q.bias", [0.0] * 96), r"1 tensors have no place .* \(blk.0.attn_q.bias\)"),
+        (add_tensor("blk.7.attn_q.weight", [[0.0]]), r"1 tensors have no place .* \(blk.7.attn_q.weight\)"),
+        (set_type("blk.2.ffn_up.weight", Type.I32), "ffn_up.weight has type I32, which the gguf package cannot deq"),
+        (set_type("blk.2.ffn_up.weight", 4), "ffn_up.weight has type 4, which the installed gguf package does not kn"),
+        (lambda w: w.tensors[0]["rope_freqs.weight"].__setattr__("shape", (4,)), "expected 8 positive values in rope_"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_said(edit: Edit, message: str, tmp_path: Path) -> None:
+    write_model(tmp_path, edit=edit)
+    with pytest.raises(ConversionError, match=message) as raised:
+        convert(tmp_path / "model.gguf", tmp_path / "model")
+    assert "model.gguf" in str(raised.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "model.gguf"]
+
+
+def test_what_is_no_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for contents, message in (
+        (b"", "expected a GGUF file, which begins with the letters GGUF, got b''"),
+        (b"PK\x03\x04....", "got b'PK"),
+        (b"GGUF" + (1).to_bytes(4, "little") + bytes(16), "expected GGUF version 2 or 3 .*, got version 1"),
+        (b"GGUF" + (3).to_bytes(4, "big") + bytes(16), "got version 3 in big-endian bytes"),
+        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 16, "expected a count before byte 16"),
+    ):
+        path.write_bytes(contents)
+        with pytest.raises(ConversionError, match=message):
+            convert(path, tmp_path / "model")
+
+
+@pytest.mark.parametrize("kept", [3, 8, 23, 24, 100, 3000, 0.5, 0.999])
+def test_truncated_file(kept: float, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    path = tmp_path / "model.gguf"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
+    with pytest.raises(ConversionError, match=r"model.gguf: (expected|tensor)"):
+        convert(path, tmp_path / "model")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_bit_flips_in_the_header_are_errors_or_harmless(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
+    """No flip may end in anything but a ConversionError or a model."""
+    path = tmp_path / "model.gguf"
+    position = data.draw(st.integers(0, small_file.rindex(LAST_TENSOR)))
+    flipped = bytearray(small_file)
+    flipped[position] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(flipped)
+    try:
+        convert(path, tmp_path / "model", context_length=16, force=True)
+    except ConversionError as error:
+        assert "model.gguf" in str(error) or "config.json" in str(error) or "context length" in str(error)  # noqa: PT017
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("small")
+    sizes = {"vocab_size": 292, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    write_model(folder, changes={"num_hidden_layers": 1, **sizes})
+    return (folder / "model.gguf").read_bytes()

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions in GenAI, one after the other in one process of a machine with an NPU: what each of them leaves.
+
+    python -m tests.end_to_end.npu_many_sessions LIBRARY MODEL PROMPT COUNT
+
+PROMPT is a JSON list of tokens. Prints a JSON document: the tokens of all sessions, each once; and after the first and
+the last one the files open in this process, what is open in the driver, and the resident memory in bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import onnxruntime_genai as og
+import psutil
+
+from flownpu import registration
+from tests.end_to_end.test_same_tokens import generator_of, reply
+from tests.npu.xrt import Driver
+
+CAPACITY = 64
+NEW_TOKENS = 2
+
+
+def converse(folder: str, prompt: list[int], number: int) -> tuple[int, ...]:
+    """A reply of a session that is then closed: in order, the model first, or before its reply is at its end."""
+    model = og.Model(folder)
+    generator = generator_of(model, CAPACITY)
+    if number % 3 == 1:
+        del model
+    tokens = reply(generator, prompt, NEW_TOKENS).tokens
+    if number % 3 == 2:
+        generator.generate_next_token()
+    return tuple(tokens)
+
+
+def main(library: str, folder: str, prompt: str, count: str) -> None:
+    driver = Driver()
+    og.register_execution_provider_library(registration.get_ep_name(), library)
+    tokens: set[tuple[int, ...]] = set()
+    left = []
+    for number in range(int(count)):
+        tokens.add(converse(folder, json.loads(prompt), number))
+        gc.collect()
+        if number in (0, int(count) - 1):
+            files = len(list(Path("/proc/self/fd").iterdir()))
+            left.append({"files": files, "driver": driver.alive(), "memory": psutil.Process().memory_info().rss})
+    print(json.dumps({"tokens": sorted(tokens), "left": left, "violations": driver.violations()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

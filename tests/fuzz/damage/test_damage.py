@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found once, and some damaged files of every kind; `make fuzz` reads more."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.damage.damager import CORPUS, KINDS, Damager, load
+from tests.fuzz.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOUND = sorted(CORPUS.glob("*"))
+CASES, SEED = 300, 20
+
+
+@pytest.fixture(scope="module")
+def damager(library: Path) -> Iterator[Damager]:
+    sanitize = "libasan" in os.environ.get("LD_PRELOAD", "")
+    with Worker(library, sanitize=sanitize) as worker, Damager(worker) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.name)
+def test_what_was_found_once(path: Path, damager: Damager) -> None:
+    verdict = damager.judge(load(path))
+    assert verdict.finding is None, verdict.finding.text
+
+
+def test_whole_files_are_read(damager: Damager) -> None:
+    """Or refused for what the small samples are not: models that the NPU's designs have a place for."""
+    for kind in KINDS:
+        sample = damager.sample(kind)
+        assert sample.matching(KINDS[kind].files), kind
+        refusals = damager.read(kind)
+        assert [text for text in refusals if "designs have no place" not in text] == [], kind
+
+
+def test_damaged_files(damager: Damager) -> None:
+    found: list[str] = []
+    campaign = Campaign(damager.cases(), damager.judge, lambda _, finding: found.append(finding.text))
+    campaign.run(CASES, SEED)
+    assert not found
+    # Sums and structure tell most; other weights are other numbers.
+    assert campaign.counts["refused"] > CASES / 2
+    assert campaign.counts["read"] > CASES / 10

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some random decoders on the CPU, and few on the emulated NPU; `make fuzz` runs more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.decoders import emulated
+from tests.fuzz.decoders import oracle as decoders
+from tests.fuzz.decoders.runs import Step
+from tests.fuzz.findings import judge_saved, load_case
+
+if TYPE_CHECKING:
+    from tests.fuzz.conftest import Workers
+
+CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "decoders").glob("*.onnx"))
+CASES, EMULATED, SEED = 20, 2, 20
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_was_found_once(path: Path, workers: Workers) -> None:
+    verdict = judge_saved(load_case(path), *workers)
+    assert verdict.finding is None, verdict.finding.text
+
+
+def test_random_decoders(workers: Workers) -> None:
+    found: list[str] = []
+    oracle = decoders.DecoderOracle(*workers)
+    campaign = Campaign(decoders.cases(), oracle.judge, lambda _, finding: found.append(finding.text))
+    campaign.run(CASES, SEED)
+    assert not found
+    assert campaign.counts["same"] > CASES * 3 / 4
+
+
+def test_random_decoders_on_the_emulator(workers: Workers) -> None:
+    found: list[str] = []
+    with emulated.EmulatedOracle(*workers) as oracle:
+        Campaign(emulated.cases(), oracle.judge, lambda _, finding: found.append(finding.text)).run(EMULATED, SEED)
+    assert not found
+
+
+def test_a_lost_key_is_found(workers: Workers) -> None:
+    """One token less of a past, as the smallest thing that a cache may do wrong."""
+    reference, _ = workers
+    oracle = decoders.DecoderOracle(*workers)
+    tried = (decoders.build(bytes([i]) * decoders.BYTES, ("generic",)) for i in range(256))
+    cases = [case for case in tried if len(case.lengths) == 1 and len(case.steps) > 1 and case.steps[1].past > 1]
+    for case in cases[:5]:
+        first, second = case.steps[:2]
+        exact, rounded = oracle.references(case)
+        shorter = Step(second.ids, second.mask[:, 1:], second.past - 1)
+        wrong = reference.call(decoders.RUN, case.decoder, [first, shorter], case.capacity)
+        assert oracle.compare(case, exact, rounded, exact).finding is None
+        assert oracle.compare(case, exact, rounded, wrong).finding is not None

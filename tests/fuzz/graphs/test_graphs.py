@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found once, and some hundred random graphs; `make fuzz` runs more."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+import pytest
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.findings import judge_saved, load_case
+from tests.fuzz.graphs.strategy import HEAD_BYTES, INSTRUCTION_SETS, NODE_BYTES, build, cases
+from tests.fuzz.oracle import Oracle
+from tests.fuzz.worker import ROOT
+
+if TYPE_CHECKING:
+    from tests.fuzz.conftest import Workers
+
+CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.onnx"))
+CASES, SEED = 250, 20
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_was_found_once(path: Path, workers: Workers) -> None:
+    case = load_case(path)
+    if case.options["cpu_isa"] not in INSTRUCTION_SETS:
+        case.options["cpu_isa"] = "auto"
+    verdict = judge_saved(case, *workers)
+    assert verdict.finding is None, verdict.finding.text
+
+
+def test_random_graphs(workers: Workers) -> None:
+    found: list[str] = []
+    campaign = Campaign(cases(), Oracle(*workers).judge, lambda _, finding: found.append(finding.text))
+    campaign.run(CASES, SEED)
+    assert not found
+    # Most of them are models that both run.
+    assert campaign.counts["same"] > CASES / 2
+    assert campaign.counts["ONNX Runtime's own crash"] < CASES / 20
+
+
+def test_every_operator_that_is_taken_is_there() -> None:
+    """In graphs of all opsets, those that the CPU device lists and those that are lowered to them."""
+    text = "".join(path.read_text() for path in [*(ROOT / "ops/cpu").rglob("*.cc"), ROOT / "ops/lowering/lowering.cc"])
+    taken = set(re.findall(r'\{(?:"[a-z.]*"|kDomain), "(\w+)"', text)) | set(
+        re.findall(r'\{"(\w+)", \w+_obstacle\}', text)
+    )
+    assert len(taken) > 60
+    rng = random.Random(SEED)
+    models = (build(rng.randbytes(HEAD_BYTES), [rng.randbytes(NODE_BYTES) for _ in range(8)]).model for _ in range(400))
+    made = {node.op_type for model in models for node in onnx.load_from_string(model).graph.node}
+    assert taken <= made, taken - made

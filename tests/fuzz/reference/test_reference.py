@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bounds hold what ONNX Runtime gives, and little else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from tests.fuzz.graphs.compare import outside
+from tests.fuzz.reference.bounds import ALWAYS, NEVER, NOT_FINITE, PERHAPS
+from tests.fuzz.reference.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from tests.fuzz.conftest import Workers
+
+HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
+X = "agraph (float[4,32] x) => (float y)"
+# Graphs of one input x [4, 32], and how wide their bounds may be, of the largest magnitude in y: some roundings for
+# each function and each of 32 terms.
+GRAPHS: dict[str, float] = {
+    "y = Add (x, x)": 2e-7,
+    "z = Exp (x)  y = Mul (z, x)": 4e-6,
+    "y = Softmax (x)": 2e-5,
+    "a = Constant <value_ints = [1]> ()  y = ReduceSum (x, a)": 2e-5,
+    "t = Transpose (x)  y = MatMul (x, t)": 2e-5,
+    "y = Gelu (x)": 2e-6,
+    "y = Tanh (x)": 4e-6,
+    "z = Neg (x)  e = Exp (z)  y = Div (x, e)": 1e-5,
+    "w = Constant <value_float = 1.5> ()  v = Expand (w, n)  y = SimplifiedLayerNormalization <axis = -1> (x, v)": 2e-5,
+}
+
+
+def model_of(body: str) -> onnx.ModelProto:
+    text = f"{HEADER} {X} {{ n = Constant <value_ints = [32]> () {body} }}"
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for node in model.graph.node:
+        if node.op_type == "Constant":  # as exports have them
+            (attribute,) = node.attribute
+            value = np.array(onnx.helper.get_attribute_value(attribute))
+            value = value.astype(np.int64 if value.dtype.kind == "i" else np.float32)
+            attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
+    return model
+
+
+@pytest.mark.parametrize("body", GRAPHS)
+def test_bounds_hold_onnx_runtime_s_numbers_and_are_narrow(body: str, workers: Workers) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+    model = model_of(body)
+    known = evaluate(model, {"x": x})["y"]
+    assert known is not None
+    (run,) = workers[0].call("tests.fuzz.sessions:run_reference", model.SerializeToString(), [{"x": x}]).runs
+    y = run["y"]
+    assert not outside(y, np.full_like(y, np.nan), known).any()
+    assert ((y >= known.low) & (y <= known.high)).all()
+    assert (known.high - known.low).max() <= GRAPHS[body] * np.abs(y).max()
+    # Whoever is off by some times that is found.
+    wrong = y + 10 * GRAPHS[body] * np.abs(y).max()
+    assert outside(wrong, y, known).all()
+
+
+def nan_of(body: str, x: Any) -> int:
+    known = evaluate(model_of(body), {"x": np.asarray(x, np.float32)})["y"]
+    assert known is not None
+    return int(NEVER if known.nan is None else known.nan.max())
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "expected"),
+    [
+        ("y = Add (x, x)", [np.nan], ALWAYS),
+        ("z = Neg (x)  y = Add (x, z)", [np.inf], ALWAYS),
+        ("y = Sqrt (x)", [-1.0], ALWAYS),
+        ("y = Softmax (x)", [-np.inf, -np.inf], ALWAYS),
+        ("y = Max (x, n2)", [1.0], NEVER),
+        # exp(x) - exp(x) may be below 0.
+        ("z = Exp (x)  d = Sub (z, z)  y = Sqrt (d)", [1.0], PERHAPS),
+    ],
+)
+def test_nan(body: str, x: Any, expected: int) -> None:
+    assert nan_of(body.replace("n2", "x"), x) == expected
+
+
+def test_a_nan_that_vanishes_is_found() -> None:
+    known = evaluate(model_of("y = Softmax (x)"), {"x": np.array([np.nan, 1], np.float32)})["y"]
+    assert outside(np.array([0.5, 0.5], np.float32), np.full(2, np.nan, np.float32), known).all()
+
+
+def test_a_product_with_a_nan_that_is_rounded_is_not_finite() -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    model = model_of("y = MatMul (x, w)")
+    model.graph.initializer.append(weight)
+    x = {"x": np.array([[np.nan, 1]], np.float32)}
+    provider = {"cpu_isa": "avx512", "activations": "int8"}
+    known = evaluate(model, x, provider)["y"]
+    assert known is not None
+    assert known.nan is not None
+    assert (known.nan == NOT_FINITE).all()
+    plain = evaluate(model, x)["y"]
+    assert plain is not None
+    assert plain.nan is not None
+    assert (plain.nan == ALWAYS).all()

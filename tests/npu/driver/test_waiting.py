@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the plugin for XRT waits (ops/npu/xrt/waiting.h), in a time in which nothing passes but its sleeps."""
+
+import pytest
+
+from tests.npu.arrays import npu
+
+US, MS = 1_000, 1_000_000
+# As the header says: the shortest and the longest sleep between looks, and the part of the time that they take.
+SHORTEST, LONGEST, PART = 10 * US, 250 * US, 16
+
+
+@pytest.mark.parametrize("taken", [20 * US, 500 * US, 3 * MS, 20 * MS, 300 * MS])
+def test_of_a_first_call_nothing_is_known(taken):
+    """Looks at each 16th of the time so far, so it is found to have ended that much late at most."""
+    expectation = npu.Expectation()
+    sleeps = expectation.wait(taken)
+    assert sleeps[0] == SHORTEST
+    assert max(sleeps) <= min(LONGEST, max(SHORTEST, taken // PART))
+    assert sleeps == sorted(sleeps) or taken > 100 * MS  # there the last before the device is asked for is shorter
+    assert taken <= sum(sleeps) < taken + sleeps[-1] + 1
+    assert expectation.nanoseconds == sum(sleeps)
+
+
+@pytest.mark.parametrize("taken", [500 * US, 3 * MS, 20 * MS])
+def test_a_call_like_the_one_before_is_slept_through(taken):
+    """All but a 16th at once; what is left in parts of a 16th of it, which are a 256th of the whole at least."""
+    expectation = npu.Expectation()
+    expectation.learn(taken)
+    sleeps = expectation.wait(taken)
+    quiet = taken - taken // PART
+    assert sleeps[0] == quiet
+    assert sleeps[1] == max(SHORTEST, quiet // PART**2)
+    # A 16th of the 16th that is left, and the least part.
+    assert sum(sleeps) - taken < max(SHORTEST, taken // PART**2 + quiet // PART**2)
+    assert len(sleeps) < 2 * PART
+
+
+def test_dispatches_that_take_less_are_learnt():
+    """One that ends in the long sleep says that less is to be expected, not how much: a quarter less each time."""
+    expectation = npu.Expectation()
+    expectation.learn(20 * MS)
+    found = []
+    while expectation.wait(10 * MS)[0] > 10 * MS:
+        found.append(expectation.nanoseconds)
+    assert found == [20 * MS * 3**n // 4**n for n in (1, 2, 3)]
+    assert expectation.nanoseconds == pytest.approx(10 * MS, rel=1 / PART)
+
+
+def test_one_that_takes_long_says_little_of_the_next():
+    """A quarter more is believed at once; all of it after the dispatches that a quarter each takes to get there."""
+    expectation = npu.Expectation()
+    expectation.learn(10 * MS)
+    expectation.wait(1000 * MS)
+    assert expectation.nanoseconds == 10 * MS * 5 // 4
+    waits = 1
+    while expectation.nanoseconds < 40 * MS:
+        expectation.wait(40 * MS)
+        waits += 1
+    assert waits == 7  # 1.25^7 > 4
+
+
+def test_the_device_is_asked_for_in_a_long_sleep():
+    expectation = npu.Expectation()
+    expectation.learn(80 * MS)
+    sleeps = expectation.wait(80 * MS, check=30 * MS)
+    assert sleeps[:3] == [30 * MS, 30 * MS, 15 * MS]
+    assert expectation.nanoseconds == sum(sleeps)  # the last sleep was a short one: it was not overslept
+
+
+@pytest.mark.parametrize(
+    ("content", "patience"),
+    [
+        (None, 15_000),  # an older driver, whose watchdog takes 6 to 60 s: what it never ends is kept
+        ("2000\n", 2 * 2000 + 1000),  # it looks at intervals, and starts the context anew
+        ("100\n", 2 * 100 + 1000),
+        ("0\n", 0),  # it is off: nothing is waited for
+        ("", 2 * 2000 + 1000),  # Linux 7's own time, where it cannot be read
+        ("never\n", 2 * 2000 + 1000),
+    ],
+)
+def test_the_watchdogs_time_is_read(tmp_path, content, patience):
+    parameter = tmp_path / "tdr_timeout_ms"
+    if content is not None:
+        parameter.write_text(content)
+    assert npu.watchdog_patience(parameter) == patience
+
+
+def test_a_watchdog_that_only_root_may_read(tmp_path):
+    """A folder stands for it: it is there, and nobody can read it, root neither."""
+    assert npu.watchdog_patience(tmp_path) == 2 * 2000 + 1000

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DenseMatMul on the CPU, and MatMul and Gemm as it, for every instruction set of this machine, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops.definitions import dense_matmul
+from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
+from tests.ops.device import ISAS, one, run
+
+# (rows, K, M): few rows; columns and K that fill no block of 32 or 256; SigLIP's patch of 588; two stretches of 1024 K.
+SHAPES = [(1, 33, 7), (4, 256, 32), (5, 40, 33), (13, 588, 96), (300, 72, 40), (7, 2080, 64)]
+TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
+FEW_ROWS = 4
+
+
+def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """A weight and, for int8, its scales."""
+    if dtype == "int8":
+        return rng.integers(-128, 128, (k, m)).astype(np.int8), rng.uniform(0.5, 2, m).astype(np.float32) / 128
+    # A mean other than 0: the range of 8-bit codes is not symmetric.
+    return (rng.standard_normal((k, m), dtype=np.float32) + 0.25).astype(TYPES[dtype]), None
+
+
+def rounds(isa: str, rows: int) -> bool:
+    """Products of more than four rows round where there are dot products of what they round to."""
+    return isa == "avx512" and rows > FEW_ROWS
+
+
+def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: str) -> tuple[np.ndarray, np.ndarray]:
+    """What is multiplied, [K, M] in float64, and what each may be off by where float32 decides between two codes."""
+    exact = weight.astype(np.float64) * (1 if scale is None else scale.astype(np.float64))
+    if activations == "bf16":
+        products = weight.astype(np.float32) * (1 if scale is None else scale)
+        return products.astype(ml_dtypes.bfloat16).astype(np.float64), np.zeros_like(exact)
+    if weight.dtype == np.int8:
+        return exact, np.zeros_like(exact)
+    found, error = np.empty_like(exact), np.zeros_like(exact)
+    for start in range(0, len(exact), 256):
+        part = exact[start : start + 256]
+        lowest, step = part.min(0), (part.max(0) - part.min(0)) / 255
+        scaled = (part - lowest) / np.where(step > 0, step, 1)
+        found[start : start + 256] = lowest + step * np.floor(scaled + 0.5)
+        # Four roundings of a number up to 255 (difference, inverse, product, and the range before).
+        error[start : start + 256] = np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
+    return found, error
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_product(isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]) -> None:
+    rows, k, m = shape
+    rng = np.random.default_rng(rows)
+    weight, scale = weight_of(rng, k, m, dtype)
+    x = rng.standard_normal((rows, k), dtype=np.float32)
+    given = np.ascontiguousarray(weight.T) if transposed else weight
+    y = one(
+        "DenseMatMul",
+        [x, given, scale],
+        constants=(1, 2),
+        options={"cpu_isa": isa, "activations": activations},
+        transposed=transposed,
+    )
+    exact_x, exact_w = x.astype(np.float64), dense_matmul.reference(np.eye(k), weight, scale)
+    slack = np.zeros((rows, m))
+    if rounds(isa, rows):
+        exact_x = rounded(x, activations, 256)
+        exact_w, error = rounded_weight(weight, scale, activations)
+        slack = tie_error(x, activations, 256) @ np.abs(exact_w) + np.abs(exact_x) @ error
+    # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
+    # over a group of 32 and over a block of 256), relative to the sum of magnitudes, of which minimum and steps of an
+    # 8-bit code are up to three times the weight's largest.
+    magnitudes = np.abs(exact_x).sum(1)[:, None] * 3 * np.abs(exact_w).max()
+    assert np.all(np.abs(y - exact_x @ exact_w) <= (k + 8) * EPSILON * magnitudes + slack)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", dense_matmul.ACTIVATIONS)
+@pytest.mark.parametrize("residual", ["none", "same", "broadcast", "wider"])
+def test_epilogue(isa: str, activation: str, residual: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 6, 20), dtype=np.float32)
+    weight = rng.standard_normal((20, 37), dtype=np.float32)
+    bias = rng.standard_normal(37, dtype=np.float32)
+    shapes = {"same": (1, 6, 37), "broadcast": (37,), "wider": (3, 6, 1)}
+    extra = rng.standard_normal(shapes[residual], dtype=np.float32) if residual in shapes else None
+    # On AVX-512 the product would be of rounded numbers: of 4 rows at a time it is not.
+    parts = [(slice(0, 4), slice(0, 4)), (slice(4, 6), slice(4, 6))]
+    expected = dense_matmul.reference(x, weight, None, bias, extra, activation=activation)
+    for rows, out in parts:
+        cut = [x[:, rows], weight, None, bias, extra if extra is None or residual == "broadcast" else extra[:, rows]]
+        y = one("DenseMatMul", [None if a is None else np.ascontiguousarray(a) for a in cut],
+                   constants=(1, 3), options={"cpu_isa": isa}, activation=activation)  # fmt: skip
+        # K + 2 roundings of sums up to 20 * 4 * 4, and the activation's error, 16 roundings of |x| + 1 (its formulas
+        # are good to 1.5e-7, and evaluated in some ten operations).
+        magnitudes = np.abs(x).sum(-1, keepdims=True) * np.abs(weight).max() + np.abs(bias).max() + 4
+        bound = (22 + 16) * EPSILON * (magnitudes + 1)
+        assert y.shape == expected[:, out].shape
+        assert np.all(np.abs(y - expected[:, out]) <= bound[:, rows])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemm_and_matmul(isa: str, transposed: int) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 24), dtype=np.float32)
+    weight, bias = rng.standard_normal((24, 10), dtype=np.float32), rng.standard_normal(10, dtype=np.float32)
+    given = np.ascontiguousarray(weight.T) if transposed else weight
+    options = {"cpu_isa": isa}
+    y = one("Gemm", [x, given, bias], constants=(1, 2), domain="", options=options, transB=transposed)
+    bound = 26 * EPSILON * (np.abs(x) @ np.abs(weight) + np.abs(bias))
+    assert np.all(np.abs(y - dense_matmul.reference(x, weight, None, bias)) <= bound)
+    y = one("MatMul", [x, weight], constants=(1,), domain="", options=options)
+    assert np.all(np.abs(y - dense_matmul.reference(x, weight)) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((2, 3, 9, 5), (2, 3, 5, 40)),
+        ((9, 5), (2, 5, 7)),
+        ((2, 1, 4, 8), (3, 8, 1)),
+        ((13, 8), (8, 2)),
+        ((0, 8), (8, 2)),
+    ],
+    ids=str,
+)
+def test_product_of_activations(isa: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    """Nothing is rounded, and leading axes broadcast as numpy's."""
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal(a, dtype=np.float32), rng.standard_normal(b, dtype=np.float32)
+    z = one("MatMul", [x, y], domain="", options={"cpu_isa": isa})
+    expected = x.astype(np.float64) @ y.astype(np.float64)
+    assert z.shape == expected.shape
+    bound = (a[-1] + 1) * EPSILON * (np.abs(x) @ np.abs(y))
+    assert np.all(np.abs(z - expected) <= bound)
+    if len(b) == 2 and len(a) == 2:
+        z = one("Gemm", [x, y], domain="", options={"cpu_isa": isa})
+        assert np.all(np.abs(z - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
+def test_nothing_to_multiply(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
+    """A sum of nothing is 0: what is left are bias, activation and residual."""
+    rows, k, m = sizes
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1, rows, k), dtype=np.float32)
+    weight, bias = np.zeros((k, m), TYPES[dtype]), rng.standard_normal(m, dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    for shape in [(1, rows, m), (m,), (2, rows, 1)]:
+        residual = rng.standard_normal(shape, dtype=np.float32)
+        inputs = [x, weight, None, bias, residual]
+        y = one("DenseMatMul", inputs, constants=(1, 3), options=options, activation="gelu")
+        expected = dense_matmul.reference(x, weight, None, bias, residual, activation="gelu")
+        assert y.shape == expected.shape
+        if k == 0:  # A sum, and the activation's 16 roundings.
+            assert np.all(np.abs(y - expected) <= 17 * EPSILON * (np.abs(bias) + np.abs(residual) + 1))
+    if dtype == "float":
+        for constants in ((), (1,)):
+            y = one("MatMul", [x, weight], constants=constants, domain="", options=options)
+            assert y.shape == (1, rows, m)
+            assert k > 0 or np.all(y == 0)
+        y = one("Gemm", [x[0], weight, bias], constants=(1, 2), domain="", options=options)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, (rows, m)) if k == 0 else np.zeros((rows, m)))
+
+
+X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "message"),
+    [
+        (
+            "DenseMatMul",
+            [X, W.astype(np.int32)],
+            {},
+            "input 1 .W.: expected float or float16 or bfloat16 or int8, got int32",
+        ),
+        ("DenseMatMul", [X, W[:, :, None]], {}, r"input 1 \(W\): expected shape \[\?,\?\], got \[8,4,1\]"),
+        ("DenseMatMul", [X, W, X[0, :3]], {}, r"expected scale of 4 elements, got \[3\]"),
+        ("DenseMatMul", [X, W, None, X[0, :3]], {}, r"expected bias of 4 elements, got \[3\]"),
+        ("DenseMatMul", [X, W], {"activation": "relu"}, "expected one of none.gelu.gelu_tanh, got 'relu'"),
+        ("DenseMatMul", [X[:, :7].copy(), W], {}, r"expected X of shape \[.., 8\], got \[2,7\]"),
+        ("Gemm", [X, W], {"transA": 1}, "attribute 'transA': expected 0, got 1"),
+        ("Gemm", [X, W, X[0, :4].copy()], {"beta": 0.5}, "attribute 'beta': expected 1, got 0.5"),
+        ("MatMul", [X, W.astype(np.float16)], {}, "input 1 .B.: expected float, got float16"),
+        ("MatMul", [X, W[:7].copy()[None]], {}, r"expected shapes \[.., S, K\] and \[.., K, M\], got"),
+    ],
+)
+def test_refusals(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
+    domain = "ai.flownpu" if op_type == "DenseMatMul" else ""
+    constants = () if op_type == "MatMul" else tuple(i for i, a in enumerate(inputs) if i > 0 and a is not None)
+    with pytest.raises(ValueError, match=message):
+        run(op_type, inputs, domain=domain, constants=constants, **attributes)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FlowQKVAttention refuses: nodes when they are made, inputs when shapes are inferred; each with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops.definitions.flow_qkv_attention import INPUTS
+from tests.ops.cpu.test_flow_attention import SIZES, D, G, H, rope_tables
+from tests.ops.device import Node, run
+
+B, S, CAPACITY, TOTAL = 2, 3, 9, 8
+WIDTH = (H + 2 * G) * D
+Inputs = dict[str, np.ndarray]
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def call(**changed: np.ndarray | None) -> list[np.ndarray | None]:
+    """A call with every input, some of them changed: 3 tokens after 5, in a cache of 9, with tables of 10 positions."""
+    tables = rope_tables(10)
+    given: dict[str, np.ndarray | None] = {
+        "query": zeros(B, S, H * D),
+        "key": zeros(B, S, G * D),
+        "value": zeros(B, S, G * D),
+        "past_key": zeros(B, G, CAPACITY, D),
+        "past_value": zeros(B, G, CAPACITY, D),
+        "seqlens_k": np.array([TOTAL - 1, TOTAL - 2], np.int32),
+        "total_sequence_length": np.array(TOTAL, np.int32),
+        "cos_cache": tables[0],
+        "sin_cache": tables[1],
+        "position_ids": np.array([[5, 6, 7], [4, 5, 6]]),
+        "attention_bias": zeros(1, H, S, TOTAL),
+        "q_norm_weight": zeros(D),
+        "k_norm_weight": zeros(D),
+        "bidirectional_blocks": zeros(B, S, dtype=np.int32),
+        "head_sink": zeros(H),
+    }
+    return [(given | changed)[name] for name in INPUTS]
+
+
+def infer(inputs: list[np.ndarray | None], **attributes: int) -> list[list[int]]:
+    """The shapes of the outputs, of a node that was made for a call that fits; nothing is computed."""
+    node = Node("FlowQKVAttention", call(), ("float",) * 3, do_rotary=1, **SIZES, **attributes)
+    return node.infer(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"kv_num_heads": 3}, "num_heads to be a multiple of kv_num_heads, got 4 and 3"),
+        ({"num_heads": 2**40}, "num_heads.*got 1099511627776"),
+        ({"head_size": 1024}, "head_size.*512, got 1024"),
+        ({"head_size": 576}, "head_size.*512, got 576"),
+        ({"local_window_size": 8, "causal": 0}, "expected no local_window_size with causal = 0"),
+        ({"local_window_size": 0}, "expected local_window_size above 0, or -1 for none, got 0"),
+        ({"sliding_window_cache": 1}, "expected local_window_size with sliding_window_cache = 1"),
+        (
+            {"sliding_window_cache": 1, "local_window_size": 4},
+            "expected past_key and past_value with sliding_window_cache = 1",
+        ),
+        ({"do_rotary": 1}, "expected cos_cache and sin_cache with do_rotary = 1"),
+        ({"do_rotary": 2}, "do_rotary.* 0 (or|to) 1, got 2"),
+        ({"causal": -1}, "causal.* 0 (or|to) 1, got -1"),
+        ({"rotary_interleaved": 2}, "rotary_interleaved.* 0 (or|to) 1, got 2"),
+        ({"counted_prompt": 2}, "counted_prompt.* 0 (or|to) 1, got 2"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Node("FlowQKVAttention", [zeros(1, 1, WIDTH)], ("float",), **(SIZES | attributes))
+
+
+@pytest.mark.parametrize(
+    ("changed", "outputs", "message"),
+    [
+        ({"query": None}, "float", "query.*, got none"),
+        ({"query": zeros(B, S, H * D, dtype=np.float16)}, "float", "query.* float, got float16"),
+        ({"value": None}, "float", "expected both key and value or neither"),
+        ({"key": zeros(B, S, G * D, dtype=np.float16)}, "float", "key.* float, got float16"),
+        ({"past_value": None}, "float", "expected both past_key and past_value or neither"),
+        (
+            {"past_value": zeros(B, G, CAPACITY, D, dtype=np.float16)},
+            "float",
+            "past_value.* float, .*got float16",
+        ),
+        ({}, "float16", "present.* float, .*got float16"),
+        (
+            {name: zeros(B, G, CAPACITY, D, dtype=np.int8) for name in ("past_key", "past_value")},
+            "int8",
+            "expected .*float16.*, got int8",
+        ),
+        ({"seqlens_k": None}, "float", "expected both seqlens_k and total_sequence_length or neither"),
+        ({"seqlens_k": zeros(B, dtype=np.int64)}, "float", "seqlens_k.* int32, got int64"),
+        (
+            {"total_sequence_length": np.array(TOTAL)},
+            "float",
+            "total_sequence_length.* int32, got int64",
+        ),
+        ({"sin_cache": None}, "float", "expected cos_cache and sin_cache with do_rotary = 1"),
+        ({"cos_cache": zeros(10, D // 2, dtype=np.float16)}, "float", "cos_cache.* float, got float16"),
+        ({"position_ids": zeros(B, S, dtype=np.int32)}, "float", "position_ids.* int64, got int32"),
+        (
+            {"attention_bias": zeros(1, 1, S, TOTAL, dtype=ml_dtypes.bfloat16)},
+            "float",
+            "attention_bias.* float, got bfloat16",
+        ),
+        ({"k_norm_weight": None}, "float", "expected both q_norm_weight and k_norm_weight or neither"),
+        ({"q_norm_weight": zeros(D, dtype=np.float16)}, "float", "q_norm_weight.* float, got float16"),
+        (
+            {"bidirectional_blocks": zeros(B, S, dtype=np.int64)},
+            "float",
+            "bidirectional_blocks.* int32, got int64",
+        ),
+        ({"head_sink": zeros(H, dtype=np.float16)}, "float", "head_sink.* float, got float16"),
+    ],
+)
+def test_types_that_do_not_fit_are_refused(changed: Inputs, outputs: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Node("FlowQKVAttention", call(**changed), ("float", outputs, outputs), do_rotary=1, **SIZES)
+
+
+def test_an_output_of_another_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"output.* float, got float16"):
+        Node("FlowQKVAttention", call(), ("float16", "float", "float"), **SIZES)
+
+
+def test_all_inputs_at_once_are_taken() -> None:
+    assert infer(call()) == [[B, S, H * D], [B, G, CAPACITY, D], [B, G, CAPACITY, D]]
+    # A Cast of a ReduceSum with its axis kept, and a total with an axis.
+    also = {"seqlens_k": np.array([[7], [6]], np.int32), "total_sequence_length": np.array([TOTAL], np.int32)}
+    assert infer(call(**also)) == infer(call())
+
+
+# Each of these is read past its end where nobody looks at its shape.
+SHAPES: dict[str, tuple[Inputs, str]] = {
+    "query: width": ({"query": zeros(B, S, H * D - 1)}, r"query .*, got \[2,3,255\]"),
+    "query: rank": ({"query": zeros(S, H * D)}, r"query.*, got \[3,256\]"),
+    "key: tokens": ({"key": zeros(B, S - 1, G * D)}, r"key.*, got \[2,2,128\]"),
+    "key: batch": ({"key": zeros(1, S, G * D)}, r"key.*, got \[1,3,128\]"),
+    "key and value: width": ({"key": zeros(B, S, D), "value": zeros(B, S, D)}, r"key.*, got \[2,3,64\]"),
+    "key: rank": ({"key": zeros(B, G, S, D)}, r"key.*, got \[2,2,3,64\]"),
+    "value: tokens": ({"value": zeros(B, S - 1, G * D)}, r"value.*, got \[2,2,128\]"),
+    "key and value: none": (
+        {"key": zeros(B, 0, G * D), "value": zeros(B, 0, G * D)},
+        "expected key and value of shape .* got none: attention to what another layer has put into the cache",
+    ),
+    "past: heads": (
+        {"past_key": zeros(B, 1, CAPACITY, D), "past_value": zeros(B, 1, CAPACITY, D)},
+        r"past_key.*, got \[2,1,9,64\]",
+    ),
+    "past: rank": ({"past_key": zeros(B, G, D)}, r"past_key.*, got \[2,2,64\]"),
+    "past: capacities": (
+        {"past_value": zeros(B, G, CAPACITY - 1, D)},
+        r"past_value.*, got .*\[2,2,8,64\]",
+    ),
+    "seqlens_k: short": ({"seqlens_k": np.array([7], np.int32)}, r"seqlens_k of shape \[2\], got \[1\]"),
+    "seqlens_k: scalar": ({"seqlens_k": np.array(7, np.int32)}, r"seqlens_k of shape \[2\], got \[\]"),
+    "total_sequence_length: empty": (
+        {"total_sequence_length": zeros(0, dtype=np.int32)},
+        r"one number in total_sequence_length, got shape \[0\]",
+    ),
+    "total_sequence_length: two": (
+        {"total_sequence_length": np.array([8, 8], np.int32)},
+        r"one number in total_sequence_length, got shape \[2\]",
+    ),
+    "cos_cache: wide": (
+        {"cos_cache": zeros(10, D), "sin_cache": zeros(10, D)},
+        r"cos_cache and sin_cache of shape \[positions, at most 32\], got \[10,64\] and \[10,64\]",
+    ),
+    "cos_cache: rank": (
+        {"cos_cache": zeros(10), "sin_cache": zeros(10)},
+        r"cos_cache.*, got \[10\]",
+    ),
+    "sin_cache: rows": ({"sin_cache": zeros(1, D // 2)}, r"sin_cache.*, got .*\[1,32\]"),
+    "sin_cache: width": ({"sin_cache": zeros(10, 1)}, r"sin_cache.*, got .*\[10,1\]"),
+    "position_ids: short": (
+        {"position_ids": zeros(B, 1, dtype=np.int64)},
+        r"position_ids of shape \[2,3\], got \[2,1\]",
+    ),
+    "position_ids: batch": (
+        {"position_ids": zeros(1, S, dtype=np.int64)},
+        r"position_ids of shape \[2,3\], got \[1,3\]",
+    ),
+    "position_ids: rank": ({"position_ids": zeros(S, dtype=np.int64)}, r"position_ids of shape \[2,3\], got \[3\]"),
+    "position_ids: long": (
+        {"position_ids": zeros(B, S + 1, dtype=np.int64)},
+        r"position_ids of shape \[2,3\], got \[2,4\]: give as many as there are tokens",
+    ),
+    "attention_bias: keys": (
+        {"attention_bias": zeros(1, 1, S, TOTAL - 1)},
+        r"attention_bias of shape \[1 or 2, 1 or 4, 3, at least 8\], got \[1,1,3,7\]",
+    ),
+    "attention_bias: tokens": ({"attention_bias": zeros(1, 1, 1, TOTAL)}, r"attention_bias .*, got \[1,1,1,8\]"),
+    "attention_bias: heads": ({"attention_bias": zeros(1, 2, S, TOTAL)}, r"attention_bias .*, got \[1,2,3,8\]"),
+    "attention_bias: rank": ({"attention_bias": zeros(S, TOTAL)}, r"attention_bias.*, got \[3,8\]"),
+    "q_norm_weight": ({"q_norm_weight": zeros(1)}, r"q_norm_weight of shape \[64\], got \[1\]"),
+    "k_norm_weight": ({"k_norm_weight": zeros(D - 1)}, r"k_norm_weight of shape \[64\], got \[63\]"),
+    "bidirectional_blocks": (
+        {"bidirectional_blocks": zeros(B, S - 1, dtype=np.int32)},
+        r"bidirectional_blocks.*, got \[2,2\]",
+    ),
+    "head_sink": ({"head_sink": zeros(H - 1)}, r"head_sink of shape \[4\], got \[3\]"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
+def test_shapes_that_do_not_fit_are_refused(case: tuple[Inputs, str]) -> None:
+    changed, message = case
+    with pytest.raises(ValueError, match=message):
+        infer(call(**changed))
+
+
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("total", "lengths", "message"),
+    [
+        (-1, [7, 6], "expected total_sequence_length between 0 and 12, got -1"),
+        (LEAST, [7, 6], "expected total_sequence_length between 0 and 12, got -2147483648"),
+        (13, [7, 6], "expected total_sequence_length between 0 and 12, got 13"),
+        (MOST, [7, 6], "expected total_sequence_length between 0 and 12, got 2147483647"),
+        (8, [7, -1], r"expected seqlens_k \+ 1 of row 1 to be at least 3, got 0"),
+        (8, [LEAST, 6], r"expected seqlens_k \+ 1 of row 0 to be at least 3, got -2147483647"),
+        (8, [7, 1], r"expected seqlens_k \+ 1 of row 1 to be at least 3, got 2"),
+        (8, [8, 6], r"expected seqlens_k \+ 1 of row 0 to be at most total_sequence_length = 8, got 9"),
+        (8, [7, MOST], "expected a past of at least 2147483645 positions, got 9"),
+        # A first prompt.
+        (3, [2, 3], r"expected seqlens_k \+ 1 of row 1 to be at most total_sequence_length = 3, got 4"),
+        (3, [-2, 2], r"expected seqlens_k \+ 1 of row 0 to be at least 0, got -1"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(total: int, lengths: list[int], message: str) -> None:
+    changed = {"total_sequence_length": np.array(total, np.int32), "seqlens_k": np.array(lengths, np.int32)}
+    with pytest.raises(ValueError, match=message):
+        infer(call(**changed, attention_bias=None))
+
+
+@pytest.mark.parametrize("position", [-1, 10, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("total", [S, TOTAL])
+def test_positions_without_angles_are_refused(position: int, counted: int, total: int) -> None:
+    ids = np.zeros((B, S), np.int64)
+    ids[0, 0] = position
+    changed = {"position_ids": ids, "total_sequence_length": np.array(total, np.int32), "attention_bias": None}
+    changed["seqlens_k"] = np.array([total - 1, total - 1], np.int32)
+    with pytest.raises(ValueError, match=r"expected positions below 10, .*: shorten the context"):
+        infer(call(**changed), counted_prompt=counted)
+
+
+def test_positions_that_count_beyond_the_angles_are_refused() -> None:
+    first_prompt = {"total_sequence_length": np.array(S, np.int32), "seqlens_k": np.array([S - 1] * B, np.int32)}
+    with pytest.raises(ValueError, match=r"expected positions below 10, .*, got 10: shorten the context"):
+        infer(call(**first_prompt, position_ids=np.full((B, S), 8), attention_bias=None), counted_prompt=1)
+    changed = {"position_ids": None, "cos_cache": rope_tables(7)[0], "sin_cache": rope_tables(7)[1]}
+    with pytest.raises(ValueError, match=r"expected positions below 7, .*, got 7: shorten the context"):
+        infer(call(**changed))
+
+
+def test_a_window_sized_cache_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a window-sized KV cache of at least 16 positions, got 9"):
+        infer(
+            call(total_sequence_length=np.array(12, np.int32), attention_bias=None),
+            local_window_size=16,
+            sliding_window_cache=1,
+        )
+
+
+def test_sizes_that_no_memory_has_are_refused() -> None:
+    """Nothing is there where a size is 0, but memory is planned by the others."""
+    for batch, tokens in ((2**40, 0), (0, 2**40)):
+        with pytest.raises(ValueError, match=r"a query and a KV cache of at most 128 TiB each"):
+            run("FlowQKVAttention", [np.empty((batch, tokens, WIDTH), np.float32)], **SIZES)
+    past = np.empty((0, G, 2**32, D), np.float32)
+    lengths = [zeros(0, dtype=np.int32), np.array(1, np.int32)]
+    with pytest.raises(ValueError, match=r"past_key and past_value of shape \[0,2,\?,64\], got \[0,2,4294967296,64\]"):
+        run("FlowQKVAttention", [zeros(0, 1, WIDTH), None, None, past, past, *lengths], **SIZES)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""com.microsoft RotaryEmbedding on the CPU device, against a rotation in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.device import run
+
+EPSILON = 2.0**-24
+B, S, H, D, POSITIONS = 2, 5, 3, 16, 40
+
+
+def tables(half: int) -> tuple[np.ndarray, np.ndarray]:
+    angles = np.outer(np.arange(POSITIONS), 100.0 ** (-np.arange(half) / max(half, 1)))
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def rotated(x: np.ndarray, positions: np.ndarray, half: int, interleaved: bool) -> np.ndarray:
+    """Rotates x [B, S, H, D]: pairs of the first 2 half elements of a head, as products of complex numbers."""
+    cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in tables(half))
+    front = x[..., : 2 * half].astype(np.float64)
+    real, imaginary = (front[..., ::2], front[..., 1::2]) if interleaved else (front[..., :half], front[..., half:])
+    turned = (real + 1j * imaginary) * (cos + 1j * sin)
+    pairs = [turned.real, turned.imag]
+    whole = np.stack(pairs, -1).reshape(front.shape) if interleaved else np.concatenate(pairs, -1)
+    return np.concatenate([whole, x[..., 2 * half :]], axis=-1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("half", [8, 4])
+@pytest.mark.parametrize("by_head", [False, True], ids=["[B, S, H d]", "[B, H, S, d]"])
+@pytest.mark.parametrize("each", [False, True], ids=["first position", "positions"])
+def test_is_a_rotation(each: bool, by_head: bool, half: int, interleaved: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((B, S, H, D), dtype=np.float32)
+    ids = rng.integers(0, POSITIONS, (B, S)) if each else np.array([7])
+    positions = ids if each else np.tile(7 + np.arange(S), (B, 1))
+    attributes = {} if 2 * half == D else {"rotary_embedding_dim": 2 * half, "num_heads": H}
+    given = np.ascontiguousarray(x.swapaxes(1, 2)) if by_head else x.reshape(B, S, -1)
+    (output,) = run(
+        "RotaryEmbedding",
+        [given, ids, *tables(half)],
+        domain="com.microsoft",
+        interleaved=int(interleaved),
+        **attributes,
+    )
+    assert output is not None
+    output = output.swapaxes(1, 2) if by_head else output.reshape(x.shape)
+    # Two products and their sum, each rounded once.
+    bound = 3 * EPSILON * 2 * np.abs(x).max()
+    np.testing.assert_allclose(output, rotated(x, positions, half, interleaved), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ids"),
+    [
+        pytest.param((0, S, H * D), np.zeros((0, S), np.int64), id="no rows"),
+        pytest.param((2, 0, H * D), np.zeros((2, 0), np.int64), id="no tokens"),
+        pytest.param((2, 0, H * D), np.array([POSITIONS]), id="no tokens, beyond the tables"),
+        pytest.param((2, S, 0), np.zeros((2, S), np.int64), id="no heads"),
+        pytest.param((2, 0, S, D), np.array(3), id="no heads, by head"),
+        pytest.param((2, H, 0, D), np.zeros((2, 0), np.int64), id="no tokens, by head"),
+    ],
+)
+def test_nothing_is_rotated(shape: tuple[int, ...], ids: np.ndarray) -> None:
+    (output,) = run("RotaryEmbedding", [np.zeros(shape, np.float32), ids, *tables(8)], domain="com.microsoft")
+    assert output is not None
+    assert output.shape == shape
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("half", [1, 3, 5])
+def test_heads_of_any_even_size(half: int, interleaved: bool) -> None:
+    """Rotates a head of 2 half elements, and the front of one of 11."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, POSITIONS, (B, S))
+    for d in (2 * half, 11):
+        x = rng.standard_normal((B, S, H, d), dtype=np.float32)
+        (output,) = run(
+            "RotaryEmbedding",
+            [x.reshape(B, S, -1), ids, *tables(half)],
+            domain="com.microsoft",
+            interleaved=int(interleaved),
+            num_heads=H,
+            rotary_embedding_dim=2 * half,
+            is_packed_batching=1,
+        )
+        assert output is not None
+        bound = 3 * EPSILON * 2 * np.abs(x).max()
+        np.testing.assert_allclose(output.reshape(x.shape), rotated(x, ids, half, interleaved), rtol=0, atol=bound)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, ids = np.zeros((1, S, H * D), np.float32), np.arange(S)[None]
+    beyond = f"expected positions below {POSITIONS}, .* got "
+    shape = r"expected position_ids of shape \[1\] or \[1,5\], got "
+    half = "half the elements that are rotated"
+    for inputs, attributes, message in (
+        ([x, ids + POSITIONS - S + 1, *tables(8)], {}, f"{beyond}{POSITIONS}"),
+        ([x, ids - 1, *tables(8)], {}, f"{beyond}-1"),
+        ([x, np.array([POSITIONS - S + 1]), *tables(8)], {}, f"{beyond}{POSITIONS}"),
+        ([x, np.array([2**63 - 1]), *tables(8)], {}, f"{beyond}{2**63 - 1}"),
+        ([x, np.array([-(2**63)]), *tables(8)], {}, f"{beyond}-{2**63}"),
+        ([x, ids[:, :-1].copy(), *tables(8)], {}, rf"{shape}\[1,4\]"),
+        # One number for five tokens is where they count on from if it is no matrix.
+        ([x, ids[:, :1].copy(), *tables(8)], {}, rf"{shape}\[1,1\]"),
+        ([x, ids[0], *tables(8)], {}, rf"{shape}\[5\]"),
+        ([x[0], ids, *tables(8)], {}, r"expected \[batch, tokens, heads d\] .*, got \[5,48\]"),
+        ([x, ids, *tables(7)], {}, r"expected heads of at least 14 elements, .*, got \[1,5,48\] in heads of 14"),
+        ([x, ids, *tables(8)], {"num_heads": 5}, "which there are 0"),
+        # Tables for a head of 16 where one has 8; and wider ones than a head.
+        ([x, ids, *tables(8)], {"num_heads": 2 * H}, f"{half}, of which there are 8"),
+        ([x.reshape(1, H, S, D), ids, *tables(4)], {}, f"{half}, of which there are 16"),
+        ([x.reshape(1, H, S, D), ids, *tables(16)], {}, f"{half}, of which there are 16"),
+        ([x, ids, *tables(0)], {}, r"expected heads of at least 0 elements"),
+        ([x, ids, *tables(8)], {"rotary_embedding_dim": 8, "num_heads": H}, f"{half}, of which there are 8"),
+        ([x, ids, *tables(16)], {"rotary_embedding_dim": 32, "num_heads": H}, "heads of at least 32 elements"),
+        ([x, ids, *tables(4)], {"rotary_embedding_dim": 8}, "expected num_heads with rotary_embedding_dim = 8"),
+        ([x, ids, *tables(4)], {"rotary_embedding_dim": 9, "num_heads": H}, "an even rotary_embedding_dim, got 9"),
+        ([x, ids, *tables(8)], {"scale": 2.0}, "scale.* 1, got 2"),
+        ([x, ids, *tables(8)], {"interleaved": 2}, "interleaved.* 1, got 2"),
+        ([x, ids.astype(np.int32), *tables(8)], {}, "position_ids.*int64, got int32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("RotaryEmbedding", inputs, domain="com.microsoft", **attributes)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ops/lowering: weights of MatMulNBits and GatherBlockQuantized, against ORT's kernels and the Python rules' bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+F32, U8 = TensorProto.FLOAT, TensorProto.UINT8
+
+
+def session(ep_devices: list[Any], model: onnx.ModelProto, **options: str) -> onnxruntime.InferenceSession:
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_provider_for_devices(ep_devices, options)
+    return onnxruntime.InferenceSession(model.SerializeToString(), configuration)
+
+
+def stock(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def codes_of(rng: np.random.Generator, rows: int, columns: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes packed as MatMulNBits has them, and scales that bf16 holds exactly, so that Q4NX rounds nothing of them."""
+    blocks = -(-columns // block)
+    codes = rng.integers(0, 256, (rows, blocks, block // 2), np.uint8)
+    scales = (rng.integers(128, 256, (rows, blocks)) * 2.0**-14).astype(np.float32)
+    return codes, scales
+
+
+def points_of(rng: np.random.Generator, kind: str, rows: int, blocks: int) -> np.ndarray | None:
+    """Zero points: none, packed to whole bytes a row, or as numbers; or eights, either way."""
+    if kind == "none":
+        return None
+    if kind == "packed":
+        return rng.integers(0, 256, (rows, -(-blocks // 2)), np.uint8)
+    if kind == "packed eights":
+        points = np.full((rows, -(-blocks // 2)), 0x88, np.uint8)
+        points[:, -1] ^= 0x30 * (blocks % 2)  # beyond the last block: of none
+        return points
+    if kind == "eights":
+        return np.full((rows, blocks), 8, np.float32)
+    return rng.integers(0, 16, (rows, blocks)).astype(np.float32)
+
+
+def numbers_of(points: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Zero points as numbers, one a scale."""
+    if points is None:
+        return np.full(shape, 8, np.float32)
+    if points.dtype == np.uint8:
+        points = np.stack([points & 15, points >> 4], -1).reshape(len(points), -1)[:, : shape[1]]
+    return points.astype(np.float32)
+
+
+def unpacked(codes: np.ndarray, columns: int) -> np.ndarray:
+    return np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)[:, :columns]
+
+
+def dequantized(
+    codes: np.ndarray, scales: np.ndarray, points: np.ndarray, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The weight and the blocks' minima, in float64."""
+    block = codes.shape[2] * 2
+    scale, point = (np.repeat(values.astype(np.float64), block, 1)[:, :columns] for values in (scales, points))
+    return scale * (unpacked(codes, columns) - point), -scales.astype(np.float64) * points
+
+
+def matmul(rows: int, columns: int, block: int, constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+    inputs = ["x", *(name if name in constants else "" for name in ("codes", "scales", "points", "g_idx", "bias"))]
+    while inputs[-1] == "":
+        inputs.pop()
+    node = helper.make_node(
+        "MatMulNBits", inputs, ["y"], "product", domain="com.microsoft", N=rows, K=columns, bits=4, block_size=block
+    )
+    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    values = (
+        helper.make_tensor_value_info("x", F32, ["tokens", columns]),
+        helper.make_tensor_value_info("y", F32, ["tokens", rows]),
+    )
+    graph = helper.make_graph([node], "g", [values[0]], [values[1]], initializers)
+    return helper.make_model(
+        graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    )
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+@pytest.mark.parametrize(("rows", "columns", "block"), [(32, 256, 32), (40, 96, 32), (96, 320, 64), (33, 384, 128)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_are_ort_s(
+    ep_devices: list[Any], rows: int, columns: int, block: int, points: str, bias: bool
+) -> None:
+    rng = np.random.default_rng(rows + columns)
+    codes, scales = codes_of(rng, rows, columns, block)
+    constants = {"codes": codes, "scales": scales}
+    if (zero_points := points_of(rng, points, rows, scales.shape[1])) is not None:
+        constants["points"] = zero_points
+    if bias:
+        constants["bias"] = rng.standard_normal(rows).astype(np.float32)
+    model = matmul(rows, columns, block, constants)
+    x = rng.standard_normal((5, columns)).astype(np.float32)
+    found = session(ep_devices, model, activations="bf16").run(None, {"x": x})[0]
+    expected = stock(model).run(None, {"x": x})[0]
+    numbers = numbers_of(zero_points, scales.shape)
+    weight, minima = dequantized(codes, scales, numbers, columns)
+    # bf16 rounds x by 2^-9 of it at most, evenly: a deviation of 2^-9 / sqrt(3); sums of K such, 6 deviations. And what
+    # bf16 rounds a minimum by is the same for a block's columns, so it meets the sum of x over them.
+    rounding = 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x.astype(np.float64) ** 2) @ (weight**2).T)
+    sums = np.add.reduceat(x.astype(np.float64), np.arange(0, columns, block), axis=1)
+    shift = np.abs(sums) @ np.abs(minima.astype(q4nx.BFLOAT16).astype(np.float64) - minima).T
+    np.testing.assert_array_less(np.abs(found - expected), rounding + shift)
+
+
+def compiled(ep_devices: list[Any], model: onnx.ModelProto, folder: Path) -> bytes:
+    """The constants of a compiled model."""
+    onnx.save(model, folder / "m.onnx")
+    configuration = onnxruntime.SessionOptions()
+    configuration.add_session_config_entry("ep.context_enable", "1")
+    configuration.add_provider_for_devices(ep_devices, {})
+    onnxruntime.InferenceSession(str(folder / "m.onnx"), configuration)
+    # Small models' nodes fill less than the first page (ep/context/file.h).
+    return (folder / "m_ctx.0.flownpu").read_bytes()[4096:]
+
+
+def quantized(codes: np.ndarray, scales: np.ndarray, points: np.ndarray | None, columns: int) -> q4nx.Quantized:
+    """The same codes, scales and minima."""
+    repeats, groups = codes.shape[2] * 2 // q4nx.GROUP, -(-columns // q4nx.GROUP)
+    minima = -scales * numbers_of(points, scales.shape)
+    return q4nx.from_affine(
+        unpacked(codes, columns), *(np.repeat(values, repeats, 1)[:, :groups] for values in (scales, minima))
+    )
+
+
+LAYOUTS = {
+    "none": q4nx.SYMMETRIC,
+    "packed eights": q4nx.SYMMETRIC,
+    "eights": q4nx.SYMMETRIC,
+    "packed": q4nx.NARROW,
+    "numbers": q4nx.NARROW,
+}
+
+
+@pytest.mark.parametrize("points", LAYOUTS)
+@pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (96, 320, 64)])
+def test_bytes_are_those_of_the_file_s_rule(
+    ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, block: int, points: str
+) -> None:
+    """What `flownpu convert` writes, ops.q4nx, and what a session is given, as a compiled model keeps it."""
+    rng = np.random.default_rng(rows)
+    codes, scales = codes_of(rng, rows, columns, block)
+    constants = {"codes": codes, "scales": scales}
+    zero_points = points_of(rng, points, rows, scales.shape[1])
+    if zero_points is not None:
+        constants["points"] = zero_points
+    found = compiled(ep_devices, matmul(rows, columns, block, constants), tmp_path)
+    expected = q4nx.pack(*quantized(codes, scales, zero_points, columns), LAYOUTS[points])
+    assert found == expected.tobytes()
+
+
+@pytest.mark.parametrize("points", [("none", "none"), ("none", "packed"), ("numbers", "eights")])
+def test_joined_weights_have_no_minima_if_no_part_has(
+    ep_devices: list[Any], tmp_path: Path, points: tuple[str, str]
+) -> None:
+    """A gate and an up projection, each padded to blocks of 32 rows."""
+    rng = np.random.default_rng(1)
+    rows, columns = 40, 96
+    nodes, constants, parts = [], {}, []
+    for name, kind in zip(("gate", "up"), points, strict=True):
+        codes, scales = codes_of(rng, rows, columns, 32)
+        zero_points = points_of(rng, kind, rows, columns // 32)
+        given = {"codes": codes, "scales": scales} | ({} if zero_points is None else {"points": zero_points})
+        (node,) = matmul(rows, columns, 32, given).graph.node
+        node.name, node.input[1:], node.output[0] = name, [f"{name}.{key}" for key in given], name
+        nodes.append(node)
+        constants |= {f"{name}.{key}": value for key, value in given.items()}
+        parts.append(quantized(codes, scales, zero_points, columns))
+    nodes.append(helper.make_node("FastGelu", ["gate"], ["activated"], "activation", domain="com.microsoft"))
+    nodes.append(helper.make_node("Mul", ["activated", "up"], ["y"], "gated"))
+    model = matmul(rows, columns, 32, constants)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    layout = q4nx.SYMMETRIC if {LAYOUTS[kind] for kind in points} == {q4nx.SYMMETRIC} else q4nx.NARROW
+    assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
+
+
+def test_weights_of_the_same_codes_may_differ(ep_devices: list[Any]) -> None:
+    """Codes are shared by two products, whose scales are not the same."""
+    rng = np.random.default_rng(2)
+    rows, columns = 32, 64
+    codes, scales = codes_of(rng, rows, columns, 32)
+    both = {"first": scales, "second": scales[::-1].copy()}
+    model = matmul(rows, columns, 32, {"codes": codes, **both})
+    (product,) = model.graph.node
+    del model.graph.node[:], model.graph.output[:]
+    for name in both:
+        node = model.graph.node.add()
+        node.CopyFrom(product)
+        node.name, node.input[1:], node.output[0] = name, ["codes", name], f"y.{name}"
+        model.graph.output.append(helper.make_tensor_value_info(f"y.{name}", F32, ["tokens", rows]))
+    # A row of ones in turn reads a weight column by column; bf16 holds each.
+    found = session(ep_devices, model, activations="bf16").run(None, {"x": np.eye(columns, dtype=np.float32)})
+    for each, product_of_ones in zip(both.values(), found, strict=True):
+        weight, _ = dequantized(codes, each, numbers_of(None, each.shape), columns)
+        np.testing.assert_array_equal(product_of_ones.T, weight)
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "numbers"])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 96), (33, 336)])
+def test_blocks_of_16_are_quantised_again(
+    ep_devices: list[Any], tmp_path: Path, rows: int, columns: int, points: str
+) -> None:
+    """The same weights as the file's rule has, which searches the same; what is given up, the placement says."""
+    rng = np.random.default_rng(rows)
+    codes, scales = codes_of(rng, rows, columns, 16)
+    constants = {"codes": codes, "scales": scales}
+    zero_points = points_of(rng, points, rows, scales.shape[1])
+    if zero_points is not None:
+        constants["points"] = zero_points
+    weight, _ = dequantized(codes, scales, numbers_of(zero_points, scales.shape), columns)
+    expected = q4nx.dequantize_codes(q4nx.quantize(weight.astype(np.float32)))
+    report = tmp_path / "placement.json"
+    model = session(ep_devices, matmul(rows, columns, 16, constants), activations="bf16", placement=str(report))
+    narrow = q4nx.blocks_shape(rows, columns, q4nx.NARROW)
+    assert len(compiled(ep_devices, matmul(rows, columns, 16, constants), tmp_path)) == np.prod(narrow)
+    # A row of ones in turn reads the weight column by column; bf16 holds each.
+    found = model.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
+    # Both searches minimise the same; where two sums round apart, a group may fall to another that is as good.
+    apart = np.any(found != expected, axis=1)
+    assert np.mean(apart) < 0.1
+    errors = [q4nx.relative_error(weight, each) for each in (found, expected)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
+    (said,) = json.loads(report.read_text())["lowered"]
+    assert "1 of them are in blocks of 16" in said
+    assert said.endswith(f"relative error of up to {errors[0]:.3f}")
+
+
+def test_a_table_is_gathered_and_multiplied_with_once(ep_devices: list[Any], tmp_path: Path) -> None:
+    """An embedding that is the LM head too is one constant, though the graph reshapes it for the one."""
+    rng = np.random.default_rng(3)
+    rows, columns = 64, 96
+    codes, scales = codes_of(rng, rows, columns, 32)
+    product = matmul(rows, columns, 32, {"codes": codes, "scales": scales}).graph
+    shape = onnx.numpy_helper.from_array(np.array([rows, columns // 2]), "shape")
+    nodes = [
+        helper.make_node("Reshape", ["codes", "shape"], ["table"]),
+        helper.make_node(
+            "GatherBlockQuantized", ["table", "tokens", "scales"], ["x"], "rows", domain="com.microsoft",
+            bits=4, block_size=32, gather_axis=0, quantize_axis=1,
+        ),
+        *product.node,
+    ]  # fmt: skip
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["n"])
+    graph = helper.make_graph(nodes, "g", [tokens], list(product.output), [*product.initializer, shape])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    feeds = {"tokens": np.array([0, 63, 5])}
+    found = session(ep_devices, model, activations="bf16").run(None, feeds)[0]
+    expected = stock(model).run(None, feeds)[0]
+    weight, _ = dequantized(codes, scales, numbers_of(None, scales.shape), columns)
+    # As above; a minimum of -8 scales is exact.
+    x = weight[feeds["tokens"]]
+    np.testing.assert_array_less(np.abs(found - expected), 6 * 2.0**-9 / np.sqrt(3) * np.sqrt((x**2) @ (weight**2).T))
+    assert len(compiled(ep_devices, model, tmp_path)) == np.prod(q4nx.blocks_shape(rows, columns, q4nx.SYMMETRIC))

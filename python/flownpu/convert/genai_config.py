@@ -32,8 +32,7 @@ _DYNAMIC_BATCHING = {
     # Four sequences of DEFAULT_MAX_LENGTH, or more that are shorter: 436 MB for Gemma3-1B, of which memory is taken as
     # it is first written to.
     "num_blocks": 4 * DEFAULT_MAX_LENGTH // 16,
-    # Sequences at a time; more wait. Beyond 32 rows products no longer get cheaper a row: they are then bound by
-    # arithmetic (docs/performance.md).
+    # Sequences at a time; more wait. A run's logits grow with it: 34 MB with a vocabulary of 262144.
     "max_batch_size": 32,
     # Tokens of a run: those who decode wait for a prompt's part of this size, 0.6 s at 400 tokens/s. Weights are read
     # once more for every part, and 256 rows take some 30 times as long to multiply.

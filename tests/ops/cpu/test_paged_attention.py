@@ -12,9 +12,6 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.ops.definitions import paged_attention
-from tests.ops.device import ISAS, Node
-from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
-from tests.ops.stock_onnxruntime import run as run_stock
 from tests.ops.cpu.test_flow_attention import (
     CACHE_EPSILON,
     CACHE_TYPES,
@@ -24,6 +21,9 @@ from tests.ops.cpu.test_flow_attention import (
     multiplies_pairs,
     rope_tables,
 )
+from tests.ops.device import ISAS, Node
+from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
+from tests.ops.stock_onnxruntime import run as run_stock
 
 H, G, D = 4, 2, 64
 ROWS = 8  # of a block

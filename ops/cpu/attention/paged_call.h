@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <span>
 
-#include "ops/nodes/contract.h"
 #include "ops/cpu/attention/heads.h"
+#include "ops/nodes/contract.h"
 
 namespace flownpu::cpu {
 

@@ -84,6 +84,67 @@ class DecoderSession:
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, kind)
 
 
+class PagedSession:
+    """A paged decoder's ONNX file, with a KV cache in blocks of 4 tokens, as GenAI's engine feeds it.
+
+    On FlowNPU's devices the caches that come out are those that went in; in ONNX Runtime's CPU provider they are new.
+    """
+
+    BLOCK = 4
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: Sequence[onnxruntime.OrtEpDevice] = (),
+        provider_options: Mapping[str, str] | None = None,
+        blocks: int = 64,
+    ) -> None:
+        plain = DecoderSession(folder, devices, provider_options)
+        self.session, self._inputs, self._in_place = plain.session, plain.cache_inputs, bool(devices)
+        self.cache, self._memory = [], []
+        for value in self._inputs:
+            storage, kind = STORED[value.type]
+            self._memory.append(np.zeros((blocks, self.BLOCK, value.shape[2], value.shape[3]), storage))
+            self.cache.append(onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(self._memory[-1], kind))
+        # In an order in which blocks of a sequence are not neighbours.
+        self.free = [block * 37 % blocks for block in range(blocks)]
+        self.tables: dict[str, list[int]] = {}
+        self.tokens: dict[str, int] = {}
+
+    def __call__(self, work: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+        """Logits [V] of the last new token of each sequence; `work`: the new ids of each, by a name."""
+        for name, ids in work.items():
+            table = self.tables.setdefault(name, [])
+            while len(table) * self.BLOCK < self.tokens.get(name, 0) + len(ids):
+                table.append(self.free.pop())
+        columns = max(len(self.tables[name]) for name in work)
+        feeds = {
+            "input_ids": np.concatenate(list(work.values())),
+            "cumulative_sequence_lengths": np.cumsum([0, *map(len, work.values())]).astype(np.int32),
+            "past_sequence_lengths": np.array([self.tokens.get(name, 0) for name in work], np.int32),
+            "block_table": np.array(
+                [self.tables[name] + [-1] * (columns - len(self.tables[name])) for name in work], np.int32
+            ),
+        }
+        binding = self.session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for value, cache in zip(self._inputs, self.cache, strict=True):
+            binding.bind_ortvalue_input(value.name, cache)
+        first, *presents = self.session.get_outputs()
+        binding.bind_output(first.name)
+        for output, cache in zip(presents, self.cache, strict=True):
+            if self._in_place:
+                binding.bind_ortvalue_output(output.name, cache)
+            else:
+                binding.bind_output(output.name)
+        self.session.run_with_iobinding(binding)
+        logits, *self.cache = binding.get_outputs()
+        for name, ids in work.items():
+            self.tokens[name] = self.tokens.get(name, 0) + len(ids)
+        return dict(zip(work, logits.numpy(), strict=True))
+
+
 def float32_tolerance(logits: NDArray[np.float32], layers: int, widest: int) -> float:
     """How far two float32 computations of the same logits may be apart.
 

@@ -30,6 +30,7 @@ auto operators_by_file() {
   return std::array{cpu::q4nx_operators(),
                     cpu::flow_qkv_attention_operators(),
                     cpu::flow_kv_attention_operators(),
+                    cpu::paged_attention_operators(),
                     cpu::normalization_operators(),
                     cpu::elementwise_operators(),
                     cpu::arithmetic_operators(),

@@ -38,6 +38,14 @@ struct RoundedActivations {
   std::int64_t filled_groups = 0;
 };
 
+// A KV cache in blocks: key k of a sequence is row k % rows of the block table[k / rows].
+struct CacheBlocks {
+  const std::int32_t* table = nullptr;
+  std::int64_t rows = 0;
+  // From a block to the next in memory.
+  std::int64_t block_bytes = 0;
+};
+
 // Attention of query rows that share a KV head over a range of KV rows, chunk by chunk of keys: the
 // papers' eq. 6-11. What comes out is the state (m, l, Y), so that ranges can be merged.
 struct AttentionSweep {
@@ -45,11 +53,16 @@ struct AttentionSweep {
   const float* query = nullptr;
   std::int64_t rows = 0;
   std::int64_t head_size = 0;
-  // Rows [0, keys) of the KV cache, `head_size` elements each, dense.
+  // Rows [0, keys) of the KV cache, `head_size` elements each, dense; or, for attend_many, in
+  // `blocks`, whose first one begins here, a row `row_bytes` after the other.
   const void* key = nullptr;
   const void* value = nullptr;
+  std::int64_t row_bytes = 0;
+  const CacheBlocks* blocks = nullptr;
   DataType cache_type = DataType::kFloat32;
   std::int64_t keys = 0;
+  // A multiple of chunk_keys: no row sees a key before it. For attend_many.
+  std::int64_t begin = 0;
   // Row r sees keys [first_key[r], last_key[r]), both within [0, keys].
   const std::int32_t* first_key = nullptr;
   const std::int32_t* last_key = nullptr;
@@ -177,7 +190,9 @@ struct Kernels {
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
   // takes the time.
   void (*attend_few)(const AttentionSweep& sweep);
-  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows.
+  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows. What comes
+  // out for a row depends on its query, on the keys that it sees and on chunk_keys alone: not a bit
+  // of it on the other rows, nor on `keys` and `begin`.
   void (*attend_many)(const AttentionSweep& sweep);
   std::int64_t (*attention_scratch)(std::int64_t rows, std::int64_t head_size, DataType cache_type,
                                     std::int64_t chunk_keys);

@@ -37,6 +37,7 @@ struct Operator {
 std::span<const Operator> q4nx_operators();
 std::span<const Operator> flow_qkv_attention_operators();
 std::span<const Operator> flow_kv_attention_operators();
+std::span<const Operator> paged_attention_operators();
 std::span<const Operator> normalization_operators();
 std::span<const Operator> elementwise_operators();
 std::span<const Operator> arithmetic_operators();

@@ -13,6 +13,7 @@ from flownpu.ops.definitions import (
     flow_kv_attention,
     flow_qkv_attention,
     fused_dqp,
+    paged_attention,
     q4nx_gather,
     q4nx_matmul,
 )
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
 
 OPERATORS = {
     operator.NAME: operator
-    for operator in (q4nx_matmul, fused_dqp, q4nx_gather, dense_matmul, flow_qkv_attention, flow_kv_attention)
+    for operator in (
+        q4nx_matmul,
+        fused_dqp,
+        q4nx_gather,
+        dense_matmul,
+        flow_qkv_attention,
+        flow_kv_attention,
+        paged_attention,
+    )
 }
 
 

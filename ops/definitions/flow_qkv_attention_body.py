@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of FlowQKVAttention's definition, in ONNX's textual syntax: what stock ONNX Runtime runs."""
+"""The body of FlowQKVAttention's definition, in ONNX's textual syntax: what stock ONNX Runtime runs.
+
+What has a name without an underscore is also in the body of PagedAttention's.
+"""
 
 from __future__ import annotations
 
-__all__ = ["body"]
+__all__ = ["NORM", "NO_NORM", "NO_ROTARY", "ROTARY", "SCORES", "WEIGHTS", "body"]
 
 # The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
 _SHAPES = """
@@ -30,11 +33,11 @@ _SEPARATE = """
     v0 = Reshape (value, by_head)
 """
 # ONNX Runtime 1.31.1 crashes on a SimplifiedLayerNormalization in a function if stash_type is left to its default.
-_NORM = """
+NORM = """
     q1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (q0, q_norm_weight)
     k1 = SimplifiedLayerNormalization <axis = -1, stash_type = 1, epsilon: float = @qk_norm_epsilon> (k0, k_norm_weight)
 """
-_NO_NORM = """
+NO_NORM = """
     q1 = Identity (q0)
     k1 = Identity (k0)
 """
@@ -89,11 +92,11 @@ _COUNTED_POSITIONS = """
     counted_positions = Add (first_position, offsets)
     positions = Where (is_first_prompt, counted_positions, position_ids)
 """
-_ROTARY = """
+ROTARY = """
     q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, positions, cos_cache, sin_cache)
     k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, positions, cos_cache, sin_cache)
 """
-_NO_ROTARY = """
+NO_ROTARY = """
     q3 = Identity (q2)
     k3 = Identity (k2)
 """
@@ -214,7 +217,7 @@ _BLOCK_MASK = """
     is_visible = And (is_ahead_or_before, is_in_window)
     visible = Unsqueeze (is_visible, axes_1_2)
 """
-_BLOCK_SCORES = """
+SCORES = """
     given_scale = Constant <value_float: float = @scale> ()
     head_size_float = Cast <to = 1> (head_size_scalar)
     root = Sqrt (head_size_float)
@@ -254,7 +257,7 @@ _BLOCK_BIAS = """
 _BLOCK_NO_BIAS = """
     s1 = Identity (s0)
 """
-_BLOCK_WEIGHTS = """
+WEIGHTS = """
     lowest = Constant <value = float {-3.4028235e38}> ()
     s2 = Where (visible, s1, lowest)
     weights = Softmax <axis = -1> (s2)
@@ -307,11 +310,11 @@ def body(overload: str, tokens: int = 0) -> str:
         [
             _SHAPES.format(tokens=tokens),
             _PACKED if "packed" in found else _SEPARATE,
-            _NORM if "norm" in found else _NO_NORM,
+            NORM if "norm" in found else NO_NORM,
             _FLAT,
             _LENGTHS if "lengths" in found else _NO_LENGTHS,
             _PAST_TOKENS if has_blocks or needs_past else "",
-            positions + _ROTARY if "rotary" in found else _NO_ROTARY,
+            positions + ROTARY if "rotary" in found else NO_ROTARY,
             _PAST if past else "",
             _ATTENTION.format(output="causal_output" if has_blocks else "output", inputs=", ".join(inputs), more=more),
             _block_attention(found, k, v) if has_blocks else "",
@@ -330,9 +333,9 @@ def _block_attention(found: set[str], keys: str, values: str) -> str:
             _WINDOW_HELD if "windowed" in found else _ALL_HELD if past else "",
             _BLOCK_PAST if past else _BLOCK_NO_PAST,
             _BLOCK_MASK,
-            _BLOCK_SCORES,
+            SCORES,
             _BLOCK_BIAS if "bias" in found else _BLOCK_NO_BIAS,
-            _BLOCK_WEIGHTS,
+            WEIGHTS,
             _BLOCK_SINK if "sink" in found else _BLOCK_NO_SINK,
             _BLOCK_OUTPUT,
         ]

@@ -141,7 +141,7 @@ void FlowQKVAttention::append_token(const AttentionCall& call, std::int64_t batc
   for (std::int64_t group = 0; group < attributes_.kv_heads; ++group) {
     alignas(64) float key[kMaxHeadSize];
     std::copy_n(from.key + group * d, d, key);
-    prepare_head(call, key, kKNormWeight, position);
+    preparation(call, kKNormWeight).prepare(context_.kernels, key, position);
     const KeyValueRows rows = cache_rows(call, batch, group);
     const std::int64_t offset = (row.past + token - rows.base) * call.row_bytes;
     context_.kernels.store_cache(key, rows.key + offset, call.cache_type, d);
@@ -199,20 +199,10 @@ std::int64_t FlowQKVAttention::position_of(const AttentionCall& call, std::int64
   return call.is_first_prompt() ? positions[0] + at : positions[batch * call.prompt_tokens + at];
 }
 
-void FlowQKVAttention::prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
-                                    std::int64_t position) const {
-  const std::int64_t d = attributes_.head_size;
-  if (const Tensor& weight = call.input(norm); weight.present()) {
-    context_.kernels.rms_norm(head, weight.as<const float>(), attributes_.norm_epsilon, head, d);
-  }
-  if (attributes_.rotary) {
-    const Tensor& cos = call.input(kCosCache);
-    // Tables of fewer than d / 2 angles rotate the front of the head only.
-    const std::int64_t half = cos.shape[1];
-    context_.kernels.rope(head, cos.as<const float>() + position * half,
-                          call.input(kSinCache).as<const float>() + position * half, half,
-                          attributes_.rotary_interleaved);
-  }
+HeadPreparation FlowQKVAttention::preparation(const AttentionCall& call,
+                                              AttentionInput norm) const {
+  return head_preparation(attributes_, call.input(norm), call.input(kCosCache),
+                          call.input(kSinCache));
 }
 
 // 1 KB a token and group (two heads of 128) takes some 40 ns to prepare once it is there, by the
@@ -231,10 +221,9 @@ void FlowQKVAttention::prepare_queries(const AttentionCall& call, std::int64_t b
   const float* later = query(std::min(token + kTokensAhead, call.tokens - 1));
   constexpr std::int64_t kLine = 64 / sizeof(float);
   for (std::int64_t i = 0; i < elements; i += kLine) __builtin_prefetch(later + i);
-  std::copy_n(query(token), elements, out);
-  for (std::int64_t i = 0; i < elements; i += attributes_.head_size)
-    prepare_head(call, out + i, kQNormWeight, position);
-  for (std::int64_t i = 0; i < elements; ++i) out[i] *= attributes_.scale;
+  preparation(call, kQNormWeight)
+      .prepare_queries(context_.kernels, query(token), attributes_.heads_per_group(), position,
+                       attributes_.scale, out);
 }
 
 }  // namespace flownpu::cpu

@@ -3,7 +3,6 @@
 // of queries of one KV head sees, or a part of them; causal, sliding window (SWA) and non-causal
 // (NCA) differ in the sweep only.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "ops/cpu/attention/step.h"
@@ -37,35 +36,14 @@ struct FlowQKVAttention::Tile {
   KeyRange keys;
 };
 
-// What it works with; a row is a query of one head, [tokens][H / G].
-struct FlowQKVAttention::TileMemory {
-  float* query;
-  float* maximum;
-  float* denominator;
-  float** numerator;
-  const float** bias;
-  std::int32_t* first_key;
-  std::int32_t* last_key;
-  std::byte* kernel;
-};
-
-FlowQKVAttention::TileMemory FlowQKVAttention::tile_memory(Scratch& scratch,
-                                                           const AttentionCall& call) const {
+// Rows are [tokens][H / G].
+TileMemory FlowQKVAttention::tile_memory(Scratch& scratch, const AttentionCall& call) const {
   const std::int64_t rows = call.plan.tile_tokens * attributes_.heads_per_group();
   const std::int64_t d = attributes_.head_size;
-  TileMemory memory{};
-  memory.query = scratch.take<float>(rows * d);
-  memory.maximum = scratch.take<float>(rows);
-  memory.denominator = scratch.take<float>(rows);
-  memory.numerator = scratch.take<float*>(rows);
-  memory.bias = scratch.take<const float*>(rows);
-  memory.first_key = scratch.take<std::int32_t>(rows);
-  memory.last_key = scratch.take<std::int32_t>(rows);
-  if (!call.plan.few) {
-    memory.kernel = scratch.take<std::byte>(
-        context_.kernels.attention_scratch(rows, d, call.cache_type, call.plan.chunk_keys));
-  }
-  return memory;
+  const auto kernel_bytes = call.plan.few ? 0
+                                          : context_.kernels.attention_scratch(
+                                                rows, d, call.cache_type, call.plan.chunk_keys);
+  return {scratch, rows, d, kernel_bytes};
 }
 
 void FlowQKVAttention::take_tiles(Scratch& scratch, AttentionCall& call) const {
@@ -88,12 +66,8 @@ void FlowQKVAttention::attend(const AttentionCall& call) const {
   };
   // Few rows take equally long, and their threads read one stretch of the cache each.
   if (plan.few) return context_.pool->run(plan.tasks, compute);
-  // More rows take unequally long: a free thread takes the longest that is left.
-  std::atomic<std::int64_t> next{0};
-  const std::int64_t threads = std::min<std::int64_t>(context_.pool->threads(), plan.tasks);
-  context_.pool->run(threads, [&](std::int64_t /*index*/, std::size_t thread) {
-    for (std::int64_t task = next++; task < plan.tasks; task = next++) compute(task, thread);
-  });
+  // More rows take unequally long: the longest that is left is the next.
+  run_in_order(*context_.pool, plan.tasks, compute);
 }
 
 void FlowQKVAttention::merge_parts(const AttentionCall& call, const Tile& tile) const {
@@ -185,6 +159,7 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
   sweep.head_size = attributes_.head_size;
   sweep.key = cache.key + offset;
   sweep.value = cache.value + offset;
+  sweep.row_bytes = call.row_bytes;
   sweep.cache_type = call.cache_type;
   sweep.keys = tile.keys.end - tile.keys.begin;
   sweep.first_key = memory.first_key;
@@ -223,11 +198,6 @@ float FlowQKVAttention::denominator_of(const AttentionCall& call, std::int64_t h
   const Tensor& sink = call.input(kHeadSink);
   if (!sink.present() || denominator == 0) return denominator;
   return denominator + std::exp(sink.as<const float>()[head] - maximum);
-}
-
-void divide(float* numerator, float denominator, std::int64_t d) {
-  const float inverse = denominator > 0 ? 1.0F / denominator : 0.0F;
-  for (std::int64_t i = 0; i < d; ++i) numerator[i] *= inverse;
 }
 
 std::span<const Operator> flow_qkv_attention_operators() {

@@ -12,9 +12,6 @@
 namespace flownpu::cpu {
 namespace {
 
-// Keys that a layer without a window is taken to see in the placement report, where the context is
-// not known.
-constexpr std::int64_t kNominalKeys = 64;
 constexpr auto kOptional = Presence::kOptional;
 
 // B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
@@ -89,36 +86,6 @@ const Tensor& AttentionCall::input(AttentionInput index) const {
   return index < inputs.size() ? inputs[index] : absent;
 }
 
-AttentionAttributes::AttentionAttributes(const Node& node)
-    : name(to_string(node)),
-      heads(node.required_integer("num_heads")),
-      kv_heads(node.integer("kv_num_heads", heads)),
-      head_size(node.required_integer("head_size")),
-      scale(node.number("scale", 0.0F)),
-      softcap(std::max(0.0F, node.number("softcap", 0.0F))),
-      window(std::max<std::int64_t>(node.integer("local_window_size", -1), 0)),
-      causal(node.integer("causal", 1) != 0),
-      rotary(node.integer("do_rotary", 0) != 0),
-      rotary_interleaved(node.integer("rotary_interleaved", 0) != 0),
-      counted_prompt(node.integer("counted_prompt", 0) != 0),
-      norm_epsilon(node.number("qk_norm_epsilon", 1e-6F)),
-      window_sized_cache(node.integer("sliding_window_cache", 0) != 0) {
-  if (heads <= 0 || kv_heads <= 0 || heads % kv_heads != 0) {
-    fail("[", name, "] expected num_heads to be a multiple of kv_num_heads, got ", heads, " and ",
-         kv_heads);
-  }
-  if (head_size <= 0 || head_size > kMaxHeadSize) {
-    fail("[", name, "] expected head_size in 1..", kMaxHeadSize, ", got ", head_size);
-  }
-  if (node.integer("local_window_size", -1) == 0)
-    fail("[", name, "] expected local_window_size above 0, or -1 for none, got 0");
-  if (window > 0 && !causal)
-    fail("[", name, "] expected no local_window_size with causal = 0, got ", window);
-  if (window_sized_cache && window == 0)
-    fail("[", name, "] expected local_window_size with sliding_window_cache = 1");
-  if (scale == 0.0F) scale = 1.0F / std::sqrt(static_cast<float>(head_size));
-}
-
 FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
     : context_(context),
       attributes_(node),
@@ -140,8 +107,7 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
 }
 
 std::int64_t FlowQKVAttention::multiply_adds() const {
-  const std::int64_t keys = attributes_.window > 0 ? attributes_.window : kNominalKeys;
-  return 2 * attributes_.heads * attributes_.head_size * keys;
+  return attention_multiply_adds(attributes_);
 }
 
 std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {

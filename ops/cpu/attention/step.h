@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/cpu/attention/heads.h"
 #include "ops/cpu/attention/plan.h"
+#include "ops/cpu/attention/tiles.h"
 #include "ops/cpu/step.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
@@ -21,29 +23,6 @@ namespace flownpu::cpu {
 // What FlowQKVAttention and FlowKVAttention take; ops/definitions/flow_qkv_attention.py says what
 // it means.
 Contract attention_contract(std::string_view op_type) noexcept;
-
-// H query heads share G KV heads of size d.
-struct AttentionAttributes {
-  explicit AttentionAttributes(const Node& node);
-
-  std::string name;
-  std::int64_t heads;
-  std::int64_t kv_heads;
-  std::int64_t head_size;
-  float scale;
-  float softcap;
-  // W, or 0 for none.
-  std::int64_t window;
-  bool causal;
-  bool rotary;
-  bool rotary_interleaved;
-  // Whether the tokens of a first prompt count on from position_ids[0, 0], in every row.
-  bool counted_prompt;
-  float norm_epsilon;
-  bool window_sized_cache;
-
-  std::int64_t heads_per_group() const { return heads / kv_heads; }
-};
 
 // One row of the batch in one call.
 struct AttentionRow {
@@ -112,7 +91,7 @@ struct AttentionCall {
   // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
   // for these, so that a decode step needs no more than the one before.
   std::int64_t most_parts = 0;
-  // What each thread works with: see TileMemory in flow_qkv_attention.cc.
+  // What each thread works with, a TileMemory.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
   // States that are to be merged, with several parts: see FlowQKVAttention::part_state.
@@ -175,7 +154,6 @@ class FlowQKVAttention : public Step {
 
  private:
   struct Tile;
-  struct TileMemory;
 
   // step.cc: the call, of inputs that were checked.
   AttentionCall describe(std::span<const Tensor> inputs, std::span<const Tensor> outputs) const;
@@ -205,8 +183,7 @@ class FlowQKVAttention : public Step {
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
   void clear_rest(const AttentionCall& call) const;
   std::int64_t position_of(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
-  void prepare_head(const AttentionCall& call, float* head, AttentionInput norm,
-                    std::int64_t position) const;
+  HeadPreparation preparation(const AttentionCall& call, AttentionInput norm) const;
 
   // flow_qkv_attention.cc: tiles of queries.
   // Takes the memory that attend() needs for `call.plan`.
@@ -240,8 +217,5 @@ class FlowQKVAttention : public Step {
 
 // Part `part` of `parts` of the keys, cut where chunks of them are.
 KeyRange part_of(KeyRange keys, std::int64_t part, std::int64_t parts);
-
-// O = Y / l (eq. 12), in place, of d elements; a query that saw nothing is zero.
-void divide(float* numerator, float denominator, std::int64_t d);
 
 }  // namespace flownpu::cpu

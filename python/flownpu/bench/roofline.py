@@ -26,10 +26,10 @@ _BUFFER_BYTES = 512 << 20
 _SECONDS = 0.5
 # Tables, of which a step reads a row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
-_ATTENTIONS = {"FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"}
-# Their inputs that are tables, and the one that an encoder's do not have: of GroupQueryAttention they stand there, too.
-_CACHES = slice(*(input_position("FlowQKVAttention", name) for name in ("cos_cache", "position_ids")))
-_PAST_KEY = input_position("FlowQKVAttention", "past_key")
+# Where operators of attention have the keys of the past, which an encoder's do not have, and the two tables of RoPE.
+_PLACES = {"PagedAttention": tuple(input_position("PagedAttention", name) for name in ("key_cache", "cos_cache"))}
+for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
+    _PLACES[_name] = tuple(input_position("FlowQKVAttention", name) for name in ("past_key", "cos_cache"))
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,11 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
         inputs = list(node.inputs)
         if node.op_type in _GATHERS:
             continue
-        if node.op_type in _ATTENTIONS and len(inputs) > _PAST_KEY and inputs[_PAST_KEY] is not None:
-            layers[node.name] = _layer(node, inputs, head_size)
-            inputs[_CACHES] = []
+        if node.op_type in _PLACES:
+            past, tables = _PLACES[node.op_type]
+            if len(inputs) > past and inputs[past] is not None:
+                layers[node.name] = _layer(node, inputs[past], head_size)
+                del inputs[tables : tables + 2]
         own = {value.name: value.const_value.nbytes for value in inputs if value is not None and _constant(value)}
         weights |= own
         node_weights[node.name] = sum(own.values())
@@ -104,12 +106,12 @@ def _constant(value: Any) -> bool:
     return value.is_initializer() and value.const_value is not None
 
 
-def _layer(node: Any, inputs: list[Any], head_size: int) -> tuple[int, int]:
+def _layer(node: Any, past_key: Any, head_size: int) -> tuple[int, int]:
     heads = node.attributes["kv_num_heads"].as_int()
     size = node.attributes["head_size"].as_int() if "head_size" in node.attributes else head_size
     window = node.attributes.get("local_window_size")
     # Keys and values.
-    return 2 * heads * size * inputs[_PAST_KEY].dtype.itemsize, -1 if window is None else window.as_int()
+    return 2 * heads * size * past_key.dtype.itemsize, -1 if window is None else window.as_int()
 
 
 def read_bandwidth(threads: int | None = None) -> float:

@@ -25,6 +25,9 @@ WindowCache = Annotated[
     bool,
     typer.Option("--sliding-window-cache", help="Keep only a window of the KV cache in layers that see no more."),
 ]
+PagedOption = Annotated[
+    bool, typer.Option("--paged", help="For ORT GenAI's engine: many requests at a time, over one KV cache in blocks.")
+]
 ContextLength = Annotated[
     int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the model's)")
 ]
@@ -44,6 +47,7 @@ def convert(
     kv_dtype: KvDtypeOption = "bf16",
     logits: LogitsOption = "last",
     sliding_window_cache: WindowCache = False,
+    paged: PagedOption = False,
     context_length: ContextLength = None,
     vision_weights: Annotated[
         Literal["bf16", "int8", "q4nx", "none"] | None,
@@ -68,6 +72,7 @@ def convert(
             kv_dtype=kv_dtype,
             logits=logits,
             sliding_window_cache=sliding_window_cache,
+            paged=paged,
             context_length=context_length,
             vision_weights=vision_weights,
             force=force,
@@ -82,7 +87,10 @@ def convert(
         )
     runs = (output / "genai_config.json").is_file()
     # optimum runs what it exported.
-    print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
+    if paged:
+        print_made(output, f"flownpu serve {output}")
+    else:
+        print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
 
 
 def print_made(output: Path, command: str) -> None:

@@ -17,6 +17,7 @@ def make_model(
     random: Annotated[bool, typer.Option("--random", help="Random weights: the only ones that can be made.")] = False,
     kv_dtype: convert.KvDtypeOption = "bf16",
     sliding_window_cache: convert.WindowCache = False,
+    paged: convert.PagedOption = False,
     context_length: Annotated[
         int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
     ] = None,
@@ -42,10 +43,11 @@ def make_model(
             folder,
             kv_dtype=kv_dtype,
             sliding_window_cache=sliding_window_cache,
+            paged=paged,
             context_length=context_length,
             symmetric=symmetric,
             seed=seed,
             force=force,
             progress=report,
         )
-    convert.print_made(folder, f"flownpu bench {folder}")
+    convert.print_made(folder, f"flownpu {'serve' if paged else 'bench'} {folder}")

@@ -25,6 +25,7 @@ def convert(
     kv_dtype: str = "bf16",
     logits: Logits = "last",
     sliding_window_cache: bool = False,
+    paged: bool = False,
     context_length: int | None = None,
     vision_weights: str | None = None,
     force: bool = False,
@@ -40,6 +41,8 @@ def convert(
         logits: of the "last" token of each row, or of "all"; of an optimum export always of all.
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.
+        paged: write the graph for GenAI's engine, which `flownpu serve` runs: a KV cache in blocks, and many sequences
+            in one run; of checkpoints and GGUF files.
         context_length: positions that the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
             leaves the tower away; None: bf16 where there is one.
@@ -56,11 +59,14 @@ def convert(
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
     from flownpu.convert.request import Request  # noqa: PLC0415
 
-    options = ModelOptions(kv_dtype, logits, sliding_window_cache)
+    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged)
     request = Request(source, output, options, context_length, force, progress)
     is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not any(source.glob("*.onnx"))
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
+    is_graph = source.is_dir() and not is_checkpoint
+    if paged and is_graph:
+        raise ConversionError(f"{source}: --paged takes Hugging Face checkpoints and GGUF files, not graphs")
     if source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415

@@ -125,6 +125,7 @@ def make_model(
     *,
     kv_dtype: str = "bf16",
     sliding_window_cache: bool = False,
+    paged: bool = False,
     context_length: int | None = None,
     symmetric: bool = False,
     seed: int = 0,
@@ -138,6 +139,7 @@ def make_model(
         output: folder to make.
         kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32".
         sliding_window_cache: layers with a window keep a cache of the window's size.
+        paged: for GenAI's engine, with a KV cache in blocks.
         context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
         symmetric: weights without minima, as checkpoints in GGUF's Q4_0 have them.
         seed: of the random numbers.
@@ -149,7 +151,7 @@ def make_model(
     """
     if shape not in SHAPES:
         raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
-    options = ModelOptions(kv_dtype, "last", sliding_window_cache)
+    options = ModelOptions(kv_dtype, "last", sliding_window_cache, paged)
     decoder = read_decoder(SHAPES[shape])
     decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT), shape)
     weights = RandomWeights(seed, symmetric=symmetric)

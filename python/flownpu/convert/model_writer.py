@@ -18,6 +18,7 @@ from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
 from flownpu.convert.graph.decoder import KV_DTYPES, Logits, build_model, rotary_cache_names
 from flownpu.convert.graph.embedding import build_embedding_model
+from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import ProjectionWeight, embedding_table, weight_plan
 
@@ -51,12 +52,20 @@ class ModelOptions:
     sliding_window_cache: bool = False
     """Layers with a window keep a cache of the window's size. Off: GenAI then refuses to go back (rewind_to) once a
     token was evicted, and neither beams nor caches that grow work with it."""
+    paged: bool = False
+    """Written for GenAI's engine: a KV cache in blocks, and many sequences in one run. GenAI's generators do not run
+    it."""
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
             raise ConversionError(f'expected a KV cache type of {", ".join(KV_DTYPES)}, got "{self.kv_dtype}"')
         if self.logits not in ("last", "all"):
             raise ConversionError(f'expected logits to be "last" or "all", got "{self.logits}"')
+        if self.paged and (self.logits == "all" or self.sliding_window_cache):
+            raise ConversionError(
+                "a paged model has the logits of last tokens only, and a KV cache of all tokens: leave --logits and "
+                "--sliding-window-cache out, or --paged"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """For the manifest."""
@@ -101,6 +110,15 @@ def write_model(
         ConversionError: a weight is missing or wrong.
         OSError: the folder cannot be written to.
     """
+    if options.paged and decoder.image_token_id is not None:
+        raise ConversionError(
+            "a paged model takes text only, and this one takes images: add --vision-weights none, or leave --paged out"
+        )
+    if options.paged and any(rotary.has_two_tables(decoder.context_length) for rotary in decoder.rotaries):
+        raise ConversionError(
+            "a paged model has one table of RoPE for all lengths, and this one's frequencies change behind "
+            f"{decoder.rotaries[0].first_rows(decoder.context_length)} tokens (LongRoPE): leave --paged out"
+        )
     plan = weight_plan(decoder)
     total = sum(weight.size for weight in plan if isinstance(weight, ProjectionWeight))
     counter = Stage(progress, stage, total, "weights")
@@ -119,13 +137,16 @@ def write_model(
             caches = rotary.caches(decoder.context_length, decoder.head_size)
             for name, cache in zip(rotary_cache_names(index), caches, strict=True):
                 tensors[name] = data.write(name, ir.DataType.FLOAT, cache.shape, [cache])
-    model = build_model(
-        decoder,
-        tensors,
-        kv_dtype=options.kv_dtype,
-        logits=options.logits,
-        sliding_window_cache=options.sliding_window_cache,
-    )
+    if options.paged:
+        model = build_paged_model(decoder, tensors, kv_dtype=options.kv_dtype)
+    else:
+        model = build_model(
+            decoder,
+            tensors,
+            kv_dtype=options.kv_dtype,
+            logits=options.logits,
+            sliding_window_cache=options.sliding_window_cache,
+        )
     ir.save(model, folder / _GRAPH_FILE)
     if decoder.image_token_id is not None:
         table = tensors[embedding_table(decoder).name]
@@ -134,6 +155,7 @@ def write_model(
         decoder,
         filename=_GRAPH_FILE,
         sliding_window_cache=options.sliding_window_cache,
+        paged=options.paged,
         generation=generation,
     )
     (folder / "genai_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -22,7 +22,14 @@ __all__ = ["CPU", "DEVICE", "FOLDED", "HOST", "Place", "Placement", "by_layer", 
 DEVICE, HOST, CPU, FOLDED = "flownpu", "host", "cpu", "folded"
 
 # Operators that are a whole attention.
-_ATTENTIONS = {"Attention", "FlowKVAttention", "FlowQKVAttention", "GroupQueryAttention", "MultiHeadAttention"}
+_ATTENTIONS = {
+    "Attention",
+    "FlowKVAttention",
+    "FlowQKVAttention",
+    "GroupQueryAttention",
+    "MultiHeadAttention",
+    "PagedAttention",
+}
 _CPU_PROVIDER = "CPUExecutionProvider"
 _FOLDED_REASON = "ONNX Runtime computes it when the session is made, or merged it with others"
 _INLINED_REASON = "replaced by its definition, whose nodes run on ONNX Runtime's CPU provider"

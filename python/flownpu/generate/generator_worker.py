@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker for models that are not paged: GenAI generators for a few conversations, a step of each in turn."""
 
-import queue
 import threading
-from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.errors import FlowNPUError
+from flownpu.generate.arrivals import Arrivals
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.stop_texts import StopTexts
@@ -69,73 +67,44 @@ class GeneratorWorker:
         self.context_length = min(context, model.context_length)
         self.slots = slots
         self._places = [_Slot() for _ in range(slots)]
-        self._arrivals: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
-        self._waiting: deque[tuple[Request, Deliver]] = deque()
+        self._arrivals = Arrivals()
         self._answers: list[_Answer] = []
         self._begun = 0
-        self._closed = False
-        self._lock = threading.Lock()  # of `_closed` together with what is put after it
         self._thread = threading.Thread(target=self._run, name=f"flownpu {model.folder.name}", daemon=True)
         self._thread.start()
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """See `Worker.submit`."""
-        with self._lock:
-            if self._closed:
-                raise FlowNPUError("the model is being closed: send the request again")
-            self._arrivals.put((request, deliver))
+        self._arrivals.submit(request, deliver)
 
     def cancel(self, request: Request) -> None:
         """See `Worker.cancel`."""
-        self._arrivals.put(request)
+        self._arrivals.cancel(request)
 
     def close(self) -> None:
         """See `Worker.close`."""
-        with self._lock:
-            self._closed = True
-            self._arrivals.put(None)
+        self._arrivals.close()
         self._thread.join()
 
     def _run(self) -> None:
-        while self._take_arrivals():
+        while self._arrivals.take(self._cancel, idle=not self._answers):
             self._fill_slots()
             for answer in list(self._answers):
                 self._step(answer)
         for answer in list(self._answers):
             self._cancel(answer.request)
-        for request, deliver in self._waiting:
-            deliver(Finished("cancelled", len(request.tokens), 0, 0))
+        self._arrivals.end_waiting()
         self._places.clear()
 
-    def _take_arrivals(self) -> bool:
-        """Takes what has come, and waits for something if there is nothing else to do; False: it is time to end."""
-        idle = not self._answers and not self._waiting
-        while True:
-            try:
-                arrival = self._arrivals.get(block=idle)
-            except queue.Empty:
-                return True
-            idle = False
-            if arrival is None:
-                return False
-            if isinstance(arrival, Request):
-                self._cancel(arrival)
-            else:
-                self._waiting.append(arrival)
-
     def _cancel(self, request: Request) -> None:
-        for waiting in list(self._waiting):
-            if waiting[0] is request:
-                self._waiting.remove(waiting)
-                waiting[1](Finished("cancelled", len(request.tokens), 0, 0))
         for answer in list(self._answers):
             if answer.request is request:
                 answer.deliver(answer.finished("cancelled"))
                 self._end(answer)
 
     def _fill_slots(self) -> None:
-        while self._waiting and len(self._answers) < self.slots:
-            request, deliver = self._waiting.popleft()
+        while self._arrivals.waiting and len(self._answers) < self.slots:
+            request, deliver = self._arrivals.waiting.popleft()
             slot = self._slot_for(request)
             slot.busy = True
             self._begun += 1

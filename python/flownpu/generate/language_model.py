@@ -8,7 +8,7 @@ asked for, and takes the times.
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,8 @@ class LanguageModel:
         self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
+        self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
+        """GenAI's settings of a paged model: one that its engine runs, and its generators do not."""
         self.has_chat_template = has_chat_template(folder)
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
@@ -216,8 +218,12 @@ class LanguageModel:
         `guidance` is what the new text must be an instance of: GenAI's name of the kind, and the schema or grammar.
 
         Raises:
-            FlowNPUError: GenAI does not understand the guidance.
+            FlowNPUError: GenAI does not understand the guidance, or the model is paged.
         """
+        if self.dynamic_batching is not None:
+            raise FlowNPUError(
+                f"{self.folder} is a paged model, which `flownpu serve` runs: serve it, or convert it without --paged"
+            )
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(max_length=max_length, min_length=min_length, **sampling.search_options())
         if guidance is None:
@@ -227,6 +233,23 @@ class LanguageModel:
             return self._genai.Generator(self._model, parameters)
         except RuntimeError as error:
             raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
+
+    def engine(self) -> Any:
+        """A GenAI engine, which computes many requests at a time; to be used on the thread that this is called on.
+
+        Raises:
+            FlowNPUError: the model is not paged.
+        """
+        if self.dynamic_batching is None:
+            raise FlowNPUError(
+                f"{self.folder} is not a paged model, which GenAI's engine wants: convert it with --paged"
+            )
+        return self._genai.Engine(self._model)
+
+    def text_stream(self) -> Callable[[int], str]:
+        """Takes a new sequence's tokens one by one, and gives the text that each adds."""
+        decode: Callable[[int], str] = self._tokenizer.create_stream().decode
+        return decode
 
     def append(self, generator: Any, prompt: Tokens, images: "Sequence[PreparedImage]" = ()) -> float | None:
         """Computes a prompt's tokens; images, one for each mark, must come with the generator's first prompt.
@@ -243,11 +266,11 @@ class LanguageModel:
 
     def steps(self, generator: Any) -> Iterator[tuple[int, str]]:
         """Generates token after token until the sequence ends; yields each and the text that it adds."""
-        decoder = self._tokenizer.create_stream()
+        text_of = self.text_stream()
         while not generator.is_done():
             generator.generate_next_token()
             token = int(generator.get_next_tokens()[0])
-            yield token, decoder.decode(token)
+            yield token, text_of(token)
 
     def stream(
         self, generator: Any, prompt: Tokens, timing: Timing, images: "Sequence[PreparedImage]" = ()

@@ -172,7 +172,7 @@ class ConvertedModel:
     def _read_decoder(self, settings: dict[str, Any]) -> dict[str, Any]:
         attentions = [f"/layers.{i}.self_attn/attention" for i in range(self._layers)]
         first, gate_up = attentions[0], "/layers.0.mlp.gate_up_proj"
-        cosines = input_position("FlowQKVAttention", "cos_cache")
+        cosines = input_position(self._nodes[first].op_type, "cos_cache")
         caches = [self._nodes[attention].inputs[cosines].name for attention in attentions]
         return {
             "family": settings["type"],

@@ -148,10 +148,13 @@ def _weight(name: str, tensor: Any, quantised: dict[str, list[int]]) -> Weight:
 
 
 def _cache_bytes_per_token(value: Any, head_size: int) -> int:
-    """The bytes of a cache input [B, G, past length, d]; `head_size` is d where the graph does not say it, or 0."""
+    """The bytes of a cache input [B, G, past length, d], or in blocks, [blocks, tokens of a block, G, d].
+
+    `head_size` is d where the graph does not say it, or 0.
+    """
     if not value.name.startswith(CACHE_PREFIX) or value.shape is None or len(value.shape) != 4:
         return 0
-    kv_heads, last = value.shape[1], value.shape[3]
+    kv_heads, last = next((size for size in value.shape[1:3] if isinstance(size, int)), 0), value.shape[3]
     return int(kv_heads * (last if isinstance(last, int) else head_size) * value.dtype.itemsize)
 
 

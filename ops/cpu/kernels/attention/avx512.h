@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/attention/cache_row.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -86,8 +87,11 @@ struct BFloat16Pairs {
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
                            std::uint32_t* out) {
     const std::int64_t d = sweep.head_size;
-    const auto* low = static_cast<const std::uint16_t*>(sweep.value) + key * d;
-    const std::uint16_t* high = key + 1 < end ? low + d : low;
+    const auto row = [&](std::int64_t index) {
+      return reinterpret_cast<const std::uint16_t*>(cache_row(sweep, sweep.value, index));
+    };
+    const std::uint16_t* low = row(key);
+    const std::uint16_t* high = key + 1 < end ? row(key + 1) : low;
     std::int64_t i = 0;
     for (; i + kLanes <= d; i += kLanes) {
       const __m512i second = _mm512_slli_epi32(widen(high + i), 16);

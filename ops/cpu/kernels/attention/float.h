@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/attention/cache_row.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -51,18 +52,18 @@ struct FloatProducts {
   static void dot(Vector& sum, Vector a, Vector b) { sum += a * b; }
   static Vector pack(const Vector (&factors)[kStep]) { return factors[0]; }
 
-  static void convert(const void* rows, std::int64_t row, std::int64_t d, float* out) {
-    const auto* from = static_cast<const typename Type::Element*>(rows) + row * d;
+  static void convert(const std::byte* row, std::int64_t d, float* out) {
+    const auto* from = reinterpret_cast<const typename Type::Element*>(row);
     std::int64_t i = 0;
     for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i));
     for (; i < d; ++i) out[i] = Type::load_one(from + i);
   }
   static void convert_key(const AttentionSweep& sweep, std::int64_t key, float* out) {
-    convert(sweep.key, key, sweep.head_size, out);
+    convert(cache_row(sweep, sweep.key, key), sweep.head_size, out);
   }
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t /*end*/,
                            float* out) {
-    convert(sweep.value, key, sweep.head_size, out);
+    convert(cache_row(sweep, sweep.value, key), sweep.head_size, out);
   }
 };
 

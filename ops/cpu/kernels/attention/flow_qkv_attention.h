@@ -19,6 +19,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/attention/cache_row.h"
 #include "ops/cpu/kernels/attention/query_blocks.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -45,7 +46,7 @@ class ManyRows {
 
   void run() {
     for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.begin(block);
-    for (std::int64_t start = 0; start < sweep_.keys; start += sweep_.chunk_keys) {
+    for (std::int64_t start = sweep_.begin; start < sweep_.keys; start += sweep_.chunk_keys) {
       const std::int64_t end = std::min(start + sweep_.chunk_keys, sweep_.keys);
       order_values(start, end);
       for (std::int64_t block = 0; block < blocks_.blocks(); ++block) attend(block, start, end);
@@ -53,7 +54,7 @@ class ManyRows {
     for (std::int64_t block = 0; block < blocks_.blocks(); ++block) blocks_.finish(block);
   }
 
- private:
+ protected:
   ManyRows(const AttentionSweep& sweep, Parts parts)
       : sweep_(sweep),
         blocks_(sweep, parts),
@@ -71,6 +72,18 @@ class ManyRows {
     std::int64_t all_begin;
     std::int64_t all_end;
   };
+
+  Range range_of(std::int64_t block, std::int64_t start, std::int64_t end) const {
+    const std::int32_t* first = blocks_.first(block);
+    const std::int32_t* last = blocks_.last(block);
+    const auto [smallest_first, largest_first] = std::minmax_element(first, first + kBlockRows);
+    const auto [smallest_last, largest_last] = std::minmax_element(last, last + kBlockRows);
+    Range range{std::max<std::int64_t>(start, *smallest_first),
+                std::min<std::int64_t>(end, *largest_last), *largest_first, *smallest_last};
+    // V is ordered in steps of keys from the chunk's start on.
+    range.begin = start + (range.begin - start) / A::kStep * A::kStep;
+    return range;
+  }
 
   // V of a chunk as [head / kTile][key step][kTile], what a tile of numerators reads in order; and
   // K, where it is not multiplied as it lies in the cache.
@@ -93,20 +106,12 @@ class ManyRows {
   const std::byte* key_row(std::int64_t key, std::int64_t start) const {
     if (A::kConvertsKeys)
       return reinterpret_cast<const std::byte*>(keys_ + (key - start) * head_steps_);
-    return static_cast<const std::byte*>(sweep_.key) +
-           key * sweep_.head_size * static_cast<std::int64_t>(sizeof(Element)) / A::kStep;
+    return cache_row(sweep_, sweep_.key, key);
   }
 
   void attend(std::int64_t block, std::int64_t start, std::int64_t end) {
-    const std::int32_t* first = blocks_.first(block);
-    const std::int32_t* last = blocks_.last(block);
-    const auto [smallest_first, largest_first] = std::minmax_element(first, first + kBlockRows);
-    const auto [smallest_last, largest_last] = std::minmax_element(last, last + kBlockRows);
-    Range range{std::max<std::int64_t>(start, *smallest_first),
-                std::min<std::int64_t>(end, *largest_last), *largest_first, *smallest_last};
+    const Range range = range_of(block, start, end);
     if (range.begin >= range.end) return;
-    // V is ordered in steps of keys from the chunk's start on.
-    range.begin = start + (range.begin - start) / A::kStep * A::kStep;
     for (std::int64_t key = range.begin; key < range.end; key += kTile) {
       score_tile(block, key, start, end, scores_ + (key - range.begin) * kBlockRows);
     }
@@ -201,9 +206,13 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) {
       const Vector before = load(maxima + v * kLanes);
       store(maxima + v * kLanes, maximum[v]);
+      // Exactly 1 where the maximum stays, which A's exponential of 0 need not be: so that keys
+      // which a row does not see change nothing of it.
+      const auto stays = before == maximum[v];
       // A row that has seen nothing yet: any finite reference makes exp(-inf - reference) 0.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
-      store(correction + v * kLanes, A::exponential(before - maximum[v]));
+      store(correction + v * kLanes,
+            select(stays, broadcast(1.0F), A::exponential(before - maximum[v])));
       // From 0, as in value_tile.
       sum[v] = Vector{};
     }

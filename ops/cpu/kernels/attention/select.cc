@@ -9,6 +9,7 @@
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/attention/avx512.h"
+#include "ops/cpu/kernels/attention/few_pairs_avx512.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -33,43 +34,6 @@ bool any_not_finite(const float* x, std::int64_t n) {
   float zero = reduce_add(zeros);
   for (; i < n; ++i) zero += x[i] * 0.0F;
   return zero != 0;
-}
-
-// Row r, by itself, over the keys that it sees.
-void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
-  const std::int64_t first = sweep.first_key[r];
-  const std::int64_t row_bytes =
-      sweep.head_size * static_cast<std::int64_t>(size_of(sweep.cache_type));
-  constexpr std::int32_t kFirst = 0;
-  const std::int32_t last = std::max(sweep.last_key[r] - sweep.first_key[r], 0);
-  AttentionSweep alone = sweep;
-  alone.query += r * sweep.head_size;
-  alone.rows = 1;
-  alone.key = static_cast<const std::byte*>(sweep.key) + first * row_bytes;
-  alone.value = static_cast<const std::byte*>(sweep.value) + first * row_bytes;
-  alone.keys = last;
-  alone.first_key = &kFirst;
-  alone.last_key = &last;
-  const float* bias = sweep.bias == nullptr ? nullptr : sweep.bias[r] + first;
-  alone.bias = sweep.bias == nullptr ? nullptr : &bias;
-  alone.maximum += r;
-  alone.denominator += r;
-  alone.numerator += r;
-  sweep_few(alone);
-}
-
-// Rows that are computed together multiply by 0 the values of keys that only others of them see,
-// and 0 times what is not finite is NaN. So such a row is computed again without the others.
-void attend_alone_where_not_finite(const AttentionSweep& sweep) {
-  for (std::int64_t r = 0; r < sweep.rows; ++r) {
-    const bool sees_all = sweep.first_key[r] == 0 && sweep.last_key[r] == sweep.keys;
-    if (!sees_all && any_not_finite(sweep.numerator[r], sweep.head_size)) attend_alone(sweep, r);
-  }
-}
-
-void attend_few(const AttentionSweep& sweep) {
-  sweep_few(sweep);
-  attend_alone_where_not_finite(sweep);
 }
 
 // A head of odd size does not fall into pairs.
@@ -98,11 +62,62 @@ auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_typ
   }
 }
 
-void attend_many(const AttentionSweep& sweep) {
+void sweep_many(const AttentionSweep& sweep) {
+#if defined(__AVX512BF16__)
+  if (takes_pairs(sweep.head_size, sweep.cache_type) && FewPairs::takes(sweep))
+    return FewPairs(sweep).run();
+#endif
   with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
     with_vectors<Arithmetic>(sweep.rows,
                              [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });
   });
+}
+
+// Row r, by itself, over the keys that it sees.
+void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
+  const std::int64_t first = sweep.first_key[r];
+  const std::int64_t row_bytes =
+      sweep.head_size * static_cast<std::int64_t>(size_of(sweep.cache_type));
+  constexpr std::int32_t kFirst = 0;
+  const std::int32_t last = std::max(sweep.last_key[r] - sweep.first_key[r], 0);
+  AttentionSweep alone = sweep;
+  alone.query += r * sweep.head_size;
+  alone.rows = 1;
+  alone.maximum += r;
+  alone.denominator += r;
+  alone.numerator += r;
+  if (sweep.blocks != nullptr) {
+    alone.first_key += r;
+    alone.last_key += r;
+    alone.keys = sweep.last_key[r];
+    return sweep_many(alone);
+  }
+  alone.key = static_cast<const std::byte*>(sweep.key) + first * row_bytes;
+  alone.value = static_cast<const std::byte*>(sweep.value) + first * row_bytes;
+  alone.keys = last;
+  alone.first_key = &kFirst;
+  alone.last_key = &last;
+  const float* bias = sweep.bias == nullptr ? nullptr : sweep.bias[r] + first;
+  alone.bias = sweep.bias == nullptr ? nullptr : &bias;
+  sweep_few(alone);
+}
+
+// Rows that are computed together multiply by 0 the values of keys that only others of them see,
+// and 0 times what is not finite is NaN. So such a row is computed again without the others.
+void attend_alone_where_not_finite(const AttentionSweep& sweep) {
+  for (std::int64_t r = 0; r < sweep.rows; ++r) {
+    const bool sees_all = sweep.first_key[r] <= sweep.begin && sweep.last_key[r] == sweep.keys;
+    if (!sees_all && any_not_finite(sweep.numerator[r], sweep.head_size)) attend_alone(sweep, r);
+  }
+}
+
+void attend_few(const AttentionSweep& sweep) {
+  sweep_few(sweep);
+  attend_alone_where_not_finite(sweep);
+}
+
+void attend_many(const AttentionSweep& sweep) {
+  sweep_many(sweep);
   attend_alone_where_not_finite(sweep);
 }
 

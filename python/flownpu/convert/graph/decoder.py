@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a decoder, in the form that ORT GenAI feeds.
+"""Writes the ONNX graph of a decoder, in the form that ORT GenAI's generators feed; its engine's: paged_decoder.py.
 
 Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, other letters as in `Decoder`):
 
@@ -25,11 +25,11 @@ from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from flownpu.convert.decoder import Decoder, Rotary
+    from flownpu.convert.decoder import Decoder, Layer, Rotary
 
-__all__ = ["KV_DTYPES", "Logits", "build_model", "rotary_cache_names"]
+__all__ = ["KV_DTYPES", "DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
 
 Logits = Literal["last", "all"]
 
@@ -58,10 +58,179 @@ def build_model(
         logits: of the last token of each row, or of all.
         sliding_window_cache: layers with a window keep a cache of the window's size.
     """
-    return _Builder(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
+    return _Writer(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
 
 
-class _Builder(EmbeddingWriter):
+class DecoderWriter(EmbeddingWriter):
+    """A decoder's layers and its LM head, whatever the tokens come in; `_attend` is the operator of attention."""
+
+    def __init__(self, decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], kv_dtype: ir.DataType) -> None:
+        """Takes what to write, its weights by name, and the type of the KV cache."""
+        super().__init__(tensors)
+        self.decoder = decoder
+        self.kv_dtype = kv_dtype
+        self.projections = {
+            weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
+        }
+        self.present: list[ir.Value] = []
+
+    def _layers(self, embeddings: ir.Value) -> ir.Value:
+        """The normalised hidden states that the LM head takes, of the embeddings' shape."""
+        decoder, residual, count = self.decoder, embeddings, len(self.decoder.layers)
+        hidden = self._norm(embeddings, "layers.0.input_layernorm") if decoder.norms_before else embeddings
+        sandwich = decoder.sandwich_norms
+        for i in range(count):
+            layer = f"layers.{i}"
+            hidden = self._attention(i, hidden)
+            if sandwich:
+                hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
+            before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
+            hidden, residual = self._next(hidden, residual, f"{layer}.{before_mlp}")
+            hidden = self._feed_forward(hidden, f"{layer}.mlp")
+            if sandwich:
+                hidden = self._norm(hidden, f"{layer}.post_feedforward_layernorm")
+            if i + 1 < count:
+                hidden, residual = self._next(hidden, residual, f"layers.{i + 1}.input_layernorm")
+        return self._residual_norm(hidden, residual, "norm")[0]
+
+    def _next(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
+        """What the next part of a layer takes, and the residual stream."""
+        if self.decoder.norms_before:
+            return self._residual_norm(x, residual, weight)
+        total = self._op("Add", [residual, x], f"{weight}/sum")
+        return total, total
+
+    def _feed_forward(self, hidden: ir.Value, module: str) -> ir.Value:
+        if not self.decoder.feed_forward_bias:
+            hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
+            return self._project(hidden, f"{module}.down_proj")
+        gate, up = (self._project(hidden, f"{module}.{name}", bias=True) for name in ("gate_proj", "up_proj"))
+        if self.decoder.gating == "geglu":
+            activated = self._op("Gelu", [gate], f"{module}.activation", approximate="tanh")
+        else:
+            activated = self._op(
+                "Mul", [gate, self._op("Sigmoid", [gate], f"{module}.sigmoid")], f"{module}.activation"
+            )
+        return self._project(self._op("Mul", [activated, up], f"{module}.gated"), f"{module}.down_proj", bias=True)
+
+    def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
+        decoder, name = self.decoder, f"layers.{index}.self_attn"
+        layer = decoder.layers[index]
+        shape = self._cache_shape()
+        past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
+        caches: list[ir.Value | None] = [None, None]
+        if layer.rotary.rotated:
+            caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
+        norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
+        qkv = self._query_key_value(hidden, name)
+        op_type, inputs, more = self._attend(layer, qkv, past, caches, norms)
+        attributes: dict[str, int | float] = {
+            "num_heads": decoder.heads,
+            "kv_num_heads": decoder.kv_heads,
+            "head_size": decoder.head_size,
+            "scale": decoder.attention_scale,
+            "softcap": decoder.attention_softcap,
+            "local_window_size": -1 if layer.window is None else layer.window,
+            "do_rotary": int(layer.rotary.rotated > 0),
+            "qk_norm_epsilon": decoder.norm_epsilon,
+            **more,
+        }
+        output, *present = self.tape.op_multi_out(
+            op_type,
+            inputs,
+            attributes=attributes,
+            num_outputs=3,
+            domain=DOMAIN,
+            version=VERSION,
+            name=f"/{name}/attention",
+        )
+        output.name = f"/{name}/attention/output"
+        for value, part in zip(present, ("key", "value"), strict=True):
+            value.name = f"present.{index}.{part}"
+            value.dtype, value.shape = self.kv_dtype, ir.Shape(shape)
+            self.present.append(value)
+        return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
+
+    def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
+        """Queries, keys and values, packed in the first, or, where all heads have one norm, apart."""
+        decoder = self.decoder
+        packed = self._project(hidden, f"{module}.qkv_proj", bias=decoder.qkv_bias)
+        if not decoder.projection_norms:
+            return [packed, None, None]
+        sizes = [count * decoder.head_size for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
+        query, key, value = self.tape.op_multi_out(
+            "Split",
+            [packed, self._integers("qkv_sizes", sizes)],
+            attributes={"axis": -1},
+            num_outputs=3,
+            name=f"/{module}.split",
+        )
+        for part, letter in ((query, "query"), (key, "key"), (value, "value")):
+            part.name = f"/{module}.split/{letter}"
+        return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
+
+    def _cache_shape(self) -> list[int | str | None]:
+        """The shape of a layer's keys, and of its values."""
+        raise NotImplementedError
+
+    def _attend(
+        self,
+        layer: Layer,
+        qkv: Sequence[ir.Value | None],
+        past: Sequence[ir.Value],
+        rotary: Sequence[ir.Value | None],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        """A layer's operator of attention, its inputs, and attributes that it has beside those that all have."""
+        raise NotImplementedError
+
+    def _logits(self, hidden: ir.Value, shape: list[int | str | None]) -> ir.Value:
+        """The graph's output, of the hidden states' rows; `shape` is without the vocabulary."""
+        logits = self._project(hidden, "embed_tokens" if self.decoder.tied_embeddings else "lm_head", node="lm_head")
+        if cap := self.decoder.logit_softcap:
+            softcap = self._float("logit_softcap", cap)
+            scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
+            logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
+        return self._output(logits, "logits", [*shape, self.decoder.vocabulary_size])
+
+    def _project(
+        self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None, bias: bool = False
+    ) -> ir.Value:
+        projection = self.projections[weight]
+        gated = {} if gating is None else {"gating": gating}
+        return self._op(
+            "Q4NXMatMul",
+            [x, self._weight(weight), *([self._weight(f"{weight}.bias")] if bias else [])],
+            node or weight,
+            domain=DOMAIN,
+            M=projection.rows,
+            K=projection.columns,
+            **gated,
+        )
+
+    def _norm(self, x: ir.Value, weight: str) -> ir.Value:
+        epsilon = self.decoder.norm_epsilon
+        inputs = [x, self._weight(weight)]
+        # ORT has this operator in ONNX's own domain, where the standard (RMSNormalization) came only with opset 23.
+        return self._op("SimplifiedLayerNormalization", inputs, weight, axis=-1, epsilon=epsilon, stash_type=1)
+
+    def _residual_norm(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
+        """norm(residual + x) and the sum."""
+        normalised, mean, inverse_deviation, total = self.tape.op_multi_out(
+            "SkipSimplifiedLayerNormalization",
+            [residual, x, self._weight(weight)],
+            attributes={"epsilon": self.decoder.norm_epsilon},
+            num_outputs=4,
+            domain="com.microsoft",
+            version=1,
+            name=f"/{weight}",
+        )
+        mean.name = inverse_deviation.name = ""  # optional outputs, which nothing asks for
+        normalised.name, total.name = f"/{weight}/output", f"/{weight}/sum"
+        return normalised, total
+
+
+class _Writer(DecoderWriter):
     def __init__(
         self,
         decoder: Decoder,
@@ -70,37 +239,32 @@ class _Builder(EmbeddingWriter):
         logits: Logits,
         sliding_window_cache: bool,
     ) -> None:
-        super().__init__(tensors)
-        self.decoder = decoder
-        self.kv_dtype = kv_dtype
+        super().__init__(decoder, tensors, kv_dtype)
         self.all_logits = logits == "all"
         self.sliding_window_cache = sliding_window_cache
-        self.projections = {
-            weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
-        }
+        self.lengths: list[ir.Value] = []
         self.image_blocks: ir.Value | None = None
         self.positions: dict[int, ir.Value] = {}
-        self.present: list[ir.Value] = []
 
     def model(self) -> ir.Model:
         input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
-        decoder = self.decoder
         attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
         lengths, total = self._lengths(attention_mask)
-        for rotary in decoder.rotaries:
-            if rotary.has_two_tables(decoder.context_length):
-                self.positions[decoder.rotaries.index(rotary)] = self._rows_of_tables(rotary, input_ids, lengths, total)
-        if decoder.image_token_id is None:
-            embeddings = self._embed(input_ids, decoder)
+        for index, rotary in enumerate(self.decoder.rotaries):
+            if rotary.has_two_tables(self.decoder.context_length):
+                self.positions[index] = self._rows_of_tables(rotary, input_ids, lengths, total)
+        if self.decoder.image_token_id is None:
+            embeddings = self._embed(input_ids, self.decoder)
         else:
-            shape: list[int | str | None] = ["batch_size", "sequence_length", decoder.hidden_size]
+            shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
             embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
-            self.image_blocks = self._blocks(input_ids, decoder.image_token_id)
-        hidden = self._layers(embeddings, lengths, total)
+            self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
+        self.lengths = [lengths, total]
+        hidden = self._layers(embeddings)
         if not self.all_logits:
             hidden = self._last_token(hidden, lengths, input_ids)
-        logits = self._logits(hidden)
-        return self._model(decoder.family, [logits, *self.present])
+        logits = self._logits(hidden, ["batch_size", "sequence_length" if self.all_logits else 1])
+        return self._model(self.decoder.family, [logits, *self.present])
 
     def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar.
@@ -149,105 +313,23 @@ class _Builder(EmbeddingWriter):
         reaches = self._op("Greater", [total, border], f"{name}/reaches_second")
         return self._op("Add", [positions, self._op("Where", [reaches, border, zero], f"{name}/start")], f"{name}/rows")
 
-    def _layers(self, embeddings: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
-        """The normalised hidden states [B, S, D] that the LM head takes."""
-        decoder, residual, count = self.decoder, embeddings, len(self.decoder.layers)
-        hidden = self._norm(embeddings, "layers.0.input_layernorm") if decoder.norms_before else embeddings
-        sandwich = decoder.sandwich_norms
-        for i in range(count):
-            layer = f"layers.{i}"
-            hidden = self._attention(i, hidden, lengths, total)
-            if sandwich:
-                hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
-            before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
-            hidden, residual = self._next(hidden, residual, f"{layer}.{before_mlp}")
-            hidden = self._feed_forward(hidden, f"{layer}.mlp")
-            if sandwich:
-                hidden = self._norm(hidden, f"{layer}.post_feedforward_layernorm")
-            if i + 1 < count:
-                hidden, residual = self._next(hidden, residual, f"layers.{i + 1}.input_layernorm")
-        return self._residual_norm(hidden, residual, "norm")[0]
-
-    def _next(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
-        """What the next part of a layer takes, and the residual stream."""
-        if self.decoder.norms_before:
-            return self._residual_norm(x, residual, weight)
-        total = self._op("Add", [residual, x], f"{weight}/sum")
-        return total, total
-
-    def _feed_forward(self, hidden: ir.Value, module: str) -> ir.Value:
-        if not self.decoder.feed_forward_bias:
-            hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
-            return self._project(hidden, f"{module}.down_proj")
-        gate, up = (self._project(hidden, f"{module}.{name}", bias=True) for name in ("gate_proj", "up_proj"))
-        if self.decoder.gating == "geglu":
-            activated = self._op("Gelu", [gate], f"{module}.activation", approximate="tanh")
-        else:
-            activated = self._op(
-                "Mul", [gate, self._op("Sigmoid", [gate], f"{module}.sigmoid")], f"{module}.activation"
-            )
-        return self._project(self._op("Mul", [activated, up], f"{module}.gated"), f"{module}.down_proj", bias=True)
-
-    def _attention(self, index: int, hidden: ir.Value, lengths: ir.Value, total: ir.Value) -> ir.Value:
-        decoder, name = self.decoder, f"layers.{index}.self_attn"
-        layer = decoder.layers[index]
-        windowed = layer.window is not None and self.sliding_window_cache
+    def _cache_shape(self) -> list[int | str | None]:
         # The capacity has no name: ORT takes equal names in and out for equal sizes, and would have the definition's
         # GroupQueryAttention write a present that has grown into the memory of the past.
-        cache_shape: list[int | str | None] = ["batch_size", decoder.kv_heads, None, decoder.head_size]
-        past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, cache_shape) for part in ("key", "value")]
-        caches: list[ir.Value | None] = [None, None]
-        positions = None
-        if layer.rotary.rotated:
-            rotary = decoder.rotaries.index(layer.rotary)
-            caches = [self._weight(n) for n in rotary_cache_names(rotary)]
-            positions = self.positions.get(rotary)
-        norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
-        qkv = self._query_key_value(hidden, name)
-        attributes: dict[str, int | float] = {
-            "num_heads": decoder.heads,
-            "kv_num_heads": decoder.kv_heads,
-            "head_size": decoder.head_size,
-            "scale": decoder.attention_scale,
-            "softcap": decoder.attention_softcap,
-            "local_window_size": -1 if layer.window is None else layer.window,
-            "do_rotary": int(layer.rotary.rotated > 0),
-            "qk_norm_epsilon": decoder.norm_epsilon,
-            "sliding_window_cache": int(windowed),
-        }
-        output, *present = self.tape.op_multi_out(
-            "FlowQKVAttention",
-            [*qkv, *past, lengths, total, *caches, positions, None, *norms, self.image_blocks],
-            attributes=attributes,
-            num_outputs=3,
-            domain=DOMAIN,
-            version=VERSION,
-            name=f"/{name}/attention",
-        )
-        output.name = f"/{name}/attention/output"
-        for value, part in zip(present, ("key", "value"), strict=True):
-            value.name = f"present.{index}.{part}"
-            value.dtype, value.shape = self.kv_dtype, ir.Shape(cache_shape)
-            self.present.append(value)
-        return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
+        return ["batch_size", self.decoder.kv_heads, None, self.decoder.head_size]
 
-    def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
-        """Queries, keys and values, packed in the first, or, where all heads have one norm, apart."""
-        decoder = self.decoder
-        packed = self._project(hidden, f"{module}.qkv_proj", bias=decoder.qkv_bias)
-        if not decoder.projection_norms:
-            return [packed, None, None]
-        sizes = [count * decoder.head_size for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
-        query, key, value = self.tape.op_multi_out(
-            "Split",
-            [packed, self._integers("qkv_sizes", sizes)],
-            attributes={"axis": -1},
-            num_outputs=3,
-            name=f"/{module}.split",
-        )
-        for part, letter in ((query, "query"), (key, "key"), (value, "value")):
-            part.name = f"/{module}.split/{letter}"
-        return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
+    def _attend(
+        self,
+        layer: Layer,
+        qkv: Sequence[ir.Value | None],
+        past: Sequence[ir.Value],
+        rotary: Sequence[ir.Value | None],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        windowed = layer.window is not None and self.sliding_window_cache
+        positions = self.positions.get(self.decoder.rotaries.index(layer.rotary)) if layer.rotary.rotated else None
+        inputs = [*qkv, *past, *self.lengths, *rotary, positions, None, *norms, self.image_blocks]
+        return "FlowQKVAttention", inputs, {"sliding_window_cache": int(windowed)}
 
     def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
         """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""
@@ -257,48 +339,3 @@ class _Builder(EmbeddingWriter):
         index = self._op("Min", [last, newest], "last_token/minimum")
         indices = self._op("Unsqueeze", [index, self._integers("axes_1_2", [1, 2])], "last_token/index")
         return self._op("GatherND", [hidden, indices], "last_token/hidden", batch_dims=1)
-
-    def _logits(self, hidden: ir.Value) -> ir.Value:
-        logits = self._project(hidden, "embed_tokens" if self.decoder.tied_embeddings else "lm_head", node="lm_head")
-        if cap := self.decoder.logit_softcap:
-            softcap = self._float("logit_softcap", cap)
-            scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
-            logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
-        tokens = "sequence_length" if self.all_logits else 1
-        return self._output(logits, "logits", ["batch_size", tokens, self.decoder.vocabulary_size])
-
-    def _project(
-        self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None, bias: bool = False
-    ) -> ir.Value:
-        projection = self.projections[weight]
-        gated = {} if gating is None else {"gating": gating}
-        return self._op(
-            "Q4NXMatMul",
-            [x, self._weight(weight), *([self._weight(f"{weight}.bias")] if bias else [])],
-            node or weight,
-            domain=DOMAIN,
-            M=projection.rows,
-            K=projection.columns,
-            **gated,
-        )
-
-    def _norm(self, x: ir.Value, weight: str) -> ir.Value:
-        epsilon = self.decoder.norm_epsilon
-        inputs = [x, self._weight(weight)]
-        # ORT has this operator in ONNX's own domain, where the standard (RMSNormalization) came only with opset 23.
-        return self._op("SimplifiedLayerNormalization", inputs, weight, axis=-1, epsilon=epsilon, stash_type=1)
-
-    def _residual_norm(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
-        """norm(residual + x) and the sum."""
-        normalised, mean, inverse_deviation, total = self.tape.op_multi_out(
-            "SkipSimplifiedLayerNormalization",
-            [residual, x, self._weight(weight)],
-            attributes={"epsilon": self.decoder.norm_epsilon},
-            num_outputs=4,
-            domain="com.microsoft",
-            version=1,
-            name=f"/{weight}",
-        )
-        mean.name = inverse_deviation.name = ""  # optional outputs, which nothing asks for
-        normalised.name, total.name = f"/{weight}/output", f"/{weight}/sum"
-        return normalised, total

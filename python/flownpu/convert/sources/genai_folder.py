@@ -57,7 +57,12 @@ def convert_genai_folder(request: Request) -> None:
     check_operators(model, path)
     try:
         _complete_windows(path, config, model)
-        report = rewrite(model, **options.as_dict())
+        report = rewrite(
+            model,
+            kv_dtype=options.kv_dtype,
+            logits=options.logits,
+            sliding_window_cache=options.sliding_window_cache,
+        )
     except ValueError as error:
         raise ConversionError(f"{path}: the graph is damaged, or not one of ORT GenAI's: {error}") from error
     _check_rewritten(path, report)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.language_model import LanguageModel, Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
@@ -36,6 +37,8 @@ def open_worker(settings: ModelSettings) -> Worker:
     model = LanguageModel(
         settings.folder, provider=settings.provider, options=settings.options, threads=settings.threads
     )
+    if model.dynamic_batching is not None:
+        return EngineWorker(model, context=settings.context)
     return GeneratorWorker(model, context=settings.context, slots=settings.slots)
 
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// One call of PagedAttention: its sequences, and where their tokens and their keys and values lie.
+// ops/definitions/paged_attention.py says what the operator means.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ops/cpu/attention/heads.h"
+#include "ops/nodes/contract.h"
+
+namespace flownpu::cpu {
+
+enum PagedInput : std::uint8_t {
+  kPagedQuery,
+  kKeyCache,
+  kValueCache,
+  kCumulativeSequenceLengths,
+  kPastSequenceLengths,
+  kBlockTable,
+  kPagedCosCache,
+  kPagedSinCache,
+  kPagedQNormWeight,
+  kPagedKNormWeight,
+  kPagedInputs,
+};
+enum PagedOutput : std::uint8_t { kPagedOutput, kKeyCacheOut, kValueCacheOut };
+
+// Tokens [first, first + tokens) of the call, before which `past` are in the cache; its row of the
+// block table.
+struct PagedSequence {
+  std::int64_t first;
+  std::int64_t tokens;
+  std::int64_t past;
+  const std::int32_t* table;
+};
+
+Contract paged_attention_contract() noexcept;
+
+// The views and numbers of one call, N new tokens of B sequences.
+class PagedCall {
+ public:
+  PagedCall(const AttentionAttributes& attributes, std::span<const Tensor> inputs,
+            std::span<const Tensor> outputs);
+
+  // An input that the node does not list is absent.
+  const Tensor& input(PagedInput index) const;
+  std::int64_t tokens() const { return inputs_[kPagedQuery].shape[0]; }
+  std::int64_t sequences() const { return inputs_[kPastSequenceLengths].shape[0]; }
+  // Rows of a block: tokens that it has room for.
+  std::int64_t block_rows() const { return inputs_[kKeyCache].shape[1]; }
+  DataType cache_type() const { return inputs_[kKeyCache].type; }
+
+  PagedSequence sequence(std::int64_t index) const;
+  // The one that a token of the call is of.
+  PagedSequence sequence_of(std::int64_t token) const;
+
+  // A token's numbers, from a head on: f32, head after head.
+  const float* query(std::int64_t token, std::int64_t head) const;
+  const float* key(std::int64_t token, std::int64_t group) const;
+  const float* value(std::int64_t token, std::int64_t group) const;
+  float* output(std::int64_t token, std::int64_t head) const;
+  HeadPreparation preparation(PagedInput norm) const;
+
+  // The caches after the call, and bytes in either: where a block's first row has a KV head, where
+  // a position of a sequence has it, and from a row to the next.
+  std::byte* key_cache() const { return outputs_[kKeyCacheOut].as<std::byte>(); }
+  std::byte* value_cache() const { return outputs_[kValueCacheOut].as<std::byte>(); }
+  std::int64_t head_offset(std::int64_t group) const;
+  std::int64_t cache_offset(const PagedSequence& sequence, std::int64_t position,
+                            std::int64_t group) const;
+  std::int64_t row_bytes() const { return row_bytes_; }
+  CacheBlocks blocks(const PagedSequence& sequence) const;
+
+ private:
+  // Packed: [H heads of Q, G of K, G of V].
+  const float* heads(std::int64_t token, std::int64_t head) const;
+
+  const AttentionAttributes& attributes_;
+  std::span<const Tensor> inputs_;
+  std::span<const Tensor> outputs_;
+  std::int64_t row_bytes_;
+};
+
+// Throws Error for inputs that do not come with those that they need.
+void check_paged_node(const Node& node, const AttentionAttributes& attributes);
+// Throws Error unless shapes fit the node, lengths add up, and every position that is read or
+// written has a block of the cache. Of shapes and ranks that the contract allows.
+void check_paged_call(const AttentionAttributes& attributes, const PagedCall& call);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the ONNX graph of a decoder in the form that ORT GenAI's engine feeds: many sequences, a KV cache in blocks.
+
+Shapes (N new tokens of B sequences, one after the other; M blocks of a sequence; P blocks of S tokens; other letters as
+in `Decoder`):
+
+    input_ids int64 [N];  cumulative_sequence_lengths int32 [B + 1];  past_sequence_lengths int32 [B]
+    block_table int32 [B, M]
+    past_key_values.{i}.key, past_key_values.{i}.value [P, S, G, d], of the KV cache's type
+    logits float32 [B, V] of each sequence's last new token;  present.{i}.key, present.{i}.value: the same memory
+
+Layers are those of decoder.py, over PagedAttention. All of them keep all tokens: the engine looks for a prompt's
+beginning among what earlier prompts left in the cache, and does so only where no layer has forgotten any.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from flownpu.convert.graph.decoder import KV_DTYPES, DecoderWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flownpu.convert.decoder import Decoder, Layer
+
+__all__ = ["build_paged_model"]
+
+
+def build_paged_model(
+    decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], *, kv_dtype: str = "bf16"
+) -> ir.Model:
+    """The decoder's model, with the functions that define its operators.
+
+    Args:
+        decoder: what to write; it takes no pictures.
+        tensors: each weight of `weight_plan` and each rotary cache, by name.
+        kv_dtype: a key of KV_DTYPES.
+    """
+    return _Writer(decoder, tensors, KV_DTYPES[kv_dtype]).model()
+
+
+class _Writer(DecoderWriter):
+    def model(self) -> ir.Model:
+        int32 = ir.DataType.INT32
+        input_ids = self._input("input_ids", ir.DataType.INT64, ["num_tokens"])
+        self.boundaries = self._input("cumulative_sequence_lengths", int32, ["boundaries"])
+        self.pasts = self._input("past_sequence_lengths", int32, ["batch_size"])
+        self.table = self._input("block_table", int32, ["batch_size", "max_blocks"])
+        hidden = self._layers(self._embed(input_ids, self.decoder))
+        # By the name of this axis the engine knows that there is one row for each sequence, and not for each token.
+        logits = self._logits(self._last_tokens(hidden), ["batch_size"])
+        return self._model(self.decoder.family, [logits, *self.present])
+
+    def _last_tokens(self, hidden: ir.Value) -> ir.Value:
+        """The last new token of each sequence, [B, D]."""
+        ends = self._op(
+            "Slice",
+            [self.boundaries, self._integers("from_1", [1]), self._integers("to_end", [2**63 - 1])],
+            "last_token/ends",
+        )
+        one = self._initializer("one_int32", ir.tensor(1, dtype=ir.DataType.INT32, name="one_int32"))
+        return self._op(
+            "Gather", [hidden, self._op("Sub", [ends, one], "last_token/places")], "last_token/hidden", axis=0
+        )
+
+    def _cache_shape(self) -> list[int | str | None]:
+        return ["num_blocks", "block_size", self.decoder.kv_heads, self.decoder.head_size]
+
+    def _attend(
+        self,
+        layer: Layer,  # noqa: ARG002  (a window is an attribute that all have)
+        qkv: Sequence[ir.Value | None],
+        past: Sequence[ir.Value],
+        rotary: Sequence[ir.Value | None],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        query, key, value = qkv
+        if key is not None:  # the operator takes them packed
+            query = self._op("Concat", [query, key, value], f"{past[0].name}/qkv", axis=-1)
+        return "PagedAttention", [query, *past, self.boundaries, self.pasts, self.table, *rotary, *norms], {}

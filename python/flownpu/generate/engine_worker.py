@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker for paged models: GenAI's engine, which computes all requests' next tokens in one run of the model."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flownpu.errors import FlowNPUError, require
+from flownpu.generate.arrivals import Arrivals
+from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.stop_texts import StopTexts
+from flownpu.generate.worker import Deliver, Failed, Finished, FinishReason, Piece, Request, Started
+
+__all__ = ["EngineWorker"]
+
+# Events that one run may give; a run of the most sequences that a folder's settings allow gives one each.
+_EVENTS = 256
+# GenAI's names for what LanguageModel calls search options.
+_SETTERS = {
+    "do_sample": "set_do_sample",
+    "temperature": "set_temperature",
+    "top_k": "set_top_k",
+    "top_p": "set_top_p",
+    "random_seed": "set_seed",
+}
+
+
+# New tokens for which a request that can be interrupted has room when it begins: interruptions then are rare, and those
+# who ask for far more tokens than they take do not keep others waiting.
+_ROOM = 128
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A request that has begun."""
+
+    request: Request
+    deliver: Deliver
+    limit: int
+    """The most new tokens."""
+    stops: StopTexts
+    text_of: Callable[[int], str]
+    genai_request: Any = None
+    """None: it was interrupted, and waits to go on."""
+    number: int = 0
+    """GenAI's, of the turn of its request."""
+    tokens: list[int] = field(default_factory=list)
+    """New ones so far."""
+    ending: FinishReason | None = None
+    """Why it was ended from here: the engine still has to say that it has let go of it."""
+    cached_tokens: int = 0
+    new_tokens: int = 0
+
+    def finished(self, reason: FinishReason) -> Finished:
+        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+
+    @property
+    def can_be_interrupted(self) -> bool:
+        """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state beside them."""
+        sampling = self.request.sampling
+        return self.request.guidance is None and (sampling.seed is None or sampling.temperature == 0)
+
+    @property
+    def reach(self) -> int:
+        """Tokens for which there must be room, of the prompt and new ones."""
+        new = min(len(self.tokens) + _ROOM, self.limit) if self.can_be_interrupted else self.limit
+        return len(self.request.tokens) + new
+
+
+class EngineWorker:
+    """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
+
+    Requests join and leave between two runs. The beginning of a prompt that an earlier one had, in whole blocks, is
+    taken from the KV cache while that has it.
+
+    A request is begun when there are blocks for its prompt and some new tokens. Where requests have grown into all
+    blocks, GenAI 0.18 has each wait for another's, for ever: then the one that began last is interrupted, and goes on
+    from its tokens when others have ended. One that could not (with guidance, or sampled with a seed) is begun when
+    there are blocks for all that it may come to.
+
+    Args:
+        model: opened; paged.
+        context: tokens of a prompt and its answer together, at most.
+
+    Raises:
+        FlowNPUError: the model is not paged.
+        RuntimeError: GenAI refuses the model; the message is GenAI's.
+    """
+
+    gives_likelihoods = False
+
+    def __init__(self, model: LanguageModel, *, context: int) -> None:
+        self.model = model
+        self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
+        self._arrivals = Arrivals()
+        self._turns: list[_Turn] = []
+        self._interrupted: list[_Turn] = []
+        self._engine: Any = None
+        self._refused: Exception | None = None
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(ready,), name=f"flownpu {model.folder.name}", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._refused is not None:
+            raise self._refused
+        settings = model.dynamic_batching or {}
+        self._block_size = int(settings.get("block_size", 256))
+        # Without a number GenAI takes what memory there is, and says how long a request may be.
+        self._blocks = int(settings.get("num_blocks") or self._longest // self._block_size)
+        self.slots = self._most_requests
+        self.context_length = min(context, model.context_length, self._longest, self._blocks * self._block_size)
+
+    def submit(self, request: Request, deliver: Deliver) -> None:
+        """See `Worker.submit`."""
+        self._arrivals.submit(request, deliver)
+
+    def cancel(self, request: Request) -> None:
+        """See `Worker.cancel`."""
+        self._arrivals.cancel(request)
+
+    def close(self) -> None:
+        """See `Worker.close`."""
+        self._arrivals.close()
+        self._thread.join()
+
+    def _run(self, ready: threading.Event) -> None:
+        """The engine's thread."""
+        try:
+            self._open()
+        except Exception as error:  # noqa: BLE001 it is raised where the worker is made
+            self._refused = error
+            ready.set()
+            return
+        ready.set()
+        while self._arrivals.take(self._cancel, idle=not self._turns and not self._interrupted):
+            self._begin_waiting()
+            self._step()
+        for turn in [*self._turns, *self._interrupted]:
+            self._end(turn, turn.finished("cancelled"))
+        self._arrivals.end_waiting()
+        self._engine = self._events = None
+
+    def _open(self) -> None:
+        self._engine = self.model.engine()
+        self._events = self._engine.create_event_buffer(_EVENTS)
+        capabilities = self._engine.get_capabilities()
+        self._most_requests = int(capabilities.configured_max_batch_size)
+        self._longest = int(capabilities.max_request_length)
+
+    def _cancel(self, request: Request) -> None:
+        for turn in list(self._turns):
+            if turn.request is request:
+                self._stop(turn, "cancelled")
+        for turn in list(self._interrupted):
+            if turn.request is request:
+                self._end(turn, turn.finished("cancelled"))
+
+    def _begin_waiting(self) -> None:
+        """Gives the engine those that were interrupted, then the requests that came first, while there is room."""
+        while self._interrupted and self._has_room(self._interrupted[-1]):
+            turn = self._interrupted.pop()
+            self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
+        while self._arrivals.waiting and not self._interrupted:
+            request, deliver = self._arrivals.waiting[0]
+            limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
+            turn = _Turn(request, deliver, limit, StopTexts(request.stop), self.model.text_stream())
+            if not self._has_room(turn):
+                return
+            self._arrivals.waiting.popleft()
+            self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
+
+    @staticmethod
+    def _attempt(deliver: Deliver, begin: Callable[[], None]) -> None:
+        try:
+            begin()
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends this request and no other
+            deliver(Failed(error))
+
+    def _has_room(self, turn: _Turn) -> bool:
+        needed = sum(-(-each.reach // self._block_size) for each in (turn, *self._turns))
+        return not self._turns or (needed <= self._blocks and len(self._turns) < self.slots)
+
+    def _begin_first(self, turn: _Turn) -> None:
+        request = turn.request
+        if request.images:
+            raise FlowNPUError("a paged model takes no images: send the request without them")
+        if turn.limit < 1:
+            raise FlowNPUError(
+                f"the prompt is {len(request.tokens)} tokens long and the model's context holds {self.context_length}: "
+                "shorten the prompt so that a reply has room"
+            )
+        unknown = [token for token in request.tokens if not 0 <= token < self.model.vocabulary_size]
+        if unknown:
+            # The model would refuse it, and with it the whole run.
+            raise FlowNPUError(f"expected tokens from 0 to {self.model.vocabulary_size - 1}, got {unknown[0]}")
+        self._begin(turn)
+        turn.deliver(Started())
+
+    def _begin(self, turn: _Turn) -> None:
+        """Gives a request to the engine, with the new tokens that it has so far."""
+        if self._engine is None:
+            self._open()
+        request = turn.request
+        genai_request = self._engine.create_request()
+        options = self._genai.TurnOptions(genai_request)
+        options.set_max_generated_tokens(turn.limit - len(turn.tokens))
+        for name, value in request.sampling.search_options().items():
+            getattr(options, _SETTERS[name])(value)
+        if request.guidance is not None:
+            options.set_guidance(request.guidance.kind, request.guidance.text)
+        tokens = np.concatenate([request.tokens, turn.tokens]).astype(np.int32)
+        try:
+            turn.number = genai_request.begin_turn(tokens, options)
+        except RuntimeError as error:
+            genai_request.close()
+            if request.guidance is None:
+                raise
+            raise FlowNPUError(
+                f"the {request.guidance.kind} is not one that GenAI's guidance understands: {error}"
+            ) from error
+        turn.genai_request = genai_request
+        self._turns.append(turn)
+
+    def _interrupt(self) -> None:
+        """Takes its blocks from the request that began last of those that can go on without them."""
+        turn = next((turn for turn in reversed(self._turns) if turn.can_be_interrupted and turn.ending is None), None)
+        if turn is None or len(self._turns) == 1:
+            self._fail_all(RuntimeError("GenAI's engine has no block left, and no request that could give one"))
+            return
+        self._turns.remove(turn)
+        self._interrupted.append(turn)
+        turn.genai_request.close()
+        turn.genai_request = None
+
+    def _step(self) -> None:
+        """One run of the model, of all requests that there are."""
+        if not self._turns:
+            return
+        try:
+            events = self._engine.run(self._events)
+        except Exception as error:  # noqa: BLE001 it is the requests' answer
+            self._fail_all(error)
+            return
+        codes = self._genai.EngineErrorCode
+        if any(event.error_code in (codes.ENGINE_EXECUTION_FAILURE, codes.ENGINE_CONTRACT_FAILURE) for event in events):
+            self._fail_all(self._cause())
+            return
+        for event in events:
+            turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
+            if turn is not None:  # one that has just ended may have had another token
+                self._take(turn, event)
+        # An event of no request: none of them could go on.
+        if all(event.flags & self._genai.EngineEventFlags.CAPACITY_BLOCKED for event in events) and events:
+            self._interrupt()
+
+    def _cause(self) -> Exception:
+        """Why the engine takes no more: it says so to the next request only."""
+        try:
+            self._engine.create_request()
+        except RuntimeError as error:
+            return error
+        return RuntimeError("GenAI's engine failed, and did not say why")
+
+    def _fail_all(self, error: Exception) -> None:
+        """An engine whose run has failed takes no more: its requests fail, and the next one gets a new engine."""
+        delivers = [turn.deliver for turn in self._turns]
+        self._turns.clear()
+        self._engine = self._events = None
+        for deliver in delivers:
+            deliver(Failed(error))
+
+    def _take(self, turn: _Turn, event: Any) -> None:
+        flags, reasons = self._genai.EngineEventFlags, self._genai.FinishReason
+        if event.flags & flags.FAILED:
+            self._end(turn, Failed(RuntimeError(f"GenAI's engine ended the request: {event.error_code.name}")))
+            return
+        ended = bool(event.flags & flags.TURN_FINISHED)
+        if event.flags & flags.TOKEN and turn.ending is None:
+            turn.tokens.append(int(event.token))
+            self._add(turn, turn.text_of(turn.tokens[-1]), is_last=ended)
+        if not ended:
+            return
+        turn.cached_tokens = min(int(event.usage.cached_prompt_tokens), len(turn.request.tokens) - 1)
+        if turn.ending is None and event.finish_reason == reasons.EOS:
+            # The engine keeps the token that ended the answer to itself.
+            self._add(turn, "", is_last=True)
+            turn.ending = "stop"
+        self._end(turn, turn.finished(turn.ending or "length"))
+
+    def _add(self, turn: _Turn, text: str, *, is_last: bool) -> None:
+        """A new token's text; ends the answer where a stop text does."""
+        turn.new_tokens += 1
+        text = turn.stops.add(text)
+        if is_last:
+            text += turn.stops.rest()
+        turn.deliver(Piece(text, 1))
+        if turn.stops.found:
+            self._stop(turn, "stop")
+
+    @staticmethod
+    def _stop(turn: _Turn, reason: FinishReason) -> None:
+        """Has the engine let go of a request; it says so, with what it took from the cache, in its next run."""
+        if turn.ending is None:
+            turn.ending = reason
+            turn.genai_request.cancel_turn(turn.number)
+
+    def _end(self, turn: _Turn, event: Finished | Failed) -> None:
+        """Gives the request's blocks back, and its last event to who asked."""
+        if turn.genai_request is None:
+            self._interrupted.remove(turn)
+        else:
+            self._turns.remove(turn)
+            turn.genai_request.close()
+        turn.deliver(event)

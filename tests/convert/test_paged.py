@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged models compute what transformers computes, in stock ONNX Runtime and on FlowNPU's CPU device."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flownpu.convert import ConversionError, convert
+from flownpu.convert.model_writer import ModelOptions
+from tests.convert.conftest import ALL_CONFIGS, write_tiny
+from tests.convert.test_numbers import random_ids, tolerance
+from tests.decoding import DecoderSession, PagedSession
+from tests.end_to_end.test_numbers import logit_error
+
+IDS = random_ids(3, 40)
+# A prompt alone, the other's beside a token of the first, parts of two prompts, single tokens of all.
+CALLS: list[dict[str, int]] = [
+    {"a": 20},
+    {"a": 1, "b": 25},
+    {"c": 9, "a": 4, "b": 1},
+    {"a": 1, "b": 1, "c": 13},
+    *[{"a": 1, "b": 1, "c": 1}] * 4,
+]
+
+
+def run(session: PagedSession, calls: list[dict[str, int]]) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    """The logits of all calls' sequences, and which row's token of IDS each is of."""
+    rows, logits, places = {"a": 0, "b": 1, "c": 2}, [], []
+    for call in calls:
+        work = {}
+        for name, count in call.items():
+            start = session.tokens.get(name, 0)
+            work[name] = IDS[rows[name], start : start + count]
+        for name, found in session(work).items():
+            logits.append(found)
+            places.append((rows[name], session.tokens[name] - 1))
+    return logits, places
+
+
+@pytest.mark.parametrize("family", ALL_CONFIGS)
+def test_sequences_together_equal_transformers(
+    family: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
+) -> None:
+    """Prompts, parts of them and single tokens mixed, beyond the window of 8."""
+    tiny = tiny_models(family) if family != "gemma2" else write_tiny(family, tmp_path / "checkpoint")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32", paged=True)
+    all_logits = tiny.logits(IDS)
+    stock, places = run(PagedSession(tmp_path / "model"), CALLS)
+    expected = np.array([all_logits[place] for place in places])
+    np.testing.assert_allclose(np.array(stock), expected, rtol=0, atol=tolerance(expected, tiny.reference.config))
+    devices = [device for device in ep_devices if device.device.type.name == "CPU"][:1]
+    options = {"activations": "bf16", "on_unsupported": "error"}
+    ours, _ = run(PagedSession(tmp_path / "model", devices, options), CALLS)
+    error = np.sqrt(np.square(np.array(ours, np.float64) - expected).mean())
+    # The factor 6 as in tests/end_to_end/test_families.py.
+    assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
+def test_a_sequence_has_the_same_bits_alone(
+    kv_dtype: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
+) -> None:
+    """And whichever way its prompt is cut into calls."""
+    convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype, paged=True)
+    devices = [device for device in ep_devices if device.device.type.name == "CPU"][:1]
+    options = {"activations": "bf16"}
+    crowd, places = run(PagedSession(tmp_path / "model", devices, options), CALLS)
+    for row, name in enumerate("abc"):
+        lasts = [place[1] for place in places if place[0] == row]
+        # The whole prompt at once, then token by token.
+        session = PagedSession(tmp_path / "model", devices, options)
+        alone = {}
+        for count in [lasts[-4] + 1, 1, 1, 1]:
+            logits, place = run(session, [{name: count}])
+            alone[place[0]] = logits[0]
+        for place, logits in zip(places, crowd, strict=True):
+            if place in alone:
+                np.testing.assert_array_equal(logits, alone[place])
+        assert len(alone) == 4
+
+
+def test_what_the_engine_is_told(tiny_models: Callable[[str], Any], tmp_path: Path) -> None:
+    convert(tiny_models("llama").folder, tmp_path / "model", paged=True)
+    config = json.loads((tmp_path / "model" / "genai_config.json").read_text())
+    inputs = {value.name for value in DecoderSession(tmp_path / "model").session.get_inputs()}
+    named = {name for key, name in config["model"]["decoder"]["inputs"].items() if not key.startswith("past_key")}
+    assert named - {"past_key_values.%d.value"} <= inputs
+    batching = config["engine"]["dynamic_batching"]
+    assert batching["block_size"] * batching["num_blocks"] >= config["search"]["max_length"]
+
+
+def test_choices_that_exclude_one_another(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="leave --logits and --sliding-window-cache out, or --paged"):
+        ModelOptions(logits="all", paged=True)
+    with pytest.raises(ConversionError, match="leave --logits and --sliding-window-cache out, or --paged"):
+        ModelOptions(sliding_window_cache=True, paged=True)
+    (tmp_path / "genai_config.json").write_text("{}")
+    with pytest.raises(ConversionError, match="--paged takes Hugging Face checkpoints and GGUF files"):
+        convert(tmp_path, tmp_path / "model", paged=True)
+    shapes = Path(__file__).parents[1] / "fixtures" / "gemma3-shapes"
+    with pytest.raises(ConversionError, match="add --vision-weights none"):
+        convert(shapes, tmp_path / "model", paged=True)

@@ -31,7 +31,7 @@ _EXPORTERS: dict[str, tuple[str | None, str | None]] = {
     "phi3 with longrope": ("with `--option on_unsupported=cpu`, for its `If`", "no: `IsNaN`, which no device runs"),
     "smollm3": ("no: its builder fails (`KeyError: 'position_ids'`)", None),
 }
-# Of GGUF files.
+# What the column of GGUF files says where there is no test of one.
 _GGUF = {"mistral": "as Llama: such files do not have its window", "llama with yarn": "no: its scaling is refused"}
 
 

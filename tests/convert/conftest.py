@@ -117,7 +117,7 @@ def ministral3_config() -> transformers.PreTrainedConfig:
     return transformers.Ministral3Config(**SIZES, rope_parameters=rope | {"original_max_position_embeddings": 64})
 
 
-# Of those that are not in CONFIGS, some in more than one form.
+# Configurations of the families that CONFIGS does not have, of some in more than one form.
 OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "gemma2": gemma2_config,

@@ -125,7 +125,7 @@ class BiasWeight:
 
     @property
     def size(self) -> int:
-        """Of all sources."""
+        """Elements: the rows of all sources."""
         return sum(source.rows for source in self.sources)
 
 

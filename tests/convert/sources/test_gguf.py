@@ -27,7 +27,7 @@ from tests.convert.running import check_logits
 from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
-# Of the other families, forms that such files have: NoPE in every fourth layer, Mistral without a window, no Llama with
+# Forms of the other families that such files can have: NoPE in every fourth layer, Mistral without a window, no Llama with
 # biases in its feed-forward, and multipliers that float32 holds.
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},

@@ -5,7 +5,7 @@ from flownpu.convert.families.family import Family, Power
 
 __all__ = ["DEFAULTS", "FAMILIES"]
 
-# What the configuration classes of all Gemmas in transformers agree in; a config.json leaves out what is as these say.
+# What the configuration classes of all Gemmas in transformers agree in: a config.json may leave it out.
 DEFAULTS = {
     "head_dim": 256,
     "bos_token_id": 2,

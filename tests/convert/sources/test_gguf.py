@@ -27,8 +27,8 @@ from tests.convert.running import check_logits
 from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
-# Forms of the other families that such files can have: NoPE in every fourth layer, Mistral without a window, no Llama with
-# biases in its feed-forward, and multipliers that float32 holds.
+# Forms of the other families that such files can have: NoPE in every fourth layer, Mistral without a window, no Llama
+# with biases in its feed-forward, and multipliers that float32 holds.
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.report import Report
@@ -73,7 +74,7 @@ def rewritten(model: ir.Model, *rules: str) -> tuple[ir.Model, list[Miss]]:
     model = ir.from_proto(copy.deepcopy(ir.to_proto(model)))
     report = Report(before=Counter())
     apply_rules(model, report, rules)
-    ir.passes.common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     add_functions(model)
     return model, report.misses
 
@@ -84,9 +85,9 @@ def folded(model: ir.Model, rule: Callable[[ir.Model], tuple[int, list[Miss]]]) 
     for value in model.graph.outputs:
         if value.shape is not None and value.shape.rank() == 0:  # what a text without a shape says
             value.shape = None
-    ir.passes.common.ShapeInferencePass(data_prop=True)(model)
+    ShapeInferencePass(data_prop=True)(model)
     _, misses = rule(model)
-    ir.passes.common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     add_functions(model)
     return model, misses
 

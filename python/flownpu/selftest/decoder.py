@@ -44,9 +44,9 @@ __all__ = ["SHAPE", "decoder_rungs"]
 SHAPE = LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256
-_SPLIT_CONTEXT = 480  # positions that the 24 tiles share: the cache ends where they do
+_SPLIT_CONTEXT = 560  # positions that the 28 tiles share: the cache ends where they do
 _VOCABULARY = 512
-_POSITION, _SPLIT_POSITION = 100, 470  # with split keys every tile has some
+_POSITION, _SPLIT_POSITION = 100, 550  # with split keys every tile has some
 _TOKENS, _CHUNK = 50, 64  # of the prompt; the rest of the chunk is empty
 
 

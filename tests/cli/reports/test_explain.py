@@ -289,7 +289,7 @@ def test_text(flownpu, model):
     done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10)
     assert done.code == 0
     for text in (
-        "FlowNPU: 70 of 70 nodes", "because device=cpu", "0-4", "GQA", "KV cache: 2.9 MiB for 1000 tokens",
+        "FlowNPU: 73 of 73 nodes", "because device=cpu", "0-4", "GQA", "KV cache: 2.9 MiB for 1000 tokens",
         "NPU, predicted", "at 10.0 GB/s", "nothing was run",
     ):  # fmt: skip
         assert text in done.out
@@ -308,7 +308,7 @@ def test_the_pictures_boxes_have_all_nodes(flownpu, model, tmp_path):
     boxes = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
     titles = [rect.find(f"{SVG}title").text.partition(": ")[2] for rect in boxes]
     counts = [int(part.rpartition("(")[2].rstrip(")")) if "(" in part else 1 for t in titles for part in t.split(", ")]
-    assert sum(counts) == 70
+    assert sum(counts) == 73
     assert "FlowNPU on cpu" in " ".join(texts)
 
 

@@ -50,6 +50,8 @@ def test_every_operator_that_is_taken_is_there() -> None:
         re.findall(r'\{"(\w+)", \w+_obstacle\}', text)
     )
     assert len(taken) > 60
+    # Its lengths and blocks have to agree in their values, as those of random nodes do not; tests/ops/cpu/ has it.
+    taken.remove("PagedAttention")
     rng = random.Random(SEED)
     models = (build(rng.randbytes(HEAD_BYTES), [rng.randbytes(NODE_BYTES) for _ in range(8)]).model for _ in range(400))
     made = {node.op_type for model in models for node in onnx.load_from_string(model).graph.node}

@@ -36,7 +36,8 @@ __all__ = ["BuildCost", "build_cost", "write_compiled"]
 
 _NAMED = 3  # of what there is no room for
 _COMPARED = 2  # positions of a call that are compiled to see whether the pieces are right
-# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each.
+# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Of decode_layer, whose
+# routes are hard to find, three took 143 to 275 s each on a loaded machine.
 _SECONDS = 5.5
 
 
@@ -55,8 +56,8 @@ class BuildCost(NamedTuple):
         minutes = math.ceil(self.programs * _SECONDS / 60)
         return (
             f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: about "
-            f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program), and what Peano takes "
-            "for the arrays' own cores, which nobody has measured"
+            f"{minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program; up to minutes for one "
+            "of decode_layer), and what Peano takes for the arrays' own cores, which nobody has measured"
         )
 
 

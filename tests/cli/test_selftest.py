@@ -278,7 +278,8 @@ def made_up(rung):
     if name == "copy":
         return work / p["channel_read"] + p["dispatch"] - 32768 / p["channel_read"]
     if name in {"decode_layer", "decode_layer, two layers"}:
-        return p["dispatch"] + work * (SHAPE.weight_bytes / 10 / p["channel_read"] + 6 * p["wait"])
+        # Six columns of tiles, two streams of weights each.
+        return p["dispatch"] + work * (SHAPE.weight_bytes / 12 / p["channel_read"] + 6 * p["wait"])
     cost = {
         "streams": 1 / p["memory_read"],
         "kernel q4nx_dequant_bf16": p["dequant_block"] / CLOCK,

@@ -73,6 +73,14 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def paged_topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a KV cache in blocks."""
+    folder = tmp_path_factory.mktemp("paged") / "topics"
+    convert(FIXTURES / "gemma3-topics", folder, paged=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that sees."""
     folder = tmp_path_factory.mktemp("serve") / "shapes"

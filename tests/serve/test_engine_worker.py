@@ -17,6 +17,7 @@ from flownpu.generate import engine_worker
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.worker import Event, Failed, Finished, Guidance, Piece, Request, Started
+from tests.serve.conftest import FIXTURES
 
 EXACT = {"activations": "bf16"}
 GREEDY = Sampling(temperature=0)
@@ -64,13 +65,15 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def folder(converted: Callable[..., Path]) -> Path:
-    return converted(paged=True)
+def model(genai: Any, paged_topics: Path) -> LanguageModel:  # noqa: ARG001
+    return LanguageModel(paged_topics, options=EXACT)
 
 
 @pytest.fixture(scope="module")
-def model(genai: Any, folder: Path) -> LanguageModel:  # noqa: ARG001
-    return LanguageModel(folder, options=EXACT)
+def held_out(model: LanguageModel) -> list[int]:
+    """Tokens of text that the model was not trained on."""
+    text = (FIXTURES / "gemma3-topics" / "held_out.txt").read_text()
+    return model.tokens_of_text(text)[:1024].tolist()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -109,10 +112,10 @@ def test_a_crowd_says_what_each_says_alone(worker: EngineWorker) -> None:
 def test_the_model_that_is_not_paged_says_the_same(
     worker: EngineWorker,
     genai: Any,  # noqa: ARG001
-    converted: Callable[..., Path],
+    topics: Path,
 ) -> None:
     """Its attention rounds in another order; of these beginnings no two likeliest tokens are so close."""
-    plain = LanguageModel(converted(), options=EXACT)
+    plain = LanguageModel(topics, options=EXACT)
     for text in TEXTS[:4]:
         said = "".join(plain.complete(plain.tokens_of_text(text), 24, GREEDY, Timing()))
         assert ask(worker, text).text == said
@@ -200,9 +203,9 @@ def test_cancel_in_the_middle(worker: EngineWorker) -> None:
     assert ask(worker, TEXTS[1], 40).text == alone
 
 
-def test_requests_wait_for_blocks(folder: Path, genai: Any, tmp_path: Path) -> None:  # noqa: ARG001
+def test_requests_wait_for_blocks(paged_topics: Path, genai: Any, tmp_path: Path) -> None:  # noqa: ARG001
     """12 blocks of 16 tokens: two of these requests fit at a time, and all are answered."""
-    worker = EngineWorker(small_cache(folder, tmp_path / "model", 12), context=1024)
+    worker = EngineWorker(small_cache(paged_topics, tmp_path / "model", 12), context=1024)
     try:
         assert worker.context_length == 12 * 16
         alone = [ask(worker, text, 70).text for text in TEXTS]
@@ -218,13 +221,13 @@ def test_requests_wait_for_blocks(folder: Path, genai: Any, tmp_path: Path) -> N
 
 
 def test_interrupted_requests_go_on(
-    folder: Path,
+    paged_topics: Path,
     genai: Any,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All begin, grow into 12 blocks, and give way to one another; one with a grammar never does."""
-    worker = EngineWorker(small_cache(folder, tmp_path / "model", 12), context=1024)
+    worker = EngineWorker(small_cache(paged_topics, tmp_path / "model", 12), context=1024)
     interrupted: list[Any] = []
     interrupt = EngineWorker._interrupt
 
@@ -255,8 +258,8 @@ def test_interrupted_requests_go_on(
         worker.close()
 
 
-def test_cancelled_blocks_are_free_again(folder: Path, genai: Any, tmp_path: Path) -> None:  # noqa: ARG001
-    worker = EngineWorker(small_cache(folder, tmp_path / "model", 12), context=1024)
+def test_cancelled_blocks_are_free_again(paged_topics: Path, genai: Any, tmp_path: Path) -> None:  # noqa: ARG001
+    worker = EngineWorker(small_cache(paged_topics, tmp_path / "model", 12), context=1024)
     try:
         for text in TEXTS:
             request = Request(worker.model.tokens_of_text(text), 170, GREEDY)
@@ -312,10 +315,10 @@ def test_close_ends_what_is_running(model: LanguageModel) -> None:
 
 def test_generators_refuse_a_paged_model_and_the_engine_any_other(
     model: LanguageModel,
-    converted: Callable[..., Path],
+    topics: Path,
     genai: Any,  # noqa: ARG001
 ) -> None:
     with pytest.raises(FlowNPUError, match="is a paged model, which `flownpu serve` runs"):
         model.generator(16, GREEDY)
     with pytest.raises(FlowNPUError, match="convert it with --paged"):
-        EngineWorker(LanguageModel(converted()), context=16)
+        EngineWorker(LanguageModel(topics), context=16)

@@ -6,9 +6,6 @@ import asyncio
 import openai
 import pytest
 
-from flownpu.convert import convert
-from tests.serve.conftest import FIXTURES
-
 PROMPTS = [
     'The "for" statement is used to',
     "Strings are",
@@ -23,10 +20,8 @@ GREEDY = {"temperature": 0, "model": "topics"}
 
 
 @pytest.fixture(scope="module")
-def server(start_server, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("paged") / "topics"
-    convert(FIXTURES / "gemma3-topics", folder, paged=True)
-    return start_server(folder, "--context", 1024, "--activations", "bf16")
+def server(start_server, paged_topics):
+    return start_server(paged_topics, "--context", 1024, "--activations", "bf16")
 
 
 def test_each_client_gets_what_it_gets_alone(server):

@@ -156,7 +156,8 @@ def test_an_ollama_client(ollama_client, client):
     assert ollama_client.generate("topics", MESSAGES[0]["content"], options=options).response == expected
     raw = ollama_client.generate("topics", "Strings are", raw=True, options=options).response
     assert raw == client.completions.create(prompt="Strings are", max_tokens=12, **GREEDY).choices[0].text
-    assert ollama_client.generate("topics").done_reason == "load"
+    for name in ("topics", "seeing"):
+        assert ollama_client.generate(name).done_reason == "load"
     assert {model.model for model in ollama_client.ps().models} == {"topics", "seeing"}
 
 

@@ -2,6 +2,7 @@
 """What stands before the routes: who may ask, from where, how much and how slowly."""
 
 import asyncio
+import contextlib
 import hmac
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,11 @@ __all__ = ["BodyGuard", "KeyGuard", "error_response"]
 
 OPEN_PATHS = ("/health", "/", "/page/")
 """What needs no key: whether the server is alive, and the page, which asks for the key itself."""
+
+
+LINGERING_SECONDS = 5.0
+"""How long the rest of a refused body is read and dropped: a connection closed with data unread is reset, and a client
+that still sends then loses the answer that says why (RFC 9112, section 9.6). Ample for 100 MB on a local network."""
 
 
 def error_response(path: str, error: ApiError) -> JSONResponse:
@@ -81,7 +87,7 @@ class BodyGuard:
         try:
             body = await self._read(scope, receive)
         except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
         if body is None:
             return  # the client has gone
@@ -96,9 +102,21 @@ class BodyGuard:
 
         await self._app(scope, again, send)
 
+    async def _refuse(self, error: ApiError, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answers at once, and ends the answer, which closes the connection, when the client has sent the rest."""
+
+        async def hold_open(message: "Message") -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await error_response(scope["path"], error)(scope, receive, hold_open)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGERING_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def _read(self, scope: "Scope", receive: "Receive") -> bytes | None:
         limit, seconds = self._limits.body_bytes, self._limits.body_seconds
-        # What is left unread is not read: the connection ends with the answer.
         closing = {"Connection": "close"}
         large = ApiError(
             413, f"the body is larger than {limit} bytes, which this server takes", code="too_large", headers=closing

@@ -276,9 +276,7 @@ def test_the_decoder_of_such_a_model_is_built_too(built, converted):
     """With a program for a block of as many tokens as an image has."""
     assert built.context == 1024
     programs, left_out = programs_of_model(converted(), "npu2")
-    assert built.left_out == left_out
-    # Heads of 32 go with pairs of tiles.
-    assert [(left.what, left.on_host) for left in left_out] == [("a way of decoding (tokens go another)", False)]
+    assert built.left_out == left_out == []
     assert {(each.kind, each.tokens) for each in programs} >= {("decode", 1), ("block", TOKENS), ("encode", 4 * TOKENS)}
 
 

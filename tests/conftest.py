@@ -12,6 +12,7 @@ os.environ.pop("COLUMNS", None)
 
 import gc
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ import pytest
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+# What a shell starts in the background ignores Ctrl-C, and so do its children: tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _use_native_of(built: Path) -> None:

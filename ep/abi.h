@@ -304,6 +304,7 @@ inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtValue** t
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtOpAttrType* type)> OpAttr_GetType{363};
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, const char** name)> OpAttr_GetName{364};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* count)> Node_GetNumSubgraphs{365};
+inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const OrtGraph** subgraphs, std::size_t count, const char** attribute_names)> Node_GetSubgraphs{366};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const char** provider)> Node_GetEpName{368};
 inline constexpr ApiFunction<OrtStatus*(const OrtOpAttr* attribute, OrtOpAttrType type, void* data, std::size_t bytes, std::size_t* needed)> ReadOpAttr{272};
 

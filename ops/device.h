@@ -91,6 +91,13 @@ class Step {
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
+  // The input that an output is, as it is: if that is a constant, it may stay where it is, and
+  // run() gets its memory as the output's. Asked after infer().
+  virtual std::optional<std::size_t> same_as(std::size_t /*output*/,
+                                             std::span<const Tensor> /*inputs*/) const {
+    return std::nullopt;
+  }
+
   // The input that it reads from end to end, where that takes most of its time: a weight that is
   // multiplied by few rows, a KV cache.
   virtual std::optional<std::size_t> streamed_input() const { return std::nullopt; }

@@ -28,7 +28,7 @@ _SECTION = re.compile(r"(<!-- begin matrix -->\n).*?(<!-- end matrix -->)", re.D
 _EXPORTERS: dict[str, tuple[str | None, str | None]] = {
     "mistral": ("up to the window as it is; converted, also beyond it", None),
     "olmo2": ("no: its builder does not know the family", None),
-    "phi3 with longrope": ("with `--option on_unsupported=cpu`, for its `If`", "no: `IsNaN`, which no device runs"),
+    "phi3 with longrope": (None, "no: `IsNaN`, which no device runs"),
     "smollm3": ("no: its builder fails (`KeyError: 'position_ids'`)", None),
 }
 # What the column of GGUF files says where there is no test of one.

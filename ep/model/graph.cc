@@ -191,12 +191,52 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
       }
     } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
       node.attributes.emplace(name, std::move(*value));
+    } else if (node.op_type == kIf && node.domain.empty()) {
+      // read_branches() looks at its graphs.
     } else {
       unsupported =
           "attribute '" + name + "' is a graph or a list of strings, which no device takes";
     }
   }
   return unsupported;
+}
+
+// The outputs of one branch of an If, behind the node's other inputs. Returns why no device can
+// take them, or nothing.
+std::string read_branch(const Api& api, Initializers& initializers, const OrtGraph* branch,
+                        std::string_view name, Node& node) {
+  std::string unsupported;
+  for (const OrtValueInfo* info :
+       list<OrtValueInfo>(api, branch, ort::Graph_GetNumOutputs, ort::Graph_GetOutputs)) {
+    Value value;
+    value.name = name_of_value(api, info);
+    unsupported = read_type(api, info, value);
+    if (unsupported.empty()) unsupported = initializers.read(info, value);
+    if (unsupported.empty() && value.constant == nullptr)
+      unsupported = "its " + std::string(name) + " computes '" + value.name +
+                    "'; expected constants, between which it chooses";
+    if (!unsupported.empty()) return unsupported;
+    own(value);  // ONNX Runtime lets go of the branches when the node has been compiled.
+    // A branch's names are its own: others may be called the same.
+    value.name = node.name + "." + std::string(name) + "." + value.name;
+    node.tensor_attributes.emplace_back(name);
+    node.inputs.push_back(std::move(value));
+  }
+  return "";
+}
+
+// An If between constants: those of then_branch, then those of else_branch.
+std::string read_branches(const Api& api, Initializers& initializers, const OrtNode* handle,
+                          Node& node) {
+  std::array<const OrtGraph*, 2> graphs{};
+  std::array<const char*, 2> names{};
+  api.call(ort::Node_GetSubgraphs, handle, graphs.data(), graphs.size(), names.data());
+  if (std::string_view(names[0]) != "then_branch") {
+    std::swap(graphs[0], graphs[1]);
+    std::swap(names[0], names[1]);
+  }
+  std::string reason = read_branch(api, initializers, graphs[0], names[0], node);
+  return reason.empty() ? read_branch(api, initializers, graphs[1], names[1], node) : reason;
 }
 
 // The name that the model gives the node, or else that of its first output.
@@ -229,6 +269,10 @@ GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* h
 
   std::size_t subgraphs = 0;
   api.call(ort::Node_GetNumSubgraphs, handle, &subgraphs);
+  if (node.op_type == kIf && node.domain.empty() && subgraphs == 2) {
+    const std::string reason = read_branches(api, initializers, handle, node);
+    if (result.unsupported.empty()) result.unsupported = reason;
+  }
   if (subgraphs > 0) {
     result.has_subgraphs = true;
     result.implicit_inputs =

@@ -9,20 +9,28 @@
 namespace flownpu {
 namespace {
 
+void copy(Value& value) {
+  const std::size_t bytes =
+      static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
+  if (bytes == 0) return;
+  auto copied = std::make_shared<std::vector<std::byte>>(bytes);
+  std::memcpy(copied->data(), value.constant, bytes);
+  value.constant = copied->data();
+  value.owner = std::move(copied);
+}
+
 // Data that begins between two elements is copied: files may have it anywhere, and steps read whole
 // elements.
 void align(Value& value) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
   const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
-  if (bytes == 0 || place % size_of(value.type) == 0) return;
-  auto copy = std::make_shared<std::vector<std::byte>>(bytes);
-  std::memcpy(copy->data(), value.constant, bytes);
-  value.constant = copy->data();
-  value.owner = std::move(copy);
+  if (place % size_of(value.type) != 0) copy(value);
 }
 
 }  // namespace
+
+void own(Value& value) {
+  if (value.owner == nullptr) copy(value);
+}
 
 Initializers::Initializers(const Api& api, const std::string& model) : api_(api) {
   if (!model.empty()) folder_ = std::filesystem::path(model).parent_path();

@@ -14,6 +14,9 @@
 
 namespace flownpu {
 
+// Copies a constant that ONNX Runtime has, so that the value owns its bytes.
+void own(Value& value);
+
 class Initializers {
  public:
   // `model`: the model's file, beside which its external data are; empty if there is none.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <variant>
@@ -20,7 +21,7 @@ namespace {
 // Runtime that this provider runs in.
 constexpr std::int64_t kIrVersion = 10;
 // AttributeProto's types.
-enum AttributeType : std::uint8_t { kFloat = 1, kInt, kString, kTensor, kFloats = 6, kInts };
+enum AttributeType : std::uint8_t { kFloat = 1, kInt, kString, kTensor, kGraph, kFloats, kInts };
 
 // A message of Protocol Buffers: fields are a key (number and wire type) and a value.
 class Message {
@@ -64,6 +65,27 @@ Message tensor(const Value& value) {
   return message;
 }
 
+// A ValueInfoProto; a shape has no size that is unknown.
+Message value_info(std::string_view name, DataType type, const Shape* shape) {
+  Message tensor_type;
+  tensor_type.integer(1, element_of(type));
+  if (shape != nullptr) {
+    Message sizes;
+    for (const std::int64_t size : *shape) {
+      Message dimension;
+      dimension.integer(1, size);
+      sizes.message(1, dimension);
+    }
+    tensor_type.message(2, sizes);
+  }
+  Message of;
+  of.message(1, tensor_type);
+  Message message;
+  message.text(1, name);
+  message.message(2, of);
+  return message;
+}
+
 Message named_attribute(std::string_view name, AttributeType type) {
   Message message;
   message.text(1, name);
@@ -93,6 +115,22 @@ Message attribute(std::string_view name, const Attribute& attribute) {
   return message;
 }
 
+// A GraphProto without nodes: its outputs are its constants.
+Message branch(std::string_view name, std::span<const Value> constants) {
+  Message graph;
+  graph.text(2, name);
+  for (const Value& value : constants) {
+    Message constant = tensor(value);
+    constant.text(8, value.name);
+    graph.message(5, constant);
+    const Shape shape = value.shape.value_or(Shape());
+    graph.message(12, value_info(value.name, value.type, &shape));
+  }
+  Message message = named_attribute(name, kGraph);
+  message.message(6, graph);
+  return message;
+}
+
 Message node_message(const Node& node) {
   Message message;
   const std::size_t inputs = node.inputs.size() - node.tensor_attributes.size();
@@ -101,33 +139,18 @@ Message node_message(const Node& node) {
   message.text(3, node.name);
   message.text(4, node.op_type);
   for (const auto& [name, value] : node.attributes) message.message(5, attribute(name, value));
-  for (std::size_t i = 0; i < node.tensor_attributes.size(); ++i) {
+  const auto constants = std::span(node.inputs).subspan(inputs);
+  const bool chooses = node.op_type == kIf && node.domain.empty();
+  if (chooses) {
+    message.message(5, branch("then_branch", constants.first(node.outputs.size())));
+    message.message(5, branch("else_branch", constants.last(node.outputs.size())));
+  }
+  for (std::size_t i = 0; i < node.tensor_attributes.size() && !chooses; ++i) {
     Message held = named_attribute(node.tensor_attributes[i], kTensor);
     held.message(5, tensor(node.inputs[inputs + i]));
     message.message(5, held);
   }
   message.text(7, node.domain);
-  return message;
-}
-
-// A ValueInfoProto; a shape has no size that is unknown.
-Message value_info(std::string_view name, DataType type, const Shape* shape) {
-  Message tensor_type;
-  tensor_type.integer(1, element_of(type));
-  if (shape != nullptr) {
-    Message sizes;
-    for (const std::int64_t size : *shape) {
-      Message dimension;
-      dimension.integer(1, size);
-      sizes.message(1, dimension);
-    }
-    tensor_type.message(2, sizes);
-  }
-  Message of;
-  of.message(1, tensor_type);
-  Message message;
-  message.text(1, name);
-  message.message(2, of);
   return message;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -218,6 +219,17 @@ void Program::expect(std::size_t value, const Workspace& workspace) const {
   device_->expect({&stream, 1});
 }
 
+// The constant that an output is, where that need not be copied; else null.
+const Tensor* Program::constant_of(const PlannedStep& step, std::size_t output,
+                                   const Workspace& workspace) const {
+  if (values_[step.outputs[output]].home != Home::kSlot) return nullptr;
+  const auto inputs = std::span(workspace.inputs).first(step.inputs.size());
+  const std::optional<std::size_t> input = step.step->same_as(output, inputs);
+  const bool stays = input && step.inputs[*input] != kNowhere &&
+                     values_[step.inputs[*input]].home == Home::kConstant;
+  return stays ? &inputs[*input] : nullptr;
+}
+
 void Program::place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const {
   for (std::size_t i = 0; i < step.outputs.size(); ++i) {
     Tensor& output = workspace.outputs[i];
@@ -226,7 +238,8 @@ void Program::place_outputs(const PlannedStep& step, Workspace& workspace, Progr
     (void)output.bytes();  // Before anything is asked for that no memory holds.
     const PlannedValue& value = values_[step.outputs[i]];
     if (value.sliced) output.slice = workspace.slice;
-    output.data = place(step.outputs[i], output, workspace, io);
+    const Tensor* same = constant_of(step, i, workspace);
+    output.data = same != nullptr ? same->data : place(step.outputs[i], output, workspace, io);
     workspace.tensors[step.outputs[i]] = output;
     if (value.home != Home::kOutput) continue;
     if (workspace.slice.first == 0) check_memory(value, workspace);

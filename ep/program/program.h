@@ -110,6 +110,8 @@ class Program {
   void run_step(const PlannedStep& step, Workspace& workspace, ProgramIo& io,
                 StepObserver* observer) const;
   void expect(std::size_t value, const Workspace& workspace) const;
+  const Tensor* constant_of(const PlannedStep& step, std::size_t output,
+                            const Workspace& workspace) const;
   void place_outputs(const PlannedStep& step, Workspace& workspace, ProgramIo& io) const;
   void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, ProgramIo& io) const;
   std::size_t cut_index(std::size_t value) const;

@@ -43,6 +43,7 @@ auto operators_by_file() {
                     cpu::shape_operators(),
                     cpu::reshape_operators(),
                     cpu::part_operators(),
+                    cpu::choice_operators(),
                     cpu::transpose_operators(),
                     cpu::dense_operators(),
                     cpu::patch_operators(),

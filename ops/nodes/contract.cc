@@ -221,7 +221,9 @@ std::string attribute_violation(const Contract& contract, const Node& node) {
   if (std::string reason = missing_attribute(contract, node); !reason.empty()) return reason;
   for (const std::string& name : node.tensor_attributes) {
     const auto is_it = [&](const Port& port) {
-      return port.presence == Presence::kAttribute && port.name == name;
+      const bool may =
+          port.presence == Presence::kAttribute || port.presence == Presence::kVariadic;
+      return may && port.name == name;
     };
     if (std::ranges::none_of(contract.inputs, is_it))
       return words("attribute '", name, "' is none that is known here");

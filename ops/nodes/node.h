@@ -21,6 +21,10 @@ namespace flownpu {
 // The operators' own domain; "" is ONNX's, "com.microsoft" ORT's.
 inline constexpr std::string_view kDomain = "ai.flownpu";
 
+// ONNX's If, taken where both branches are constants: these are tensor attributes, as many of
+// then_branch as the node has outputs, then as many of else_branch.
+inline constexpr std::string_view kIf = "If";
+
 // A value of the graph: a node's input or output.
 struct Value {
   std::string name;

@@ -33,6 +33,14 @@ SIZES = {
     "bos_token_id": 2,
 }
 WINDOW = 16
+# Two scalings of the frequencies, the second from where the tests' texts reach on (the export chooses by an If).
+LONG_ROPE = {
+    "rope_theta": 1e4,
+    "rope_type": "longrope",
+    "type": "longrope",  # what the builder reads
+    "short_factor": [1 + 0.1 * pair for pair in range(16)],
+    "long_factor": [2.0 + pair for pair in range(16)],
+}
 # The class of the configuration in transformers, and what is not as in SIZES.
 OTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", {}),
@@ -42,6 +50,7 @@ OTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama with biases": ("LlamaConfig", {"attention_bias": True}),
     "mistral without window": ("MistralConfig", {"sliding_window": None}),
+    "phi3 with longrope": ("Phi3Config", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 24}),
     "qwen2": ("Qwen2Config", {}),
 }
 # As Llama 3.1 and later scale their frequencies, from a context that half of them do not turn once in.

@@ -105,7 +105,7 @@ def _say_not_run(model: ir.Model, request: Request) -> None:
         has_graphs = any(attribute.type == _GRAPH for attribute in node.attributes.values())
         if constant.issuperset(node.inputs) and not has_graphs:
             constant.update(node.outputs)  # ONNX Runtime computes it when the session is made
-        elif (node.domain, node.op_type) not in known:
+        elif (node.domain, node.op_type) not in known or (has_graphs and not _is_choice(node)):
             found.setdefault(node.op_type, []).append(str(node.name))
     for operator, names in found.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -117,6 +117,14 @@ def _say_not_run(model: ir.Model, request: Request) -> None:
             names[0],
             more,
         )
+
+
+def _is_choice(node: ir.Node) -> bool:
+    """Whether a node's graphs compute nothing: it is an If between constants, which devices run."""
+    graphs = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == _GRAPH]
+    return all(inner.op_type == "Constant" for graph in graphs for inner in graph) and all(
+        ir.convenience.get_const_tensor(value) is not None for graph in graphs for value in graph.outputs
+    )
 
 
 def _say_quantised_again(model: ir.Model) -> dict[str, Any]:

@@ -115,9 +115,7 @@ CONTROL_FLOW = """g (float[2] x, bool c) => (float[2] z) {
 
 
 def test_control_flow_is_left_whole(make_session: MakeSession, placed: Placed) -> None:
-    with pytest.raises(
-        Exception, match=r"take 1 of the model's 4 nodes.*\n.*If 'b': its then_branch computes 'p'"
-    ):
+    with pytest.raises(Exception, match=r"take 1 of the model's 4 nodes.*\n.*If 'b': its then_branch computes 'p'"):
         make_session(CONTROL_FLOW)
     session, placement = placed(CONTROL_FLOW, {"on_unsupported": "cpu"})
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 3, 2)

@@ -15,7 +15,7 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check site lint mlir-opt xrt-headers xrt chromium sanitize fuzz figures clean
+.PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -32,7 +32,30 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xrt lint mlir-opt chromium sanitize
+# What takes one core for long (types, downloads, linking) runs beside what is compiled; tests have the machine for
+# themselves. It ends with how long each part took, and at the first that fails.
+test:
+	@rm -f build/times
+	+@$(MAKE) --no-print-directory part-environment
+	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
+	+@$(MAKE) --no-print-directory part-sanitize
+	+@$(MAKE) --no-print-directory part-tests
+	@cat build/times
+
+part-%:
+	+@sh scripts/timed.sh $* $(MAKE) --no-print-directory $*
+
+environment: .venv/test
+
+sanitizers: build/sanitize/built
+
+# One after the other: they are apt's.
+tools:
+	+@$(MAKE) --no-print-directory xrt
+	+@$(MAKE) --no-print-directory mlir-opt
+	+@$(MAKE) --no-print-directory chromium
+
+tests: .venv/test
 	$(BIN)/python -m pytest $(PARALLEL)
 
 check: .venv/test
@@ -61,7 +84,8 @@ chromium: | .venv
 	@$(BIN)/python -m scripts.chromium
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+# In the order of tests/conftest.py, not files of many tests first: those are the quick ones.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
 # more of the same C++. Of tests/aie those that each look at another part of it: kernels, aie/host/, the emulator. The rest

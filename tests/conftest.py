@@ -9,6 +9,9 @@ import os
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # pytest-xdist gives each of its processes a width, which rich keeps from when the command line is imported.
 os.environ.pop("COLUMNS", None)
+# As many processes as there are cores: a second thread of torch's in each would only spin for work.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
 import importlib.util
@@ -45,6 +48,12 @@ if folder := os.environ.get("FLOWNPU_TESTING_DIR"):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", help="test this build of libflownpu_ep.so rather than the installed one")
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole models first, which take longest: with several processes none has a minute to do when the rest are done."""
+    items.sort(key=lambda item: "end_to_end" not in item.path.parts)
 
 
 def pytest_collection_finish() -> None:

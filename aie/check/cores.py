@@ -8,6 +8,7 @@ or the core would hold more (or less) with every pass.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.structure import describe
@@ -29,7 +30,7 @@ from flownpu.aie.plan.data import (
 from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Buffer, Core, Fifo, Kernel, Plan
+    from flownpu.aie.plan.data import Barrier, Buffer, Core, Fifo, Kernel, Link, Plan
     from flownpu.aie.plan.limits import Limits
 
 __all__ = ["check_cores"]
@@ -46,21 +47,48 @@ def _passes(loop: Loop) -> int | None:
 
 def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
     """Follow every core's program."""
-    return [violation for core in plan.array.cores for violation in _CoreCheck(plan.array, core, limits).run()]
+    array = plan.array
+    around = _around(array.fifos, array.links, array.buffers, array.kernels, array.barriers)
+    return [violation for core in array.cores for violation in _violations(core, around, limits)]
+
+
+class _Surroundings:
+    """What an array has beside its cores, by name."""
+
+    def __init__(
+        self,
+        fifos: tuple[Fifo, ...],
+        links: tuple[Link, ...],
+        buffers: tuple[Buffer, ...],
+        kernels: tuple[Kernel, ...],
+        barriers: tuple[Barrier, ...],
+    ) -> None:
+        self.fifos = {fifo.name: fifo for fifo in fifos}
+        self.linked = {(name, "consume") for link in links for name in link.inputs}
+        self.linked |= {(name, "produce") for link in links for name in link.outputs}
+        self.buffers = {buffer.name: buffer for buffer in buffers}
+        self.kernels = {kernel.entry: kernel for kernel in kernels}
+        self.barriers = {(barrier.tile, barrier.name) for barrier in barriers}
+
+
+# An array's programs differ in their sequences, not in their cores, which are followed once: of the last some arrays.
+_around = lru_cache(maxsize=16)(_Surroundings)
+
+
+@lru_cache(maxsize=512)
+def _violations(core: Core, around: _Surroundings, limits: Limits) -> tuple[Violation, ...]:
+    return tuple(_CoreCheck(core, around, limits).run())
 
 
 class _CoreCheck:
     """One core's program, followed once from its start."""
 
-    def __init__(self, array: Array, core: Core, limits: Limits) -> None:
+    def __init__(self, core: Core, around: _Surroundings, limits: Limits) -> None:
         self.core, self.limits = core, limits
         self.place = describe(core.tile, limits)
-        self.fifos: dict[str, Fifo] = {fifo.name: fifo for fifo in array.fifos}
-        self.buffers: dict[str, Buffer] = {buffer.name: buffer for buffer in array.buffers}
-        self.kernels: dict[str, Kernel] = {kernel.entry: kernel for kernel in array.kernels}
-        self.barriers = {barrier.name for barrier in array.barriers if barrier.tile == core.tile}
-        self.linked = {(name, "consume") for link in array.links for name in link.inputs}
-        self.linked |= {(name, "produce") for link in array.links for name in link.outputs}
+        self.fifos, self.buffers, self.kernels = around.fifos, around.buffers, around.kernels
+        self.barriers = {name for tile, name in around.barriers if tile == core.tile}
+        self.linked = around.linked
         self.held: Counter[tuple[str, str]] = Counter()
         self.released: Counter[tuple[str, str]] = Counter()
         self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # what was released by the last acquire

@@ -10,7 +10,7 @@ Sources are written `repository:path`. Where two sources disagree, the row holds
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 __all__ = ["LIMITS", "NPU1", "NPU2", "TABLE", "Limits", "Row", "TileLimits", "with_limits"]
@@ -85,8 +85,8 @@ class Limits:
     clock_megahertz: int
     memory_neighbours: tuple[tuple[int, int], ...]
     cascade_directions: tuple[tuple[int, int], ...]
-    mmul_shapes: dict[str, tuple[tuple[int, int, int], ...]]
-    macs_per_cycle: dict[str, int]
+    mmul_shapes: dict[str, tuple[tuple[int, int, int], ...]] = field(hash=False)
+    macs_per_cycle: dict[str, int] = field(hash=False)
 
     def kind(self, column: int, row: int) -> str:
         """Say what sits at a place of the array.

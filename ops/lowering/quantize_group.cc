@@ -2,9 +2,9 @@
 #include "ops/lowering/quantize_group.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "ops/formats/numbers.h"
 
@@ -23,30 +23,44 @@ constexpr int kFinalRefits = 3;
 // nearest integer, ties to even, without a call.
 constexpr float kToInteger = 0x1p23F;
 
-using Codes = std::array<float, q4nx::kGroup>;
+// A value of each of the groups that are searched at once. Every group is computed as it would be
+// alone, operation by operation; side by side they fill a vector of SSE2.
+typedef float Lanes __attribute__((vector_size(kGroupsAtOnce * sizeof(float))));
+typedef std::uint32_t Bits __attribute__((vector_size(kGroupsAtOnce * sizeof(float))));
+using Codes = std::array<Lanes, q4nx::kGroup>;
 
-float rounded(float value) { return from_bfloat16(to_bfloat16(value)); }
+// To bf16 and back; of what is finite as to_bfloat16 does.
+Lanes rounded(Lanes value) {
+  const auto bits = std::bit_cast<Bits>(value);
+  return std::bit_cast<Lanes>((bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U);
+}
 
 struct Parameters {
-  float scale = 0;
-  float minimum = 0;
+  Lanes scale{};
+  Lanes minimum{};
 };
 
 class Search {
  public:
-  explicit Search(std::span<const float> weights)
-      : weights_(weights),
-        count_(static_cast<float>(weights.size())),
-        total_(std::accumulate(weights.begin(), weights.end(), 0.0F)) {}
+  // `weights`: `size` of each group.
+  Search(const Codes& weights, std::size_t size)
+      : weights_(weights), size_(size), count_(static_cast<float>(size)) {
+    for (std::size_t i = 0; i < size_; ++i) total_ += weights_[i];
+  }
 
   Parameters run() {
-    const auto [smallest, largest] = std::ranges::minmax(weights_);
-    const float step = largest / kLargestCode - smallest / kLargestCode;
+    Lanes smallest = weights_[0];
+    Lanes largest = weights_[0];
+    for (std::size_t i = 1; i < size_; ++i) {
+      smallest = weights_[i] < smallest ? weights_[i] : smallest;
+      largest = weights_[i] > largest ? weights_[i] : largest;
+    }
+    const Lanes step = largest / kLargestCode - smallest / kLargestCode;
     // A constant group is its minimum alone; it is also what any other start must beat.
-    consider({0, rounded(total_ / count_)});
+    consider({Lanes{}, rounded(total_ / count_)});
     for (const float low : kStarts) {
       for (const float high : kStarts) {
-        const float inner = step * ((kLargestCode - low - high) / kLargestCode);
+        const Lanes inner = step * ((kLargestCode - low - high) / kLargestCode);
         consider(refit(consider({rounded(inner), rounded(smallest + low * step)})));
       }
     }
@@ -56,12 +70,14 @@ class Search {
 
   // The codes that bring scale * code + minimum nearest to the weights.
   Codes codes(const Parameters& parameters) const {
-    const bool has_inverse = parameters.scale >= std::numeric_limits<float>::min();
-    const float inverse = has_inverse ? 1 / parameters.scale : 0;
-    Codes codes{};
-    for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const float code = (weights_[i] - parameters.minimum) * inverse;
-      codes[i] = (std::clamp(code, 0.0F, kLargestCode) + kToInteger) - kToInteger;
+    const Lanes inverse =
+        parameters.scale >= std::numeric_limits<float>::min() ? 1 / parameters.scale : Lanes{};
+    Codes codes;
+    for (std::size_t i = 0; i < size_; ++i) {
+      const Lanes code = (weights_[i] - parameters.minimum) * inverse;
+      const Lanes above = code > 0 ? code : Lanes{};
+      const Lanes clamped = above < kLargestCode ? above : Lanes{} + kLargestCode;
+      codes[i] = (clamped + kToInteger) - kToInteger;
     }
     return codes;
   }
@@ -70,40 +86,49 @@ class Search {
   // Keeps these parameters where they are better; returns the codes they give.
   Codes consider(const Parameters& parameters) {
     const Codes found = codes(parameters);
-    float error = 0;
-    for (std::size_t i = 0; i < weights_.size(); ++i) {
-      const float difference = found[i] * parameters.scale + parameters.minimum - weights_[i];
+    Lanes error{};
+    for (std::size_t i = 0; i < size_; ++i) {
+      const Lanes difference = found[i] * parameters.scale + parameters.minimum - weights_[i];
       error += difference * difference;
     }
-    if (error < least_error_) {
-      least_error_ = error;
-      best_ = parameters;
-    }
+    const auto better = error < least_error_;
+    least_error_ = better ? error : least_error_;
+    best_.scale = better ? parameters.scale : best_.scale;
+    best_.minimum = better ? parameters.minimum : best_.minimum;
     return found;
   }
 
   // Scale and minimum that fit these codes best; the minimum for the scale that bf16 has.
   Parameters refit(const Codes& codes) const {
-    float sum = 0;
-    float squares = 0;
-    float products = 0;
-    for (std::size_t i = 0; i < weights_.size(); ++i) {
+    Lanes sum{};
+    Lanes squares{};
+    Lanes products{};
+    for (std::size_t i = 0; i < size_; ++i) {
       sum += codes[i];
       squares += codes[i] * codes[i];
       products += weights_[i] * codes[i];
     }
-    const float determinant = count_ * squares - sum * sum;
-    const float slope = determinant > 0 ? (count_ * products - sum * total_) / determinant : 0;
-    const float scale = rounded(std::max(slope, 0.0F));
+    const Lanes determinant = count_ * squares - sum * sum;
+    const Lanes slope =
+        determinant > 0 ? (count_ * products - sum * total_) / determinant : Lanes{};
+    const Lanes scale = rounded(slope > 0 ? slope : Lanes{});
     return {scale, rounded((total_ - scale * sum) / count_)};
   }
 
-  std::span<const float> weights_;
+  const Codes& weights_;
+  std::size_t size_;
   float count_;
-  float total_;
+  Lanes total_{};
   Parameters best_;
-  float least_error_ = std::numeric_limits<float>::infinity();
+  Lanes least_error_ = Lanes{} + std::numeric_limits<float>::infinity();
 };
+
+// The power of two that brings a group's largest magnitude to 1/2 to 1.
+int exponent_of(std::span<const float> weights) {
+  float largest = 0;
+  for (const float weight : weights) largest = std::max(largest, std::abs(weight));
+  return largest > 0 ? std::max(std::ilogb(largest) + 1, -126) : 0;
+}
 
 }  // namespace
 
@@ -111,22 +136,32 @@ float Q4NXGroup::weight(std::size_t i) const {
   return from_bfloat16(scale) * static_cast<float>(codes[i]) + from_bfloat16(minimum);
 }
 
-Q4NXGroup quantize_group(std::span<const float> weights) {
-  const float largest = std::abs(*std::ranges::max_element(
-      weights, [](float a, float b) { return std::abs(a) < std::abs(b); }));
+void quantize_groups(std::span<const float> weights, std::size_t size, std::span<Q4NXGroup> found) {
   // Searched at magnitudes of 1/2 to 1, where no square overflows or vanishes: a power of two
   // changes no rounding.
-  const int exponent = largest > 0 ? std::max(std::ilogb(largest) + 1, -126) : 0;
-  std::array<float, q4nx::kGroup> scaled{};
-  std::ranges::transform(weights, scaled.begin(),
-                         [&](float weight) { return std::ldexp(weight, -exponent); });
-  Search search(std::span<const float>(scaled).first(weights.size()));
-  const Parameters found = search.run();
+  std::array<int, kGroupsAtOnce> exponents{};
+  Codes scaled{};
+  for (std::size_t g = 0; g < found.size(); ++g) {
+    const std::span<const float> group = weights.subspan(g * size, size);
+    exponents[g] = exponent_of(group);
+    const float power = std::ldexp(1.0F, -exponents[g]);
+    for (std::size_t i = 0; i < size; ++i) scaled[i][g] = group[i] * power;
+  }
+  Search search(scaled, size);
+  const Parameters best = search.run();
+  const Codes codes = search.codes(best);
+  for (std::size_t g = 0; g < found.size(); ++g) {
+    found[g] = {};
+    found[g].scale = to_bfloat16(std::ldexp(best.scale[g], exponents[g]));
+    found[g].minimum = to_bfloat16(std::ldexp(best.minimum[g], exponents[g]));
+    for (std::size_t i = 0; i < size; ++i)
+      found[g].codes[i] = static_cast<std::uint8_t>(codes[i][g]);
+  }
+}
+
+Q4NXGroup quantize_group(std::span<const float> weights) {
   Q4NXGroup group;
-  group.scale = to_bfloat16(std::ldexp(found.scale, exponent));
-  group.minimum = to_bfloat16(std::ldexp(found.minimum, exponent));
-  std::ranges::transform(search.codes(found), group.codes.begin(),
-                         [](float code) { return static_cast<std::uint8_t>(code); });
+  quantize_groups(weights, weights.size(), {&group, 1});
   return group;
 }
 

@@ -85,21 +85,30 @@ Difference pack_floats(const FloatWeight& weight, const float* floats, const q4n
   const std::int64_t down = weight.transposed ? 1 : weight.columns;
   const std::int64_t along = weight.transposed ? weight.rows : 1;
   Difference difference;
-  std::array<float, q4nx::kGroup> group{};
+  std::array<float, kGroupsAtOnce * q4nx::kGroup> groups{};
+  std::array<Q4NXGroup, kGroupsAtOnce> made;
   const std::int64_t end = std::min(weight.rows, (first + count) * q4nx::kBlockRows);
   for (std::int64_t row = first * q4nx::kBlockRows; row < end; ++row) {
-    for (std::int64_t k = 0; k < weight.columns; k += q4nx::kGroup) {
-      const auto size = static_cast<std::size_t>(std::min(q4nx::kGroup, weight.columns - k));
-      for (std::size_t i = 0; i < size; ++i) {
-        group[i] = floats[row * down + (k + static_cast<std::int64_t>(i)) * along];
-        if (!(std::abs(group[i]) <= kLargestWeight))
-          fail("expected finite weights of at most 2^127, got ", group[i], " in row ", row);
+    for (std::int64_t k = 0; k < weight.columns;) {
+      // As many groups as there are in a row of as many weights: the last one may have fewer.
+      const std::int64_t size = std::min(q4nx::kGroup, weight.columns - k);
+      const std::int64_t at_once = std::min(std::ssize(made), (weight.columns - k) / size);
+      const auto taken = std::span(groups).first(static_cast<std::size_t>(at_once * size));
+      for (std::size_t i = 0; i < taken.size(); ++i) {
+        taken[i] = floats[row * down + (k + static_cast<std::int64_t>(i)) * along];
+        if (!(std::abs(taken[i]) <= kLargestWeight))
+          fail("expected finite weights of at most 2^127, got ", taken[i], " in row ", row);
       }
-      const Q4NXGroup made = quantize_group(std::span<const float>(group).first(size));
-      put_group(made, row, k, layout, blocks + row / q4nx::kBlockRows * row_bytes);
-      for (std::size_t i = 0; i < size; ++i) {
-        const double error = double{made.weight(i)} - double{group[i]};
-        difference.squares += double{group[i]} * double{group[i]};
+      const auto found = std::span(made).first(static_cast<std::size_t>(at_once));
+      quantize_groups(taken, static_cast<std::size_t>(size), found);
+      for (const Q4NXGroup& group : found) {
+        put_group(group, row, k, layout, blocks + row / q4nx::kBlockRows * row_bytes);
+        k += size;
+      }
+      for (std::size_t i = 0; i < taken.size(); ++i) {
+        const auto width = static_cast<std::size_t>(size);
+        const double error = double{made[i / width].weight(i % width)} - double{taken[i]};
+        difference.squares += double{taken[i]} * double{taken[i]};
         difference.squared_error += error * error;
       }
     }

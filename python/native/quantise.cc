@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -35,14 +36,21 @@ void quantise(const Matrix<const float>& weights, const Matrix<std::uint8_t>& co
     }
   }
   const nb::gil_scoped_release released;
+  std::array<lowering::Q4NXGroup, lowering::kGroupsAtOnce> found;
   for (std::size_t row = 0; row < rows; ++row) {
-    for (std::size_t group = 0; group < groups; ++group) {
-      const std::size_t at = row * columns + group * kGroup;
-      const std::span values(weights.data() + at, std::min(kGroup, columns - group * kGroup));
-      const lowering::Q4NXGroup found = lowering::quantize_group(values);
-      std::copy_n(found.codes.begin(), values.size(), codes.data() + at);
-      scale.data()[row * groups + group] = found.scale;
-      minimum.data()[row * groups + group] = found.minimum;
+    for (std::size_t group = 0; group < groups;) {
+      // As many groups as there are in a row of as many weights: the last one may have fewer.
+      const std::size_t column = group * kGroup;
+      const std::size_t size = std::min(kGroup, columns - column);
+      const std::size_t count = std::min(found.size(), (columns - column) / size);
+      const std::size_t at = row * columns + column;
+      const std::span made(found.data(), count);
+      lowering::quantize_groups({weights.data() + at, count * size}, size, made);
+      for (std::size_t i = 0; i < count; ++i, ++group) {
+        std::copy_n(made[i].codes.begin(), size, codes.data() + at + i * size);
+        scale.data()[row * groups + group] = made[i].scale;
+        minimum.data()[row * groups + group] = made[i].minimum;
+      }
     }
   }
 }

@@ -279,6 +279,20 @@ def test_constant_groups_are_exact_where_bf16_is() -> None:
     assert not q4nx.pack(*quantized)[0, 0, :512].any(), "a constant group needs no scale"
 
 
+def test_groups_side_by_side_are_as_each_alone() -> None:
+    """They are searched some at a time, in one vector: of other magnitudes, constant, and one short at the end."""
+    weight = np.random.default_rng(9).standard_normal((2, 32 * 9 + 5)).astype(np.float32)
+    weight *= np.repeat(np.exp2(np.arange(-140, 150, 29, dtype=np.float64)), 32)[: weight.shape[1]].astype(np.float32)
+    weight[:, 64:96] = 0.3
+    whole = q4nx.quantize(weight)
+    for row, column in np.ndindex(2, 10):
+        group = slice(32 * column, 32 * (column + 1))
+        part = q4nx.Quantized(
+            whole.codes[row : row + 1, group], *(p[row : row + 1, column : column + 1] for p in whole[1:])
+        )
+        assert_same(part, q4nx.quantize(weight[row : row + 1, group]))
+
+
 def test_the_last_group_is_fitted_to_its_weights_alone() -> None:
     weight = np.random.default_rng(0).standard_normal((7, 72)).astype(np.float32) + 5
     whole, alone = q4nx.quantize(weight), q4nx.quantize(weight[:, 64:])

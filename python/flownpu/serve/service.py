@@ -61,7 +61,8 @@ class Chat:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
                     text = readers[index].add(event.text)
-                    if text or event.likelihoods:
+                    # A token whose text is not whole yet is told as well: clients see when it came.
+                    if text or event.likelihoods or self.constraint.calls is None:
                         yield Delta(index, text, event.likelihoods)
                     continue
                 rest, calls = readers[index].finish()

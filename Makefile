@@ -15,7 +15,7 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check site lint mlir-opt xrt-headers xrt chromium sanitize fuzz figures clean
+.PHONY: help demo test check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -32,7 +32,7 @@ demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
 	$(BIN)/flownpu run $(MODEL) --no-chat-template --prompt 'The "for" statement is used to'
 
-test: xrt lint mlir-opt chromium sanitize
+test: xrt lint mlir-opt chromium client-suites sanitize
 	$(BIN)/python -m pytest $(PARALLEL)
 
 check: .venv/test
@@ -59,6 +59,10 @@ xrt: xrt-headers
 # The browser in which the tests use the chat page; the same.
 chromium: | .venv
 	@$(BIN)/python -m scripts.chromium
+
+# What others wrote to try servers, and is small: compatcanary, which needs Node.js; the same.
+client-suites: .venv/test
+	@$(BIN)/python -m scripts.client_suites
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile

@@ -14,6 +14,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any
 _KV_BLOCK = 32
 # Of a prompt and of all that decode, in a step: GenAI's default.
 _BATCHED_TOKENS = 256
+# In which the event loop sends what a step gave; a step takes tens of milliseconds.
+_SENDING_SECONDS = 0.001
 
 
 @dataclass(eq=False)
@@ -85,6 +88,8 @@ class Pipeline:
                 if request.handle.get_status() != self._genai.GenerationStatus.RUNNING:
                     requests.remove(request)
                     request.say(None)
+            # A step may keep the interpreter to itself: what was said is to be sent before the next one.
+            time.sleep(_SENDING_SECONDS)
 
 
 def application(pipeline: Pipeline) -> Any:

@@ -108,8 +108,8 @@ def _llama_server(python: Path, *, say: Callable[[str], None]) -> Path:
         if folder is not None:
             say(f"building {target} (minutes)")
             log = root / "build.log"
-            download = [python, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-            run([*download, "--no-binary=:all:", "--dest", folder, _LLAMA_PACKAGE], log)
+            how = ("--disable-pip-version-check", "--no-deps", "--no-binary=:all:")
+            run([python, "-m", "pip", "download", *how, "--dest", folder, _LLAMA_PACKAGE], log)
             (package,) = folder.glob("*.tar.gz")
             with tarfile.open(package) as archive:
                 archive.extractall(folder, filter="data")

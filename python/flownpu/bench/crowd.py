@@ -35,7 +35,7 @@ class Service:
     """Where a model is asked."""
 
     url: str
-    """Of OpenAI's API, "/v1" included."""
+    """The address of its API, "/v1" included."""
     model: str
     """The name that the server knows it by."""
 

@@ -19,7 +19,7 @@ import psutil
 from flownpu.bench.crowd import Answer, Crowd, Service, ask_all, first_model
 from flownpu.errors import FlowNPUError, require
 
-__all__ = ["CrowdMeasurement", "CrowdMeasurements", "CrowdRun", "Server", "measure_servers", "running"]
+__all__ = ["CrowdMeasurement", "CrowdMeasurements", "CrowdRun", "Server", "measure_servers", "resident", "running"]
 
 _WAIT_SECONDS = 600.0
 """Until a server has loaded its model."""
@@ -122,7 +122,7 @@ def measure_servers(
                         for index, crowd in enumerate(crowds):
                             seed = 1 + index + round_number * len(crowds)
                             seconds, answers = ask_all(service, crowd, vocabulary_size=vocabulary_size, seed=seed)
-                            run = CrowdRun(seconds, answers, _resident(process))
+                            run = CrowdRun(seconds, answers, resident(process))
                             found.servers[server.name].runs.setdefault(crowd.clients, []).append(run)
                             done += 1
                             progress(server.name, done, total)
@@ -193,7 +193,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _resident(process: psutil.Process | None) -> int:
+def resident(process: psutil.Process | None) -> int:
+    """Resident bytes of a process and all below it; 0 of None."""
     if process is None:
         return 0
     total = 0

@@ -59,8 +59,14 @@ def q4_0(codes: Any, scales: Any) -> Any:
 
 
 def convert_served(model: "ExportedModel", output: Path) -> None:
-    """Writes a GGUF file for llama.cpp's server, which wants tokens to have texts: "<7>" is that of token 7."""
-    convert(model, output, texts=[f"<{token}>" for token in range(model.vocabulary_size)])
+    """Writes a GGUF file for llama.cpp's server, which wants tokens to have texts: "<700>" is that of token 700.
+
+    Its tokenizer wants tokens for all bytes besides: they are tokens 3 to 258.
+    """
+    if model.vocabulary_size < 259:
+        raise ValueError(f"llama.cpp's server needs a vocabulary of 259 tokens, this one has {model.vocabulary_size}")
+    texts = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    convert(model, output, [*texts, *(f"<{token}>" for token in range(len(texts), model.vocabulary_size))])
 
 
 def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -> None:
@@ -162,9 +168,11 @@ def _write_tokenizer(writer: Any, texts: "Sequence[str]") -> None:
     writer.add_tokenizer_model("llama")
     writer.add_token_list(texts)
     writer.add_token_scores([0.0] * len(texts))
-    writer.add_token_types([1] * len(texts))  # normal ones
-    writer.add_bos_token_id(0)
+    control, normal, byte = 3, 1, 6  # llama.cpp's kinds of tokens
+    writer.add_token_types([control] * 3 + [byte] * 256 + [normal] * (len(texts) - 259))
+    writer.add_bos_token_id(2)
     writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
 
 
 class Engine:

@@ -22,7 +22,7 @@ from typing import Any
 
 # Tokens in a block of the paged KV cache on the CPU.
 _KV_BLOCK = 32
-# Of a prompt and of all that decode, in a step: GenAI's default.
+# Tokens of a step, of prompts and of all that decode: GenAI's default.
 _BATCHED_TOKENS = 256
 # In which the event loop sends what a step gave; a step takes tens of milliseconds.
 _SENDING_SECONDS = 0.001

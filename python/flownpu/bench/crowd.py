@@ -154,18 +154,18 @@ async def _ask(client: Any, error_type: type[Exception], model: str, prompt: Tok
                 answer.tokens = chunk.usage.completion_tokens
                 details = getattr(chunk.usage, "prompt_tokens_details", None)
                 answer.cached = (details.cached_tokens or 0) if details is not None else 0
-            if not chunk.choices or chunk.choices[0].finish_reason is not None:
+            if not chunk.choices:
                 continue
-            if last:
-                answer.between.append(now - last)
-            else:
+            if not last:  # of an answer that is empty, its end
                 answer.first = now - started
+            elif chunk.choices[0].finish_reason is None:
+                answer.between.append(now - last)
             last = now
     except error_type as error:
         answer.failure = str(error) or type(error).__name__
     else:
         if not last or not answer.tokens:
-            answer.failure = "the answer has no piece, or no count of its tokens"
+            answer.failure = "the stream has no piece of an answer, or no count of its tokens"
     return answer
 
 

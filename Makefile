@@ -15,7 +15,8 @@ TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 export ORT_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium sanitize fuzz figures clean
+.PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
+.PHONY: figures clean
 
 help:
 	@echo 'make demo      build FlowNPU, convert the small model of this repository and generate text with it'
@@ -49,11 +50,12 @@ environment: .venv/test
 
 sanitizers: build/sanitize/built
 
-# One after the other: they are apt's.
+# One after the other: they are apt's, and npm's.
 tools:
 	+@$(MAKE) --no-print-directory xrt
 	+@$(MAKE) --no-print-directory mlir-opt
 	+@$(MAKE) --no-print-directory chromium
+	+@$(MAKE) --no-print-directory client-suites
 
 tests: .venv/test
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -82,6 +84,10 @@ xrt: xrt-headers
 # The browser in which the tests use the chat page; the same.
 chromium: | .venv
 	@$(BIN)/python -m scripts.chromium
+
+# What others wrote to try servers, and is small: compatcanary, which needs Node.js; the same.
+client-suites: .venv/test
+	@$(BIN)/python -m scripts.client_suites
 
 # Tests by their files, in as many processes as there are cores: a file's fixtures are made once. At most 4, of some GB each.
 # In the order of tests/conftest.py, not files of many tests first: those are the quick ones.

@@ -23,18 +23,18 @@ from rich.table import Table
 from flownpu.generate.language_model import LanguageModel, Tokens
 
 
-class _Engine:
+class Engine:
     """GenAI's engine over a paged model."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._engine = model.engine()
         self._events = self._engine.create_event_buffer(256)
 
-    def begin(self, tokens: Tokens, new: int) -> Any:
+    def begin(self, tokens: Tokens, new: int, *, sampled: bool = False) -> Any:
         """A request that generates exactly `new` tokens."""
         request = self._engine.create_request()
         options = og.TurnOptions(request)
-        options.set_do_sample(False)
+        options.set_do_sample(sampled)
         options.set_min_generated_tokens(new)
         options.set_max_generated_tokens(new)
         request.begin_turn(tokens, options)
@@ -102,7 +102,7 @@ def main(
     """Prints medians, with the least and the most."""
     options = {"activations": activations}
     opened = LanguageModel(model, options=options)
-    engine = _Engine(opened)
+    engine = Engine(opened)
     plain = LanguageModel(beside, options=options) if beside is not None else None
     random = np.random.default_rng(0)
 

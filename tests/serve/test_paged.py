@@ -63,6 +63,8 @@ def test_a_prefix_that_another_request_had_is_not_computed_again(server):
 
 def test_what_it_does_not_have_is_refused(server):
     client = server.openai()
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(
+        openai.BadRequestError, match="ORT GenAI's engine, which computes it, gives tokens and no logits"
+    ):
         client.completions.create(prompt=PROMPTS[0], max_tokens=4, logprobs=2, **GREEDY)
     assert client.completions.create(prompt=PROMPTS[0], max_tokens=4, **GREEDY).choices[0].text

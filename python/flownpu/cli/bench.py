@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -18,12 +18,15 @@ from flownpu.bench.measurement import Case, Engine, Measurements, measure
 from flownpu.bench.plot import check_plotting, plot
 from flownpu.bench.report import BenchReport
 from flownpu.bench.roofline import DecodeTraffic, decode_traffic
+from flownpu.bench.servers import CrowdMeasurements
 from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
+from flownpu.cli.serving.crowds import bench_crowds, json_text, print_crowds
 from flownpu.errors import FlowNPUError, MissingDependencyError, require
 from flownpu.machine import describe_machine
 from flownpu.model.folder import read_genai_config
 from flownpu.peers import PEERS, own_engine, prepare, remove_exported
+from flownpu.peers.export import ExportProgress
 
 # What a shell says of a command that SIGINT ended.
 INTERRUPTED = 130
@@ -43,6 +46,14 @@ def bench(
     against: Annotated[
         str, typer.Option("--against", metavar="PEER,PEER...", help=f"Other engines: {', '.join(PEERS)}.")
     ] = "",
+    serve: Annotated[bool, typer.Option("--serve", help="Measure servers that many clients ask at once.")] = False,
+    clients: Annotated[
+        str, typer.Option("--clients", metavar="N,N...", help="With --serve: clients at once; each is a measurement.")
+    ] = "1,2,4,8,16,32",
+    server: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="With --serve: a server of OpenAI's API that runs; may be repeated."),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each engine, in turn, each in a new process.")] = 5,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
@@ -62,18 +73,45 @@ def bench(
     the most. The share of the roof is what a decode step must read, by the memory's speed as measured in the same run.
     A peer's packages are installed into the cache folder ($XDG_CACHE_HOME/flownpu/peers), and the model's weights
     converted for it, when it is first measured. Ctrl-C ends it and keeps what was measured.
+
+    With --serve, each of the clients asks a prompt of every length of --prompt, half of it common to all, and the
+    next one when it is answered: new tokens a second of all, times to the first token and between tokens. Peers are
+    openvino and llama.cpp; the key for a --server is OPENAI_API_KEY's.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]
+    require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
+    count = threads or len(os.sched_getaffinity(0))
+    given = options.provider_options(device, activations, option)
+    if serve:
+        if csv_file or plot_file or depth != "0":
+            raise typer.BadParameter("--csv, --plot and --depth are not measured with --serve: leave them out")
+        crowds = bench_crowds(
+            model,
+            clients=_numbers(clients, "--clients", 1),
+            prompts=_numbers(prompt, "--prompt", 2),
+            generate=generate,
+            against=against,
+            addresses=server or [],
+            repeats=repeats,
+            provider=provider,
+            options=given,
+            threads=count,
+            preparing=_preparing,
+        )
+        outputs = {json_file: lambda: json_text(crowds), markdown_file: crowds.markdown}
+        _write(outputs)
+        if "-" not in outputs:
+            print_crowds(crowds)
+        _end(crowds.found)
+        return
+    names = _peers(against)
     for case in cases:
         case.check(int(settings["context_length"]))
-    names = _peers(against)
-    require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
     if plot_file:
         check_plotting()
-    own = own_engine(model, provider=provider, options=options.provider_options(device, activations, option))
+    own = own_engine(model, provider=provider, options=given)
     engines = [own, *_prepare(names, model)]
-    count = threads or len(os.sched_getaffinity(0))
     found = _measure(engines, cases, repeats, count, int(settings["vocab_size"]))
     report = BenchReport(
         machine=describe_machine(),
@@ -98,6 +136,11 @@ def bench(
         _write(outputs)
         if "-" not in outputs:
             _print(report)
+    _end(found)
+
+
+def _end(found: Measurements | CrowdMeasurements) -> None:
+    """The exit code of what was interrupted, and the error of what failed."""
     if found.interrupted:
         raise typer.Exit(INTERRUPTED)
     if found.failures:
@@ -126,6 +169,16 @@ def _prepare(names: list[str], model: Path) -> list[Engine]:
     """The peers, installed and with the model converted."""
     if not names:
         return []
+    engines = _preparing(lambda say, progress: [prepare(name, model, say=say, progress=progress) for name in names])
+    remove_exported(model)
+    return engines
+
+
+Made = TypeVar("Made")
+
+
+def _preparing(make: Callable[[Callable[[str], None], ExportProgress], list[Made]]) -> list[Made]:
+    """What `make` returns, which says what it does and how far it is."""
     with progress_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("preparing", total=None)
 
@@ -135,12 +188,7 @@ def _prepare(names: list[str], model: Path) -> list[Engine]:
             if bar.disable:
                 status(text)
 
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        engines = [prepare(name, model, say=say, progress=progress) for name in names]
-    remove_exported(model)
-    return engines
+        return make(say, lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _measure(

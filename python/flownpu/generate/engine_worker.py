@@ -91,6 +91,7 @@ class EngineWorker:
     """
 
     gives_likelihoods = False
+    """GenAI 0.18 samples inside of its engine: events have tokens, and nothing hands out the logits."""
 
     def __init__(self, model: LanguageModel, *, context: int) -> None:
         self.model = model

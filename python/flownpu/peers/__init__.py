@@ -51,19 +51,29 @@ def own_engine(model: Path, *, provider: str, options: Mapping[str, str]) -> Eng
     return Engine(OWN, Path(sys.executable), script, model, {"provider": provider, **options})
 
 
-def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: export.ExportProgress) -> Engine:
+def prepare(
+    name: str,
+    model: Path,
+    *,
+    say: Callable[[str], None],
+    progress: export.ExportProgress,
+    peer: Peer | None = None,
+    verb: str = "convert",
+) -> Engine:
     """A peer that is ready to measure: its environment and its form of the model are made, unless they are there.
 
     Args:
-        name: a key of PEERS.
+        name: of the environment.
         model: the folder that `flownpu convert` wrote.
         say: hears what is being done.
         progress: hears how many weights of how many are exported.
+        peer: None: PEERS[name].
+        verb: the converter's, as `worker.py` has them.
 
     Raises:
         FlowNPUError: a package cannot be installed, or the model not be converted.
     """
-    peer = PEERS[name]
+    peer = peer or PEERS[name]
     python = make_environment(
         name,
         peer.requirements,
@@ -74,7 +84,7 @@ def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: exp
     key = model_key(model)
     root = cache_folder()
     # By the converter, not by the peer: two builds of one engine read the same files.
-    converted = root / "models" / peer.script.stem / key
+    converted = root / "models" / (peer.script.stem + verb.removeprefix("convert")) / key
     # A converter that has changed converts again.
     exporter = [_digest(Path(str(module.__file__))) for module in (export, exported)]
     with finished_folder(converted, [*exporter, _digest(peer.script)]) as output:
@@ -85,7 +95,7 @@ def prepare(name: str, model: Path, *, say: Callable[[str], None], progress: exp
                     say(f"{name}: exporting the weights")
                     export.export_model(model, folder, progress=progress)
             say(f"{name}: converting the weights")
-            run([python, "-P", WORKER, peer.script, "convert", weights, output], root / name / "convert.log")
+            run([python, "-P", WORKER, peer.script, verb, weights, output], root / name / "convert.log")
     return Engine(name, python, peer.script, converted)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.peers.exported import ExportedModel
 
 REQUIREMENTS = ("numpy", "gguf==0.19.0", "llama-cpp-python==0.3.36")
@@ -56,8 +58,19 @@ def q4_0(codes: Any, scales: Any) -> Any:
     return blocks.reshape(rows, -1)
 
 
-def convert(model: "ExportedModel", output: Path) -> None:
-    """Writes a GGUF file."""
+def convert_served(model: "ExportedModel", output: Path) -> None:
+    """Writes a GGUF file for llama.cpp's server, which wants tokens to have texts: "<700>" is that of token 700.
+
+    Its tokenizer wants tokens for all bytes besides: they are tokens 3 to 258.
+    """
+    if model.vocabulary_size < 259:
+        raise ValueError(f"llama.cpp's server needs a vocabulary of 259 tokens, this one has {model.vocabulary_size}")
+    texts = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    convert(model, output, [*texts, *(f"<{token}>" for token in range(len(texts), model.vocabulary_size))])
+
+
+def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -> None:
+    """Writes a GGUF file; without texts of its tokens, it has no tokenizer."""
     import gguf  # noqa: PLC0415 only this peer's environment has it
 
     architecture = _ARCHITECTURES[model.family]
@@ -67,6 +80,7 @@ def convert(model: "ExportedModel", output: Path) -> None:
         raise ValueError("this converter writes no soft caps")
     writer = gguf.GGUFWriter(output / _FILE, architecture)
     _write_settings(writer, model, architecture)
+    _write_tokenizer(writer, texts)
     norms = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     if model.sandwich_norms:
         norms |= {
@@ -131,7 +145,6 @@ def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> N
     writer.add_layer_norm_rms_eps(model.norm_epsilon)
     writer.add_vocab_size(model.vocabulary_size)
     writer.add_rope_dimension_count(model.head_size)
-    writer.add_tokenizer_model("none")
     writer.add_file_type(2)  # mostly Q4_0
     wide = next((i for i, window in enumerate(model.windows) if window < 0), 0)
     frequencies = model.vector(f"rotary.{model.rotaries[wide]}")
@@ -146,6 +159,20 @@ def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> N
             writer.add_float32("gemma3.rope.scaling.factor", float(f"{1 / float(frequencies[0]):.4g}"))
     elif architecture != "llama" and abs(_frequency_factors(model, 0) - 1).max() > 1e-3:
         raise ValueError(f"this converter writes no scaled rotary embedding for {architecture}")
+
+
+def _write_tokenizer(writer: Any, texts: "Sequence[str]") -> None:
+    if not texts:
+        writer.add_tokenizer_model("none")
+        return
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(texts)
+    writer.add_token_scores([0.0] * len(texts))
+    control, normal, byte = 3, 1, 6  # llama.cpp's kinds of tokens
+    writer.add_token_types([control] * 3 + [byte] * 256 + [normal] * (len(texts) - 259))
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
 
 
 class Engine:

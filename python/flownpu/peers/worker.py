@@ -2,9 +2,11 @@
 """Runs in an engine's own environment: converts a model for it, or measures it. numpy and the standard library only.
 
     python -P worker.py ENGINE.py convert EXPORTED OUTPUT
+    python -P worker.py ENGINE.py convert_served EXPORTED OUTPUT
     python -P worker.py ENGINE.py measure REQUEST.json
 
-ENGINE.py defines `convert(model: ExportedModel, output: Path)` and the class `Engine` of `engine.py`'s protocol. What
+ENGINE.py defines `convert(model: ExportedModel, output: Path)`, may define `convert_served` for a server that wants
+another form, and has the class `Engine` of `engine.py`'s protocol. What
 is measured is printed on stdout as one JSON object a line, all else that anybody prints goes to stderr: first
 {"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds"},
 at the end {"memory"}.
@@ -88,9 +90,9 @@ def main() -> None:
     os.dup2(2, 1)
     engine, verb, *arguments = sys.argv[1:]
     module = load(Path(engine))
-    if verb == "convert":
+    if verb in ("convert", "convert_served"):
         exported = load(Path(__file__).with_name("exported.py"))
-        module.convert(exported.ExportedModel.read(Path(arguments[0])), Path(arguments[1]))
+        getattr(module, verb)(exported.ExportedModel.read(Path(arguments[0])), Path(arguments[1]))
         return
 
     def report(document: dict[str, Any]) -> None:

@@ -61,7 +61,8 @@ class Chat:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
                     text = readers[index].add(event.text)
-                    if text or event.likelihoods:
+                    # A token whose text is not whole yet is told as well: clients see when it came.
+                    if text or event.likelihoods or self.constraint.calls is None:
                         yield Delta(index, text, event.likelihoods)
                     continue
                 rest, calls = readers[index].finish()
@@ -157,7 +158,11 @@ class Service:
             )
         process = await self.catalogue.get(name)
         if any(question.alternatives is not None for question in questions) and not process.facts.gives_likelihoods:
-            raise invalid(f"the model {name} gives no log-probabilities here: leave logprobs out", "logprobs")
+            raise invalid(
+                f"the model {name} is paged, and ORT GenAI's engine, which computes it, gives tokens and no logits: "
+                "leave logprobs out, or serve the model converted without --paged",
+                "logprobs",
+            )
         asked = [_choice(question, index) for question in questions for index in range(choices)]
         if self.settings.logs_texts:
             log.info("%s: asked %s", name, [question.prompt for question in questions])

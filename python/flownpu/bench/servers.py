@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures servers side by side: each is started for its turn and ended after it, the servers in turn (A B A B ...)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO
+
+import psutil
+
+from flownpu.bench.crowd import Answer, Crowd, Service, ask_all, first_model
+from flownpu.errors import FlowNPUError, require
+
+__all__ = ["CrowdMeasurement", "CrowdMeasurements", "CrowdRun", "Server", "measure_servers", "resident", "running"]
+
+_WAIT_SECONDS = 600.0
+"""Until a server has loaded its model."""
+_STOP_SECONDS = 30.0
+PORT = "{port}"
+"""What stands for the port in a server's command."""
+# Asked before anything is measured: memory is mapped, threads are there, what is compiled at first use is.
+_WARM_UP = Crowd(1, (32,), 4)
+
+
+@dataclass(frozen=True)
+class Server:
+    """How to start a server, or where one is.
+
+    Attributes:
+        name: what it is called in the results.
+        command: starts it; PORT in it becomes the port.
+        url: of OpenAI's API, "/v1" included, of a server that runs already; it is not ended.
+        version: of what answers.
+    """
+
+    name: str
+    command: tuple[str, ...] = ()
+    url: str = ""
+    version: str = ""
+
+
+@dataclass
+class CrowdRun:
+    """One crowd in one round."""
+
+    seconds: float
+    answers: list[Answer]
+    resident: int = 0
+    """Bytes of the server's processes afterwards; 0 if it is none of ours."""
+
+    @property
+    def rate(self) -> float:
+        """New tokens a second of all clients, prompts and waiting included."""
+        return sum(answer.tokens for answer in self.answers) / self.seconds
+
+
+@dataclass
+class CrowdMeasurement:
+    """What one server gave: of each number of clients, a run for each round."""
+
+    version: str = ""
+    runs: dict[int, list[CrowdRun]] = field(default_factory=dict)
+
+
+@dataclass
+class CrowdMeasurements:
+    """What `measure_servers` found, in the order of the servers."""
+
+    crowds: list[Crowd]
+    servers: dict[str, CrowdMeasurement]
+    failures: dict[str, str] = field(default_factory=dict)
+    """What a server said that could not go on."""
+    interrupted: bool = False
+
+
+Progress = Callable[[str, int, int], None]
+"""Hears which server is asked, and how many crowds of how many are done."""
+
+
+def measure_servers(
+    servers: list[Server],
+    crowds: list[Crowd],
+    *,
+    repeats: int,
+    vocabulary_size: int,
+    progress: Progress = lambda _name, _done, _total: None,
+) -> CrowdMeasurements:
+    """Asks the servers in turn, `repeats` times; Ctrl-C ends it and keeps what was measured.
+
+    All servers are asked the same; no prompt is asked twice of one that runs.
+
+    Args:
+        servers: who is measured; the first must not fail.
+        crowds: what is asked of each.
+        repeats: rounds.
+        vocabulary_size: tokens are drawn below it.
+        progress: hears how far it is.
+
+    Raises:
+        FlowNPUError: the first server failed; the message is what it said.
+    """
+    found = CrowdMeasurements(crowds, {server.name: CrowdMeasurement(server.version) for server in servers})
+    done, total = 0, repeats * len(servers) * len(crowds)
+    try:
+        for round_number in range(repeats):
+            for server in servers:
+                if server.name in found.failures:
+                    done += len(crowds)
+                    continue
+                progress(server.name, done, total)
+                try:
+                    with running(server) as (service, process):
+                        ask_all(service, _WARM_UP, vocabulary_size=vocabulary_size, seed=0)
+                        for index, crowd in enumerate(crowds):
+                            seed = 1 + index + round_number * len(crowds)
+                            seconds, answers = ask_all(service, crowd, vocabulary_size=vocabulary_size, seed=seed)
+                            run = CrowdRun(seconds, answers, resident(process))
+                            found.servers[server.name].runs.setdefault(crowd.clients, []).append(run)
+                            done += 1
+                            progress(server.name, done, total)
+                except FlowNPUError as error:
+                    if server is servers[0]:
+                        raise
+                    found.failures[server.name] = str(error)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[tuple[Service, psutil.Process | None]]:
+    """A server that answers, and its process, if it was started here: it is ended afterwards.
+
+    Raises:
+        FlowNPUError: it ends, or does not answer in ten minutes; the message is the last that it said.
+    """
+    if server.url:
+        yield Service(server.url, first_model(server.url)), None
+        return
+    port = _free_port()
+    command = [part.replace(PORT, str(port)) for part in server.command]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        # In a session of its own, so that Ctrl-C is ours to handle.
+        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        try:
+            _wait(server.name, f"http://127.0.0.1:{port}/health", process, said)
+            url = f"http://127.0.0.1:{port}/v1"
+            yield Service(url, first_model(url)), psutil.Process(process.pid)
+        finally:
+            _end(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait(name: str, url: str, process: subprocess.Popen[bytes], said: IO[str]) -> None:
+    httpx = require("httpx", extra="bench", purpose="flownpu bench --serve")
+    end = time.monotonic() + _WAIT_SECONDS
+    while process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):  # it does not listen yet
+            if httpx.get(url, timeout=10, trust_env=False).is_success:  # while a model is loaded, some say 503
+                return
+        if time.monotonic() > end:
+            raise FlowNPUError(f"{name} did not answer in {_WAIT_SECONDS:.0f} s; it said last: {_last(said)}")
+        time.sleep(0.05)
+    raise FlowNPUError(f"{name} ended with exit code {process.returncode}: {_last(said)}")
+
+
+def _last(said: IO[str]) -> str:
+    said.seek(0)
+    return (said.read().strip() or "it said nothing").splitlines()[-1]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a server, and what it started."""
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def resident(process: psutil.Process | None) -> int:
+    """Resident bytes of a process and all below it; 0 of None."""
+    if process is None:
+        return 0
+    total = 0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += each.memory_info().rss
+    return total

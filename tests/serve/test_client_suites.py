@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suites that others wrote for servers of OpenAI's API, as they are installed: compatcanary and lm-eval."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import client_suites
+
+TASKS = Path(__file__).parent / "lm_eval"
+
+
+@pytest.fixture(scope="module")
+def server(start_server, topics):
+    # An answer that does not end by itself must not keep the suites waiting; a call of theirs has 31 tokens.
+    return start_server(topics, "--context", 1024, "--max-output", 96)
+
+
+def test_compatcanary(server):
+    """Its seven probes: models, chat, a stream, a tool that must be called, a schema, responses and their stream."""
+    program = client_suites.compatcanary()
+    if program is None:
+        pytest.skip(client_suites.reason("compatcanary"))
+    command = ["node", program, "scan", "--base-url", f"{server.address}/v1", "--model", "topics", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert {result["status"] for result in report["results"]} == {"pass"}
+    assert len(report["results"]) == 7
+
+
+def test_lm_eval(server, tmp_path):
+    """Its score is the one of the answers that the client of OpenAI gets."""
+    python = client_suites.python_of("lm-eval")
+    if python is None:
+        pytest.skip(client_suites.reason("lm-eval"))
+    arguments = f"model=topics,base_url={server.address}/v1/chat/completions,num_concurrent=2,max_retries=1"
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        [
+            *(python, "-m", "lm_eval", "--model", "local-chat-completions", "--apply_chat_template"),
+            *("--model_args", arguments, "--tasks", "flownpu_statements", "--include_path", TASKS),
+            *("--output_path", tmp_path),
+        ],
+        cwd=TASKS,
+        env={**os.environ, **offline, "HF_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "none"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (results,) = (tmp_path / "topics").glob("results_*.json")
+    score = json.loads(results.read_text())["results"]["flownpu_statements"]["exact_match,statement"]
+    client, right = server.openai(), []
+    for line in (TASKS / "questions.jsonl").read_text().splitlines():
+        item = json.loads(line)
+        message = {"role": "user", "content": f"Tell me about {item['question']}."}
+        answer = client.chat.completions.create(model="topics", messages=[message], temperature=0, max_tokens=12)
+        found = re.search(r'"(\w+)" statement', answer.choices[0].message.content)
+        right.append(found is not None and found[1] == item["answer"])
+    assert score == pytest.approx(sum(right) / len(right))
+    # The model knows some and not others: a score that is always the same shows nothing.
+    assert 0 < score < 1

@@ -169,9 +169,7 @@ class LanguageModel:
         check_verifies(self.folder, configuration, options.get("device", "auto"))
         if speculation.draft is not None:
             check_draft(self.folder, configuration, speculation.draft)
-        providers = configuration["model"]["decoder"].get("session_options", {}).get("provider_options", [])
-        given = next((provider[get_ep_name()] for provider in providers if get_ep_name() in provider), {}) | options
-        return VerifyingGraph.of(self.folder, configuration, given.get("activations", "int8"))
+        return VerifyingGraph.of(self.folder, configuration)
 
     def _speculative(
         self,

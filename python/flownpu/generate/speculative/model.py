@@ -19,9 +19,9 @@ from flownpu.model.onnx_file import load_model
 
 __all__ = ["DraftModel", "Speculation", "SpeculativeModel", "VerifyingGraph"]
 
-# Calls of up to 4 rows have one arithmetic with int8 activations, docs/decisions.md; more rows would be other tokens.
-# With bfloat16 a row's result does not depend on the others: as many as can pay.
-_ROWS = {"int8": 4, "bf16": 8}
+# New tokens of a step at most. Calls of up to 4 have one arithmetic (docs/decisions.md): with more, products of int8 and
+# attention round otherwise than in single steps, and tokens may be others.
+_ROWS = 4
 # GenAI's own slack of a window-sized cache, if genai_config.json has none.
 _SLACK = 16
 # What it costs to find a candidate, in steps of the model, before it is measured.
@@ -54,13 +54,12 @@ class VerifyingGraph:
     """New tokens of a call at most."""
 
     @staticmethod
-    def of(folder: Path, configuration: dict[str, Any], activations: str) -> "VerifyingGraph":
+    def of(folder: Path, configuration: dict[str, Any]) -> "VerifyingGraph":
         """Changes the graph of a folder, in memory.
 
         Args:
             folder: the model's.
             configuration: its genai_config.json.
-            activations: what products round them to, "int8" or "bf16".
 
         Raises:
             FlowNPUError: the graph has a form in which it cannot be done.
@@ -70,14 +69,13 @@ class VerifyingGraph:
         onnx_ir = require("onnx_ir", extra="convert", purpose="Decoding with candidates")
         add_newest_logits = importlib.import_module("flownpu.graph_rewrites.newest_logits").add_newest_logits
         model = load_model(path, purpose="Decoding with candidates")
-        rows = _ROWS.get(activations, min(_ROWS.values()))
-        output, misses = add_newest_logits(model, rows)
+        output, misses = add_newest_logits(model, _ROWS)
         if not output:
             raise FlowNPUError(
                 f"{path} cannot verify candidates ({'; '.join(miss.reason for miss in misses)}): convert the model "
                 "again, or leave --lookup and --draft out"
             )
-        return VerifyingGraph(path.name, onnx_ir.to_proto(model).SerializeToString(), output, rows)
+        return VerifyingGraph(path.name, onnx_ir.to_proto(model).SerializeToString(), output, _ROWS)
 
 
 @dataclass(frozen=True)

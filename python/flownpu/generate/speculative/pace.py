@@ -35,8 +35,12 @@ class StepTimes:
             if rows == 1:
                 self.seconds[1] = seconds
             return
-        known = self.seconds.get(rows, self.cost(rows) * self.plain)
-        self.seconds[rows] = _moved(known, seconds)
+        known = self.seconds.get(rows)
+        if known is None:  # only the estimate is: half of what is seen is believed
+            known = self.cost(rows) * self.plain
+            self.seconds[rows] = (known + min(seconds, 2 * known)) / 2
+        else:
+            self.seconds[rows] = _moved(known, seconds)
 
     def cost(self, rows: int) -> float:
         """What a step of so many rows takes, in plain steps: measured, or by the nearest that was."""
@@ -83,8 +87,8 @@ class Pace:
         """
         for place in range(min(kept + 1, candidates)):
             self.rate += _WEIGHT * ((place < kept) - self.rate)
-        assert self.times.plain is not None
-        self.proposing = _moved(self.proposing, seconds / candidates / self.times.plain)
+        if self.times.plain is not None:
+            self.proposing = _moved(self.proposing, seconds / candidates / self.times.plain)
         self.credit = min(self.credit + 1 + kept - self._cost(candidates), _MOST_CREDIT)
 
     def _cost(self, candidates: int) -> float:

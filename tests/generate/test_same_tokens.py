@@ -129,7 +129,7 @@ def test_guidance(
 
 
 def test_a_penalty_of_the_folders_own(topics: Path, tmp_path: Path, held_out: str) -> None:
-    """Of repetition, which looks at the whole sequence, the prompt included."""
+    """A penalty of repetitions looks at the whole sequence, the prompt included."""
     folder = shutil.copytree(topics, tmp_path / "penalised")
     settings = json.loads((folder / "genai_config.json").read_text())
     settings["search"] |= {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
@@ -159,7 +159,7 @@ def test_turns_of_a_conversation(
 def test_going_back(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
-    """To the middle of a step, to the prompt, and on from there without a new prompt; logits are those of single steps."""
+    """To the middle of a step, to the prompt, and on from there without a new prompt."""
     prompt = plain.tokens_of_text(held_out[:400])
     expected = generate(plain.generator(512, GREEDY), prompt, 30)
     known = [*prompt.tolist(), *expected]
@@ -183,9 +183,7 @@ def test_going_back(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
-def test_window_sized_caches(
-    kv_dtype: Any, tmp_path: Path, held_out: str, generate: Callable[..., list[int]]
-) -> None:
+def test_window_sized_caches(kv_dtype: Any, tmp_path: Path, held_out: str, generate: Callable[..., list[int]]) -> None:
     """There are candidates until tokens leave the cache, which then cannot be taken back."""
     convert(CHECKPOINT, tmp_path / "windowed", kv_dtype=kv_dtype, sliding_window_cache=True)
     without = LanguageModel(tmp_path / "windowed")
@@ -201,9 +199,7 @@ def test_window_sized_caches(
         assert (generator.tally.candidates > 0) == (len(prompt) < reach)
 
 
-def test_a_cache_that_grows_and_logits_of_all_tokens(
-    tmp_path: Path, held_out: str
-) -> None:
+def test_a_cache_that_grows_and_logits_of_all_tokens(tmp_path: Path, held_out: str) -> None:
     convert(CHECKPOINT, tmp_path / "all", logits="all")
     path = tmp_path / "all" / "genai_config.json"
     settings = json.loads(path.read_text())

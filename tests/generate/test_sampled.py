@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 TOP = 5
 DRAWS = 1000
-# Of chi-square with 4 degrees of freedom, what one in a million draws of 1000 would exceed: P(X > x) =
-# e^(-x / 2) (1 + x / 2) = 1e-6 at x = 33.4.
+# Chi-square with 4 degrees of freedom exceeds it once in a million times: P(X > x) = e^(-x / 2) (1 + x / 2) = 1e-6 at
+# x = 33.4.
 MOST_CHI_SQUARE = 33.4
 
 
@@ -36,7 +36,7 @@ def chi_square(drawn: list[int], expected: dict[int, float]) -> float:
 
 @pytest.mark.parametrize("rank", [0, 2, None])
 def test_frequencies_are_probabilities(rank: int | None, plain: LanguageModel, looking: LanguageModel) -> None:
-    """Of the second new token, behind the first: its candidate is the likeliest, the third, or one that never comes."""
+    """The token behind a candidate that is the likeliest, the third, or one that never comes."""
     temperature = 1.5
     sampling = Sampling(temperature=temperature, top_k=TOP, seed=11)
     prompt = plain.tokens_of_text("The statement is used to")
@@ -62,6 +62,6 @@ def test_frequencies_are_probabilities(rank: int | None, plain: LanguageModel, l
 
 def test_another_distribution_would_be_seen() -> None:
     """A tenth of the draws moved from one of two equal tokens to the other."""
-    expected = {token: 1 / TOP for token in range(TOP)}
+    expected = dict.fromkeys(range(TOP), 1 / TOP)
     moved = [0] * 300 + [1] * 100 + [2] * 200 + [3] * 200 + [4] * 200
     assert chi_square(moved, expected) > MOST_CHI_SQUARE

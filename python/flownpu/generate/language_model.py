@@ -193,9 +193,7 @@ class LanguageModel:
             draft = DraftModel(
                 lambda length: opened.generator(length, greedy), opened.context_length, opened.vocabulary_size
             )
-        return SpeculativeModel(
-            self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft
-        )
+        return SpeculativeModel(self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft)
 
     def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
         config = self._genai.Config(str(self.folder))

@@ -19,4 +19,4 @@ class Candidates(Protocol):
         """
 
     def rewound(self, length: int) -> None:
-        """Of the sequence only the first `length` tokens are left."""
+        """The sequence was gone back on: its first `length` tokens are left."""

@@ -19,7 +19,9 @@ def check_verifies(folder: Path, configuration: dict[str, Any], device: str) -> 
     if "dynamic_batching" in configuration.get("engine", {}):
         reason = "is a paged model, which GenAI's engine decodes: convert it without --paged"
     elif "vision" in model:
-        reason = "takes images, and GenAI gives logits of the last token only then: convert it with --vision-weights none"
+        reason = (
+            "takes images, and GenAI gives logits of the last token only then: convert it with --vision-weights none"
+        )
     elif str(model.get("type", "")).startswith("phi"):
         reason = "has a KV cache that GenAI computes anew when the text reaches its second table of rotations"
     elif device not in ("auto", "cpu"):

@@ -69,12 +69,12 @@ class SpeculativeGenerator:
         self._read = 0
         """Tokens that the reader has."""
         self._confirmed = 0
-        """Of these, the sequence's; those after them are candidates of which nothing is known, or that were wrong."""
+        """How many of these are the sequence's: then come candidates that were wrong, or of which nothing is known yet."""
         self._rows: deque[Row] = deque()
         """The logits behind the sequence's last token, then those behind the candidates to which they are."""
         self._candidates: deque[int] = deque()
         self._step: tuple[Pace, int, float] | None = None
-        """Of the step that is being verified: its pace, candidates, and the seconds to find them."""
+        """The step that is being verified: its pace, how many candidates, and the seconds to find them."""
 
     def append_tokens(self, tokens: NDArray[np.int32]) -> None:
         """Computes tokens that are given."""

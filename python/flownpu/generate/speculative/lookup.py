@@ -23,7 +23,7 @@ class Lookup:
         for length in _LENGTHS:
             last = tuple(tokens[-length:])
             end = self._ends.get(last, 0)
-            # Of a sequence that was gone back on, the index may have what is no longer there.
+            # The index may have what was gone back on, and is no longer there.
             if 0 < end < len(tokens) and tuple(tokens[end - length : end]) == last:
                 return _copied(tokens, end, count)
         return []

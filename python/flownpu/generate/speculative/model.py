@@ -5,10 +5,9 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.generate.speculative.candidates import Candidates
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.speculative.draft import Draft
 from flownpu.generate.speculative.generator import SpeculativeGenerator
@@ -17,10 +16,13 @@ from flownpu.generate.speculative.pace import Pace, StepTimes
 from flownpu.model.folder import onnx_path
 from flownpu.model.onnx_file import load_model
 
+if TYPE_CHECKING:
+    from flownpu.generate.speculative.candidates import Candidates
+
 __all__ = ["DraftModel", "Speculation", "SpeculativeModel", "VerifyingGraph"]
 
-# New tokens of a step at most. Calls of up to 4 have one arithmetic (docs/decisions.md): with more, products of int8 and
-# attention round otherwise than in single steps, and tokens may be others.
+# New tokens of a step at most. Calls of up to 4 have one arithmetic (docs/decisions.md): with more, products of int8
+# and attention round otherwise than in single steps, and tokens may be others.
 _ROWS = 4
 # GenAI's own slack of a window-sized cache, if genai_config.json has none.
 _SLACK = 16
@@ -140,7 +142,7 @@ class SpeculativeModel:
             make_reader: makes GenAI's generator of the model.
             make_choice: makes one of another model, with the sampling and guidance that are wanted.
         """
-        sources: list[tuple[Candidates, Pace]] = []
+        sources: "list[tuple[Candidates, Pace]]" = []
         if "lookup" in self.paces:
             sources.append((Lookup(), self.paces["lookup"]))
         if self._draft is not None:

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.newest_logits import NAME, add_newest_logits
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # Hidden states are given, and an LM head of 40 tokens; `last` is the index of each row's last token.
 MODEL = """
@@ -21,7 +26,7 @@ decoder (float[B, S, 8] hidden, int64[B, 1, 1] last) => (float[B, 1, 40] logits)
 WEIGHT = np.random.default_rng(0).standard_normal((8, 40)).astype(np.float32)
 
 
-def _model(text: str = MODEL) -> testing.ir.Model:
+def _model(text: str = MODEL) -> ir.Model:
     return testing.parse(text, weight=WEIGHT, cap=np.array(3.0, np.float32))
 
 

@@ -142,7 +142,7 @@ class SpeculativeModel:
             make_reader: makes GenAI's generator of the model.
             make_choice: makes one of another model, with the sampling and guidance that are wanted.
         """
-        sources: "list[tuple[Candidates, Pace]]" = []
+        sources: list[tuple[Candidates, Pace]] = []
         if "lookup" in self.paces:
             sources.append((Lookup(), self.paces["lookup"]))
         if self._draft is not None:

@@ -197,6 +197,13 @@ def test_window_sized_caches(kv_dtype: Any, tmp_path: Path, held_out: str, gener
         generator = scripted(model, Scripted([*prompt.tolist(), *expected], wrong=3), 512, GREEDY)
         assert generate(generator, prompt, count) == expected
         assert (generator.tally.candidates > 0) == (len(prompt) < reach)
+    talks = [Conversation(each, GREEDY, 512) for each in (without, model)]
+    for turn in range(3):
+        replies = [talk.reply(held_out[90 * turn : 90 * turn + 90], Timing()) for talk in talks]
+        texts = ["".join(text for text, _ in zip(reply, range(40), strict=False)) for reply in replies]
+        for reply in replies:
+            reply.close()
+        assert texts[0] == texts[1]
 
 
 def test_a_cache_that_grows_and_logits_of_all_tokens(tmp_path: Path, held_out: str) -> None:

@@ -131,6 +131,9 @@ class LanguageModel:
         self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
+        search = configuration.get("search", {})
+        self._samples = bool(search.get("do_sample", False))
+        self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
         """GenAI's settings of a paged model: one that its engine runs, and its generators do not."""
         self.has_chat_template = has_chat_template(folder)
@@ -278,11 +281,14 @@ class LanguageModel:
         chosen = {"max_length": max_length, "min_length": min_length, **sampling.search_options()}
         if self.speculative is None:
             return self._genai_generator(self._model, chosen, guidance)
-        read = {"max_length": max_length, "do_sample": False}
+        # A cache that grows cannot forget a token that was chosen and is not computed (GenAI 0.18).
+        greedy = not chosen.get("do_sample", self._samples) and guidance is None and not self._cache_grows
+        read = chosen if greedy else {"max_length": max_length, "do_sample": False}
         return self.speculative.generator(
             max_length,
             lambda: self._genai_generator(self._model, read),
             lambda model: self._genai_generator(model, chosen, guidance),
+            reader_chooses=greedy,
         )
 
     def _genai_generator(

@@ -40,13 +40,17 @@ class SpeculativeGenerator:
     candidates without a distribution: x is kept with probability p(x), else a token comes from p without x. Because
     the choice draws once for each token, the same seed gives the same text as without candidates.
 
+    Where nothing is drawn and no grammar has a state, steps without candidates are the reader's own, which copies no
+    logits; the choice gets the tokens when it is asked again.
+
     Args:
-        reader: GenAI's generator of the model; what it would choose is never asked for.
+        reader: GenAI's generator of the model.
         choice: with the sampling, and as many tokens at most.
         sources: candidates with their pace; the first that has any gives a step's.
         times: what the model's steps take.
         output: the model's output with the logits of all new tokens, of up to `most_rows`.
         most_rows: new tokens of a step at most.
+        reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
         reach: tokens up to which the reader can be taken back, and gets candidates; it has room for them all.
     """
 
@@ -59,17 +63,25 @@ class SpeculativeGenerator:
         *,
         output: str,
         most_rows: int,
+        reader_chooses: bool,
         reach: int,
     ) -> None:
         self.tally = Tally()
         self._reader, self._choice = reader, choice
         self._sources, self._times = sources, times
         self._output, self._most_rows, self._reach = output, most_rows, reach
+        self._reader_chooses = reader_chooses
+        self._last: Any = choice.generator
+        """The generator that chose the last token, or would choose the next."""
         self._tokens: list[int] = []
+        self._chosen = 0
+        """Tokens that the choice has."""
         self._read = 0
-        """Tokens that the reader has."""
+        """Tokens that the reader's cache has."""
+        self._reader_is_ahead = False
+        """Whether its sequence has one more, which it chose and has not computed."""
         self._confirmed = 0
-        """How many of these are the sequence's: then come candidates that were wrong, or of which nothing is known yet."""
+        """How many of these are the sequence's: then come candidates, wrong or not yet compared."""
         self._rows: deque[Row] = deque()
         """The logits behind the sequence's last token, then those behind the candidates to which they are."""
         self._candidates: deque[int] = deque()
@@ -82,16 +94,21 @@ class SpeculativeGenerator:
         tokens = np.asarray(tokens, dtype=np.int32).reshape(-1)
         self._compute([*self._tokens[self._read :], *tokens.tolist()], 0)
         self._tokens.extend(tokens.tolist())
-        self._choice.append(tokens, self._rows[0])
+        self._last = self._reader
+        if not self._reader_chooses:
+            self._tell_choice()
 
     def generate_next_token(self) -> None:
         """Chooses the next token; computes, if the last step did not do that already."""
-        if not self._rows:
-            self._next_step()
+        if not self._rows and not self._next_step(self._reader_chooses):
+            return
+        self._tell_choice()
         token = self._choice.next(self._rows.popleft())
-        ended = self._choice.generator.token_count() == len(self._tokens)
+        self._last = self._choice.generator
+        ended = self._last.token_count() == len(self._tokens)
         if not ended:
             self._tokens.append(token)
+            self._chosen += 1
         if self._candidates and self._candidates.popleft() == token and not ended:
             self._confirmed += 1
             self.tally.kept += 1
@@ -101,18 +118,17 @@ class SpeculativeGenerator:
     def get_logits(self) -> Row:
         """The logits that the next token is chosen from, float32 [1, 1, V]."""
         if not self._rows:
-            self._next_step()
+            self._next_step(False)
         return self._rows[0].reshape(1, 1, -1)
 
     def get_next_tokens(self) -> NDArray[np.int32]:
         """The token that was chosen last."""
-        tokens: NDArray[np.int32] = self._choice.generator.get_next_tokens()
+        tokens: NDArray[np.int32] = self._last.get_next_tokens()
         return tokens
 
     def get_sequence(self, index: int) -> NDArray[np.int32]:
         """The tokens so far."""
-        tokens: NDArray[np.int32] = self._choice.generator.get_sequence(index)
-        return tokens
+        return np.array([self._tokens][index], np.int32)
 
     def token_count(self) -> int:
         """How many tokens the sequence has."""
@@ -120,7 +136,7 @@ class SpeculativeGenerator:
 
     def is_done(self) -> bool:
         """Whether the sequence has ended, or has the most tokens."""
-        return bool(self._choice.generator.is_done())
+        return bool(self._last.is_done())
 
     def rewind_to(self, length: int) -> None:
         """Leaves the first tokens.
@@ -129,16 +145,22 @@ class SpeculativeGenerator:
             RuntimeError: the model's KV cache cannot be taken back; the message is GenAI's.
         """
         self._drop_candidates()
-        if self._read > length:
-            self._take_back(length)
-        self._choice.generator.rewind_to(length)
+        if self._read + self._reader_is_ahead > length:
+            self._take_back(min(self._read, length))
+        if self._chosen > length:
+            self._choice.generator.rewind_to(length)
+            self._chosen = length
         del self._tokens[length:]
         self._rows.clear()
         for source, _ in self._sources:
             source.rewound(length)
 
-    def _next_step(self) -> None:
-        """Computes the sequence's last token, with candidates after it where there are some."""
+    def _next_step(self, reader_may_choose: bool) -> bool:
+        """Computes the sequence's last token, with candidates after it where there are some.
+
+        Returns:
+            Whether there are logits; else there were no candidates, and the reader has chosen the next token.
+        """
         if self._read == len(self._tokens):
             # It was gone back to here: its logits are no longer known.
             self._take_back(self._read - 1)
@@ -146,7 +168,11 @@ class SpeculativeGenerator:
         started = time.perf_counter()
         pace, candidates = self._propose(self._most_rows - len(new))
         found = time.perf_counter()
-        self._compute([*new, *candidates], len(candidates))
+        chosen = pace is None and reader_may_choose
+        if chosen:
+            self._reader_chooses_next(new)
+        else:
+            self._compute([*new, *candidates], len(candidates))
         ended = time.perf_counter()
         self.tally.steps += 1
         self.tally.candidates += len(candidates)
@@ -157,6 +183,24 @@ class SpeculativeGenerator:
         else:
             self._step = (pace, len(candidates), found - started)
             self._candidates.extend(candidates)
+        return not chosen
+
+    def _reader_chooses_next(self, new: list[int]) -> None:
+        """A step of the reader alone, over the tokens that its cache does not have."""
+        if not self._reader_is_ahead:
+            self._reader.append_tokens(np.array(new, np.int32))
+        self._reader.generate_next_token()
+        self._read = self._confirmed = len(self._tokens)
+        self._reader_is_ahead = self._reader.token_count() > len(self._tokens)
+        self._last = self._reader
+        if self._reader_is_ahead:
+            self._tokens.append(int(self._reader.get_next_tokens()[0]))
+
+    def _tell_choice(self) -> None:
+        """Gives the choice the tokens that it does not have; the next ones come from the first row's logits."""
+        if self._chosen < len(self._tokens):
+            self._choice.append(np.array(self._tokens[self._chosen :], np.int32), self._rows[0])
+            self._chosen = len(self._tokens)
 
     def _propose(self, room: int) -> tuple[Pace | None, list[int]]:
         room = min(room, self._reach - len(self._tokens))
@@ -168,7 +212,16 @@ class SpeculativeGenerator:
 
     def _compute(self, tokens: list[int], candidates: int) -> None:
         """Has the reader compute tokens; takes the logits behind the last one and behind the candidates before it."""
-        self._reader.append_tokens(np.array(tokens, np.int32))
+        if self._reader_is_ahead and candidates:
+            self._take_back(self._read)
+        elif self._reader_is_ahead:
+            # Computes the token that the reader chose, also where its cache cannot be taken back.
+            self._reader.get_logits()
+            self._reader_is_ahead = False
+            self._read += 1
+            tokens = tokens[1:]
+        if tokens:
+            self._reader.append_tokens(np.array(tokens, np.int32))
         self._read += len(tokens)
         self._confirmed = self._read - candidates
         self._rows.clear()
@@ -181,6 +234,7 @@ class SpeculativeGenerator:
     def _take_back(self, length: int) -> None:
         self._reader.rewind_to(length)
         self._read = self._confirmed = length
+        self._reader_is_ahead = False
 
     def _end_step(self) -> None:
         """All that a step gave is chosen: wrong candidates leave the KV cache, and the pace hears of it."""

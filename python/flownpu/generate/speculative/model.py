@@ -134,13 +134,21 @@ class SpeculativeModel:
         if draft is not None:
             self.paces["draft"] = Pace(self.times, graph.rows - 1, _DRAFT_COST)
 
-    def generator(self, max_length: int, make_reader: Callable[[], Any], make_choice: Callable[[Any], Any]) -> Any:
+    def generator(
+        self,
+        max_length: int,
+        make_reader: Callable[[], Any],
+        make_choice: Callable[[Any], Any],
+        *,
+        reader_chooses: bool,
+    ) -> Any:
         """Like a GenAI generator of one sequence of up to `max_length` tokens.
 
         Args:
             max_length: the prompt's tokens included.
             make_reader: makes GenAI's generator of the model.
             make_choice: makes one of another model, with the sampling and guidance that are wanted.
+            reader_chooses: whether the first one has the same settings, and draws nothing.
         """
         sources: list[tuple[Candidates, Pace]] = []
         if "lookup" in self.paces:
@@ -154,5 +162,6 @@ class SpeculativeModel:
             self.times,
             output=self._graph.output,
             most_rows=self._graph.rows,
+            reader_chooses=reader_chooses,
             reach=max_length if self.reach is None else min(self.reach, max_length),
         )

@@ -98,7 +98,8 @@ def main(
             generator = looking.generator(context, GREEDY, min_length=context)
             assert isinstance(generator, SpeculativeGenerator)
             if not own:
-                generator._choice = ForcedChoice(generator._choice, [*text, *text])
+                # The reader cannot be made to say a text: all steps go the longer way, that of sampled text.
+                generator._choice, generator._reader_chooses = ForcedChoice(generator._choice, [*text, *text]), False
             pairs.append((seconds, decode(generator, prompt, tokens)))
             tally = generator.tally
         rates = [tokens / median(side) for side in zip(*pairs, strict=True)]

@@ -50,7 +50,7 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
         return 0, [] if which == "last" else [Miss(_RULE, output, reason)]
     if which == "all":
         return 0, []
-    values = _before_caps(logits)
+    values = before_caps(logits)
     head, seqlens_k = values[-1].producer(), _seqlens_k(model)
     if head is None or (head.domain, head.op_type) not in _HEADS or logits.uses():
         made_by = "an input" if head is None else head.op_type
@@ -71,7 +71,7 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
     return 1, []
 
 
-def _before_caps(logits: ir.Value) -> list[ir.Value]:
+def before_caps(logits: ir.Value) -> list[ir.Value]:
     """The logits, what they are before their soft cap, and what is between, each of which has no other use."""
     values = [logits]
     while (node := values[-1].producer()) is not None and node.domain == "" and node.op_type in _CAPS:

@@ -11,6 +11,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.held_sequence import HeldSequence
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request, Started
 
@@ -209,3 +210,21 @@ def test_a_slot_that_is_emptied_is_empty_at_once(worker):
     finally:
         gc.enable()
     assert after - before <= worker.slots
+
+
+def test_candidates_change_no_answer(topics, model):
+    """Nor likelihoods; in slots that are gone on with, cut short by a stop text or cancelled in a step."""
+    looking = LanguageModel(topics, speculation=Speculation(lookup=True))
+    answers = []
+    for each in (model, looking):
+        worker = GeneratorWorker(each, context=512, slots=2)
+        try:
+            text = "Strings are sequences. Strings are sequences. Strings are"
+            first = Asked(worker, text, 12, alternatives=2).all()
+            pieces = [(event.text, event.likelihoods) for event in first if isinstance(event, Piece)]
+            more = [Asked(worker, f"{text} of{end}", 12, stop=("e",)).text() for end in ("", " a", "")]
+            sampled = Asked(worker, text, 12, sampling=Sampling(temperature=1.0, seed=5)).text()
+            answers.append((pieces, more, sampled, Asked(worker, text, 8, guidance=ENDLESS).text()))
+        finally:
+            worker.close()
+    assert answers[0] == answers[1]

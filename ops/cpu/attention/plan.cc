@@ -25,6 +25,10 @@ constexpr std::int64_t kLeastChunkKeys = 64;
 // for memory to be read by fewer than can read it.
 constexpr std::int64_t kTasksPerThread = 4;
 constexpr std::int64_t kFewTasksPerThread = 8;
+// Tokens of a call that are computed as one alone is, by attend_few, though keys then are read once
+// for each few_rows / (H / G) of them: candidates for the next tokens, whose logits must be those
+// of single steps. attend_many rounds queries and weights to bfloat16.
+constexpr std::int64_t kFewTokens = 4;
 // K and V of a part at least: 128 KB take a thread some 6 us to read at 20 GB/s, a few times what
 // it takes to hand out a task and to merge its state.
 constexpr std::int64_t kPartBytes = 128 * 1024;
@@ -33,6 +37,9 @@ std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / 
 
 // The most rows, in whole blocks, that leave every thread its tasks.
 std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& machine) {
+  if (shape.tokens <= kFewTokens && shape.heads_per_group <= machine.few_rows)
+    return std::clamp<std::int64_t>(machine.few_rows / shape.heads_per_group, 1,
+                                    std::max<std::int64_t>(1, shape.tokens));
   const std::int64_t rows = shape.batch * shape.kv_heads * shape.heads_per_group * shape.tokens;
   const std::int64_t blocks = rows / (machine.threads * kTasksPerThread) / machine.block_rows;
   // Queries as they come and as they are multiplied, and numerators.

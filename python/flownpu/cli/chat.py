@@ -17,6 +17,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.image_prompts import read_images
 from flownpu.generate.language_model import Sampling, Timing
+from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
@@ -37,6 +38,8 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
+    lookup: options.Lookup = False,
+    draft: options.DraftFolder = None,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -48,7 +51,9 @@ def chat(
     Reads stdin line by line, one turn a line, also from a pipe. An image belongs to the next message, which may have
     several.
     """
-    language_model = options.open_model(model, provider, device, activations, threads, option)
+    language_model = options.open_model(
+        model, provider, device, activations, threads, option, Speculation(lookup, draft)
+    )
     conversation = Conversation(
         language_model,
         Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),

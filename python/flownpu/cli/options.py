@@ -9,6 +9,7 @@ import typer
 
 from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.model import Speculation
 from flownpu.model.folder import read_genai_config
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Activations", "AsJson", "Device", "DeviceOption", "ModelFolder", "Option", "Provider", "ProviderOption"]
 __all__ += ["ActivationsOption", "Seed", "Temperature", "Threads", "TopK", "TopP", "open_model", "provider_options"]
-__all__ += ["Context", "Slots", "served_models"]
+__all__ += ["Context", "DraftFolder", "Lookup", "Slots", "served_models"]
 
 
 # Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
@@ -48,6 +49,21 @@ TopP = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest of this total probability.")
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling: the same one, the same text.")]
+Lookup = Annotated[
+    bool,
+    typer.Option(
+        "--lookup",
+        help="Several tokens a step where the text repeats itself or the prompt, the same text in less time.",
+    ),
+]
+DraftFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Several tokens a step where this smaller model of the same family, in its folder, says the same.",
+    ),
+]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer; the KV cache is of this size.")]
 Slots = Annotated[
     int, typer.Option(min=1, help="Answers that are computed at the same time, and conversations that are kept.")
@@ -62,6 +78,7 @@ def open_model(
     activations: Activations | None,
     threads: int | None,
     option: list[str] | None,
+    speculation: Speculation | None = None,
 ) -> LanguageModel:
     """Opens a model folder as the command line's options say.
 
@@ -69,7 +86,7 @@ def open_model(
         typer.BadParameter: an `--option` is not of the form KEY=VALUE.
     """
     options = provider_options(device, activations, option)
-    return LanguageModel(folder, provider=provider, options=options, threads=threads)
+    return LanguageModel(folder, provider=provider, options=options, threads=threads, speculation=speculation)
 
 
 def provider_options(
@@ -94,15 +111,26 @@ def provider_options(
 
 
 def served_models(
-    models: list[str], provider: Provider, given: dict[str, str], threads: int | None, context: int, slots: int
+    models: list[str],
+    provider: Provider,
+    given: dict[str, str],
+    threads: int | None,
+    context: int,
+    slots: int,
+    speculation: Speculation,
 ) -> "dict[str, ModelSettings]":
     """Models for a server, by name: NAME=FOLDER, or a folder, whose last part is the name.
 
     Raises:
-        typer.BadParameter: two have the same name.
+        typer.BadParameter: two have the same name, or a draft model is given for several.
         FlowNPUError: a folder holds no model.
     """
     protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
+    if speculation.draft is not None and len(models) > 1:
+        raise typer.BadParameter(
+            f"a draft model is of one model's family, got {len(models)} models: serve each with its own",
+            param_hint="--draft",
+        )
     named: dict[str, ModelSettings] = {}
     for text in models:
         name, separator, place = text.partition("=")
@@ -111,5 +139,5 @@ def served_models(
         if name in named:
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
         read_genai_config(folder)
-        named[name] = protocol.ModelSettings(folder, provider, given, threads, context, slots)
+        named[name] = protocol.ModelSettings(folder, provider, given, threads, context, slots, speculation)
     return named

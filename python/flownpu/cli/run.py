@@ -12,6 +12,7 @@ from flownpu.cli import options
 from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, mark_images, read_images
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing, Tokens
+from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,8 @@ def run(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
+    lookup: options.Lookup = False,
+    draft: options.DraftFolder = None,
     no_chat_template: Annotated[
         bool, typer.Option("--no-chat-template", help="Take the prompt as it is, not as a turn of a conversation.")
     ] = False,
@@ -54,7 +57,9 @@ def run(
         prompt = sys.stdin.read()
     # Before the model is opened: what is wrong with an image is told at once, and its memory is free again.
     images = read_images(model, image) if image else []
-    language_model = options.open_model(model, provider, device, activations, threads, option)
+    language_model = options.open_model(
+        model, provider, device, activations, threads, option, Speculation(lookup, draft)
+    )
     tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     timing = Timing()
@@ -98,9 +103,10 @@ def summary(timing: Timing) -> str:
     if timing.images:
         images = f"{timing.images} image{'s' if timing.images > 1 else ''}"
         images += f" in {seconds_text(timing.vision)}, " if timing.vision is not None else ", "
+    steps = f" in {timing.steps} steps, {timing.kept} of {timing.candidates} candidates kept" if timing.steps else ""
     return (
         f"{images}{timing.prompt_tokens} prompt tokens, first token after {seconds_text(timing.first_token)}, "
-        f"{timing.new_tokens} new tokens at {timing.decode_rate:.1f} tokens/s"
+        f"{timing.new_tokens} new tokens at {timing.decode_rate:.1f} tokens/s{steps}"
     )
 
 
@@ -130,6 +136,9 @@ def _report(
         "prompt_tokens": timing.prompt_tokens,
         "image_tokens": TOKENS_PER_IMAGE * timing.images,
         "new_tokens": timing.new_tokens,
+        "steps": timing.steps or max(0, timing.new_tokens - 1),
+        "candidate_tokens": timing.candidates,
+        "kept_candidate_tokens": timing.kept,
         "vision_seconds": timing.vision,
         "prefill_seconds": timing.prefill,
         "first_token_seconds": timing.first_token,

@@ -9,7 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
+from flownpu.generate.speculative.compatibility import check_draft, check_verifies
+from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
+from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
 from flownpu.model.folder import has_chat_template, most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.registration import get_ep_name, register
@@ -72,7 +75,13 @@ class Timing:
     first_token: float = 0.0
     """From the images, or the prompt's first token, to the first new token's text (TTFT)."""
     decode: float = 0.0
-    """From the first new token to the last: new_tokens - 1 steps."""
+    """From the first new token to the last: new_tokens - 1 steps, or fewer with candidates."""
+    steps: int = 0
+    """Runs of the model after the prompt, where there are candidates."""
+    candidates: int = 0
+    """Tokens that were proposed."""
+    kept: int = 0
+    """Those of them that became the text's."""
 
     @property
     def prefill_rate(self) -> float:
@@ -95,9 +104,11 @@ class LanguageModel:
         threads: threads of the CPU kernels; None leaves the number to the provider.
         profile: the beginning of the path to which ONNX Runtime writes its profile when the model is deleted; None:
             none is written.
+        speculation: where candidates for the next tokens come from. The text is the same with and without them.
 
     Raises:
-        FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider.
+        FlowNPUError: the folder is missing or is not a GenAI model, or FlowNPU's options are given to another provider;
+            the model cannot verify candidates, or the draft cannot give them.
         MissingDependencyError: onnxruntime_genai is not installed.
         RuntimeError: GenAI or the provider refuses the model or an option; the message is theirs.
     """
@@ -110,6 +121,7 @@ class LanguageModel:
         options: dict[str, str] | None = None,
         threads: int | None = None,
         profile: Path | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.folder = folder
         self.provider = provider
@@ -119,6 +131,9 @@ class LanguageModel:
         self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
         self.can_rewind = _can_rewind(configuration)
+        search = configuration.get("search", {})
+        self._samples = bool(search.get("do_sample", False))
+        self._cache_grows = not search.get("past_present_share_buffer", False)
         self.dynamic_batching: dict[str, Any] | None = configuration.get("engine", {}).get("dynamic_batching")
         """GenAI's settings of a paged model: one that its engine runs, and its generators do not."""
         self.has_chat_template = has_chat_template(folder)
@@ -126,6 +141,7 @@ class LanguageModel:
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
         self._genai = require("onnxruntime_genai", extra="genai", purpose="Text generation")
         options = dict(options or {})
+        graph = self._verifying_graph(configuration, options, speculation) if speculation else None
         with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
             # GenAI keeps the session to itself; the provider says what runs where in a file of our choice.
             # A model with images has three sessions.
@@ -133,16 +149,54 @@ class LanguageModel:
             config = self._configure(options, threads, f"{scratch}/")
             if profile is not None:
                 _overlay(config, {"enable_profiling": str(profile)})
+            if graph is not None:
+                config.add_model_data(graph.filename, graph.content)
             self._model = self._genai.Model(config)
             self._tokenizer = self._genai.Tokenizer(self._model)
             self.load_seconds = time.perf_counter() - started
             # "summary" is one line: what runs where, and why.
-            self.placement = _placement(Path(scratch), settings["decoder"])
+            self.placement = _placement(Path(scratch), settings["decoder"], in_memory=graph is not None)
             self.vision_placement = _placement(Path(scratch), settings["vision"]) if "vision" in settings else None
         self._image_processor: ImageProcessor | None = None
         if settings["type"] == "gemma3" and "vision" in settings:
             features = settings["vision"].get("outputs", {}).get("image_features", "image_features")
             self._image_processor = ImageProcessor(self._genai, self._model, self._tokenizer, features)
+        self.speculative: SpeculativeModel | None = None
+        """What makes the generators, if there are candidates."""
+        if speculation and graph is not None:
+            self.speculative = self._speculative(configuration, speculation, graph, options, threads)
+
+    def _verifying_graph(
+        self, configuration: dict[str, Any], options: dict[str, str], speculation: Speculation
+    ) -> VerifyingGraph:
+        check_verifies(self.folder, configuration, options.get("device", "auto"))
+        if speculation.draft is not None:
+            check_draft(self.folder, configuration, speculation.draft)
+        return VerifyingGraph.of(self.folder, configuration)
+
+    def _speculative(
+        self,
+        configuration: dict[str, Any],
+        speculation: Speculation,
+        graph: VerifyingGraph,
+        options: dict[str, str],
+        threads: int | None,
+    ) -> SpeculativeModel:
+        device = str(self.placement.get("device", "cpu"))
+        if not device.startswith("cpu"):
+            raise FlowNPUError(
+                f"{self.folder} runs on {device}, which computes one token a step, and candidates take several: take "
+                "--device cpu, or leave --lookup and --draft out"
+            )
+        draft = None
+        if speculation.draft is not None:
+            opened = LanguageModel(speculation.draft, provider=self.provider, options=options, threads=threads)
+            self.load_seconds += opened.load_seconds
+            greedy = Sampling(temperature=0)
+            draft = DraftModel(
+                lambda length: opened.generator(length, greedy), opened.context_length, opened.vocabulary_size
+            )
+        return SpeculativeModel(self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft)
 
     def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
         config = self._genai.Config(str(self.folder))
@@ -213,7 +267,7 @@ class LanguageModel:
     def generator(
         self, max_length: int, sampling: Sampling, *, min_length: int = 0, guidance: tuple[str, str] | None = None
     ) -> Any:
-        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included.
+        """A GenAI generator of one sequence of up to `max_length` tokens, the prompt's included, or one like it.
 
         `guidance` is what the new text must be an instance of: GenAI's name of the kind, and the schema or grammar.
 
@@ -224,13 +278,29 @@ class LanguageModel:
             raise FlowNPUError(
                 f"{self.folder} is a paged model, which `flownpu serve` runs: serve it, or convert it without --paged"
             )
-        parameters = self._genai.GeneratorParams(self._model)
-        parameters.set_search_options(max_length=max_length, min_length=min_length, **sampling.search_options())
+        chosen = {"max_length": max_length, "min_length": min_length, **sampling.search_options()}
+        if self.speculative is None:
+            return self._genai_generator(self._model, chosen, guidance)
+        # A cache that grows cannot forget a token that was chosen and is not computed (GenAI 0.18).
+        greedy = not chosen.get("do_sample", self._samples) and guidance is None and not self._cache_grows
+        read = chosen if greedy else {"max_length": max_length, "do_sample": False}
+        return self.speculative.generator(
+            max_length,
+            lambda: self._genai_generator(self._model, read),
+            lambda model: self._genai_generator(model, chosen, guidance),
+            reader_chooses=greedy,
+        )
+
+    def _genai_generator(
+        self, model: Any, search_options: dict[str, Any], guidance: tuple[str, str] | None = None
+    ) -> Any:
+        parameters = self._genai.GeneratorParams(model)
+        parameters.set_search_options(**search_options)
         if guidance is None:
-            return self._genai.Generator(self._model, parameters)
+            return self._genai.Generator(model, parameters)
         parameters.set_guidance(*guidance)
         try:
-            return self._genai.Generator(self._model, parameters)
+            return self._genai.Generator(model, parameters)
         except RuntimeError as error:
             raise FlowNPUError(f"the {guidance[0]} is not one that GenAI's guidance understands: {error}") from error
 
@@ -279,6 +349,8 @@ class LanguageModel:
 
         Images, one for each mark in the prompt, must come with the generator's first prompt.
         """
+        tally = generator.tally if isinstance(generator, SpeculativeGenerator) else None
+        before = Tally() if tally is None else replace(tally)
         started = time.perf_counter()
         timing.vision = self.append(generator, prompt, images)
         timing.images = len(images)
@@ -289,6 +361,10 @@ class LanguageModel:
             timing.new_tokens += 1
             timing.first_token = timing.first_token or elapsed
             timing.decode = elapsed - timing.first_token
+            if tally is not None:
+                timing.steps = tally.steps - before.steps
+                timing.candidates = tally.candidates - before.candidates
+                timing.kept = tally.kept - before.kept
             yield text
 
     def complete(
@@ -328,9 +404,11 @@ def _check_text(text: str) -> None:
         ) from error
 
 
-def _placement(reports: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _placement(reports: Path, settings: dict[str, Any], *, in_memory: bool = False) -> dict[str, Any]:
     """What the provider wrote of one of a folder's models."""
-    report = reports / f"{Path(settings.get('filename', 'model.onnx')).stem}.json"
+    # ONNX Runtime's name of a model that it was given in memory.
+    name = "virtual_model" if in_memory else Path(settings.get("filename", "model.onnx")).stem
+    report = reports / f"{name}.json"
     placement: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else CPU_PLACEMENT
     return placement
 

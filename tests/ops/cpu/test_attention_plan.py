@@ -61,3 +61,15 @@ def test_a_plan_gives_each_thread_tasks() -> None:
     assert turn["tasks"] >= 8
     prompt = testing.attention_plan({**SHAPE, "tokens": 4096}, MACHINE)
     assert (prompt["parts"], prompt["tile_tokens"], prompt["tasks"]) == (1, 64, 64)
+
+
+@pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("tokens", [2, 3, 4])
+def test_a_few_tokens_are_computed_as_one_alone_is(per_group: int, tokens: int) -> None:
+    """By attend_few, in tiles of as many tokens as it takes; a fifth token is a prompt's."""
+    shape = {**SHAPE, "heads_per_group": per_group}
+    plan = testing.attention_plan({**shape, "tokens": tokens}, MACHINE)
+    assert plan["few"]
+    assert plan["tile_tokens"] == min(tokens, MACHINE["few_rows"] // per_group)
+    more = testing.attention_plan({**shape, "tokens": 5}, MACHINE)
+    assert bool(more["few"]) == (5 * per_group <= MACHINE["few_rows"])

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from flownpu.cli import options
 from flownpu.cli.output import progress_bar, status
 from flownpu.errors import require
+from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from flownpu.serve.batch import BatchProgress
@@ -30,6 +31,8 @@ def batch(
     ],
     context: options.Context = 4096,
     slots: options.Slots = 4,
+    lookup: options.Lookup = False,
+    draft: options.DraftFolder = None,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -43,7 +46,8 @@ def batch(
     batches = require("flownpu.serve.batch", extra="serve", purpose="flownpu batch")
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu batch")
     given = options.provider_options(device, activations, option)
-    served = options.served_models(model, provider, given, threads, context, slots)
+    speculation = Speculation(lookup, draft)
+    served = options.served_models(model, provider, given, threads, context, slots, speculation)
     # All that are begun may wait.
     limits = settings.Limits(queue=10**6, request_seconds=ENDLESS_SECONDS)
     last: BatchProgress | None = None

@@ -10,6 +10,7 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.output import status
 from flownpu.errors import require
+from flownpu.generate.speculative.model import Speculation
 
 KEY_VARIABLE = "FLOWNPU_API_KEY"
 GIB = 2**30
@@ -37,6 +38,8 @@ def serve(
     ] = None,
     context: options.Context = 4096,
     slots: options.Slots = 4,
+    lookup: options.Lookup = False,
+    draft: options.DraftFolder = None,
     queue: Annotated[
         int, typer.Option(min=0, help="Answers that may wait, of each model; further ones are refused.")
     ] = 64,
@@ -71,7 +74,8 @@ def serve(
         )
 
     given = options.provider_options(device, activations, option)
-    served = options.served_models(models, provider, given, threads, context, slots)
+    speculation = Speculation(lookup, draft)
+    served = options.served_models(models, provider, given, threads, context, slots, speculation)
     logging.getLogger("flownpu.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     server.serve(

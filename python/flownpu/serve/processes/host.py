@@ -35,7 +35,11 @@ def open_worker(settings: ModelSettings) -> Worker:
         FlowNPUError, RuntimeError: as `LanguageModel`.
     """
     model = LanguageModel(
-        settings.folder, provider=settings.provider, options=settings.options, threads=settings.threads
+        settings.folder,
+        provider=settings.provider,
+        options=settings.options,
+        threads=settings.threads,
+        speculation=settings.speculation,
     )
     if model.dynamic_batching is not None:
         return EngineWorker(model, context=settings.context)

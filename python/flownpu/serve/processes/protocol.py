@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flownpu.generate.language_model import Sampling
+from flownpu.generate.speculative.model import Speculation
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
@@ -28,6 +29,8 @@ class ModelSettings:
     """Tokens of a prompt and its answer together, at most those of the model."""
     slots: int = 4
     """Requests that are computed at the same time, of a model that is not paged."""
+    speculation: Speculation = field(default_factory=Speculation)
+    """Where candidates for the next tokens come from."""
 
 
 @dataclass(frozen=True)

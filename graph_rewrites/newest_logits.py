@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logits of the last token -> beside them those of each new token, where there are few."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+from onnx_ir import tape
+
+from flownpu.graph_rewrites.last_token_logits import before_caps
+from flownpu.graph_rewrites.report import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_RULE = "newest_logits"
+NAME = "newest_logits"
+"""The output that is added, float32 [B, N, V]."""
+
+
+def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tuple[str, list[Miss]]:
+    """Has the LM head compute the logits of all S new tokens where S <= `most`, as what verifies candidates wants.
+
+    GatherND(X, last) W^T [B, 1, V] -> newest = GatherND(X, [last - N + 1 .. last]) W^T [B, N, V],
+    logits = newest[:, N - 1],    N = S if S <= most else 1
+
+    A longer call is a prompt, of whose logits all but the last are as much work as its other layers. The logits keep
+    their shape [B, 1, V], by which a generator knows how many rows there are.
+
+    Args:
+        model: changed in place.
+        most: new tokens of a call of which all logits are computed.
+        output: name of the logits.
+
+    Returns:
+        The name of the output with the logits of all new tokens: NAME, or `output` if the graph computes those of all
+        tokens whatever their number, and is left as it is; "" and why, if it could not be changed.
+    """
+    logits = next((value for value in model.graph.outputs if value.name == output), None)
+    if logits is None:
+        return "", [Miss(_RULE, output, "the graph has no such output")]
+    if logits.shape is None or logits.shape.rank() != 3:
+        return "", [Miss(_RULE, output, f"expected logits [B, 1, V], got {logits.shape}")]
+    if logits.shape[1] != 1:
+        return output, []
+    values = before_caps(logits)
+    head = values[-1].producer()
+    hidden = None if head is None else head.inputs[0]
+    selection = None if hidden is None else hidden.producer()
+    if head is None or selection is None or selection.op_type != "GatherND":
+        return "", [Miss(_RULE, output, "expected a product with what a GatherND selects, the last token's state")]
+    if len(selection.outputs[0].uses()) != 1 or selection.attributes.get_int("batch_dims", 0) != 1 or logits.uses():
+        return "", [Miss(_RULE, output, "expected the last token's state, and the logits, to have no other use")]
+    builder = tape.Tape()
+    selection.replace_input_with(1, _newest(builder, selection.inputs, most))
+    model.graph.insert_before(selection, builder.nodes)
+    for value in [*values, selection.outputs[0]]:
+        if value.shape is not None and value.shape.rank() == 3:
+            value.shape = ir.Shape([value.shape[0], "newest_tokens", value.shape[2]])
+    _add_output(model, logits, output)
+    return NAME, []
+
+
+def _newest(builder: tape.Tape, inputs: Sequence[ir.Value | None], most: int) -> ir.Value:
+    """Indices [B, N, 1] of each row's newest tokens, from that of its last [B, 1, 1].
+
+    Of a row that is padded on the right, those before its first are indices from its end: some other token's.
+    """
+    hidden, last = inputs[0], inputs[1]
+
+    def integers(values: list[int] | int) -> ir.Value:
+        return builder.op("Constant", [], {"value_int" if isinstance(values, int) else "value_ints": values})
+
+    def named(kind: str, operands: Sequence[ir.Value | None], name: str, **attributes: int) -> ir.Value:
+        return builder.op(kind, operands, attributes, name=f"/newest_tokens/{name}")
+
+    new = named("Shape", [hidden], "new", start=1, end=2)
+    few = named("LessOrEqual", [new, integers([most])], "are_few")
+    count = named("Where", [few, new, integers([1])], "count")
+    first = named("Squeeze", [named("Sub", [integers([1]), count], "first"), integers([0])], "first_scalar")
+    offsets = named("Range", [first, integers(1), integers(1)], "offsets")
+    column = named("Unsqueeze", [offsets, integers([1])], "column")
+    return named("Add", [last, column], "indices")
+
+
+def _add_output(model: ir.Model, newest: ir.Value, output: str) -> None:
+    """Makes what the head computes an output of its own, and its last row the logits."""
+    builder = tape.Tape()
+    ends = [builder.op("Constant", [], {"value_ints": [value]}) for value in (-1, 2**62, 1)]
+    logits = builder.op("Slice", [newest, *ends], name=f"/{output}/last")
+    assert newest.shape is not None
+    newest.name, logits.name = NAME, output
+    logits.type, logits.shape = newest.type, ir.Shape([newest.shape[0], 1, newest.shape[2]])
+    model.graph.extend(builder.nodes)
+    outputs = model.graph.outputs
+    outputs[list(outputs).index(newest)] = logits
+    outputs.append(newest)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GenAI's choice of the next token, from logits that come from elsewhere.
+
+A model whose whole graph is `logits = row`, with the folder's tokenizer and ending tokens: GenAI's generator of it has
+the sequence, sampling, penalties, guidance and the state of its random numbers, and no weights. So a token is chosen
+by the same code as without candidates, with the same random numbers.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flownpu.errors import require
+
+__all__ = ["Choice", "ChoiceModel"]
+
+_FILE = "choice.onnx"
+_ROW = "row"
+
+
+class ChoiceModel:
+    """Makes generators that choose; one for all of a folder's sequences.
+
+    Args:
+        genai: the module onnxruntime_genai.
+        folder: of the model whose tokens are chosen.
+        vocabulary: V, its tokens.
+    """
+
+    def __init__(self, genai: Any, folder: Path, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        config = genai.Config(str(folder))
+        config.clear_providers()
+        # Any plain decoder's type: what GenAI knows of the others is about their caches and images.
+        # Threads of its own would wait in loops, on cores that the model's need.
+        alone = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
+        decoder = {"filename": _FILE, "num_hidden_layers": 0, "session_options": alone}
+        config.overlay(json.dumps({"model": {"type": "gemma3_text", "decoder": decoder}}))
+        graph = _graph(vocabulary)
+        config.add_model_data(_FILE, graph)
+        self._model = genai.Model(config)
+
+    def choice(self, make: Callable[[Any], Any]) -> "Choice":
+        """A choice for a new sequence; `make` makes a generator of a model, as the sampling says."""
+        return Choice(make(self._model), self._vocabulary)
+
+
+class Choice:
+    """One sequence's tokens so far, and how the next one is chosen."""
+
+    def __init__(self, generator: Any, vocabulary: int) -> None:
+        self.generator = generator
+        self._row = np.zeros((1, 1, vocabulary), np.float32)
+        # GenAI 0.18 takes this memory as it is, once: what is written there later is what the next step reads.
+        generator.set_model_input(_ROW, self._row)
+
+    def append(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+        """Tokens that are given, and the logits behind the last of them."""
+        self._row[...] = logits
+        self.generator.append_tokens(tokens)
+
+    def next(self, logits: NDArray[np.float32]) -> int:
+        """Chooses a token, float32 [V] are the logits behind the last one; appends it unless it ends the text."""
+        self._row[...] = logits
+        self.generator.generate_next_token()
+        return int(self.generator.get_next_tokens()[0])
+
+
+def _graph(vocabulary: int) -> bytes:
+    """The ONNX file: float32 row [B, 1, V] -> logits [B, 1, V]; input_ids are not looked at."""
+    onnx = require("onnx", extra="convert", purpose="Decoding with candidates")
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        choice (int64[B, S] input_ids, float[B, 1, {vocabulary}] {_ROW}) => (float[B, 1, {vocabulary}] logits) {{
+            logits = Identity({_ROW})
+        }}"""
+    graph: bytes = onnx.parser.parse_model(text).SerializeToString()
+    return graph

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small model that writes, and models to draft for it; candidates that a test chooses."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from flownpu.convert import convert
+from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.model import Speculation
+from flownpu.generate.speculative.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
+
+
+class Steady(Pace):
+    """As many candidates as there may be, whatever steps take: what a test computes does not depend on the clock."""
+
+    def count(self) -> int:
+        return self.most
+
+
+@dataclass
+class Scripted:
+    """Candidates from a text that is known; every `wrong`-th is another token."""
+
+    text: Sequence[int]
+    wrong: int = 0
+    given: int = 0
+
+    def propose(self, tokens: Sequence[int], count: int) -> list[int]:
+        found = []
+        for token in self.text[len(tokens) : len(tokens) + count]:
+            self.given += 1
+            found.append(token + 1 if self.wrong and self.given % self.wrong == 0 else token)
+        return found
+
+    def rewound(self, length: int) -> None:
+        pass
+
+
+def steady(model: LanguageModel) -> LanguageModel:
+    """The model, with all candidates that it can have."""
+    assert model.speculative is not None
+    paces = model.speculative.paces
+    paces.update({name: Steady(pace.times, pace.most, pace.proposing) for name, pace in paces.items()})
+    return model
+
+
+def scripted(model: LanguageModel, candidates: Any, *arguments: Any, **options: Any) -> Any:
+    """A generator of the model, with candidates of a test's own."""
+    generator = model.generator(*arguments, **options)
+    (_, pace), *_ = generator._sources
+    generator._sources = [(candidates, pace)]
+    return generator
+
+
+@pytest.fixture(scope="session")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generate") / "topics"
+    convert(CHECKPOINT, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def held_out() -> str:
+    """Text that the model was not trained on."""
+    return (CHECKPOINT / "held_out.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a tenth of noise on its weights: often of the same opinion."""
+    source = tmp_path_factory.mktemp("noisy")
+    checkpoint = source / "checkpoint"
+    shutil.copytree(CHECKPOINT, checkpoint)
+    weights = load_file(checkpoint / "model.safetensors")
+    random = np.random.default_rng(0)
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            values = weight.astype(np.float32)
+            noise = random.standard_normal(weight.shape, np.float32) * (0.1 * values.std())
+            weights[name] = (values + noise).astype(weight.dtype)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    folder = source / "noisy"
+    convert(checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plain(topics: Path) -> LanguageModel:
+    return LanguageModel(topics)
+
+
+@pytest.fixture(scope="session")
+def looking(topics: Path) -> LanguageModel:
+    return steady(LanguageModel(topics, speculation=Speculation(lookup=True)))
+
+
+@pytest.fixture(scope="session")
+def drafted(topics: Path, noisy: Path) -> LanguageModel:
+    return steady(LanguageModel(topics, speculation=Speculation(draft=noisy)))
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[..., list[int]]:
+    """The tokens that a generator writes after a prompt."""
+
+    def tokens(generator: Any, prompt: Any, count: int) -> list[int]:
+        generator.append_tokens(prompt)
+        found: list[int] = []
+        while len(found) < count and not generator.is_done():
+            generator.generate_next_token()
+            found.append(int(generator.get_next_tokens()[0]))
+        return found
+
+    return tokens

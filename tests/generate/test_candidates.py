@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where candidates come from, how many there are, and which models cannot have them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flownpu.convert import convert
+from flownpu.errors import FlowNPUError
+from flownpu.generate.language_model import LanguageModel
+from flownpu.generate.speculative.lookup import Lookup
+from flownpu.generate.speculative.model import Speculation
+from flownpu.generate.speculative.pace import Pace, StepTimes
+from tests.generate.conftest import CHECKPOINT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_lookup_takes_what_followed_the_longest_match_last() -> None:
+    lookup = Lookup()
+    #              0  1  2  3  4  5  6  7  8  9
+    tokens = [9, 1, 2, 3, 4, 5, 7, 3, 4, 6]
+    assert lookup.propose(tokens, 3) == []
+    assert lookup.propose([*tokens, 3, 4], 2) == [6, 3]
+    assert lookup.propose([*tokens, 3, 4, 8, 2, 3, 4], 3) == [5, 7, 3]
+    assert Lookup().propose([1], 3) == []
+
+
+def test_lookup_goes_on_with_a_cycle() -> None:
+    assert Lookup().propose([5, 1, 2, 1, 2, 1, 2], 4) == [1, 2, 1, 2]
+    assert Lookup().propose([0, 0, 0], 3) == [0, 0, 0]
+
+
+def test_lookup_forgets_what_was_gone_back_on() -> None:
+    lookup = Lookup()
+    lookup.propose([1, 2, 3, 4, 1, 2], 2)
+    lookup.rewound(2)
+    assert lookup.propose([1, 2, 7, 8, 9, 3, 4], 2) == []
+    assert lookup.propose([1, 2, 7, 8, 9, 3, 4, 1, 2], 3) == [7, 8, 9]
+
+
+def play(pace: Pace, steps: int, kept: float, row_cost: float) -> tuple[float, int]:
+    """Seconds and tokens of steps of a second, of which candidates cost more, and so much of them is kept."""
+    seconds, tokens, owed = 0.0, 0, 0.0
+    while tokens < steps:
+        count = pace.count()
+        if count == 0:
+            pace.times.add(1, 1.0)
+            pace.stepped()
+            seconds, tokens = seconds + 1, tokens + 1
+            continue
+        took = 1 + row_cost * count
+        owed += kept * count
+        good = min(count, int(owed))
+        owed -= good
+        pace.times.add(1 + count, took)
+        pace.verified(count, good, 0.0)
+        seconds, tokens = seconds + took, tokens + 1 + good
+    return seconds, tokens
+
+
+@pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0])
+def test_what_is_never_right_costs_little(row_cost: float) -> None:
+    """A hundredth of the time, and at the start a step and a half and a few tries, until it is known what they cost."""
+    seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
+    assert seconds <= 1.01 * tokens + 1.5 + 2 * 3 * row_cost
+    # It is tried again.
+    assert seconds > 1.002 * tokens
+
+
+@pytest.mark.parametrize("row_cost", [0.05, 0.3])
+def test_what_is_right_gets_all_candidates(row_cost: float) -> None:
+    seconds, tokens = play(Pace(StepTimes(), 3, 0.01), 400, 1.0, row_cost)
+    assert tokens / seconds > 0.9 * 4 / (1 + 3 * row_cost)
+
+
+def test_what_has_become_right_is_noticed() -> None:
+    pace = Pace(StepTimes(), 3, 0.01)
+    play(pace, 500, 0.0, 0.1)
+    seconds, tokens = play(pace, 500, 1.0, 0.1)
+    assert tokens / seconds > 2
+
+
+def test_steps_that_others_made_longer_are_not_believed_at_once() -> None:
+    times = StepTimes()
+    for _ in range(5):
+        times.add(1, 1.0)
+    times.add(4, 40.0)
+    assert times.cost(4) < 2
+    for _ in range(60):
+        times.add(4, 3.0)
+    assert times.cost(4) == pytest.approx(3.0, rel=0.01)
+
+
+def copy_of(folder: Path, to: Path, **model: object) -> Path:
+    shutil.copytree(folder, to)
+    settings = json.loads((to / "genai_config.json").read_text())
+    settings["model"] |= model
+    (to / "genai_config.json").write_text(json.dumps(settings))
+    return to
+
+
+def refused(folder: Path, *, lookup: bool = False, draft: Path | None = None, device: str | None = None) -> str:
+    with pytest.raises(FlowNPUError) as error:
+        LanguageModel(folder, speculation=Speculation(lookup, draft), options={"device": device} if device else None)
+    return str(error.value)
+
+
+def test_models_that_cannot_verify(topics: Path, tmp_path: Path) -> None:
+    convert(CHECKPOINT, tmp_path / "paged", paged=True)
+    assert "is a paged model" in refused(tmp_path / "paged", lookup=True)
+    assert "takes images" in refused(copy_of(topics, tmp_path / "seeing", vision={"filename": "v.onnx"}), lookup=True)
+    assert "second table of rotations" in refused(copy_of(topics, tmp_path / "phi", type="phi3"), lookup=True)
+    for device in ("npu", "emulate"):
+        assert f"--device {device}, which computes one token a step" in refused(topics, lookup=True, device=device)
+
+
+def test_models_that_cannot_draft(topics: Path, tmp_path: Path) -> None:
+    convert(CHECKPOINT, tmp_path / "paged", paged=True)
+    assert "paged model" in refused(topics, draft=tmp_path / "paged")
+    convert(CHECKPOINT, tmp_path / "windowed", sliding_window_cache=True)
+    assert "cannot forget wrong candidates" in refused(topics, draft=tmp_path / "windowed")
+    assert "no such folder" in refused(topics, draft=tmp_path / "none")
+    larger = copy_of(topics, tmp_path / "larger")
+    with (larger / "model.onnx.data").open("ab") as data:
+        data.write(bytes(4096))
+    assert "is larger" in refused(topics, draft=larger)
+    other = copy_of(topics, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.get)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "has another tokenizer than the model" in (text := refused(topics, draft=other))
+    assert "2 of 4096 tokens differ" in text
+
+
+def test_a_graph_of_another_form(topics: Path, tmp_path: Path) -> None:
+    folder = copy_of(topics, tmp_path / "other")
+    settings = json.loads((folder / "genai_config.json").read_text())
+    import onnx_ir as ir
+
+    model = ir.load(folder / "model.onnx")
+    selection = next(node for node in model.graph if node.op_type == "GatherND")
+    selection.op_type = "Gather"
+    ir.save(model, folder / settings["model"]["decoder"]["filename"])
+    assert "cannot verify candidates (expected a product with what a GatherND selects" in refused(folder, lookup=True)

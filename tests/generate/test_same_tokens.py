@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With candidates the tokens are those without: right or wrong candidates, greedy or sampled, whatever GenAI adds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from flownpu.convert import convert
+from flownpu.generate.conversation import Conversation
+from flownpu.generate.language_model import LanguageModel, Sampling, Timing
+from flownpu.generate.speculative.model import Speculation
+from tests.generate.conftest import CHECKPOINT, Scripted, scripted, steady
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GREEDY = Sampling(temperature=0)
+SAMPLINGS = [
+    GREEDY,
+    Sampling(temperature=1.0, seed=3),
+    Sampling(temperature=0.8, top_k=20, seed=4),
+    Sampling(temperature=1.0, top_p=0.9, seed=5),
+]
+
+
+def text_of(model: LanguageModel, prompt: str, count: int, sampling: Sampling) -> tuple[str, Timing]:
+    timing = Timing()
+    return "".join(model.complete(model.tokens_of_text(prompt), count, sampling, timing)), timing
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", ["looking", "drafted"])
+def test_the_text_is_the_same(
+    kind: str, sampling: Sampling, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(kind)
+    for start in (0, 1500):
+        prompt = held_out[start : start + 300]
+        expected, _ = text_of(plain, prompt, 60, sampling)
+        text, timing = text_of(model, prompt, 60, sampling)
+        assert text == expected
+        assert timing.candidates > 0
+        assert timing.new_tokens - 1 <= timing.steps + timing.kept <= timing.new_tokens + 3
+
+
+def test_a_text_that_repeats_itself_takes_fewer_steps(
+    looking: LanguageModel, plain: LanguageModel, generate: Callable[..., list[int]]
+) -> None:
+    """Which the small model does where a grammar has it."""
+    prompt, guidance = plain.tokens_of_text("The statement"), ("regex", "(one two three four\\. ){8}")
+    generator = looking.generator(256, GREEDY, guidance=guidance)
+    found = generate(generator, prompt, 50)
+    assert found == generate(plain.generator(256, GREEDY, guidance=guidance), prompt, 50)
+    assert generator.tally.steps < 0.6 * len(found)
+
+
+def test_a_model_drafts_for_itself(topics: Path, plain: LanguageModel, held_out: str) -> None:
+    """All candidates are kept, then: four tokens a step."""
+    model = steady(LanguageModel(topics, speculation=Speculation(draft=topics)))
+    text, timing = text_of(model, held_out[:200], 41, GREEDY)
+    assert text == text_of(plain, held_out[:200], 41, GREEDY)[0]
+    assert timing.kept == timing.candidates == 30
+    assert timing.steps == 10
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+def test_right_and_wrong_candidates(
+    wrong: int,
+    sampling: Sampling,
+    plain: LanguageModel,
+    looking: LanguageModel,
+    held_out: str,
+    generate: Callable[..., list[int]],
+) -> None:
+    prompt = plain.tokens_of_text(held_out[700:1000])
+    expected = generate(plain.generator(512, sampling), prompt, 50)
+    candidates = Scripted([*prompt.tolist(), *expected], wrong=wrong)
+    generator = scripted(looking, candidates, 512, sampling)
+    assert generate(generator, prompt, 50) == expected
+    assert generator.get_sequence(0).tolist() == [*prompt.tolist(), *expected]
+    tally = generator.tally
+    if wrong == 0:
+        assert tally.kept == tally.candidates
+    if wrong == 1:
+        assert tally.kept == 0
+
+
+def test_the_end_of_a_text_among_candidates(
+    plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
+) -> None:
+    """What comes after the token that ends it is not taken, and the next turn goes on behind it."""
+    (end, *_) = sorted(plain.ending_tokens)
+    prompt, more = plain.tokens_of_text(held_out[:300]), plain.tokens_of_text(held_out[300:400])
+    # A constraint that has the text end after four letters.
+    guidance = ("regex", "[a-z]{4}")
+    expected_generator = plain.generator(512, GREEDY, guidance=guidance)
+    expected = generate(expected_generator, prompt, 20)
+    assert expected[-1] in plain.ending_tokens
+    script = [*prompt.tolist(), *expected[:-1], end, 7, 7]
+    generator = scripted(looking, Scripted(script), 512, GREEDY, guidance=guidance)
+    assert generate(generator, prompt, 20) == expected
+    assert generator.is_done()
+    assert generator.get_sequence(0).tolist() == expected_generator.get_sequence(0).tolist()
+    assert generate(generator, more, 3) == generate(expected_generator, more, 3)
+
+
+@pytest.mark.parametrize(
+    "guidance",
+    [("regex", "([a-z]+ ){12}"), ("json_schema", '{"type": "array", "items": {"enum": ["abc", "b"]}, "minItems": 8}')],
+)
+def test_guidance(
+    guidance: tuple[str, str], plain: LanguageModel, looking: LanguageModel, generate: Callable[..., list[int]]
+) -> None:
+    prompt = plain.tokens_of_text("The statement is used to")
+    expected = generate(plain.generator(256, GREEDY, guidance=guidance), prompt, 40)
+    for candidates in (Scripted([*prompt.tolist(), *expected], wrong=3), None):
+        generator = looking.generator(256, GREEDY, guidance=guidance)
+        if candidates is not None:
+            generator = scripted(looking, candidates, 256, GREEDY, guidance=guidance)
+        assert generate(generator, prompt, 40) == expected
+        assert generator.tally.candidates > 0
+
+
+def test_a_penalty_of_the_folders_own(topics: Path, tmp_path: Path, held_out: str) -> None:
+    """A penalty of repetitions looks at the whole sequence, the prompt included."""
+    folder = shutil.copytree(topics, tmp_path / "penalised")
+    settings = json.loads((folder / "genai_config.json").read_text())
+    settings["search"] |= {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    (folder / "genai_config.json").write_text(json.dumps(settings))
+    plain, model = LanguageModel(folder), steady(LanguageModel(folder, speculation=Speculation(lookup=True)))
+    for prompt in ("One two three four. " * 6, held_out[:300]):
+        assert text_of(model, prompt, 50, GREEDY)[0] == text_of(plain, prompt, 50, GREEDY)[0]
+
+
+@pytest.mark.parametrize("kind", ["looking", "drafted"])
+def test_turns_of_a_conversation(
+    kind: str, plain: LanguageModel, held_out: str, request: pytest.FixtureRequest
+) -> None:
+    """Replies that are cut short, and turns that go on from what the cache holds."""
+    model = request.getfixturevalue(kind)
+    talks = [Conversation(each, GREEDY, 512) for each in (plain, model)]
+    for turn in range(4):
+        said = held_out[200 * turn : 200 * turn + 100]
+        replies = []
+        for talk in talks:
+            reply = talk.reply(said, Timing())
+            replies.append("".join(text for text, _ in zip(reply, range(13 + turn), strict=False)))
+            reply.close()
+        assert replies[0] == replies[1]
+
+
+def test_going_back(
+    plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
+) -> None:
+    """To the middle of a step, to the prompt, and on from there without a new prompt."""
+    prompt = plain.tokens_of_text(held_out[:400])
+    expected = generate(plain.generator(512, GREEDY), prompt, 30)
+    known = [*prompt.tolist(), *expected]
+    generator = scripted(looking, Scripted(known, wrong=4), 512, GREEDY)
+    generate(generator, prompt, 11)
+    for length in (len(prompt) + 9, len(prompt) + 4, len(prompt)):
+        generator.rewind_to(length)
+        assert generator.token_count() == length
+        found: list[int] = []
+        while len(found) < 8:
+            logits = generator.get_logits().reshape(-1)
+            generator.generate_next_token()
+            found.append(int(generator.get_next_tokens()[0]))
+            assert found[-1] == logits.argmax()
+        assert found == known[length : length + 8]
+    again = plain.tokens_of_text(held_out[500:600])
+    generator.rewind_to(len(prompt) - 5)
+    reference = plain.generator(512, GREEDY)
+    joined = np.concatenate([prompt[:-5], again])
+    assert generate(generator, again, 10) == generate(reference, joined, 10)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp32"])
+def test_window_sized_caches(kv_dtype: Any, tmp_path: Path, held_out: str, generate: Callable[..., list[int]]) -> None:
+    """There are candidates until tokens leave the cache, which then cannot be taken back."""
+    convert(CHECKPOINT, tmp_path / "windowed", kv_dtype=kv_dtype, sliding_window_cache=True)
+    without = LanguageModel(tmp_path / "windowed")
+    model = steady(LanguageModel(tmp_path / "windowed", speculation=Speculation(lookup=True)))
+    assert model.speculative is not None
+    reach = model.speculative.reach
+    assert reach == 64 + 16
+    for length, count in ((60, 100), (900, 20)):
+        prompt = without.tokens_of_text(held_out[:length])
+        expected = generate(without.generator(512, GREEDY), prompt, count)
+        generator = scripted(model, Scripted([*prompt.tolist(), *expected], wrong=3), 512, GREEDY)
+        assert generate(generator, prompt, count) == expected
+        assert (generator.tally.candidates > 0) == (len(prompt) < reach)
+    talks = [Conversation(each, GREEDY, 512) for each in (without, model)]
+    for turn in range(3):
+        replies = [talk.reply(held_out[90 * turn : 90 * turn + 90], Timing()) for talk in talks]
+        texts = ["".join(text for text, _ in zip(reply, range(40), strict=False)) for reply in replies]
+        for reply in replies:
+            reply.close()
+        assert texts[0] == texts[1]
+
+
+def test_a_cache_that_grows_and_logits_of_all_tokens(tmp_path: Path, held_out: str) -> None:
+    convert(CHECKPOINT, tmp_path / "all", logits="all")
+    path = tmp_path / "all" / "genai_config.json"
+    settings = json.loads(path.read_text())
+    settings["search"]["past_present_share_buffer"] = False
+    path.write_text(json.dumps(settings))
+    model = steady(LanguageModel(tmp_path / "all", speculation=Speculation(lookup=True)))
+    text, timing = text_of(model, held_out[:300], 40, GREEDY)
+    assert text == text_of(LanguageModel(tmp_path / "all"), held_out[:300], 40, GREEDY)[0]
+    assert timing.candidates > 0

@@ -20,7 +20,7 @@ namespace flownpu::cpu {
 class ThreadPool {
  public:
   // The pool of `threads` threads (the caller's included) of this process; 0: one for each core
-  // that the process may run on. Sessions with the same number share a pool, so that two of them do
+  // that the process may use (usable_processors). Sessions with the same number share a pool, so that two of them do
   // not use more threads than cores.
   static std::shared_ptr<ThreadPool> shared(int threads);
 

@@ -16,6 +16,7 @@ import typer
 from rich.logging import RichHandler
 
 from flownpu import __version__
+from flownpu.build_info import build_info
 from flownpu.cli.output import progress_console, status
 from flownpu.machine import module_versions
 
@@ -24,8 +25,10 @@ __all__ = ["application", "main"]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        build = build_info()
         others = {"python": platform.python_version(), **module_versions("onnxruntime", "onnxruntime_genai")}
-        typer.echo(f"flownpu {__version__} ({', '.join(f'{name} {version}' for name, version in others.items())})")
+        around = ", ".join(f"{name} {version}" for name, version in others.items())
+        typer.echo(f"flownpu {__version__} ({build}; {around})")
         raise typer.Exit
 
 

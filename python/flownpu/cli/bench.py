@@ -21,7 +21,7 @@ from flownpu.bench.roofline import DecodeTraffic, decode_traffic
 from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
 from flownpu.errors import FlowNPUError, MissingDependencyError, require
-from flownpu.machine import describe_machine
+from flownpu.machine import describe_machine, usable_cores
 from flownpu.model.folder import read_genai_config
 from flownpu.peers import PEERS, own_engine, prepare, remove_exported
 
@@ -73,7 +73,7 @@ def bench(
         check_plotting()
     own = own_engine(model, provider=provider, options=options.provider_options(device, activations, option))
     engines = [own, *_prepare(names, model)]
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or usable_cores()
     found = _measure(engines, cases, repeats, count, int(settings["vocab_size"]))
     report = BenchReport(
         machine=describe_machine(),

@@ -27,6 +27,7 @@ __all__ = ["ROOT", "build", "commit", "pythons"]
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLATFORM = "manylinux_2_28_x86_64"
 # One with an ABI of its own, and the first with nanobind's stable ABI, or a later one.
+LIBRARIES = f"-L{sysroot.ROOT}/usr/lib/x86_64-linux-gnu -L{sysroot.ROOT}/lib/x86_64-linux-gnu"
 OWN_ABI, STABLE_ABI = "3.11", ("3.12", "3.13", "3.14")
 
 
@@ -127,7 +128,6 @@ def _reproducible() -> dict[str, str]:
     """The environment of a build: what would write the time or this machine's habits into files is told otherwise."""
     return os.environ | {
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or str(commit()[1]),
-        "_PYTHON_HOST_PLATFORM": PLATFORM,
         "LC_ALL": "C.UTF-8",
         "PYTHONHASHSEED": "0",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -178,19 +178,30 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
         "CMAKE_CXX_FLAGS": flags,
         "CMAKE_CXX_STANDARD_LIBRARIES": old_glibc,
+        # g++ looks for libraries beside itself before it looks in the sysroot, and the machine's own are there.
+        "CMAKE_MODULE_LINKER_FLAGS": LIBRARIES,
+        "CMAKE_SHARED_LINKER_FLAGS": LIBRARIES,
         "FLOWNPU_COMMIT": commit()[0],
         "FLOWNPU_PLATFORM": PLATFORM,
         "FLOWNPU_XRT_INCLUDE": xrt_headers.find(),
         "FLOWNPU_UUID_LIBRARY": sysroot.ROOT / "usr/lib/x86_64-linux-gnu/libuuid.so.1",
     }
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    plain = work / "plain"
+    shutil.rmtree(plain, ignore_errors=True)
     subprocess.run(
-        [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", dist]
+        [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", plain]
         + [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
         + [f"--config-settings=build-dir={work / 'cmake'}", source],
         env=_reproducible() | {"PATH": path},
         check=True,
     )
+    (wheel,) = plain.iterdir()
+    said = subprocess.run(
+        [python, "-m", "wheel", "tags", "--platform-tag", PLATFORM, wheel],
+        env=_reproducible(), check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    shutil.move(plain / said.stdout.split()[-1], dist)
 
 
 def _names(python: Path, work: Path, source: Path) -> dict[Path | str, str]:

@@ -23,9 +23,10 @@ class BuildInfo:
     """Version of XRT's headers; empty if it cannot drive an NPU."""
 
     def __str__(self) -> str:
-        commit = f"commit {self.commit}" if self.commit else "of no known commit"
-        compiler = f", {self.compiler} for {self.platform}" if self.compiler else ""
-        return f"{commit}{compiler}, {f'XRT {self.xrt}' if self.xrt else 'without XRT'}"
+        if not self.compiler:
+            return "of a source tree"
+        commit = self.commit or "unknown"
+        return f"commit {commit}, {self.compiler} for {self.platform}, {f'XRT {self.xrt}' if self.xrt else 'no XRT'}"
 
 
 def build_info() -> BuildInfo:

@@ -177,7 +177,8 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
     defines = {
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
         "CMAKE_CXX_FLAGS": flags,
-        "CMAKE_CXX_STANDARD_LIBRARIES": old_glibc,
+        # Before glibc 2.34 threads and the loader's functions were libraries of their own.
+        "CMAKE_CXX_STANDARD_LIBRARIES": f"{old_glibc} -Wl,--no-as-needed -lpthread -ldl",
         # g++ looks for libraries beside itself before it looks in the sysroot, and the machine's own are there.
         "CMAKE_MODULE_LINKER_FLAGS": LIBRARIES,
         "CMAKE_SHARED_LINKER_FLAGS": LIBRARIES,
@@ -209,14 +210,14 @@ def _names(python: Path, work: Path, source: Path) -> dict[Path | str, str]:
     script = "import sys, sysconfig, nanobind; print(sysconfig.get_path('include'), nanobind.__path__[0], sep='|')"
     said = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
     headers, _, nanobind = said.partition("|")
-    return {
+    return {  # of several that fit, g++ takes the last
+        ROOT: source.name,
         work / "cmake": "build",
         sysroot.ROOT: "sysroot",
         str(xrt_headers.find()): "xrt",
         nanobind: "nanobind",
         headers: "python",
         source: source.name,
-        ROOT: source.name,
     }
 
 

@@ -47,7 +47,7 @@ def faults(wheel: Path) -> list[str]:
     found += [f"{name} has a symbol table: it is not stripped" for name, data in libraries.items() if _has_symbols(data)]
     found += [f"{name} names a folder of this machine: {path}" for name in libraries for path in _paths(libraries[name])]
     claimed, allowed = wheel.stem.split("-")[-1], platform_of(wheel)
-    if allowed not in claimed.split("."):
+    if not _glibc(allowed) or _glibc(allowed) > _glibc(claimed):
         found.append(f"its name says {claimed}, auditwheel {allowed}: `auditwheel show {wheel}` says why")
     return found
 
@@ -67,6 +67,12 @@ def platform_of(wheel: Path) -> str:
     except (NonPlatformWheelError, WheelToolsError) as error:
         return f"nothing ({error})"
     return str(information.overall_policy.name)
+
+
+def _glibc(platform: str) -> Version:
+    """The glibc that a platform's name asks for; nothing, if it asks for no particular one."""
+    match = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", platform)
+    return (int(match[1]), int(match[2])) if match else ()
 
 
 def newer_symbols(library: bytes, newest: Version) -> dict[str, Version]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from scripts import xrt_headers
 from scripts.debian_packages import UnavailableError
-from scripts.release import contents, sysroot
+from scripts.release import sysroot
 
 __all__ = ["ROOT", "build", "commit", "pythons"]
 
@@ -46,11 +46,12 @@ def build(work: Path, dist: Path) -> list[Path]:
         RuntimeError: a wheel is not what it is to be.
         subprocess.CalledProcessError: a step failed; it has said why.
     """
+    from scripts.release import contents  # noqa: PLC0415 what it imports is in the environment that `main` makes
+
     for part in (sysroot, xrt_headers):
         if part.find() is None:
             part.fetch()
     found = pythons()
-    work.mkdir(parents=True, exist_ok=True)
     dist.mkdir(parents=True, exist_ok=True)
     for old in dist.glob("flownpu-*"):
         old.unlink()
@@ -228,6 +229,8 @@ def _debug_files(build: Path, archive: Path) -> None:
     """
     folder = build / "debug"
     shutil.rmtree(folder, ignore_errors=True)
+    from scripts.release import contents  # noqa: PLC0415 as above
+
     for library in sorted(build.glob("*.so")):
         identity = contents.build_id(library)
         file = folder / ".build-id" / identity[:2] / f"{identity[2:]}.debug"
@@ -252,6 +255,9 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="what gets the files")
     arguments = parser.parse_args()
     try:
+        environment = _environment(arguments.work.resolve(), pythons()[0])
+        if Path(sys.prefix) != environment.parent.parent:
+            os.execv(environment, [environment, "-m", "scripts.release.wheels", *sys.argv[1:]])
         made = build(arguments.work.resolve(), arguments.dist.resolve())
     except (UnavailableError, RuntimeError) as error:
         sys.exit(f"error: {error}")

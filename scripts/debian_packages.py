@@ -70,7 +70,9 @@ class Apt:
         signed = f"Signed-By: {keyring}\n" if keyring else ""
         sources = self.folder / "newer.sources"
         suites = f"{suite.removesuffix('-backports')} {suite}" if suite.endswith("-backports") else suite
-        text = f"Types: deb{' deb-src' if sources else ''}\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
+        text = (
+            f"Types: deb{' deb-src' if sources else ''}\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
+        )
         sources.write_text(text, encoding="utf-8")
         only = (
             f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\nAPT::Default-Release "{suite}";\n'

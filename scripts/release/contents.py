@@ -44,8 +44,12 @@ def faults(wheel: Path) -> list[str]:
     found += [f"expected the licence {name}, found none" for name in LICENCES if name not in licences]
     if wheel.stat().st_size > MOST_BYTES:
         found.append(f"expected at most {MOST_BYTES / MIB:.0f} MiB, found {wheel.stat().st_size / MIB:.1f}")
-    found += [f"{name} has a symbol table: it is not stripped" for name, data in libraries.items() if _has_symbols(data)]
-    found += [f"{name} names a folder of this machine: {path}" for name in libraries for path in _paths(libraries[name])]
+    found += [
+        f"{name} has a symbol table: it is not stripped" for name, data in libraries.items() if _has_symbols(data)
+    ]
+    found += [
+        f"{name} names a folder of this machine: {path}" for name in libraries for path in _paths(libraries[name])
+    ]
     claimed, allowed = wheel.stem.split("-")[-1], platform_of(wheel)
     if not _glibc(allowed) or _glibc(allowed) > _glibc(claimed):
         found.append(f"its name says {claimed}, auditwheel {allowed}: `auditwheel show {wheel}` says why")

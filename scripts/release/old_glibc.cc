@@ -27,9 +27,9 @@ HIDDEN std::uint32_t arc4random() {
   return bits;
 }
 
-// glibc 2.35, dlfcn.h: where the unwinder finds the table (PT_GNU_EH_FRAME) of the code at an address. Of the struct's
-// fields the unwinder reads eh_frame alone; the reserved ones are what <dlfcn.h> has there.
-struct dl_find_object {
+// glibc 2.35, dl_find_object of <dlfcn.h>: where the unwinder finds the table (PT_GNU_EH_FRAME) of the code at an address.
+// It reads eh_frame alone. On x86-64 there are 7 reserved words behind it.
+struct FoundObject {
   unsigned long long flags;
   void* map_start;
   void* map_end;
@@ -39,10 +39,11 @@ struct dl_find_object {
 };
 
 // 0 if it was found, otherwise -1.
-HIDDEN int _dl_find_object(void* address, dl_find_object* result) {
+HIDDEN int find_object(void* address, FoundObject* result) __asm__("_dl_find_object");
+int find_object(void* address, FoundObject* result) {
   struct Search {
     std::uintptr_t address;
-    dl_find_object* result;
+    FoundObject* result;
   } search{reinterpret_cast<std::uintptr_t>(address), result};
   const auto look = [](dl_phdr_info* object, std::size_t, void* context) -> int {
     const auto& [wanted, result] = *static_cast<Search*>(context);

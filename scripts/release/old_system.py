@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a wheel into Debian 11, of glibc 2.31, without a compiler, and has it convert a model and generate there.
 
-Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for it, an
-older one being Debian 11's own: `python -m scripts.release.old_system dist/*.whl`. What other packages are needed is fetched
-out here. The text must be the one that this machine's FlowNPU generates.
+Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
+it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. The packages that FlowNPU needs are
+fetched outside of it. The text must be the one that this machine's FlowNPU generates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> None:
             sys.exit(f"error: {wheel.name}: {error}")
         same = said == expected
         failed = failed or not same
-        sys.stdout.write(f"{wheel.name} on glibc 2.31 with Python {version}: {'the same text' if same else 'OTHER TEXT'}\n")
+        sys.stdout.write(
+            f"{wheel.name} on glibc 2.31 with Python {version}: {'the same text' if same else 'OTHER TEXT'}\n"
+        )
         if not same:
             sys.stdout.write(f"expected:\n{expected}\ngot:\n{said}\n")
     sys.exit(failed)
@@ -99,7 +101,9 @@ def python(root: Path, version: str) -> None:
     with tarfile.open(apt.source(f"python{version}")) as archive:
         archive.extractall(root / "src", filter="tar")
     source = next(folder.name for folder in (root / "src").iterdir() if folder.name.startswith(f"Python-{version}"))
-    steps = f"cd /src/{source} && ./configure -q --prefix={place} --disable-test-modules && make -s -j2 && make -s install"
+    steps = (
+        f"cd /src/{source} && ./configure -q --prefix={place} --disable-test-modules && make -s -j2 && make -s install"
+    )
     inside(root, "sh", "-c", f"({steps}) >/dev/null 2>&1")
 
 
@@ -128,7 +132,7 @@ def tried(root: Path, version: str, wheel: Path) -> str:
     inside(root, flownpu, "doctor", path=path)
     # An exception of C++ has to find its way there, too.
     wrong = [flownpu, "run", "/try/model", "--prompt", "x", "--option", "threads=many"]
-    text = generated(_chroot(root, path) + [flownpu], "/try/fixture", "/try/model")
+    text = generated([*_chroot(root, path), flownpu], "/try/fixture", "/try/model")
     done = subprocess.run([*_chroot(root, path), *wrong], check=False, capture_output=True, text=True)
     if done.returncode != 1 or "threads" not in done.stderr:
         raise UnavailableError(f"expected an error that names the option threads, got: {done.stderr or done.stdout}")

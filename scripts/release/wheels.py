@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what is released into dist/: the source distribution, wheels for Linux x86-64 of glibc 2.28 or newer, debug files.
+"""Builds what is released into dist/: sources, wheels for Linux x86-64 of glibc 2.28 or newer, their debug information.
 
-The wheels are built from the source distribution, by this machine's g++ with an old C library (sysroot.py), and looked at
-when they are built (contents.py). Two builds of one commit with one compiler have the same bytes, wherever their folder is.
+The wheels are built from the source distribution, by this machine's g++ with an old C library (sysroot.py), and looked
+at when they are built (contents.py). Two builds of a commit with one compiler have the same bytes, whatever the folder.
 Run it as `python -m scripts.release.wheels`; it needs Python 3.11 for one of the wheels and a later one for the other.
 """
 
@@ -26,8 +26,9 @@ __all__ = ["ROOT", "build", "commit", "pythons"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLATFORM = "manylinux_2_28_x86_64"
-# One with an ABI of its own, and the first with nanobind's stable ABI, or a later one.
+SHIMS = ROOT / "scripts" / "release" / "old_glibc.cc"
 LIBRARIES = f"-L{sysroot.ROOT}/usr/lib/x86_64-linux-gnu -L{sysroot.ROOT}/lib/x86_64-linux-gnu"
+# Pythons: the one that gets a wheel of its own, and those of which any builds the wheel for all since 3.12.
 OWN_ABI, STABLE_ABI = "3.11", ("3.12", "3.13", "3.14")
 
 
@@ -171,8 +172,7 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
     old_glibc = work / "old_glibc.o"
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
-        [compiler, *flags.split(), "-O2", "-fPIC", "-std=c++20", "-c", ROOT / "scripts/release/old_glibc.cc"]
-        + ["-o", old_glibc],
+        [compiler, *flags.split(), "-O2", "-fPIC", "-std=c++20", "-c", SHIMS, "-o", old_glibc],
         check=True,
     )
     defines = {
@@ -257,7 +257,8 @@ def main() -> None:
     try:
         environment = _environment(arguments.work.resolve(), pythons()[0])
         if Path(sys.prefix) != environment.parent.parent:
-            os.execv(environment, [environment, "-m", "scripts.release.wheels", *sys.argv[1:]])
+            again = [environment, "-m", "scripts.release.wheels", *sys.argv[1:]]
+            sys.exit(subprocess.run(again, cwd=ROOT, check=False).returncode)
         made = build(arguments.work.resolve(), arguments.dist.resolve())
     except (UnavailableError, RuntimeError) as error:
         sys.exit(f"error: {error}")

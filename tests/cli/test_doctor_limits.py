@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor` on what stands in the way on a machine: its processor, limits of memory and time, wrong libraries."""
+"""`flownpu doctor` on what stands in the way: the processor, limits of memory and time, wrong libraries."""
 
 import struct
 import sys

@@ -50,8 +50,6 @@ def application() -> typer.Typer:
 
     They take most of a second to import: by then `main` hears Ctrl-C.
     """
-    from flownpu.cli import doctor  # noqa: PLC0415
-
     app = typer.Typer(
         name="flownpu",
         no_args_is_help=True,
@@ -61,9 +59,12 @@ def application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_flownpu)
-    if diagnose_module().status is not Status.BAD:
+    if diagnose_module().status is Status.BAD:
+        from flownpu.cli.doctor import doctor  # noqa: PLC0415 the others cannot be imported
+
+        app.command("doctor")(doctor)
+    else:
         _add_commands(app)
-    app.command("doctor")(doctor.doctor)
     return app
 
 
@@ -74,6 +75,7 @@ def _add_commands(app: typer.Typer) -> None:
         chat,
         compile_model,
         convert,
+        doctor,
         explain,
         export_q4nx,
         inspect,
@@ -103,6 +105,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("tune")(tune.tune)
     app.command("trace")(trace.trace)
     app.command("selftest")(selftest.selftest)
+    app.command("doctor")(doctor.doctor)
     app.command("make-model")(make_model.make_model)
 
 
@@ -137,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_module(arguments: list[str]) -> None:
-    """Where the module in C++ does not load, commands that need it say why, rather than that there is no such command."""
+    """Where the module in C++ does not load, commands that need it say why, not that there is no such command."""
     module = diagnose_module()
     if module.status is Status.BAD and not {"doctor", "--version"} & set(arguments):
         raise FlowNPUError(f"{module.name} {module.found}. Mend it with: {module.remedy}. `flownpu doctor` says more")

@@ -2,7 +2,6 @@
 """`flownpu bench`: how fast, in how much memory, and beside which peers."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -45,7 +45,7 @@ def diagnose_module() -> Check:
     try:
         module = importlib.import_module("flownpu._native")
     except ImportError as error:
-        # An import names the file only where the loader has refused it, and it is not there where none is for this Python.
+        # An import names the file only where the loader has refused it, not where there is none for this Python.
         file = re.match(r"(/\S+\.so)", str(error))
         if file is None:
             found = f"{error}: it was built for another Python than {platform.python_version()}, or not at all"

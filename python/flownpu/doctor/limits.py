@@ -17,7 +17,7 @@ MORE_TIME = "docker run --cpus=N, or CPUQuota=N00% of the systemd service, with 
 MORE_MEMORY = "docker run --memory=SIZE, or MemoryMax=SIZE of the systemd service"
 HOST_PROCESSOR = "let the virtual machine have the host's processor (QEMU: -cpu host)"
 NEWER_PROCESSOR = "a processor with AVX2 (Intel since 2013, AMD since 2015)"
-# What of an address space Python and its modules, the provider and its threads' stacks take before any weight is mapped.
+# What Python with its modules, the provider and its threads' stacks take of an address space, before any weight does.
 BARE = 2 * GIB
 
 

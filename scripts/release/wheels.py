@@ -177,6 +177,8 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
     )
     defines = {
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
+        # None, whatever the environment says: a cache of objects may give one that was compiled in another folder.
+        "CMAKE_CXX_COMPILER_LAUNCHER": "",
         "CMAKE_CXX_FLAGS": flags,
         # Before glibc 2.34 threads and the loader's functions were libraries of their own.
         "CMAKE_CXX_STANDARD_LIBRARIES": f"{old_glibc} -Wl,--no-as-needed -lpthread -ldl",

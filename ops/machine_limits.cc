@@ -42,7 +42,8 @@ std::optional<std::string> own_group(const fs::path& root, std::string_view cont
     const std::size_t first = line.find(':');
     const std::size_t second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
+    const std::string_view controllers =
+        std::string_view(line).substr(first + 1, second - first - 1);
     if (controller.empty() ? controllers.empty() : has_word(controllers, controller))
       return line.substr(second + 1);
   }

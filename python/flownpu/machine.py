@@ -77,9 +77,9 @@ def module_versions(*modules: str) -> dict[str, str]:
 
 def module_folders(name: str) -> dict[str, str]:
     """The folders that a distribution is installed in, as Python looks for modules, with the version in each."""
-    found = {}
+    found: dict[str, str] = {}
     for distribution in distributions(name=name):
-        found.setdefault(str(distribution.locate_file("").resolve()), distribution.version)
+        found.setdefault(str(Path(str(distribution.locate_file(""))).resolve()), distribution.version)
     return found
 
 

@@ -33,15 +33,19 @@ void bind_limits(nb::module_& module) {
   module.def(
       "usable_processors", [](const Path& root) { return usable_processors(root); },
       nb::arg("root") = "/",
-      "How many threads can compute at once: the process's affinity, and its groups' CPU quota. /proc and /sys are "
+      "How many threads can compute at once: the process's affinity, and its groups' CPU quota. "
+      "/proc and /sys are "
       "looked for in `root`.");
   module.def(
       "processor_quota", [](const Path& root) { return pair(processor_quota(root)); },
       nb::arg("root") = "/",
-      "How many processors' worth of time the process's control groups grant, and the file that says so; None: any.");
+      "How many processors' worth of time the process's control groups grant, and the file that "
+      "says so; None: any.");
   module.def(
-      "memory_limit", [](const Path& root) { return pair(memory_limit(root)); }, nb::arg("root") = "/",
-      "Bytes that the processes of the control group may use together, and the file that says so; None: any.");
+      "memory_limit", [](const Path& root) { return pair(memory_limit(root)); },
+      nb::arg("root") = "/",
+      "Bytes that the processes of the control group may use together, and the file that says so; "
+      "None: any.");
 }
 
 }  // namespace flownpu::native

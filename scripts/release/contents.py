@@ -17,7 +17,7 @@ from auditwheel.error import NonPlatformWheelError, WheelToolsError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from auditwheel.wheeltools import get_wheel_architecture, get_wheel_libc
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 __all__ = ["LIBRARIES", "build_id", "faults", "newer_symbols", "platform_of"]
@@ -85,6 +85,8 @@ def newer_symbols(library: bytes, newest: Version) -> dict[str, Version]:
     needs = file.get_section_by_name(".gnu.version_r")
     table, indices = file.get_section_by_name(".dynsym"), file.get_section_by_name(".gnu.version")
     if not isinstance(needs, GNUVerNeedSection) or not isinstance(table, SymbolTableSection):
+        return {}
+    if not isinstance(indices, GNUVerSymSection):
         return {}
     versions = {}
     for _, wanted in needs.iter_versions():

@@ -39,7 +39,7 @@ def differing(one: Path, other: Path) -> tuple[list[str], int]:
 
 def instructions(file: Path) -> list[str]:
     """An object's instructions, and the names of its functions, as objdump writes them."""
-    command = ["objdump", "--disassemble", "--no-show-raw-insn", "--wide", file]
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", "--wide", str(file)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [line for line in said if not line.startswith(str(file))]
 

@@ -2,7 +2,7 @@
 """Installs a wheel into Debian 11, of glibc 2.31, without a compiler, and has it convert a model and generate there.
 
 Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
-it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. The packages that FlowNPU needs are
+it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. What packages FlowNPU needs is
 fetched outside of it. The text must be the one that this machine's FlowNPU generates.
 """
 
@@ -97,7 +97,7 @@ def python(root: Path, version: str) -> None:
         return
     apt = Apt(FOLDER / "apt", f"Python {version}")
     apt.run("apt-get", "update", "-q")
-    apt.use_suite(SUITES[version], sources=True)
+    apt.use_suite(SUITES[version], with_sources=True)
     with tarfile.open(apt.source(f"python{version}")) as archive:
         archive.extractall(root / "src", filter="tar")
     source = next(folder.name for folder in (root / "src").iterdir() if folder.name.startswith(f"Python-{version}"))

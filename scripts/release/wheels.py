@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from functools import cache
 from pathlib import Path
 
 from scripts import xrt_headers
@@ -115,6 +116,7 @@ def _environment(work: Path, python: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@cache
 def commit() -> tuple[str, int]:
     """The commit that is built, with `-dirty` if there is more in the tree than that, and its time since 1970 in s."""
     name = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
@@ -193,18 +195,16 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     plain = work / "plain"
     shutil.rmtree(plain, ignore_errors=True)
+    settings = {f"cmake.define.{name}": value for name, value in defines.items()} | {"build-dir": work / "cmake"}
+    options = [f"--config-settings={name}={value}" for name, value in settings.items()]
     subprocess.run(
-        [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", plain]
-        + [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
-        + [f"--config-settings=build-dir={work / 'cmake'}", source],
+        [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", plain, *options, source],
         env=_reproducible() | {"PATH": path},
         check=True,
     )
     (wheel,) = plain.iterdir()
-    said = subprocess.run(
-        [python, "-m", "wheel", "tags", "--platform-tag", PLATFORM, wheel],
-        env=_reproducible(), check=True, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    retag = [str(python), "-m", "wheel", "tags", "--platform-tag", PLATFORM, str(wheel)]
+    said = subprocess.run(retag, env=_reproducible(), check=True, stdout=subprocess.PIPE, text=True)
     shutil.move(plain / said.stdout.split()[-1], dist)
 
 
@@ -245,9 +245,9 @@ def _debug_files(build: Path, archive: Path) -> None:
         member.mtime = commit()[1]
         return member
 
-    with tarfile.open(archive, "w:xz") as file:
+    with tarfile.open(archive, "w:xz") as packed:
         for path in sorted(folder.rglob("*.debug")):
-            file.add(path, path.relative_to(folder), filter=plain)
+            packed.add(path, path.relative_to(folder), filter=plain)
 
 
 def main() -> None:
@@ -259,7 +259,7 @@ def main() -> None:
     try:
         environment = _environment(arguments.work.resolve(), pythons()[0])
         if Path(sys.prefix) != environment.parent.parent:
-            again = [environment, "-m", "scripts.release.wheels", *sys.argv[1:]]
+            again = [str(environment), "-m", "scripts.release.wheels", *sys.argv[1:]]
             sys.exit(subprocess.run(again, cwd=ROOT, check=False).returncode)
         made = build(arguments.work.resolve(), arguments.dist.resolve())
     except (UnavailableError, RuntimeError) as error:

@@ -21,7 +21,7 @@ def test_the_pages_have_blocks_to_test():
     }
     # A block that readers are to type is marked; what is not is a fragment, or the build itself.
     unmarked = sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) // 2 - len(blocks())
-    # README: make demo, make test; CONTRIBUTING: make check, make test; robustness: fuzzing for hours; releasing: building
+    # README: make demo, make test; CONTRIBUTING: make check, make test; robustness: fuzzing; releasing: building
     assert unmarked == 4
 
 

@@ -65,7 +65,8 @@ void Sleeper::sleep(Clock::time_point until) {
 }
 
 milliseconds watchdog_patience(const std::string& parameter) {
-  // Not std::filesystem: the C++ run time here is the one that XRT brings, and wheels ask little of it.
+  // Not std::filesystem: the C++ run time here is the one that XRT brings, and wheels ask little of
+  // it.
   if (::access(parameter.c_str(), F_OK) != 0) return kUnknown;
   milliseconds limit = kDefault;
   if (milliseconds::rep read = 0; std::ifstream(parameter) >> read) limit = milliseconds(read);

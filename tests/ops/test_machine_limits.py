@@ -2,6 +2,8 @@
 """What of a machine the process may use, on roots that are made up: control groups of both versions."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -104,3 +106,37 @@ def test_a_system_without_control_groups(tmp_path):
 def test_a_limit_of_memory(tmp_path, mounts, groups, files, limit):
     found = _native.memory_limit(machine(tmp_path, mounts, groups, files))
     assert (found and found[0]) == limit
+
+
+# A device's pool has a thread for each processor but the caller's.
+STARTED = """
+import os
+import subprocess
+import sys
+from flownpu._native import make_device
+before = len(os.listdir("/proc/self/task"))
+device = make_device("cpu", {})
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_the_pool_keeps_to_the_quota(tmp_path):
+    """The quota is made up where the process itself looks for it: in a name space of mounts of its own."""
+    file = tmp_path / "group/cpu.max"
+    mount = f"30 23 0:26 / {file.parent} rw - cgroup2 cgroup2 rw"
+    for name, text in {"mountinfo": mount, "cgroup": "0::/", "group/cpu.max": "100000 100000"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    # A mount that fails has to be told from a program that does.
+    shown = " && ".join(f'mount --bind "{tmp_path}/{name}" /proc/$$/{name}' for name in ("mountinfo", "cgroup"))
+    script = f'({shown}) || exit 77; exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, STARTED]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare here, to show a process a quota that it has not")
+    if done.returncode in (1, 77) and "Traceback" not in done.stderr:
+        pytest.skip(f"this user may not mount, to show a process a quota that it has not: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    free = subprocess.run([sys.executable, "-c", STARTED], check=True, capture_output=True, text=True)
+    assert int(free.stdout) == _native.usable_processors() - 1

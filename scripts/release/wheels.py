@@ -60,7 +60,7 @@ def build(work: Path, dist: Path) -> list[Path]:
     environments = [_environment(work, python) for python in found]
     source = _source(environments[0], work, dist)
     for environment in environments:
-        _wheel(environment, work, dist)
+        _wheel(environment, environments, work, dist)
     _debug_files(work / "cmake", dist / f"{source.name}-{PLATFORM}-debug.tar.xz")
     made = sorted([*dist.glob("flownpu-*.tar.gz"), *dist.glob("flownpu-*.whl")])
     for wheel in made:
@@ -166,10 +166,10 @@ def _update(new: Path, old: Path) -> None:
             shutil.copyfile(new / name, target)
 
 
-def _wheel(python: Path, work: Path, dist: Path) -> None:
-    """Builds one wheel. Both are built in one folder: only what calls Python is compiled twice."""
+def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
+    """Builds one wheel. All are built in one folder, with the same flags: only what calls Python is compiled again."""
     (source,) = (work / "source").iterdir()
-    maps = " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in _names(python, work, source).items())
+    maps = " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in _names(pythons, work, source).items())
     flags = f"--sysroot={sysroot.ROOT} -g1 {maps}"
     old_glibc = work / "old_glibc.o"
     compiler = os.environ.get("CXX", "g++")
@@ -208,20 +208,21 @@ def _wheel(python: Path, work: Path, dist: Path) -> None:
     shutil.move(plain / said.stdout.split()[-1], dist)
 
 
-def _names(python: Path, work: Path, source: Path) -> dict[Path | str, str]:
+def _names(pythons: list[Path], work: Path, source: Path) -> dict[Path | str, str]:
     """Folders that the compiler would write into libraries, and what it writes instead."""
     script = "import sys, sysconfig, nanobind; print(sysconfig.get_path('include'), nanobind.__path__[0], sep='|')"
-    said = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
-    headers, _, nanobind = said.partition("|")
-    return {  # of several that fit, g++ takes the last
+    names: dict[Path | str, str] = {  # of several that fit, g++ takes the last
         ROOT: source.name,
         work / "cmake": "build",
         sysroot.ROOT: "sysroot",
         str(xrt_headers.find()): "xrt",
-        nanobind: "nanobind",
-        headers: "python",
         source: source.name,
     }
+    for python in pythons:
+        said = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
+        headers, _, nanobind = said.partition("|")
+        names |= {nanobind: "nanobind", headers: "python"}
+    return names
 
 
 def _debug_files(build: Path, archive: Path) -> None:

@@ -27,6 +27,7 @@ help:
 	@echo 'make sanitize  the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
+	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
 	@echo 'make clean     remove what make has made'
 
 demo: .venv/demo
@@ -128,8 +129,12 @@ figures: .venv/test chromium
 	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
 	$(BIN)/python -m scripts.draw_chat_page out/gemma3-shapes
 
+.PHONY: wheels
+wheels: | .venv
+	$(BIN)/python -m scripts.release.wheels
+
 clean:
-	rm -rf .venv build out
+	rm -rf .venv build out dist
 
 .venv:
 	@test -n '$(PYTHON)' || { echo 'FlowNPU needs Python 3.11 or newer, and found none: install it, or say make PYTHON=/path/to/python'; exit 1; }

@@ -56,11 +56,12 @@ class Apt:
         )
         (folder / "apt.conf").write_text(self._settings, encoding="utf-8")
 
-    def use_suite(self, suite: str) -> None:
+    def use_suite(self, suite: str, *, with_sources: bool = False) -> None:
         """Looks at one suite of the machine's own Debian mirror, instead of at what the machine does.
 
         Args:
             suite: of Debian: "testing". Backports are looked at with the suite that they are for, and come first.
+            with_sources: at its source packages too.
 
         Raises:
             UnavailableError: the machine has no source of Debian's, or its mirror no such suite.
@@ -69,7 +70,8 @@ class Apt:
         signed = f"Signed-By: {keyring}\n" if keyring else ""
         sources = self.folder / "newer.sources"
         suites = f"{suite.removesuffix('-backports')} {suite}" if suite.endswith("-backports") else suite
-        text = f"Types: deb\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
+        types = "deb deb-src" if with_sources else "deb"
+        text = f"Types: {types}\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n{signed}"
         sources.write_text(text, encoding="utf-8")
         only = (
             f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\nAPT::Default-Release "{suite}";\n'
@@ -127,6 +129,15 @@ class Apt:
         for file in sorted((self.folder / "packages").glob("*.deb")):
             self.run("dpkg-deb", "-x", str(file), str(self.folder / "root"))
             file.unlink()
+
+    def source(self, package: str) -> Path:
+        """Downloads the archive that a Debian package's upstream released."""
+        self.run("apt-get", "source", "--download-only", "-q", package)
+        return next(file for file in sorted((self.folder / "packages").glob("*.orig.tar.*")) if file.suffix != ".asc")
+
+    def mirror(self) -> str:
+        """The address of Debian's archive in the machine's sources."""
+        return self._debian_mirror()[0]
 
     def finish(self) -> None:
         """Removes all but the packages' files."""

@@ -14,6 +14,8 @@
 #include <immintrin.h>
 #endif
 
+#include "ops/machine_limits.h"
+
 namespace flownpu::cpu {
 namespace {
 
@@ -51,33 +53,13 @@ constexpr std::uint64_t kOpen = std::uint64_t{1} << 16;
 constexpr std::uint64_t kInside = kOpen - 1;
 constexpr std::uint64_t kJob = kOpen << 1;
 
-// The cores that this process may run on, and the one that it runs on now; none and -1 if the
-// system does not tell.
-std::vector<int> allowed_cores() {
-  std::vector<int> cores;
-#if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-#endif
-  return cores;
-}
-
+// The core that this process runs on now; -1 if the system does not tell.
 int current_core() {
 #if defined(__linux__)
   return sched_getcpu();
 #else
   return -1;
 #endif
-}
-
-int available_cores() {
-  if (const std::vector<int> cores = allowed_cores(); !cores.empty())
-    return static_cast<int>(cores.size());
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores > 0 ? static_cast<int>(cores) : 1;
 }
 
 }  // namespace
@@ -124,7 +106,7 @@ class ThreadPool::Fetch {
 std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
   static std::mutex mutex;
   static std::map<int, std::weak_ptr<ThreadPool>> pools;
-  if (threads <= 0) threads = available_cores();
+  if (threads <= 0) threads = usable_processors();
   const std::lock_guard lock(mutex);
   std::shared_ptr<ThreadPool> pool = pools[threads].lock();
   if (!pool) pools[threads] = pool = std::make_shared<ThreadPool>(threads);
@@ -134,11 +116,11 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
 std::atomic<int> ThreadPool::computing_{0};
 
 ThreadPool::ThreadPool(int threads)
-    : most_(std::max(threads, available_cores())),
+    : most_(std::max(threads, usable_processors())),
       shares_(static_cast<std::size_t>(std::max(threads, 1))) {
   for (std::size_t thread = 1; thread < shares_.size(); ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
-  worker_cores_ = allowed_cores();
+  worker_cores_ = allowed_processors();
   caller_core_ = current_core();
   std::erase(worker_cores_, caller_core_);
   if (worker_cores_.size() < workers_.size()) worker_cores_.clear();

@@ -20,8 +20,8 @@ namespace flownpu::cpu {
 class ThreadPool {
  public:
   // The pool of `threads` threads (the caller's included) of this process; 0: one for each core
-  // that the process may run on. Sessions with the same number share a pool, so that two of them do
-  // not use more threads than cores.
+  // that the process may use (usable_processors). Sessions with the same number share a pool, so
+  // that two of them do not use more threads than cores.
   static std::shared_ptr<ThreadPool> shared(int threads);
 
   explicit ThreadPool(int threads);

@@ -21,6 +21,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/machine_limits.h"
 #include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::lowering {
@@ -71,7 +72,7 @@ void parallel(std::size_t count, const Work& work) {
   };
   {
     std::vector<std::jthread> others;
-    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) others.emplace_back(run);
+    for (int i = usable_processors(); i > 1; --i) others.emplace_back(run);
     run();
   }
   if (error) std::rethrow_exception(error);

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine is: the header of every measurement, and part of `flownpu doctor`."""
 
-import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, distributions, packages_distributions, version
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Machine", "cpu_isa", "describe_machine", "module_versions"]
+__all__ = ["Machine", "cpu_isa", "describe_machine", "module_folders", "module_versions", "usable_cores"]
 
 # The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
 # "+vnni" and "+bf16" are optional parts of the AVX-512 one.
@@ -24,7 +23,7 @@ class Machine:
     cpu: str
     isa: str
     cores: int
-    """Cores that this process may run on."""
+    """Threads that can compute at once: the cores that this process may run on, within its CPU quota."""
     memory: int
     """Bytes of physical memory."""
     system: str
@@ -39,12 +38,19 @@ def describe_machine(root: Path = Path("/")) -> Machine:
     return Machine(
         cpu=model,
         isa=cpu_isa(flags),
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_cores(root),
         memory=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         versions=module_versions("flownpu", "onnxruntime", "onnxruntime_genai"),
     )
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """How many threads can compute at once, as the CPU kernels count them; `root` is where /proc and /sys are."""
+    from flownpu import _native  # noqa: PLC0415 where it does not load, `flownpu doctor` is to say so
+
+    return _native.usable_processors(root)
 
 
 def cpu_isa(flags: set[str]) -> str:
@@ -67,6 +73,14 @@ def module_versions(*modules: str) -> dict[str, str]:
             except PackageNotFoundError:
                 continue
     return versions
+
+
+def module_folders(name: str) -> dict[str, str]:
+    """The folders that a distribution is installed in, as Python looks for modules, with the version in each."""
+    found: dict[str, str] = {}
+    for distribution in distributions(name=name):
+        found.setdefault(str(Path(str(distribution.locate_file(""))).resolve()), distribution.version)
+    return found
 
 
 def _read_cpuinfo(path: Path) -> tuple[str, set[str]]:

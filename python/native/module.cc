@@ -23,4 +23,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_operators(module);
   flownpu::native::bind_emulator(module);
   flownpu::native::bind_programs(module);
+  flownpu::native::bind_limits(module);
 }

@@ -48,7 +48,7 @@ def test_without_genai_only_generation_is_missing(monkeypatch):
 
 def test_a_library_that_does_not_load(monkeypatch, tmp_path):
     (tmp_path / "libflownpu_ep.so").write_bytes(b"not a library")
-    monkeypatch.setattr("flownpu.doctor.diagnosis.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
+    monkeypatch.setattr("flownpu.doctor.libraries.get_library_path", lambda: str(tmp_path / "libflownpu_ep.so"))
     checks = software(monkeypatch, GOOD)
     assert checks["provider library"].status is Status.BAD
     assert "does not load" in checks["provider library"].found

@@ -39,7 +39,7 @@ def test_peak(source: str, sources: dict[str, Path], tmp_path: Path, monkeypatch
     # As much smaller than what is taken at once as this model is than those that people bring.
     monkeypatch.setattr(quantise, "_WEIGHTS_AT_ONCE", 128 * HIDDEN)
     # Every core has a part in memory.
-    monkeypatch.setattr(quantise.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(quantise, "usable_cores", lambda: 2)
     monkeypatch.setattr(integrity, "_READ_AT_ONCE", 1 << 16)
     monkeypatch.setattr(data_file, "_LARGE_PAGE", 1 << 16)
     tracemalloc.start()

@@ -12,7 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # An editable install is a file that site reads where packages lie; here, in a folder of the test's own.
 START = "import site; site.addsitedir({folder!r}); "
-TREE = ("CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "aie", "graph_rewrites", "ops", "python")
+TREE = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "LICENSES.md",
+    "README.md",
+    "pyproject.toml",
+    "aie",
+    "graph_rewrites",
+    "ops",
+    "python",
+)
 # In the place of minutes of compiling: one file that is installed where the native module is.
 BUILD = """
 cmake_minimum_required(VERSION 3.25)

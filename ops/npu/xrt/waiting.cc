@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/xrt/waiting.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
-#include <system_error>
 #include <thread>
 
 namespace flownpu::npu::xrt_abi {
@@ -63,9 +64,10 @@ void Sleeper::sleep(Clock::time_point until) {
   time_.sleep(std::min(part, std::max(until - now, Clock::duration::zero())));
 }
 
-milliseconds watchdog_patience(const std::filesystem::path& parameter) {
-  std::error_code ignored;
-  if (!std::filesystem::exists(parameter, ignored)) return kUnknown;
+milliseconds watchdog_patience(const std::string& parameter) {
+  // Not std::filesystem: the C++ run time here is the one that XRT brings, and wheels ask little of
+  // it.
+  if (::access(parameter.c_str(), F_OK) != 0) return kUnknown;
   milliseconds limit = kDefault;
   if (milliseconds::rep read = 0; std::ifstream(parameter) >> read) limit = milliseconds(read);
   if (limit.count() == 0) return limit;

@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 
 namespace flownpu::npu::xrt_abi {
 
@@ -66,6 +65,6 @@ inline constexpr const char* kWatchdog = "/sys/module/amdxdna/parameters/tdr_tim
 
 // How long a call that makes no progress may stay until the driver's watchdog has ended it. Zero:
 // the watchdog is off.
-std::chrono::milliseconds watchdog_patience(const std::filesystem::path& parameter = kWatchdog);
+std::chrono::milliseconds watchdog_patience(const std::string& parameter = kWatchdog);
 
 }  // namespace flownpu::npu::xrt_abi

@@ -16,7 +16,11 @@ import typer
 from rich.logging import RichHandler
 
 from flownpu import __version__
+from flownpu.build_info import build_info
 from flownpu.cli.output import progress_console, status
+from flownpu.doctor.checks import Status
+from flownpu.doctor.libraries import diagnose_module
+from flownpu.errors import FlowNPUError
 from flownpu.machine import module_versions
 
 __all__ = ["application", "main"]
@@ -24,8 +28,10 @@ __all__ = ["application", "main"]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        build = build_info()
         others = {"python": platform.python_version(), **module_versions("onnxruntime", "onnxruntime_genai")}
-        typer.echo(f"flownpu {__version__} ({', '.join(f'{name} {version}' for name, version in others.items())})")
+        around = ", ".join(f"{name} {version}" for name, version in others.items())
+        typer.echo(f"flownpu {__version__} ({build}; {around})")
         raise typer.Exit
 
 
@@ -40,7 +46,29 @@ def _flownpu(
 
 
 def application() -> typer.Typer:
-    """All commands, which take most of a second to import: by then `main` hears Ctrl-C."""
+    """All commands; only `doctor` where the module that the others call does not load.
+
+    They take most of a second to import: by then `main` hears Ctrl-C.
+    """
+    app = typer.Typer(
+        name="flownpu",
+        no_args_is_help=True,
+        add_completion=False,
+        # An error is one line; `main` prints it, and the traceback where --debug asks for it.
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_flownpu)
+    if diagnose_module().status is Status.BAD:
+        from flownpu.cli.doctor import doctor  # noqa: PLC0415 the others cannot be imported
+
+        app.command("doctor")(doctor)
+    else:
+        _add_commands(app)
+    return app
+
+
+def _add_commands(app: typer.Typer) -> None:
     from flownpu.cli import (  # noqa: PLC0415
         bench,
         build,
@@ -61,14 +89,6 @@ def application() -> typer.Typer:
     )
     from flownpu.cli.serving import batch, serve  # noqa: PLC0415
 
-    app = typer.Typer(
-        name="flownpu",
-        no_args_is_help=True,
-        add_completion=False,
-        # An error is one line; `main` prints it, and the traceback where --debug asks for it.
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
     app.command("convert")(convert.convert)
     app.command("export-q4nx")(export_q4nx.export_q4nx)
     app.command("run")(run.run)
@@ -87,8 +107,6 @@ def application() -> typer.Typer:
     app.command("selftest")(selftest.selftest)
     app.command("doctor")(doctor.doctor)
     app.command("make-model")(make_model.make_model)
-    app.callback()(_flownpu)
-    return app
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -106,6 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         with _endings_clean_up():
+            _check_module(arguments)
             # --debug is understood behind the command too.
             application()(args=[argument for argument in arguments if argument != "--debug"], prog_name="flownpu")
     except SystemExit as leaving:
@@ -118,6 +137,13 @@ def main(arguments: list[str] | None = None) -> int:
         status(f"error: {_describe(error)}")
         return 1
     return 0
+
+
+def _check_module(arguments: list[str]) -> None:
+    """Where the module in C++ does not load, commands that need it say why, not that there is no such command."""
+    module = diagnose_module()
+    if module.status is Status.BAD and not {"doctor", "--version"} & set(arguments):
+        raise FlowNPUError(f"{module.name} {module.found}. Mend it with: {module.remedy}. `flownpu doctor` says more")
 
 
 @contextlib.contextmanager

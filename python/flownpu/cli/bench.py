@@ -2,7 +2,6 @@
 """`flownpu bench`: how fast, in how much memory, and beside which peers."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from flownpu.cli import options
 from flownpu.cli.output import console, progress_bar, status
 from flownpu.cli.serving.crowds import bench_crowds, json_text, print_crowds
 from flownpu.errors import FlowNPUError, MissingDependencyError, require
-from flownpu.machine import describe_machine
+from flownpu.machine import describe_machine, usable_cores
 from flownpu.model.folder import read_genai_config
 from flownpu.peers import PEERS, own_engine, prepare, remove_exported
 from flownpu.peers.export import ExportProgress
@@ -81,7 +80,7 @@ def bench(
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]
     require("onnxruntime_genai", extra="genai", purpose="flownpu bench")
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or usable_cores()
     given = options.provider_options(device, activations, option)
     if serve:
         if csv_file or plot_file or depth != "0":

@@ -6,7 +6,6 @@ A projection is read, quantised and handed on a few hundred rows at a time: no w
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -15,6 +14,7 @@ import numpy as np
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight
+from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class QuantizedWeights:
             ConversionError: a tensor is missing, has another type, or a value that cannot be quantised.
         """
         layout = self.layout(projection)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         with ThreadPoolExecutor(cores) as pool:
             pending: deque[Future[BlockPart]] = deque()
             try:

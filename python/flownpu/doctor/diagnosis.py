@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of `flownpu doctor`: what is there, what is missing, and the command that mends it."""
 
-import ctypes
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from flownpu.doctor.checks import Check, Host, Status
-from flownpu.doctor.npu import diagnose_model, diagnose_npu
+from flownpu.doctor.libraries import diagnose_module, diagnose_provider
 from flownpu.errors import FlowNPUError
-from flownpu.machine import describe_machine, module_versions
-from flownpu.registration import check_onnxruntime_version, get_ep_name, get_library_path, register
+from flownpu.machine import module_folders, module_versions
+from flownpu.registration import check_onnxruntime_version, get_ep_name, register
 
 __all__ = ["diagnose", "diagnose_software"]
 
 
 def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     """All checks, in the order in which one thing needs another; with a model's folder, whether the NPU runs it."""
-    yield from diagnose_software()
+    software = list(diagnose_software())
+    yield from software
+    if any(check.name == "native module" and check.status is Status.BAD for check in software):
+        return  # with it, or through it, all the rest is looked at
+    from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 of the native module
+    from flownpu.doctor.npu import diagnose_model, diagnose_npu  # noqa: PLC0415 likewise
+
     yield from diagnose_machine(host)
     npu = list(diagnose_npu(host))
     yield from npu
@@ -34,8 +37,9 @@ def diagnose_software() -> Iterator[Check]:
     onnxruntime = _diagnose_onnxruntime()
     yield onnxruntime
     yield _diagnose_genai()
-    library = _diagnose_library()
+    library = diagnose_provider()
     yield library
+    yield diagnose_module()
     if Status.BAD not in (onnxruntime.status, library.status):
         yield _diagnose_registration()
 
@@ -51,6 +55,11 @@ def _diagnose_onnxruntime() -> Check:
         spare = " ".join(flavour for flavour in flavours if flavour != "onnxruntime")
         remedy = f"pip uninstall -y {spare} onnxruntime && pip install onnxruntime"
         return Check(name, Status.BAD, f"{found}: several flavours overwrite one another", remedy)
+    folders = module_folders(next(iter(flavours)))
+    if len(folders) > 1:
+        others = " and ".join(f"{version} in {folder}" for folder, version in folders.items())
+        remedy = f"{' && '.join(['pip uninstall -y onnxruntime'] * len(folders))} && pip install onnxruntime"
+        return Check(name, Status.BAD, f"{len(folders)} times: {others}; the first is imported", remedy)
     try:
         check_onnxruntime_version(next(iter(flavours.values())))
     except FlowNPUError as error:
@@ -64,20 +73,6 @@ def _diagnose_genai() -> Check:
         return Check("onnxruntime-genai", Status.GOOD, found)
     missing = "not installed; flownpu run, chat and bench need it"
     return Check("onnxruntime-genai", Status.NOTE, missing, 'pip install "flownpu[genai]"')
-
-
-def _diagnose_library() -> Check:
-    again = "pip install --force-reinstall --no-deps . (in FlowNPU's source folder)"
-    try:
-        path = get_library_path()
-    except FlowNPUError as error:
-        return Check("provider library", Status.BAD, str(error).rpartition(": ")[0], again)
-    try:
-        # The dynamic linker's own words say which symbol or library is missing.
-        ctypes.CDLL(path)
-    except OSError as error:
-        return Check("provider library", Status.BAD, f"does not load: {error}", again)
-    return Check("provider library", Status.GOOD, path)
 
 
 def _diagnose_registration() -> Check:
@@ -94,13 +89,3 @@ def _diagnose_registration() -> Check:
             "registration", Status.BAD, f"{get_ep_name()} offers no device", "pip install --upgrade onnxruntime"
         )
     return Check("registration", Status.GOOD, f"{get_ep_name()} on {', '.join(kinds)}")
-
-
-def diagnose_machine(host: Host) -> Iterator[Check]:
-    """Processor and memory."""
-    machine = describe_machine(host.root)
-    kernels = Status.NOTE if machine.isa == "generic" else Status.GOOD
-    slow = "; the CPU kernels are slow without AVX2" if kernels is Status.NOTE else ""
-    yield Check("processor", kernels, f"{machine.cpu}, {machine.isa}, {machine.cores} cores{slow}")
-    memory = psutil.virtual_memory()
-    yield Check("memory", Status.GOOD, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flownpu.aie.artifacts.toolchain import OLDEST_XRT
 from flownpu.doctor.checks import Check, Host, Status
+from flownpu.doctor.libraries import REINSTALL
 from flownpu.doctor.npu_packages import release_of
 from flownpu.registration import get_library_path
 
@@ -48,15 +49,14 @@ def diagnose_xrt(host: Host) -> Check:
 def _diagnose_plugin(host: Host, found: str, folder: Path, headers: str) -> Check:
     """Whether FlowNPU's own library for XRT was built, and loads."""
     problem = host.load_plugin()
-    again = "pip install --force-reinstall --no-deps . (in FlowNPU's source folder)"
     if problem is None:
         missing = f"{found}, but this FlowNPU was built without XRT's headers: it has no {PLUGIN}"
-        return Check("xrt", Status.NOTE, missing, f"{headers} && {again}")
+        return Check("xrt", Status.NOTE, missing, f"{headers} && {REINSTALL}")
     if "cannot open shared object file" in problem and folder.is_relative_to(host.root / _AMD):
         unseen = f"{found}, which the loader does not look into: {problem}"
         return Check("xrt", Status.BAD, unseen, f"source /{_AMD}/setup.sh")
     if problem:
-        return Check("xrt", Status.BAD, f"{found}, which {PLUGIN} was not built for: {problem}", again)
+        return Check("xrt", Status.BAD, f"{found}, which {PLUGIN} was not built for: {problem}", REINSTALL)
     return Check("xrt", Status.GOOD, found)
 
 

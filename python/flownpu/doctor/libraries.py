@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of `flownpu doctor` for FlowNPU's own libraries: whether this system loads them, or why not."""
+
+import ctypes
+import importlib
+import platform
+import re
+import struct
+from pathlib import Path
+
+from flownpu.build_info import build_info
+from flownpu.doctor.checks import Check, Status
+from flownpu.errors import FlowNPUError
+from flownpu.registration import get_library_path
+
+__all__ = ["REINSTALL", "diagnose_module", "diagnose_provider"]
+
+REINSTALL = "pip install --force-reinstall --no-deps flownpu (built from source: . in FlowNPU's source folder)"
+# Wheels are for this glibc or newer (scripts/release/wheels.py).
+OLDEST_GLIBC = (2, 28)
+BUILD_HERE = "pip install --force-reinstall --no-deps --no-binary flownpu flownpu, which takes g++ 12 or newer"
+NEWER_SYSTEM = "a system with glibc 2.28 or newer (Debian 10, Ubuntu 20.04, RHEL 8), or a container of one"
+# ELF's e_machine, as platform.machine() names it.
+ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+
+def diagnose_provider() -> Check:
+    """The library that ONNX Runtime loads."""
+    name = "provider library"
+    try:
+        path = get_library_path()
+    except FlowNPUError as error:
+        return Check(name, Status.BAD, str(error).rpartition(": ")[0], REINSTALL)
+    try:
+        # The dynamic linker's own words say which symbol or library is missing.
+        ctypes.CDLL(path)
+    except OSError as error:
+        return _refused(name, Path(path), str(error))
+    return Check(name, Status.GOOD, f"{path}, {build_info()}")
+
+
+def diagnose_module() -> Check:
+    """The module through which Python calls the same code."""
+    name = "native module"
+    try:
+        module = importlib.import_module("flownpu._native")
+    except ImportError as error:
+        # An import names the file only where the loader has refused it, not where there is none for this Python.
+        file = re.match(r"(/\S+\.so)", str(error))
+        if file is None:
+            found = f"{error}: it was built for another Python than {platform.python_version()}, or not at all"
+            return Check(name, Status.BAD, found, REINSTALL)
+        return _refused(name, Path(file[1]), str(error))
+    return Check(name, Status.GOOD, str(module.__file__))
+
+
+def _refused(name: str, library: Path, said: str) -> Check:
+    """Why the loader does not take a library."""
+    made_for, here = _architecture(library), _own_architecture()
+    if made_for and made_for != here:
+        found = f"is for {made_for}, and this Python is of {here}"
+        return Check(name, Status.BAD, found, f"a Python for {made_for}, or {BUILD_HERE}")
+    wanted = [tuple(map(int, version.split("."))) for version in re.findall(r"version [`']GLIBC_([\d.]+)' not", said)]
+    if wanted:
+        have = platform.libc_ver()[1] or "none"
+        found = f"needs glibc {'.'.join(map(str, max(wanted)))}, and this system has {have}"
+        is_old = have == "none" or tuple(map(int, have.split("."))) < OLDEST_GLIBC
+        return Check(name, Status.BAD, found, NEWER_SYSTEM if is_old else REINSTALL)
+    if "cannot allocate memory" in said.lower() or "failed to map segment" in said:
+        return Check(name, Status.BAD, f"there was no memory to load it: {said}", "ulimit -v unlimited")
+    return Check(name, Status.BAD, f"does not load: {said}", REINSTALL)
+
+
+def _architecture(library: Path) -> str:
+    """The architecture that an ELF file is for; empty if it is not one that we know."""
+    try:
+        with library.open("rb") as file:
+            header = file.read(20)
+    except OSError:
+        return ""
+    if len(header) < 20 or header[:4] != b"\x7fELF":
+        return ""
+    # e_ident's sixth byte is 2 where the file is big-endian.
+    return ARCHITECTURES.get(struct.unpack_from(">H" if header[5] == 2 else "<H", header, 18)[0], "")
+
+
+def _own_architecture() -> str:
+    """This Python's, which may have fewer bits than the machine."""
+    machine = platform.machine()
+    if struct.calcsize("P") == 4:
+        return {"x86_64": "i686", "aarch64": "armv7l"}.get(machine, machine)
+    return machine

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a wheel, held against what is to be: symbols of old systems, no symbol tables, licences, size.
+
+Run it as `python -m scripts.release.contents dist/*.whl`; what is wrong with a wheel is printed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+from auditwheel.error import NonPlatformWheelError, WheelToolsError
+from auditwheel.wheel_abi import analyze_wheel_abi
+from auditwheel.wheeltools import get_wheel_architecture, get_wheel_libc
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import NoteSection, SymbolTableSection
+
+__all__ = ["LIBRARIES", "build_id", "faults", "newer_symbols", "platform_of"]
+
+MIB = 2**20
+MOST_BYTES = 8 * MIB
+LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflownpu_ep", "libflownpu_xrt")
+LICENCES = ("LICENSE", "LICENSES.md", "nanobind.txt", "robin_map.txt")
+# XRT's library and what it brings itself are the system's; without them there is no NPU to drive, and the rest runs.
+OF_THE_SYSTEM = frozenset({"libxrt_coreutil.so.2", "libuuid.so.1"})
+Version = tuple[int, ...]
+
+
+def faults(wheel: Path) -> list[str]:
+    """What is wrong with a wheel for Linux: nothing, if it may be released."""
+    found = []
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        libraries = {name: archive.read(name) for name in names if name.endswith(".so")}
+    stems = {Path(name).name.split(".")[0] for name in libraries}
+    if stems != set(LIBRARIES):
+        found.append(f"expected the libraries {', '.join(LIBRARIES)}, found {', '.join(sorted(stems))}")
+    licences = {Path(name).name for name in names if ".dist-info/licenses/" in name}
+    found += [f"expected the licence {name}, found none" for name in LICENCES if name not in licences]
+    if wheel.stat().st_size > MOST_BYTES:
+        found.append(f"expected at most {MOST_BYTES / MIB:.0f} MiB, found {wheel.stat().st_size / MIB:.1f}")
+    found += [
+        f"{name} has a symbol table: it is not stripped" for name, data in libraries.items() if _has_symbols(data)
+    ]
+    found += [
+        f"{name} names a folder of this machine: {path}" for name in libraries for path in _paths(libraries[name])
+    ]
+    claimed, allowed = wheel.stem.split("-")[-1], platform_of(wheel)
+    if not _glibc(allowed) or _glibc(allowed) > _glibc(claimed):
+        found.append(f"its name says {claimed}, auditwheel {allowed}: `auditwheel show {wheel}` says why")
+    return found
+
+
+def platform_of(wheel: Path) -> str:
+    """The oldest platform that auditwheel finds a wheel fit for: "manylinux_2_28_x86_64", "linux_x86_64"."""
+    try:
+        information = analyze_wheel_abi(
+            get_wheel_libc(wheel.name),
+            get_wheel_architecture(wheel.name),
+            wheel,
+            OF_THE_SYSTEM,
+            # Kernels for later processors are chosen at run time.
+            disable_isa_ext_check=True,
+            allow_graft=False,
+        )
+    except (NonPlatformWheelError, WheelToolsError) as error:
+        return f"nothing ({error})"
+    return str(information.overall_policy.name)
+
+
+def _glibc(platform: str) -> Version:
+    """The glibc that a platform's name asks for; nothing, if it asks for no particular one."""
+    match = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", platform)
+    return (int(match[1]), int(match[2])) if match else ()
+
+
+def newer_symbols(library: bytes, newest: Version) -> dict[str, Version]:
+    """The symbols that a library takes from a glibc newer than `newest`, (2, 28), with the version of each."""
+    file = ELFFile(io.BytesIO(library))
+    needs = file.get_section_by_name(".gnu.version_r")
+    table, indices = file.get_section_by_name(".dynsym"), file.get_section_by_name(".gnu.version")
+    if not isinstance(needs, GNUVerNeedSection) or not isinstance(table, SymbolTableSection):
+        return {}
+    if not isinstance(indices, GNUVerSymSection):
+        return {}
+    versions = {}
+    for _, wanted in needs.iter_versions():
+        for auxiliary in wanted:
+            if match := re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", auxiliary.name):
+                versions[auxiliary["vna_other"]] = tuple(map(int, match[1].split(".")))
+    found = {}
+    for number, symbol in enumerate(table.iter_symbols()):
+        version = versions.get(indices.get_symbol(number)["ndx"], (0,))
+        if symbol["st_shndx"] == "SHN_UNDEF" and version > newest:
+            found[symbol.name] = version
+    return found
+
+
+def build_id(library: Path) -> str:
+    """The number, in hexadecimal, by which debuggers know a library and its debug file."""
+    with library.open("rb") as stream:
+        for section in _sections(stream):
+            if isinstance(section, NoteSection):
+                for note in section.iter_notes():
+                    if note["n_type"] == "NT_GNU_BUILD_ID":
+                        return str(note["n_desc"])
+    raise RuntimeError(f"{library} has no build ID: link it with -Wl,--build-id")
+
+
+def _sections(stream: BinaryIO) -> list[object]:
+    return list(ELFFile(stream).iter_sections())
+
+
+def _has_symbols(library: bytes) -> bool:
+    return ELFFile(io.BytesIO(library)).get_section_by_name(".symtab") is not None
+
+
+def _paths(library: bytes) -> list[str]:
+    """Paths of home and working folders in a library: of the machine that built it, and not of any other."""
+    return sorted({match.decode() for match in re.findall(rb"/(?:home|root|work|tmp|build)/[\w./+-]+", library)})
+
+
+def main() -> None:
+    """Prints what is wrong with wheels; the exit code is 1 if something is."""
+    wrong = False
+    for wheel in map(Path, sys.argv[1:]):
+        found = faults(wheel)
+        wrong = wrong or bool(found)
+        verdict = "".join(f"\n  {line}" for line in found) or f" is {platform_of(wheel)}"
+        sys.stdout.write(f"{wheel.name}{verdict}\n")
+    sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+# Puts the licences of what is compiled into _native and is not ours beside our own in the wheel. LICENSES.md says what of
+# this is where.
+set(script "import importlib.metadata as m; \
+print(next(f.locate() for f in m.files('nanobind') if f.name == 'LICENSE'))")
+execute_process(COMMAND ${Python_EXECUTABLE} -c "${script}"
+                OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE licence COMMAND_ERROR_IS_FATAL ANY)
+install(FILES ${licence} DESTINATION ${SKBUILD_METADATA_DIR}/licenses RENAME nanobind.txt)
+
+# robin_map's stands at the head of its headers alone.
+file(READ ${NB_DIR}/ext/robin_map/include/tsl/robin_map.h header)
+string(REGEX MATCH "MIT License.*SOFTWARE\\.\n \\*/" licence "${header}")
+if(NOT licence)
+  message(FATAL_ERROR "expected a licence at the head of nanobind's robin_map.h, found none: look what is under it now, "
+                      "and mend LICENSES.md and scripts/release/licences.cmake")
+endif()
+string(REGEX REPLACE "\n \\*[ /]?" "\n" licence "${licence}")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/robin_map.txt "${licence}")
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/robin_map.txt DESTINATION ${SKBUILD_METADATA_DIR}/licenses)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs a wheel into Debian 11, of glibc 2.31, without a compiler, and has it convert a model and generate there.
+
+Run it by hand, as root, for it makes the system (debootstrap, 1 GB) and lives in it (chroot), and compiles Python for
+it, Debian 11's own being too old: `python -m scripts.release.old_system dist/*.whl`. What packages FlowNPU needs is
+fetched outside of it. The text must be the one that this machine's FlowNPU generates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from scripts.debian_packages import Apt, UnavailableError
+from scripts.release import sysroot
+
+__all__ = ["main"]
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "build" / "release" / "old_system"
+# Suites of Debian that have the source of a Python.
+SUITES = {"3.11": "bookworm", "3.13": "trixie"}
+BUILD = ("gcc", "make", "libc6-dev", "zlib1g-dev", "libffi-dev", "libssl-dev", "libbz2-dev", "liblzma-dev")
+# What compilers are called by; there is none where the wheel is installed.
+COMPILERS = ("gcc", "g++", "cc", "c++", "make", "cmake")
+EXTRAS = "genai,convert"
+# pip takes a platform's name as it is written: each that a system of glibc 2.28 understands.
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)),
+    *(f"manylinux{name}_x86_64" for name in (2014, 2010, 1)),
+)
+FIXTURE = "tests/fixtures/gemma3-topics"
+PROMPT = 'The "for" statement is used to'
+
+
+def main() -> None:
+    """Tries each wheel that was given; the exit code is 1 if one does not do what it does here."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("error: this needs root, for chroot")
+    expected = generated(["flownpu"], ROOT / FIXTURE, FOLDER / "model")
+    failed = False
+    for wheel in arguments.wheels:
+        # An own ABI has its Python's number, and what is for 3.12 and later is tried with a later one.
+        version = "3.11" if "-cp311-" in wheel.name else "3.13"
+        try:
+            root = system()
+            python(root, version)
+            said = tried(root, version, wheel)
+        except (UnavailableError, subprocess.CalledProcessError) as error:
+            sys.exit(f"error: {wheel.name}: {error}")
+        same = said == expected
+        failed = failed or not same
+        sys.stdout.write(
+            f"{wheel.name} on glibc 2.31 with Python {version}: {'the same text' if same else 'OTHER TEXT'}\n"
+        )
+        if not same:
+            sys.stdout.write(f"expected:\n{expected}\ngot:\n{said}\n")
+    sys.exit(failed)
+
+
+def generated(flownpu: list[str], fixture: Path | str, model: Path | str) -> str:
+    """The text that a command `flownpu` generates, greedily, of the small model that it converts."""
+    subprocess.run([*flownpu, "convert", str(fixture), str(model), "--force"], check=True, stdout=subprocess.DEVNULL)
+    run = ["run", str(model), "--no-chat-template", "--prompt", PROMPT, "--max-new-tokens", "48", "--temperature", "0"]
+    return subprocess.run([*flownpu, *run], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def system() -> Path:
+    """A folder with Debian 11, which is made if it is not there."""
+    root = FOLDER / "root"
+    if not (root / "etc" / "debian_version").is_file():
+        if shutil.which("debootstrap") is None:
+            raise UnavailableError("there is no debootstrap here: apt install debootstrap")
+        apt = Apt(FOLDER / "apt", "Debian 11")
+        apt.run("apt-get", "update", "-q")
+        making = root.with_name("making")
+        shutil.rmtree(making, ignore_errors=True)
+        packages = f"--include={','.join(BUILD)}"
+        subprocess.run(["debootstrap", "--variant=minbase", packages, sysroot.SUITE, making, apt.mirror()], check=True)
+        making.rename(root)
+    return root
+
+
+def python(root: Path, version: str) -> None:
+    """Compiles a Python in the system, if it has none of this version."""
+    place = f"/opt/python{version}"
+    if (root / place[1:] / "bin" / "pip3").is_file():
+        return
+    apt = Apt(FOLDER / "apt", f"Python {version}")
+    apt.run("apt-get", "update", "-q")
+    apt.use_suite(SUITES[version], with_sources=True)
+    with tarfile.open(apt.source(f"python{version}")) as archive:
+        archive.extractall(root / "src", filter="tar")
+    source = next(folder.name for folder in (root / "src").iterdir() if folder.name.startswith(f"Python-{version}"))
+    steps = (
+        f"cd /src/{source} && ./configure -q --prefix={place} --disable-test-modules && make -s -j2 && make -s install"
+    )
+    inside(root, "sh", "-c", f"({steps}) >/dev/null 2>&1")
+
+
+def tried(root: Path, version: str, wheel: Path) -> str:
+    """What the wheel generates in the system, in a new environment, with no compiler on the path."""
+    packages = root / "packages"
+    shutil.rmtree(packages, ignore_errors=True)
+    packages.mkdir()
+    needed = [name for extra in EXTRAS.split(",") for name in _requirements(wheel, extra)]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version", version]
+    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+    subprocess.run([*pip, *platforms, "--dest", packages, *needed], check=True)
+    shutil.copy(wheel, packages)
+    shutil.rmtree(root / "try", ignore_errors=True)
+    shutil.copytree(ROOT / FIXTURE, root / "try" / "fixture")
+    path = f"/try/environment/bin:/opt/python{version}/bin"
+    for compiler in COMPILERS:
+        if shutil.which(compiler, path=":".join(str(root / part[1:]) for part in path.split(":"))):
+            raise UnavailableError(f"{compiler} is on the path: nothing would show that it is not needed")
+    inside(root, f"/opt/python{version}/bin/python3", "-m", "venv", "/try/environment")
+    name = f"/packages/{wheel.name}[{EXTRAS}]"
+    install = ["/try/environment/bin/pip", "install", "--quiet", "--no-index", "--find-links=/packages", name]
+    inside(root, *install, path=path)
+    flownpu = "/try/environment/bin/flownpu"
+    inside(root, flownpu, "--version", path=path)
+    inside(root, flownpu, "doctor", path=path)
+    # An exception of C++ has to find its way there, too.
+    wrong = [flownpu, "run", "/try/model", "--prompt", "x", "--option", "threads=many"]
+    text = generated([*_chroot(root, path), flownpu], "/try/fixture", "/try/model")
+    done = subprocess.run([*_chroot(root, path), *wrong], check=False, capture_output=True, text=True)
+    if done.returncode != 1 or "threads" not in done.stderr:
+        raise UnavailableError(f"expected an error that names the option threads, got: {done.stderr or done.stdout}")
+    return text
+
+
+def _requirements(wheel: Path, extra: str) -> list[str]:
+    """The packages that a wheel asks for, and those of one of its extras."""
+    import zipfile  # noqa: PLC0415
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
+    pairs = [line.partition(";") for line in lines]
+    wanted = re.compile(rf"\s*extra == ['\"]{extra}['\"]\s*")
+    return [name.strip() for name, _, marker in pairs if not marker or wanted.fullmatch(marker)]
+
+
+def _chroot(root: Path, path: str) -> list[str]:
+    """How commands are run in the system, with its /proc."""
+    environment = ["env", "-i", f"PATH={path}", "HOME=/root", "LC_ALL=C.UTF-8", "ORT_DISABLE_TELEMETRY=1"]
+    mount = 'mount -t proc proc "$0/proc" 2>/dev/null || mount --bind /proc "$0/proc" && exec chroot "$0" "$@"'
+    # The mount is gone with the last process of its name space.
+    return ["unshare", "--mount", "sh", "-c", mount, str(root), *environment]
+
+
+def inside(root: Path, *command: str, path: str = "/usr/bin:/bin:/usr/sbin:/sbin") -> None:
+    """Runs a command in the system."""
+    subprocess.run([*_chroot(root, path), *command], check=True)
+
+
+if __name__ == "__main__":
+    main()

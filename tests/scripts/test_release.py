@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a release (scripts/release/): what may be in a wheel, functions for older glibcs, versions, the list."""
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flownpu import build_info, get_library_path
+from scripts.debian_packages import UnavailableError
+from scripts.release import checklist, contents, kernels, old_system, wheels
+
+ROOT = Path(__file__).parents[2]
+OLD_GLIBC = ROOT / "scripts/release/old_glibc.cc"
+# What glibc had elsewhere before it got a new version: libpthread and libdl until 2.34, libc_nonshared.a until 2.33.
+# Wheels are linked to the older one.
+MOVED = re.compile(r"(__)?pthread_\w+|dl(open|close|sym|addr|error)|[fl]?stat(at)?(64)?")
+
+
+def compiled(folder, source, *flags, name="library.so"):
+    """A library of some C++."""
+    (folder / "source.cc").write_text(source)
+    library = folder / name
+    files = [folder / "source.cc", *(flag for flag in flags if isinstance(flag, Path))]
+    options = [flag for flag in flags if isinstance(flag, str)]
+    subprocess.run(["g++", "-std=c++20", "-O1", "-fPIC", "-shared", *files, *options, "-o", library], check=True)
+    return library
+
+
+def test_no_library_needs_what_old_systems_lack():
+    """The build that is tested here is linked to a newer glibc; what wheels are linked to must have all else."""
+    defined = set(
+        re.findall(r'^HIDDEN.*?(\w+)(?:\(\) \{|;|"\);)$', OLD_GLIBC.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert defined == {"arc4random", "_dl_find_object", "__libc_single_threaded"}
+    folder = Path(get_library_path()).parent
+    libraries = [file for file in folder.glob("*.so") if file.name.split(".")[0] in contents.LIBRARIES]
+    assert len(libraries) >= len(contents.LIBRARIES) - 1  # without XRT one is not built
+    for library in libraries:
+        newer = contents.newer_symbols(library.read_bytes(), (2, 28))
+        assert {name for name in newer if not MOVED.fullmatch(name)} - defined == set(), library
+
+
+def test_a_newer_symbol_is_found(tmp_path):
+    source = '#include <cmath>\nextern "C" double f(double x) { return std::exp(x); }'
+    library = compiled(tmp_path, source).read_bytes()
+    assert contents.newer_symbols(library, (2, 28)) == {"exp": (2, 29)}
+    assert contents.newer_symbols(library, (2, 29)) == {}
+
+
+@pytest.fixture
+def shims(tmp_path):
+    """A library that has the functions for older glibcs, and the C++ run time that calls them, in it."""
+    source = """
+#include <random>
+#include <stdexcept>
+#include <string>
+extern "C" int caught(int x) {
+  try {
+    if (x > 1) throw std::runtime_error(std::string(x, 'x'));
+  } catch (const std::runtime_error& error) {
+    return std::string(error.what()).size();
+  }
+  return 0;
+}
+extern "C" unsigned random_bits() { return std::random_device("default")(); }
+"""
+    flags = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
+    library = compiled(tmp_path, source, OLD_GLIBC, *flags)
+    return library, ctypes.CDLL(str(library))
+
+
+def test_the_functions_for_older_glibcs(shims):
+    library, loaded = shims
+    taken = contents.newer_symbols(library.read_bytes(), (2, 28))
+    assert {"arc4random", "_dl_find_object", "__libc_single_threaded"} & set(taken) == set()
+    assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through ours
+    assert len({loaded.random_bits() for _ in range(4)}) > 1  # but for one of 2**96 times
+
+
+WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp312-abi3-manylinux_2_28_x86_64\n"
+
+
+def test_what_is_wrong_with_a_wheel(tmp_path):
+    library = compiled(tmp_path, 'extern "C" const char* f() { return "/home/me/file.cc"; }', "-g").read_bytes()
+    newer = compiled(tmp_path, '#include <cmath>\nextern "C" double f(double x) { return std::exp(x); }').read_bytes()
+    wheel = tmp_path / "flownpu-1-cp312-abi3-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for stem in contents.LIBRARIES[:-1]:
+            archive.writestr(f"flownpu/{stem}.so", newer if stem == "_native" else library)
+        for licence in contents.LICENCES[:-1]:
+            archive.writestr(f"flownpu-1.dist-info/licenses/{licence}", "")
+        archive.writestr("flownpu-1.dist-info/WHEEL", WHEEL)
+        archive.writestr("flownpu-1.dist-info/RECORD", "".join(f"{name},,\n" for name in archive.namelist()))
+    found = "\n".join(contents.faults(wheel))
+    for fault in (
+        "expected the libraries _native, libflownpu_aie_xdna",
+        f"expected the licence {contents.LICENCES[-1]}, found none",
+        "flownpu/libflownpu_ep.so has a symbol table",
+        "flownpu/libflownpu_ep.so names a folder of this machine: /home/me/file.cc",
+        "its name says manylinux_2_28_x86_64, auditwheel manylinux_2_",
+    ):
+        assert fault in found
+    assert "expected at most" not in found
+
+
+def test_a_build_id_is_the_linkers(tmp_path):
+    source = 'extern "C" int f() { return 1; }'
+    assert contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=0x0123456789abcdef")) == "0123456789abcdef"
+    with pytest.raises(RuntimeError, match="build ID"):
+        contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=none", name="without.so"))
+
+
+def test_licences_name_what_is_compiled_in():
+    text = (ROOT / "LICENSES.md").read_text(encoding="utf-8")
+    for part in ("nanobind", "robin_map", "libstdc++", "libgcc", "glibc", *contents.LICENCES[2:]):
+        assert part in text
+
+
+def test_the_version_stands_in_one_place(ep_devices):
+    """The library has it from CMake, which reads pyproject.toml."""
+    expected = checklist.version((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert {device.ep_metadata["version"] for device in ep_devices} == {expected}
+
+
+def test_what_a_build_says_of_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["flownpu"], "__path__", [str(tmp_path)])
+    assert str(build_info.build_info()) == "of a source tree"
+    built = {"commit": "0123456789ab", "compiler": "GNU 12.2.0", "platform": "manylinux_2_28_x86_64", "xrt": "2.25"}
+    (tmp_path / "build.json").write_text(json.dumps(built))
+    said = "commit 0123456789ab, GNU 12.2.0 for manylinux_2_28_x86_64, XRT 2.25"
+    assert str(build_info.build_info()) == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_right"),
+    [
+        ("# Changes\n\n## 0.2.0 (2026-12-01)\n\n- x\n\n## 0.1.0 (2026-11-01)\n", True),
+        ("# Changes\n\n## Not released yet\n\n- x\n\n## 0.2.0 (2026-12-01)\n", False),
+        ("# Changes\n\n## 0.2.0\n", False),
+        ("# Changes\n", False),
+    ],
+)
+def test_changes_have_a_heading_of_the_version(changes, is_right):
+    if is_right:
+        checklist.changelog(changes, "0.2.0")
+    else:
+        with pytest.raises(checklist.FailedError, match=r"0\.2\.0"):
+            checklist.changelog(changes, "0.2.0")
+
+
+def test_the_folder_of_sources_changes_where_they_do(tmp_path):
+    new, old = tmp_path / "new", tmp_path / "old"
+    for folder, files in ((new, {"a": "1", "b/c": "2"}), (old, {"a": "1", "b/c": "3", "d": "4"})):
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    before = (old / "a").stat().st_mtime_ns
+    wheels._update(new, old)
+    assert {str(file.relative_to(old)): file.read_text() for file in old.rglob("*") if file.is_file()} == {
+        "a": "1",
+        "b/c": "2",
+    }
+    assert (old / "a").stat().st_mtime_ns == before
+
+
+def test_a_python_that_is_missing(monkeypatch):
+    monkeypatch.setattr(wheels, "STABLE_ABI", ("3.98", "3.99"))
+    monkeypatch.setattr(wheels, "OWN_ABI", "{}.{}".format(*sys.version_info))
+    monkeypatch.setattr(
+        wheels, "_python", lambda version: None if version in wheels.STABLE_ABI else Path(sys.executable)
+    )
+    with pytest.raises(UnavailableError, match=r"expected Python 3\.98 or 3\.99 with its headers"):
+        wheels.pythons()
+
+
+def test_what_a_wheel_asks_for(tmp_path):
+    wheel = tmp_path / "x.whl"
+    lines = ["numpy>=1.26", "onnx>=1.19; extra == 'convert'", "torch; extra == 'verify'"]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("x-1.dist-info/METADATA", "\n".join(f"Requires-Dist: {line}" for line in lines))
+    assert old_system._requirements(wheel, "convert") == ["numpy>=1.26", "onnx>=1.19"]
+
+
+def test_kernels_with_other_instructions_are_found(tmp_path):
+    builds = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for build, operation in zip(builds, ("+", "+", "*"), strict=True):
+        folder = build / "CMakeFiles/kernels_avx2.dir"
+        folder.mkdir(parents=True)
+        (folder / "k.cc").write_text(f"float f(float x, float y) {{ return x {operation} y; }}")
+        subprocess.run(["g++", "-O2", "-c", folder / "k.cc", "-o", folder / "k.cc.o"], check=True)
+    found, count = kernels.differing(*builds[:2])
+    assert found == []
+    assert count > 2
+    assert kernels.differing(builds[0], builds[2])[0] == ["CMakeFiles/kernels_avx2.dir/k.cc.o"]

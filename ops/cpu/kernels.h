@@ -15,16 +15,34 @@
 
 namespace flownpu::cpu {
 
-// Columns of which int8 activations of many rows have one scale, on AVX-512: 8 groups of a weight.
+// Columns of which int8 activations of many rows have one scale, on AVX-512: a part, 8 groups of a
+// weight.
 inline constexpr std::int64_t kPartColumns = 256;
 inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
+
+// int8 activations of many rows for Q4NX on AVX-512. What a few rows have of a part of 256 columns
+// lies together: x = scale * value.
+struct Int8Panels {
+  // 0: there are none.
+  std::int64_t rows = 0;
+  // [parts][rows][256]: four columns of a group and the same four of the next one in turn.
+  std::int8_t* values = nullptr;
+  // [parts][rows].
+  float* scales = nullptr;
+  // [parts][rows][8]: the sum of a group's rounded x, and -8 times the sum of its values.
+  float* sums = nullptr;
+  std::int32_t* offsets = nullptr;
+};
 
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
 // whole parts of 256, which is also what wide blocks of a weight are padded to.
 struct RoundedActivations {
+  // int8 of many rows; then there are no values, scales and sums.
+  Int8Panels panels;
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
-  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also kPartColumns.
+  // Columns that share a scale and a sum: 32, a group of the weight; for dense weights, of int8,
+  // kPartColumns.
   std::int64_t part_columns = 32;
   // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
@@ -94,9 +112,9 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 1024 in int8, with the
-// scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
-inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
+// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 256 in int8, which take
+// less: 32 KB are the L1 data cache of a Zen 4 core.
+inline constexpr std::size_t kMatMulScratchBytes = 32 * 1024;
 
 // What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,
 // and f32, unrounded.
@@ -140,8 +158,11 @@ struct Kernels {
   // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, void* values, float* scales, float* sums);
-  // The parts that matmul_int8 wants of `rows` rows in all: 32 or 256 columns.
-  std::int64_t (*int8_part_columns)(std::int64_t rows);
+  // Whether matmul_int8 wants `rows` rows, all there are, in panels; null for round_to_panels where
+  // it never does. That rounds one row x[k] as the row `row`.
+  bool (*int8_panels)(std::int64_t rows);
+  void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
+                          const Int8Panels& panels);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
   // The epilogue of product[blocks][count][32], which is rows `first` .. and columns `column` .. of

@@ -20,10 +20,19 @@ namespace flownpu::cpu {
 inline constexpr std::int64_t kPartColumns = 256;
 inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
 
-// int8 activations of many rows for Q4NX on AVX-512. What a few rows have of a part of 256 columns
+// How int8 activations lie, and what they are multiplied with.
+enum class Int8Order : std::uint8_t {
+  // Row after row, with a scale for each 32 columns: for weights as they are.
+  kGroups,
+  // Part after part (Int8Panels): for weights whose scales are multiples of a step.
+  kPanels,
+  // Row after row, with a scale for each 256 columns: for weights that are rounded to 8 bits.
+  kParts,
+};
+
+// int8 activations of a few rows for Q4NX on AVX-512. What the rows have of a part of 256 columns
 // lies together: x = scale * value.
 struct Int8Panels {
-  // 0: there are none.
   std::int64_t rows = 0;
   // [parts][rows][256]: four columns of a group and the same four of the next one in turn.
   std::int8_t* values = nullptr;
@@ -37,12 +46,12 @@ struct Int8Panels {
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
 // whole parts of 256, which is also what wide blocks of a weight are padded to.
 struct RoundedActivations {
-  // int8 of many rows; then there are no values, scales and sums.
+  // int8 only. In panels there are no values, scales and sums.
+  Int8Order order = Int8Order::kGroups;
   Int8Panels panels;
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
-  // Columns that share a scale and a sum: 32, a group of the weight; for dense weights, of int8,
-  // kPartColumns.
+  // Columns that share a scale and a sum: 32, a group of the weight; of int8 also kPartColumns.
   std::int64_t part_columns = 32;
   // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
@@ -112,9 +121,9 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 256 in int8, which take
-// less: 32 KB are the L1 data cache of a Zen 4 core.
-inline constexpr std::size_t kMatMulScratchBytes = 32 * 1024;
+// What a kernel unpacks 32 rows of the weight into, 512 columns in bf16 or 1024 in int8, with the
+// scales that 8-bit codes need (1 KB): 32 KB are the L1 data cache of a Zen 4 core.
+inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 // What a dense product multiplies: bf16 or int8 where the instruction set has dot products of them,
 // and f32, unrounded.
@@ -158,9 +167,9 @@ struct Kernels {
   // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, void* values, float* scales, float* sums);
-  // Whether matmul_int8 wants `rows` rows, all there are, in panels; null for round_to_panels where
-  // it never does. That rounds one row x[k] as the row `row`.
-  bool (*int8_panels)(std::int64_t rows);
+  // The order that matmul_int8 wants of `rows` rows in all. Not every instruction set has panels;
+  // round_to_panels, which rounds one row x[k] as the row `row`, is null there.
+  Int8Order (*int8_order)(std::int64_t rows);
   void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
                           const Int8Panels& panels);
   MatMulBlocks matmul_bf16;

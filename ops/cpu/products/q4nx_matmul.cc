@@ -106,7 +106,8 @@ class Q4NXMatMul : public Step {
     a.padded_k = padded_k_;
     a.groups = padded_k_ / q4nx::kGroup;
     a.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
-    if (int8 && context_.kernels.int8_panels(rows)) {
+    if (int8) a.order = context_.kernels.int8_order(rows);
+    if (a.order == Int8Order::kPanels) {
       a.panels = {.rows = rows,
                   .values = scratch.take<std::int8_t>(rows * padded_k_),
                   .scales = scratch.take<float>(rows * padded_k_ / kPartColumns),
@@ -115,8 +116,10 @@ class Q4NXMatMul : public Step {
       return;
     }
     a.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
-    a.scales = int8 ? scratch.take<float>(rows * a.groups) : nullptr;
-    a.sums = scratch.take<float>(rows * a.groups);
+    a.part_columns = a.order == Int8Order::kParts ? kPartColumns : q4nx::kGroup;
+    const std::int64_t parts = padded_k_ / a.part_columns;
+    a.scales = int8 ? scratch.take<float>(rows * parts) : nullptr;
+    a.sums = scratch.take<float>(rows * parts);
   }
 
   void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
@@ -124,16 +127,17 @@ class Q4NXMatMul : public Step {
     auto* values = static_cast<std::byte*>(const_cast<void*>(a.values));
     auto* scales = const_cast<float*>(a.scales);
     auto* sums = const_cast<float*>(a.sums);
+    const std::int64_t parts = padded_k_ / a.part_columns;
     context_.pool->run_rows(rows, [&](std::int64_t row) {
       const float* source = x + row * k_;
-      if (a.panels.rows > 0) {
+      float* row_sums = sums + row * parts;
+      if (a.order == Int8Order::kPanels) {
         kernels.round_to_panels(source, k_, padded_k_ / kPartColumns, row, a.panels);
       } else if (scales != nullptr) {
         kernels.round_to_int8(source, k_, padded_k_, a.part_columns, values + row * padded_k_,
-                              scales + row * a.groups, sums + row * a.groups);
+                              scales + row * parts, row_sums);
       } else {
-        kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2,
-                              sums + row * a.groups);
+        kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
       }
     });
   }

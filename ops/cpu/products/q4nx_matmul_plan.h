@@ -10,8 +10,8 @@
 namespace flownpu::cpu {
 
 // Rows of activations that a task multiplies, at most: unpacking 32 rows of the weight costs what
-// multiplying some 4 rows of activations costs, so 256 make it 2 %; and a kernel's stretch of them
-// (at most 1 KB each) and the results of four rows of blocks fill 256 KB + 128 KB of an L2 of 1 MB.
+// multiplying some 6 rows of activations costs, so 256 make it 2 %; and a kernel's stretch of them
+// (1 KB each) and the results of four rows of blocks fill 256 KB + 128 KB of an L2 of 1 MB.
 inline constexpr std::int64_t kTaskRows = 256;
 inline constexpr std::int64_t kTaskRowBlocks = 4;
 // Results of 32 rows of the weight that a task keeps before it writes them: so many rows of blocks

@@ -1,15 +1,127 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul in AVX-512, with dot products of int8 (dense_matmul_int8_avx512.h) or of bf16.
+// DenseMatMul in AVX-512, with dot products of int8 or of bf16.
+//
+// int8: 32 columns of the weight x 256 of k get one scale and one minimum a column, as Q4NXMatMul's
+// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile this is): w = minimum + scale * u with u
+// in 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8 is its code less
+// 128, exactly. Packed: for each 256 of k codes [k / 4][even columns, odd columns][16 lanes of 4],
+// then for each 256 of k the scales and minima.
 //
 // bf16: weights are rounded to bf16 where they are not. Packed: [k / 2][even, odd][16 lanes of 2].
 #pragma once
 
 #include <algorithm>
 
-#include "ops/cpu/kernels/products/dense_matmul_int8_avx512.h"
+#include "ops/cpu/kernels/products/dense_matmul_float.h"
+#include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
+
+static_assert(kDenseColumns == q4nx::kBlockRows);
+
+// --- int8 -------------------------------------------------------------------------------------
+
+inline std::int64_t int8_block_bytes(std::int64_t k) {
+  return q4nx::ceil_div(k, kPartColumns) *
+         (kBytePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
+}
+
+// The range of `count` rows of 32 columns; of int8 weights that of their type, so that codes are
+// what they were.
+inline ByteRange dense_range(const DenseWeight& weight, const float* columns, std::int64_t count) {
+  if (weight.type == DataType::kInt8) {
+    return range_of({_mm512_set1_ps(-128.0F), _mm512_set1_ps(-128.0F)},
+                    {_mm512_set1_ps(127.0F), _mm512_set1_ps(127.0F)});
+  }
+  Rows lowest = load_rows(columns);
+  Rows highest = lowest;
+  __mmask16 lanes = without_nan(kAllLanes, lowest);
+  for (std::int64_t i = 1; i < count; ++i) {
+    const Rows row = load_rows(columns + i * kDenseColumns);
+    lanes = without_nan(lanes, row);
+    lowest = {_mm512_min_ps(lowest.even, row.even), _mm512_min_ps(lowest.odd, row.odd)};
+    highest = {_mm512_max_ps(highest.even, row.even), _mm512_max_ps(highest.odd, row.odd)};
+  }
+  ByteRange range = range_of(lowest, highest);
+  if (lanes != kAllLanes) {
+    mark_nan(count, [&](std::int64_t i) { return load_rows(columns + i * kDenseColumns); }, range);
+  }
+  return range;
+}
+
+// Four rows of 16 columns as codes, one row in each byte of a lane. What lies outside of the range
+// is padding, which no activation meets.
+inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse) {
+  __m512i codes = _mm512_setzero_si512();
+  for (int i = 3; i >= 0; --i) {
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(rows[i], lowest), inverse));
+    const __m512i byte = _mm512_and_si512(code, _mm512_set1_epi32(0xff));
+    codes = _mm512_or_si512(_mm512_slli_epi32(codes, 8), byte);
+  }
+  return codes;
+}
+
+inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* packed) {
+  alignas(64) float columns[kPartColumns * kDenseColumns];
+  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, kPartColumns);
+  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * kBytePartBytes);
+  for (std::int64_t b = 0; b < k_blocks; ++b) {
+    const std::int64_t k = b * kPartColumns;
+    const std::int64_t count = std::min(kPartColumns, weight.k - k);
+    widen_columns(weight, k, count, block, columns);
+    std::fill(columns + count * kDenseColumns, std::end(columns), 0.0F);
+    const ByteRange range = dense_range(weight, columns, count);
+    // Codes are steps of the range / 255; byte_range's inverse is in 256ths of a step.
+    const __m512 part = _mm512_set1_ps(1.0F / 256.0F);
+    const Rows inverse{_mm512_mul_ps(range.inverse.even, part),
+                       _mm512_mul_ps(range.inverse.odd, part)};
+    std::byte* codes = packed + b * kBytePartBytes;
+    for (std::int64_t i = 0; i < count; i += 4, codes += 128) {
+      __m512 even[4];
+      __m512 odd[4];
+      for (int j = 0; j < 4; ++j) {
+        const Rows row = load_rows(columns + (i + j) * kDenseColumns);
+        even[j] = row.even;
+        odd[j] = row.odd;
+      }
+      const Rows& lowest = range.parameters.minimum;
+      _mm512_store_si512(codes, code_quad(even, lowest.even, inverse.even));
+      _mm512_store_si512(codes + 64, code_quad(odd, lowest.odd, inverse.odd));
+    }
+    // The rest of the last group, which activations of zero meet.
+    std::fill(codes, packed + b * kBytePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
+              std::byte{0});
+    alignas(64) float scales[2 * kDenseColumns];
+    store_rows(range.parameters.scale, scales);
+    store_rows(range.parameters.minimum, scales + kDenseColumns);
+    scale_columns(weight, 2, block, scales);
+    parameters[b] = {load_rows(scales), load_rows(scales + kDenseColumns)};
+  }
+}
+
+inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
+                       std::int64_t count, float* out) {
+  const std::int64_t k_blocks = a.groups / kGroupsPerPart;
+  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kBytePartBytes);
+  for (std::int64_t b = 0; b < k_blocks; b += kByteParts) {
+    const std::int64_t blocks = std::min(kByteParts, k_blocks - b);
+    const std::int64_t groups =
+        std::min(blocks * kGroupsPerPart, a.filled_groups - b * kGroupsPerPart);
+    const ByteStretch stretch{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
+    // What follows in memory: codes of more of k, or of the next columns.
+    StretchFetch fetch(stretch.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
+                       q4nx::ceil_div(count, kTile));
+    for (std::int64_t row = 0; row < count; row += kTile) {
+      fetch.step();
+      with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
+        tile_int8<COUNT>(stretch, a, first + row, out + row * kDenseColumns);
+      });
+    }
+  }
+}
+
+// --- bf16 -------------------------------------------------------------------------------------
 
 // 12 x 2 sums leave 8 of 32 registers for weights and activations.
 constexpr int kBFloat16Rows = 12;

@@ -95,11 +95,11 @@ void fill_q4nx_matmul(Kernels& kernels) {
   kernels.matmul_bf16 = matmul_bf16;
   kernels.matmul_int8 = matmul_int8;
   kernels.round_to_panels = round_to_panels;
-  kernels.int8_panels = int8_panels;
+  kernels.int8_order = int8_order;
 #else
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
-  kernels.int8_panels = [](std::int64_t) { return false; };
+  kernels.int8_order = [](std::int64_t) { return Int8Order::kGroups; };
 #endif
   kernels.dequantize_row = dequantize_row;
 }

@@ -6,15 +6,17 @@
 // rows of codes to bf16 pairs, then for each tile of up to kTile rows of activations: the totals
 // come from `out`, each group's dots are accumulated in registers and scaled into them, and they go
 // back to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so
-// both give the same bits, whatever the number of rows in a call; int8 activations of many rows are
-// q4nx_matmul_int8_avx512.h's. Scratch: [column pair][even rows, odd rows][16 lanes of 32 bits].
+// both give the same bits, whatever the number of rows in a call; int8 activations are
+// multiplied in three ways, of a few rows as they are by FusedDQP (int8_order). Scratch: [column
+// pair][even rows, odd rows][16 lanes of 32 bits].
 #pragma once
 
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/fused_dqp_avx512.h"
-#include "ops/cpu/kernels/products/panels_avx512.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
+#include "ops/cpu/kernels/products/q4nx_matmul_panels_avx512.h"
+#include "ops/cpu/kernels/products/round_to_panels_avx512.h"
 #include "ops/cpu/kernels/products/with_layout.h"
 #include "ops/cpu/kernels/with_count.h"
 
@@ -75,9 +77,6 @@ void tile_bf16(const Stretch& stretch, const std::byte* tile, const RoundedActiv
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-// Rows of activations in registers: 6 x 2 dots, 6 x 2 totals, scales, minima and weights.
-constexpr int kTile = 6;
-
 // Up to this many rows of activations are multiplied without unpacking: dots, totals, codes and
 // tables of 4 rows fit in the registers.
 constexpr int kFusedRows = 4;
@@ -122,21 +121,65 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
   }
 }
 
-// int8 activations of more rows than that lie in panels.
-inline bool int8_panels(std::int64_t rows) { return rows > kFusedRows; }
+// Rows that lie in panels, at most: of more, rounding weights to 8 bits once costs less than
+// scaling each row's dots (q4nx_matmul_int8_avx512.h). On a Granite Rapids core weights with minima
+// are multiplied as fast both ways by 32 rows, symmetric ones by 50.
+constexpr std::int64_t kMostPanelRows = 32;
+
+inline Int8Order int8_order(std::int64_t rows) {
+  return rows <= kFusedRows       ? Int8Order::kGroups
+         : rows <= kMostPanelRows ? Int8Order::kPanels
+                                  : Int8Order::kParts;
+}
+
+// Weights rounded to 8 bits.
+inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
+                           const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                           std::byte* scratch, float* out) {
+  const std::int64_t parts = a.groups / kGroupsPerPart;
+  // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
+  // the last one, most likely the rows of blocks that follow.
+  const auto next_stretch = [&](std::int64_t part, std::int64_t block) {
+    if (++block == row_blocks) {
+      part += kByteParts;
+      block = part < parts ? 0 : row_blocks;
+      part = part < parts ? part : 0;
+    }
+    const Q4NXRows row = weight.from(block);
+    const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
+    const std::uint8_t* start = row.scales(part * kGroupsPerPart);
+    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile));
+  };
+  for (std::int64_t part = 0; part < parts; part += kByteParts) {
+    for (std::int64_t block = 0; block < row_blocks; ++block) {
+      const ByteStretch stretch = unpack_int8(weight.from(block), part, a, scratch);
+      StretchFetch fetch = next_stretch(part, block);
+      float* y = out + block * count * q4nx::kBlockRows;
+      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+        fetch.step();
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row),
+                          [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
+      }
+    }
+  }
+}
 
 inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
-  if (a.panels.rows == 0) {
-    return multiply_fused(weight, row_blocks, count, out,
-                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
-                            fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
-                          });
+  switch (a.order) {
+    case Int8Order::kGroups:
+      return multiply_fused(weight, row_blocks, count, out,
+                            [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                              fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
+                            });
+    case Int8Order::kPanels:
+      return with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+        multiply_panels<LAYOUT>(weight, row_blocks, a, first, count, scratch, out);
+      });
+    case Int8Order::kParts:
+      return multiply_bytes(weight, row_blocks, a, first, count, scratch, out);
   }
-  with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
-    multiply_panels<LAYOUT>(weight, row_blocks, a, first, count, scratch, out);
-  });
 }
 
 }  // namespace

@@ -1,307 +1,267 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMatMul of int8 activations in AVX-512, for more rows than FusedDQP takes: 4-bit codes are
-// unpacked once for all rows, and their dots scaled as integers.
+// Q4NXMatMul of int8 activations in AVX-512: weights are rounded to 8 bits once for many rows.
 //
-// Each group of 32 columns has scales of its own. To apply them to its dots in f32 takes half as
-// many instructions as the dots themselves. So the weights of a row in a part of 256 columns get
-// one step, a power of two, and the scales of its 8 groups become integers, multiples of it. A dot
-// of 32 activations up to 127 with codes less 8 is at most 127 x 32 x 8 = 32512 and fits 16 bits:
-// the dots of two groups are packed side by side, and one instruction multiplies both by their
-// scales and adds them up.
+// Scales and minima of each 32 columns cost four instructions for every eight products: a third of
+// the time. So 32 rows x 256 columns get one scale and one minimum a row, the 4-bit weights rounded
+// to w = minimum + scale * u, u in 0 .. 255. With scale = (range of the row's 256 weights) / 255,
+// against a range of 32 weights / 15 for the 4-bit codes, that adds (15 / 255)^2 = 0.35 % of the
+// variance which 4 bits have put there, times the square of how much wider the range of 256 weights
+// is (docs/performance.md has what was measured).
 //
-// The step is 2^-12 of the power of two 2^e of the row's largest scale in the part, so that scales
-// are below 2^13, and the sum of a part below 8 x 32512 x 2^13 < 2^31. A scale is a bf16, which has
-// 8 significant bits: it is a multiple of the step, and nothing is rounded, unless it is below 2^-5
-// of 2^e; then it is off by half a step at most. The codes less 8 leave `minimum + 8 scale` of a
-// group's minimum, which is 0 in symmetric weights, and multiplies the group's sum in f32.
+// Activations have one scale for each 256 columns too, so that a part is one sum of integers.
+// (With a scale for each 32, prompts of a 1B model were read some 5 % slower.)
 //
-// Activations have one scale for each 256 columns, too, and lie in panels (Int8Panels).
-//
-// Dataflow, for each row of blocks and each part: unpack 32 rows x 256 columns into the scratch
-// (PartWeights, 10 KB, for L1), then for each tile of up to kPanelTile rows of activations and each
-// strip of 16 rows: dots in registers, two groups at a time, scaled into totals in registers, and
-// those times both scales into `out`.
+// Dataflow, for each stretch of columns whose 8-bit codes fill the scratch: round 32 rows, then for
+// each tile of kTile rows of activations and each part of columns: its dots in int32, in
+// registers, times both scales, plus minimum times the activations' sum, into `out`. Scratch: codes
+// [column / 4][even rows, odd rows][16 lanes of 4 columns], then for each part scales and minima
+// f32 [even rows, odd rows][16].
 #pragma once
 
 #include <algorithm>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/products/q4nx_avx512.h"
-#include "ops/cpu/kernels/products/with_layout.h"
-#include "ops/cpu/kernels/with_count.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// 8 x 2 dots, 8 totals, two registers of codes and one of activations are 27 of 32 registers.
-constexpr int kPanelTile = 8;
-constexpr int kPartPairs = static_cast<int>(kGroupsPerPart) / 2;
-constexpr int kQuads = static_cast<int>(q4nx::kGroup) / 4;
+// Rows of activations in registers: 6 x 2 dots hide a latency of 4 cycles at 2 dots a cycle, and
+// leave the compiler room; 8 measured 2 % slower, 12 half as fast (GCC 12 spills).
+constexpr int kTile = 6;
 
-// 32 rows of the weight x 256 columns. Packing puts the dots of 16 rows into the order 0, 2, 1, 3
-// of each four; everything here that is [16] is in this order.
-struct alignas(64) PartWeights {
-  // Codes of two groups: lane 2 i has four columns of the one and lane 2 i + 1 the same four of the
-  // other, of row 2 i of the strip, and then of row 2 i + 1.
-  std::byte codes[2][kPartPairs][kQuads][2][64];
-  // 16 bits for each of two groups, [16].
-  __m512i scales[2][kPartPairs];
-  // f32 [16].
-  __m512 steps[2];
-  __m512 minima[2][kGroupsPerPart];
-};
-static_assert(sizeof(PartWeights) <= kMatMulScratchBytes);
+constexpr std::int64_t kBytePartBytes = q4nx::kBlockRows * kPartColumns;
+constexpr std::int64_t kByteParts = kMatMulScratchBytes / (kBytePartBytes + 4 * 64);
 
-// Rows 0, 2, 1, 3 of each four; and back.
-inline __m512i reorder(__m512i rows) {
-  return _mm512_shuffle_epi32(rows, static_cast<_MM_PERM_ENUM>(0xd8));
-}
-inline __m512 reorder(__m512 rows) { return _mm512_permute_ps(rows, 0xd8); }
-
-// 16 bf16 -> f32.
-inline __m512 load_strip_rows(const std::uint8_t* bf16) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-
-// The step of 16 rows, and its inverse.
-struct Step16 {
-  __m512 step;
-  __m512 inverse;
+// Parts of 8-bit codes of 32 rows x 256 columns, with scale and minimum of each.
+struct ByteStretch {
+  const std::byte* codes;
+  const Parameters* parameters;
+  std::int64_t first_part;
+  std::int64_t parts;
+  // Groups with weights: 8 a part but for the last part of a K that fills none.
+  std::int64_t groups;
 };
 
-// Of the largest magnitudes of their scales, bits of f32. That of an infinite scale, or NaN, is
-// this number, which makes no number of what it multiplies.
-inline Step16 step_of(__m512i largest) {
-  constexpr int kExponent = 23;
-  // Smaller ones would have inverses beyond f32: 2^-100, less than any weight that matters.
-  const __m512i least = _mm512_set1_epi32((127 - 100) << kExponent);
-  const __m512i infinity = _mm512_set1_epi32(0xff << kExponent);
-  const __m512i power = _mm512_and_si512(_mm512_max_epi32(largest, least), infinity);
-  const __m512i step = _mm512_sub_epi32(power, _mm512_set1_epi32(12 << kExponent));
-  const __m512i inverse = _mm512_sub_epi32(_mm512_set1_epi32(2 * 127 << kExponent), step);
-  const __mmask16 no_number = _mm512_cmpeq_epi32_mask(power, infinity);
-  return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(step, no_number, largest)),
-          _mm512_castsi512_ps(inverse)};
+// Codes of a group of 32 columns as u = (factor * code + offset) / 256 in 16-bit lanes.
+struct CodeMap {
+  __m512i factor;
+  __m512i offset;
+};
+
+// A 32-bit lane's low half in both of its halves.
+inline __m512i twice(__m512i low) {
+  const __m512i index = _mm512_set1_epi32(0x01000100);
+  const __m512i base = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0x00000000);
+  return _mm512_shuffle_epi8(low, _mm512_add_epi8(index, base));
 }
 
-// The steps of both strips of `groups` groups.
-inline void find_steps(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
-                       Step16 (&steps)[2]) {
-  // bf16 without their signs have the order of integers, and NaN is the largest.
-  __m512i largest = _mm512_setzero_si512();
-  for (std::int64_t g = first_group; g < first_group + groups; ++g) {
-    const __m512i magnitudes =
-        _mm512_and_si512(_mm512_loadu_si512(weight.scales(g)), _mm512_set1_epi16(0x7fff));
-    largest = _mm512_max_epu16(largest, magnitudes);
-  }
-  const auto widen = [](__m256i halves) {
-    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+// A weight in steps of 1/256 of a code's step: scale and minimum of the group, minus the part's
+// minimum. A half step is added so that dropping the fraction rounds to nearest.
+inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
+  constexpr int kHalf = 128;
+  const __m512i factor = _mm512_cvtps_epi32(_mm512_mul_ps(scale, inverse));
+  const __m512i offset = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(minimum, lowest), inverse));
+  return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
+}
+
+// The 4-bit codes of four columns, one in each byte of a lane, `shift` bits up, to 8 bits. Factor
+// times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
+// factor (15 / 2) and the offset (1 / 2) may add, are 65416.
+template <int SHIFT>
+inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
+  const __m512i nibble = _mm512_set1_epi16(0x0f);
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT), nibble);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT + 8), nibble);
+  const __m512i low = _mm512_add_epi16(_mm512_mullo_epi16(even, map.factor), map.offset);
+  const __m512i high = _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset);
+  // The high bytes of both: low's moved down, high's where they are (a | (b & c)).
+  constexpr int kOrAnd = 0xf8;
+  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+}
+
+// The range of 32 rows, as scale and minimum of 8-bit codes; and 256 / scale, 0 where all weights
+// of a row are equal. An infinite weight makes the scale infinite, and so NaN of what it is
+// multiplied with.
+struct ByteRange {
+  Parameters parameters;
+  Rows inverse;
+};
+
+inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
+  const auto inverse = [](__m512 range) {
+    const __mmask16 some = _mm512_cmp_ps_mask(range, _mm512_setzero_ps(), _CMP_GT_OQ);
+    return _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F * 256.0F), range);
   };
-  steps[0] = step_of(widen(_mm512_castsi512_si256(largest)));
-  steps[1] = step_of(widen(_mm512_extracti64x4_epi64(largest, 1)));
+  const __m512 step = _mm512_set1_ps(1.0F / 255.0F);
+  const Rows range{_mm512_sub_ps(highest.even, lowest.even),
+                   _mm512_sub_ps(highest.odd, lowest.odd)};
+  return {{{_mm512_mul_ps(range.even, step), _mm512_mul_ps(range.odd, step)}, lowest},
+          {inverse(range.even), inverse(range.odd)}};
 }
 
-// vpermb indices: 4 columns of 8 row pairs of one group, then of another -> lane 2 i: the row pair
-// i of the one, lane 2 i + 1: of the other.
-constexpr ColumnIndex pair_index() {
-  ColumnIndex index{};
-  for (int lane = 0; lane < 16; ++lane) {
-    for (int column = 0; column < 4; ++column)
-      index.bytes[4 * lane + column] =
-          static_cast<std::uint8_t>(lane % 2 * 32 + column * 8 + lane / 2);
+// Minimum and maximum lose NaN. So lanes are counted in which neither the even nor the odd row has
+// met one: all, nearly always, which is one instruction for two vectors.
+constexpr __mmask16 kAllLanes = 0xffff;
+inline __mmask16 without_nan(__mmask16 lanes, const Rows& rows) {
+  return _mm512_mask_cmp_ps_mask(lanes, rows.even, rows.odd, _CMP_ORD_Q);
+}
+
+// Makes the scales of those of 32 rows NaN of which one of rows(0) .. rows(count - 1) is.
+template <typename RowsAt>
+[[gnu::cold, gnu::noinline]] void mark_nan(std::int64_t count, const RowsAt& rows,
+                                           ByteRange& range) {
+  const __m512 zero = _mm512_setzero_ps();
+  Rows& scale = range.parameters.scale;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Rows some = rows(i);
+    scale.even = _mm512_fmadd_ps(some.even, zero, scale.even);
+    scale.odd = _mm512_fmadd_ps(some.odd, zero, scale.odd);
   }
-  return index;
 }
-constexpr ColumnIndex kPairIndex = pair_index();
 
-// Two groups' codes of a strip.
-inline void unpack_pair(const std::uint8_t* one, const std::uint8_t* other,
-                        std::byte (&codes)[kQuads][2][64]) {
-  const __m512i index = load_index(kPairIndex);
-  const __m512i nibble = _mm512_set1_epi8(0x0f);
-  const auto load = [](const std::uint8_t* quad) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quad));
+// What 8-bit codes of each row have to span: its weights' lowest to highest over `groups` groups of
+// columns.
+inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
+  const auto largest_codes = [&](const Parameters& p) -> Rows {
+    const __m512 largest_code = _mm512_set1_ps(15.0F);
+    return {_mm512_fmadd_ps(p.scale.even, largest_code, p.minimum.even),
+            _mm512_fmadd_ps(p.scale.odd, largest_code, p.minimum.odd)};
   };
-  constexpr int kQuadBytes = 4 * static_cast<int>(q4nx::kColumnBytes);
-  for (int quad = 0; quad < kQuads; ++quad) {
-    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(load(one + quad * kQuadBytes)),
-                                            load(other + quad * kQuadBytes), 1);
-    const __m512i bytes = _mm512_permutexvar_epi8(index, both);
-    _mm512_store_si512(codes[quad][0], _mm512_and_si512(bytes, nibble));
-    _mm512_store_si512(codes[quad][1], _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble));
+  Rows lowest = load_parameters(weight, first_group).minimum;
+  Rows highest = lowest;
+  __mmask16 lanes = kAllLanes;
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const Parameters parameters = load_parameters(weight, group);
+    const Rows& minimum = parameters.minimum;
+    const Rows most = largest_codes(parameters);
+    lanes = without_nan(lanes, most);
+    // Some quantisers write negative scales.
+    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, most.even)),
+              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, most.odd))};
+    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, most.even)),
+               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, most.odd))};
   }
+  ByteRange range = range_of(lowest, highest);
+  if (lanes != kAllLanes) {
+    mark_nan(
+        groups,
+        [&](std::int64_t i) { return largest_codes(load_parameters(weight, first_group + i)); },
+        range);
+  }
+  return range;
 }
 
-template <q4nx::Layout LAYOUT>
-void unpack_part(Q4NXRows weight, std::int64_t first_group, std::int64_t groups, PartWeights& out) {
-  weight.layout = LAYOUT;
-  Step16 steps[2];
-  find_steps(weight, first_group, groups, steps);
-  for (int strip = 0; strip < 2; ++strip) {
-    out.steps[strip] = reorder(steps[strip].step);
-    const auto at = [&](const std::uint8_t* bf16) {
-      return load_strip_rows(bf16 + strip * q4nx::kStripRows * 2);
-    };
-    // Group g's scale in steps; and what is left of its minimum. A scale is 0, and nothing is left,
-    // where there is no such group: K may end with an odd one.
-    const auto scale_of = [&](std::int64_t g) {
-      if (g == groups) {
-        if constexpr (LAYOUT.has_minima) out.minima[strip][g] = _mm512_setzero_ps();
-        return _mm512_setzero_si512();
+// One part of 32 rows to 8-bit codes: `groups` groups of columns.
+inline Parameters unpack_part(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
+                              std::byte* codes) {
+  const ByteRange range = byte_range(weight, first_group, groups);
+  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
+    const auto [scale, minimum] = load_parameters(weight, group);
+    const Rows& lowest = range.parameters.minimum;
+    const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+    const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    for (int eight = 0; eight < 4; ++eight) {
+      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
+      for (const ColumnIndex& quad : kColumnQuads) {
+        const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
+        _mm512_store_si512(codes, byte_codes<0>(bytes, even));
+        _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
+        codes += 128;
       }
-      const __m512 scale = at(weight.scales(first_group + g));
-      if constexpr (LAYOUT.has_minima) {
-        out.minima[strip][g] = reorder(
-            _mm512_fmadd_ps(scale, _mm512_set1_ps(8.0F), at(weight.minima(first_group + g))));
-      }
-      return _mm512_cvtps_epi32(_mm512_mul_ps(scale, steps[strip].inverse));
-    };
-    for (std::int64_t pair = 0; 2 * pair < groups; ++pair) {
-      constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
-      const __m512i one = scale_of(2 * pair);
-      const __m512i other = _mm512_slli_epi32(scale_of(2 * pair + 1), 16);
-      out.scales[strip][pair] = reorder(_mm512_mask_blend_epi16(kHighHalves, one, other));
-      const std::int64_t group = first_group + 2 * pair;
-      const std::int64_t next = 2 * pair + 1 < groups ? group + 1 : group;
-      unpack_pair(weight.codes(group, strip), weight.codes(next, strip), out.codes[strip][pair]);
     }
   }
+  return range.parameters;
 }
 
-template <q4nx::Layout LAYOUT>
-constexpr std::int64_t kGroupBytes = LAYOUT.block_bytes() >> LAYOUT.group_bits;
-
-// Some rows of a part in panels.
-struct PanelRows {
-  const std::int8_t* values;
-  const std::int32_t* offsets;
-  const float* scales;
-  const float* sums;
-
-  PanelRows(const Int8Panels& panels, std::int64_t part, std::int64_t row) {
-    const std::int64_t at = part * panels.rows + row;
-    values = panels.values + at * kPartColumns;
-    offsets = panels.offsets + at * kGroupsPerPart;
-    scales = panels.scales + at;
-    sums = panels.sums + at * kGroupsPerPart;
+// The stretch of kByteParts parts (fewer at the end of the row) from `first_part` on.
+inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
+                               const RoundedActivations& a, std::byte* scratch) {
+  const std::int64_t count = std::min(kByteParts, a.groups / kGroupsPerPart - first_part);
+  const std::int64_t first_group = first_part * kGroupsPerPart;
+  const std::int64_t groups = std::min(count * kGroupsPerPart, a.filled_groups - first_group);
+  auto* parameters = reinterpret_cast<Parameters*>(scratch + kByteParts * kBytePartBytes);
+  for (std::int64_t p = 0; p < count; ++p) {
+    const std::int64_t before = p * kGroupsPerPart;
+    parameters[p] =
+        unpack_part(weight, first_group + before, std::min(kGroupsPerPart, groups - before),
+                    scratch + p * kBytePartBytes);
   }
-};
-
-// 8 bytes in every 64-bit lane.
-inline __m512i broadcast_pair(const void* x) {
-  std::int64_t eight;
-  std::memcpy(&eight, x, sizeof(eight));
-  return _mm512_set1_epi64(eight);
+  return {scratch, parameters, first_part, count, groups};
 }
 
-// Where parts of a product are: the first one begins `out`, the last one puts it into order.
-struct PartOrder {
-  bool first;
-  bool last;
+// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part
+// with each of `steps` tiles: all at once would be more than the core can ask for. Into L2, because
+// L1 is full.
+class StretchFetch {
+ public:
+  StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
+      : next_(static_cast<const char*>(stretch)), end_(next_ + bytes) {
+    step_ = q4nx::ceil_div(bytes / kLine, steps) * kLine;
+  }
+
+  // Always inline: GCC takes a function that only fetches for one without effect.
+  [[gnu::always_inline]] void step() {
+    const char* until = std::min(next_ + step_, end_);
+    for (; next_ < until; next_ += kLine) _mm_prefetch(next_, _MM_HINT_T1);
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const char* next_;
+  const char* end_;
+  std::int64_t step_;
 };
 
-// COUNT rows of activations times a strip of a part, added to out[COUNT][32]. With FETCH the bytes
-// from `fetch` on are fetched meanwhile, as many as the part's pairs of groups have in a strip of
-// each layout: not at once, which would be more than the core can ask for.
-template <int COUNT, q4nx::Layout LAYOUT, bool FETCH>
-void tile_panels(const PartWeights& w, int strip, std::int64_t pairs, const PanelRows& rows,
-                 PartOrder order, const std::uint8_t* fetch, float* out) {
-  __m512i total[COUNT];
-  for (int r = 0; r < COUNT; ++r) total[r] = _mm512_setzero_si512();
-  for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    if constexpr (FETCH) {
-      for (std::int64_t line = 0; line < kGroupBytes<LAYOUT>; line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(fetch + line), _MM_HINT_T0);
-      fetch += kGroupBytes<LAYOUT>;
-    }
-    __m512i even[COUNT];
-    __m512i odd[COUNT];
-    for (int r = 0; r < COUNT; ++r)
-      even[r] = odd[r] = broadcast_pair(rows.offsets + r * kGroupsPerPart + pair * 2);
-    // Not unrolled, GCC 12 moves all dots from register to register: half the speed.
-#pragma GCC unroll 8
-    for (int quad = 0; quad < kQuads; ++quad) {
-      const __m512i codes0 = _mm512_load_si512(w.codes[strip][pair][quad][0]);
-      const __m512i codes1 = _mm512_load_si512(w.codes[strip][pair][quad][1]);
+// The dots of COUNT rows of activations with a part: at most 256 x 255 x 127, far from 2^31.
+template <int COUNT>
+inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
+                     std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {
+  for (std::int64_t g = 0; g < groups; ++g) {
+    for (int quad = 0; quad < q4nx::kGroup / 4; ++quad, codes += 128, x += 4) {
+      const __m512i even = _mm512_load_si512(codes);
+      const __m512i odd = _mm512_load_si512(codes + 64);
       for (int r = 0; r < COUNT; ++r) {
-        const __m512i x =
-            broadcast_pair(rows.values + r * kPartColumns + (pair * kQuads + quad) * 8);
-        even[r] = _mm512_dpbusd_epi32(even[r], codes0, x);
-        odd[r] = _mm512_dpbusd_epi32(odd[r], codes1, x);
+        dot_int8(dot[r], even, odd, broadcast_activations(x + r * x_stride));
       }
     }
+  }
+}
+
+template <int COUNT>
+void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
+               float* out) {
+  const std::int64_t parts = a.groups / kGroupsPerPart;
+  for (std::int64_t p = 0; p < stretch.parts; ++p) {
+    const std::int64_t part = stretch.first_part + p;
+    IntegerRows dot[COUNT];
+    dot_part<COUNT>(
+        stretch.codes + p * kBytePartBytes,
+        std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
+        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
+        a.padded_k, dot);
+    const Parameters& parameters = stretch.parameters[p];
     for (int r = 0; r < COUNT; ++r) {
-      total[r] =
-          _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(even[r], odd[r]), w.scales[strip][pair]);
-    }
-  }
-  for (int r = 0; r < COUNT; ++r) {
-    float* y = out + r * q4nx::kBlockRows + strip * q4nx::kStripRows;
-    __m512 sum = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(y);
-    // The scales first: a sum of integers times that of large activations may be beyond f32.
-    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows.scales[r]), w.steps[strip]);
-    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum);
-    if constexpr (LAYOUT.has_minima) {
-      for (std::int64_t g = 0; g < 2 * pairs; ++g) {
-        const __m512 group_sum = _mm512_set1_ps(rows.sums[r * kGroupsPerPart + g]);
-        sum = _mm512_fmadd_ps(w.minima[strip][g], group_sum, sum);
+      const __m512 scale = _mm512_set1_ps(a.scales[(row + r) * parts + part]);
+      const __m512 sum = _mm512_set1_ps(a.sums[(row + r) * parts + part]);
+      const __m512 even = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].even), scale);
+      const __m512 odd = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r].odd), scale);
+      float* y = out + r * q4nx::kBlockRows;
+      Rows result;
+      if (part > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
+      result.even = _mm512_fmadd_ps(even, parameters.scale.even, result.even);
+      result.odd = _mm512_fmadd_ps(odd, parameters.scale.odd, result.odd);
+      result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
+      result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
+      if (part + 1 < parts) {  // In the order of the registers until they are complete.
+        _mm512_storeu_ps(y, result.even);
+        _mm512_storeu_ps(y + 16, result.odd);
+      } else {
+        store_rows(result, y);
       }
     }
-    _mm512_storeu_ps(y, order.last ? reorder(sum) : sum);
-  }
-}
-
-// All rows of activations times a part that is unpacked. Tiles are nearly equal: one of a row or
-// two would wait for its own dots.
-template <q4nx::Layout LAYOUT>
-void multiply_part(const PartWeights& w, std::int64_t part, std::int64_t pairs,
-                   const Int8Panels& panels, std::int64_t first, std::int64_t count,
-                   PartOrder order, const std::uint8_t* fetch, float* out) {
-  const std::int64_t tiles = q4nx::ceil_div(count, kPanelTile);
-  for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    const std::int64_t begin = count * tile / tiles;
-    const std::int64_t end = count * (tile + 1) / tiles;
-    const PanelRows rows(panels, part, first + begin);
-    float* y = out + begin * q4nx::kBlockRows;
-    with_count<kPanelTile>(end - begin, [&]<int COUNT>() {
-      for (int strip = 0; strip < 2; ++strip) {
-        if (tile == 0) {
-          tile_panels<COUNT, LAYOUT, true>(w, strip, pairs, rows, order,
-                                           fetch + strip * pairs * kGroupBytes<LAYOUT>, y);
-        } else {
-          tile_panels<COUNT, LAYOUT, false>(w, strip, pairs, rows, order, nullptr, y);
-        }
-      }
-    });
-  }
-}
-
-// Activations up to this many bytes are read again for each row of blocks, and weights in the order
-// in which they lie, which is what few rows wait for; of more, a part of 256 columns at a time, for
-// all rows of blocks. A quarter of an L2 of 1 MB.
-constexpr std::int64_t kRereadBytes = 256 << 10;
-
-template <q4nx::Layout LAYOUT>
-void multiply_panels(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
-                     std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
-  auto& w = *reinterpret_cast<PartWeights*>(scratch);
-  const std::int64_t parts = q4nx::ceil_div(a.filled_groups, kGroupsPerPart);
-  const bool in_order = count * a.padded_k <= kRereadBytes;
-  for (std::int64_t step = 0; step < parts * row_blocks; ++step) {
-    const std::int64_t part = in_order ? step % parts : step / row_blocks;
-    const std::int64_t block = in_order ? step / parts : step % row_blocks;
-    const Q4NXRows row = weight.from(block);
-    const std::int64_t first_group = part * kGroupsPerPart;
-    const std::int64_t groups = std::min(kGroupsPerPart, a.filled_groups - first_group);
-    unpack_part<LAYOUT>(row, first_group, groups, w);
-    // The bytes two parts further on, or the next row of blocks.
-    const std::uint8_t* fetch =
-        row.scales(first_group) +
-        (in_order ? 2 * kGroupsPerPart * kGroupBytes<LAYOUT> : row.row_bytes);
-    multiply_part<LAYOUT>(w, part, q4nx::ceil_div(groups, 2), a.panels, first, count,
-                          {part == 0, part + 1 == parts}, fetch,
-                          out + block * count * q4nx::kBlockRows);
   }
 }
 

@@ -12,8 +12,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Always inline: GCC takes a function that only fetches
-// for one without effect.
+// Always inline: GCC takes a function that only fetches for one without effect.
 template <_mm_hint HINT>
 [[gnu::always_inline]] inline void fetch_group(const Q4NXRows& weight, std::int64_t group) {
   constexpr std::int64_t kLine = 64;
@@ -35,8 +34,8 @@ template <_mm_hint HINT>
 // for the 10 KB at once when a task begins, and for none beyond its end, made a decode step some
 // 2 % longer.
 //
-// On two cores of a Granite Rapids, past the outer caches is 14 GB/s; into L1, 16 to 64 groups ahead,
-// ahead, 20 to 23; into L2, 32 groups ahead, 25 of the 30 that memory gave, 64 as fast.
+// On two cores of a Granite Rapids, past the outer caches is 14 GB/s; into L1, 16 to 64 groups
+// ahead, 21 to 23; into L2, 32 or 64 groups ahead, 24 to 26 of the 30 that memory gave.
 [[gnu::always_inline]] inline void fetch_ahead(const Q4NXRows& weight, std::int64_t group) {
   if (kFetchIntoL2) {
     fetch_group<_MM_HINT_T1>(weight, group + 32);

@@ -2,9 +2,9 @@
 // Arithmetic roofs of this processor: loops of one instruction on registers, compiled with
 // -march=native.
 //
-// Each loop has independent accumulators: the instructions take 4 or 5 cycles, and at most 2 of them
-// start in a cycle, so that 10 would do; 12 leave slack and fit the 16 registers of AVX2. Of the 32
-// of AVX-512 16 take more: a Granite Rapids core does 4 % more int8 dots with them.
+// Each loop has independent accumulators: the instructions take 4 or 5 cycles, and at most 2 of
+// them start in a cycle, so that 10 would do; 12 leave slack and fit the 16 registers of AVX2. Of
+// the 32 of AVX-512 16 take more: a Granite Rapids core does 4 % more int8 dots with them.
 #include <cstddef>
 #include <cstdint>
 #include <utility>

@@ -4,7 +4,7 @@
 namespace flownpu::cpu {
 namespace {
 
-bool is_intel() {
+bool is_intel() noexcept {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_is("intel") != 0;

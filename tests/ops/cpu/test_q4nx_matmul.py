@@ -147,7 +147,7 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
 def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -> None:
     """Tiles of every size, and of few rows in the order of memory, of more part by part."""
     rng = np.random.default_rng(17)
-    rows, columns = 71, 609  # Three rows of blocks, the last one cut; parts of 8, 8 and 4 groups, the last one of 1.
+    rows, columns = 71, 641  # Three rows of blocks, the last one cut; 8, 8 and 5 groups, the last one of 1 column.
     blocks = q4nx.pack(*symmetric_weight(rows, columns, rng), layout)
     x = rng.standard_normal((65, columns), dtype=np.float32)
     options = {"cpu_isa": isa, "activations": activations}
@@ -164,7 +164,7 @@ def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -
 
 @pytest.mark.parametrize("tokens", [7, 32])
 def test_more_activations_than_are_read_again(tokens: int) -> None:
-    """Of int8 in AVX-512, up to 256 KB are multiplied in the order in which weights lie, of more part by part."""
+    """On AVX-512 up to 256 KB of int8 are multiplied in the order in which weights lie, of more part by part."""
     rng = np.random.default_rng(18)
     rows, columns = 65, 9000
     blocks = blocks_of(rows, columns, rng)

@@ -2,8 +2,6 @@
 // FusedDQP's prefetching, on every x86 processor.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "ops/cpu/processor.h"
@@ -13,14 +11,15 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 // Always inline: GCC takes a function that only fetches for one without effect.
-template <_mm_hint HINT>
+// LOCALITY is __builtin_prefetch's: 0 past the outer caches, 2 into L2.
+template <int LOCALITY>
 [[gnu::always_inline]] inline void fetch_group(const Q4NXRows& weight, std::int64_t group) {
   constexpr std::int64_t kLine = 64;
   // 640, or 576 without minima.
   const std::int64_t bytes = weight.layout.block_bytes() >> weight.layout.group_bits;
   const std::uint8_t* at = weight.bytes + group * bytes;
   for (std::int64_t line = 0; line < q4nx::kNarrow.block_bytes(); line += kLine)
-    _mm_prefetch(reinterpret_cast<const char*>(at + line), HINT);
+    __builtin_prefetch(at + line, 0, LOCALITY);
 }
 
 // Fetches a group's bytes 16 groups after group `group` of a row of blocks: DRAM answers after some
@@ -38,9 +37,9 @@ template <_mm_hint HINT>
 // ahead, 21 to 23; into L2, 32 or 64 groups ahead, 24 to 26 of the 30 that memory gave.
 [[gnu::always_inline]] inline void fetch_ahead(const Q4NXRows& weight, std::int64_t group) {
   if (kFetchIntoL2) {
-    fetch_group<_MM_HINT_T1>(weight, group + 32);
+    fetch_group<2>(weight, group + 32);
   } else {
-    fetch_group<_MM_HINT_NTA>(weight, group + 16);
+    fetch_group<0>(weight, group + 16);
   }
 }
 

@@ -70,7 +70,7 @@ struct Step16 {
   __m512 inverse;
 };
 
-// Of the largest magnitudes of their scales, bits of f32. That of an infinite scale, or NaN, is
+// That for the largest magnitudes of the scales, bits of f32. That of an infinite scale, or NaN, is
 // this number, which makes no number of what it multiplies.
 inline Step16 step_of(__m512i largest) {
   constexpr int kExponent = 23;

@@ -45,8 +45,9 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
   return reduce_larger_magnitude(magnitudes);
 }
 
-// Of a part of `columns` columns from `start` on: x = scale * integer, integer = x * inverse to the
-// nearest. 127, not 128: the range is symmetric, so that -x rounds to minus what x rounds to.
+// How a part is rounded, `columns` columns from `start` on: x = scale * integer, integer = x *
+// inverse to the nearest. 127, not 128: the range is symmetric, so that -x rounds to minus what x
+// rounds to.
 struct Int8Scale {
   float scale;
   float inverse;

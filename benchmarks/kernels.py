@@ -4,8 +4,12 @@
     python -m benchmarks.kernels gemma3-1b --isa avx512 --activations int8
 
 runs at the root of the repository, with the module flownpu_testing (`make test` builds it). Weights are repeated until
-no cache holds them, as in a model, where a weight is read once a step. The share of the roof is the time that reading
-the bytes or doing the operations takes at least, whichever is longer, by the time measured.
+no cache holds them, as in a model, where a weight is read once a step. Beside each time stands what reading the bytes
+and what doing the operations take at least; the share of the roof is the longer of both by the time measured.
+
+    python -m benchmarks.kernels gemma3-1b --activations int8 --contexts "" --symmetric --rows 1,2,4,5,8,12,16,24,32,64
+
+is what a step of so many sequences multiplies.
 """
 
 import json
@@ -33,6 +37,8 @@ from tests.ops.device import ISAS, Node
 # Four times the largest last-level cache of common desktop processors.
 _WORKING_SET = 256 << 20
 _REPEATS = 7
+# Rows for which the LM head is timed: a prompt has logits for one.
+_SEQUENCES = 64
 # New tokens on top of a long context.
 _TURN = 32
 # Rows of the result that are checked: enough to meet every thread's part.
@@ -66,7 +72,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel's time, the median of several."""
+    """A kernel's time, the median of several, beside the least that its bytes and its operations take."""
 
     name: str
     shape: str
@@ -74,13 +80,17 @@ class Timing:
     isa: str
     activations: str
     microseconds: float
+    memory_microseconds: float
+    operations_microseconds: float
     gigabytes_per_second: float
     gigaoperations_per_second: float
     share_of_roof: float
 
 
-def products(decoder: Decoder, rows: int, isa: str, activations: str, threads: int) -> Iterator[Kernel]:
-    """Every product of a decoder's layer, and the LM head for one row."""
+def products(
+    decoder: Decoder, rows: int, isa: str, activations: str, threads: int, layout: q4nx.Layout
+) -> Iterator[Kernel]:
+    """Every product of a decoder's layer, and the LM head for as many rows as sequences may have."""
     heads, kv_heads = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
     hidden, feed_forward = decoder.hidden_size, decoder.feed_forward_size
     weights = {
@@ -88,26 +98,26 @@ def products(decoder: Decoder, rows: int, isa: str, activations: str, threads: i
         "output": (hidden, heads, "none"),
         "gate/up": (feed_forward, hidden, decoder.gating),
         "down": (hidden, feed_forward, "none"),
-        **({"LM head": (decoder.vocabulary_size, hidden, "none")} if rows == 1 else {}),
+        **({"LM head": (decoder.vocabulary_size, hidden, "none")} if rows <= _SEQUENCES else {}),
     }
     options = {"cpu_isa": isa, "activations": activations, "threads": str(threads)}
     for name, (m, k, gating) in weights.items():
-        blocks = int(np.prod(q4nx.blocks_shape(m, k, q4nx.NARROW, gated=gating != "none")))
+        blocks = int(np.prod(q4nx.blocks_shape(m, k, layout, gated=gating != "none")))
         operations = 2 * rows * k * m * (2 if gating != "none" else 1)
 
         def make(m: int = m, k: int = k, gating: str = gating, size: int = blocks) -> list[Callable[[], None]]:
-            return _make_product(m, k, gating, rows, options, copies=-(-_WORKING_SET // size))
+            return _make_product(m, k, gating, rows, options, layout, copies=-(-_WORKING_SET // size))
 
         yield Kernel(name, f"{m} x {k}", rows, isa, activations, blocks, operations, make)
 
 
 def _make_product(
-    m: int, k: int, gating: str, rows: int, options: dict[str, str], *, copies: int
+    m: int, k: int, gating: str, rows: int, options: dict[str, str], layout: q4nx.Layout, *, copies: int
 ) -> list[Callable[[], None]]:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((rows, k), dtype=np.float32)
     parts = 2 if gating != "none" else 1
-    blocks = np.concatenate([_random_blocks(m, k, rng) for _ in range(parts)])
+    blocks = np.concatenate([_random_blocks(m, k, layout, rng) for _ in range(parts)])
     arrays = [blocks, *(blocks.copy() for _ in range(copies - 1))]
     nodes = [
         Node("Q4NXMatMul", [x, array], constants=(1,), options=options, M=m, K=k, gating=gating) for array in arrays
@@ -119,12 +129,13 @@ def _make_product(
     return [n.bound([x, array], [y]) for n, array in zip(nodes, arrays, strict=True)]
 
 
-def _random_blocks(m: int, k: int, rng: np.random.Generator) -> np.ndarray:
+def _random_blocks(m: int, k: int, layout: q4nx.Layout, rng: np.random.Generator) -> np.ndarray:
     """Weights of variance 1/k; see RandomWeights of `flownpu make-model`."""
     codes = rng.integers(0, 16, (m, k), dtype=np.uint8)
     scale = rng.uniform(0.75, 1.25, (m, -(-k // q4nx.GROUP))) / (4.6 * k**0.5)
     scale = scale.astype(q4nx.BFLOAT16)
-    return q4nx.pack(codes, scale, (-7.5 * scale.astype(np.float32)).astype(q4nx.BFLOAT16), q4nx.NARROW)
+    minimum = (-7.5 if layout.minima else -8) * scale.astype(np.float32)
+    return q4nx.pack(codes, scale, minimum.astype(q4nx.BFLOAT16), layout)
 
 
 def _check_product(x: np.ndarray, blocks: np.ndarray, y: np.ndarray, m: int, k: int, activations: str) -> None:
@@ -230,7 +241,7 @@ def time_kernel(kernel: Kernel, roofs: Roofs) -> Timing:
     arithmetic = {"int8": roofs.int8_dot, "bf16": roofs.bf16_dot}.get(kernel.activations) or roofs.float_fma
     if not kernel.activations:
         arithmetic = roofs.bf16_dot or roofs.float_fma
-    least = max(kernel.bytes / roofs.read, kernel.operations / arithmetic if arithmetic else 0.0)
+    memory, operations = kernel.bytes / roofs.read, kernel.operations / arithmetic if arithmetic else 0.0
     return Timing(
         kernel.name,
         kernel.shape,
@@ -238,9 +249,11 @@ def time_kernel(kernel: Kernel, roofs: Roofs) -> Timing:
         kernel.isa,
         kernel.activations,
         microseconds=seconds * 1e6,
+        memory_microseconds=memory * 1e6,
+        operations_microseconds=operations * 1e6,
         gigabytes_per_second=kernel.bytes / seconds / 1e9,
         gigaoperations_per_second=kernel.operations / seconds / 1e9,
-        share_of_roof=least / seconds,
+        share_of_roof=max(memory, operations) / seconds,
     )
 
 
@@ -250,6 +263,7 @@ def main(
     contexts: Annotated[str, typer.Option(help="Tokens in the KV cache; empty: no attention.")] = "1024,4096,16384",
     isa: Annotated[str, typer.Option(help=f"Instruction sets, of {', '.join(ISAS)}.")] = ISAS[0],
     activations: Annotated[str, typer.Option(help="bf16, int8.")] = "int8,bf16",
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima.")] = False,
     threads: Annotated[int, typer.Option(min=1)] = len(os.sched_getaffinity(0)),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -257,12 +271,13 @@ def main(
     roofs = measure_roofs(threads)
     decoders = [read_decoder(SHAPES[name]) for name in models or ["gemma3-1b"]]
     counts = [int(part) for part in rows.split(",")]
+    layout = q4nx.SYMMETRIC if symmetric else q4nx.NARROW
     kernels: list[Kernel] = []
     for decoder in decoders:
         for name in isa.split(","):
             for rounding in activations.split(","):
                 for count in counts:
-                    kernels += products(decoder, count, name, rounding, threads)
+                    kernels += products(decoder, count, name, rounding, threads, layout)
             for context in [int(part) for part in contexts.split(",") if part]:
                 # Decode, a short second turn, a slice of a prompt, and the whole of it.
                 for count in sorted({1, _TURN, max(counts), context}):
@@ -281,12 +296,12 @@ def main(
         f"bf16 {roofs.bf16_dot / 1e9:.0f} GFLOP/s, float32 FMA {roofs.float_fma / 1e9:.0f} GFLOP/s"
     )
     table = Table()
-    for heading in ("kernel", "shape", "rows", "isa", "activations", "us", "GB/s", "GOP/s", "of roof"):
+    for heading in ("kernel", "shape", "rows", "isa", "activations", "us", "memory", "dots", "of roof"):
         table.add_column(heading, justify="left" if heading in ("kernel", "shape", "isa", "activations") else "right")
     for t in timings:
-        rates = (f"{t.microseconds:.1f}", f"{t.gigabytes_per_second:.1f}", f"{t.gigaoperations_per_second:.0f}")
+        times = [f"{x:.0f}" for x in (t.microseconds, t.memory_microseconds, t.operations_microseconds)]
         share = f"{100 * t.share_of_roof:.0f} %"
-        table.add_row(t.name, t.shape, str(t.rows), t.isa, t.activations, *rates, share)
+        table.add_row(t.name, t.shape, str(t.rows), t.isa, t.activations, *times, share)
     Console(width=120).print(table)
 
 

@@ -14,7 +14,7 @@ from flownpu.bench.roofline import read_bandwidth
 
 __all__ = ["Roofs", "measure_roofs"]
 
-# Rounds that take about a tenth of a second at 4 GHz: 12 instructions a round, at one or two a cycle.
+# Rounds that take about a tenth of a second at 4 GHz: 12 or 16 instructions a round, at one or two a cycle.
 _ROUNDS = 50_000_000
 
 

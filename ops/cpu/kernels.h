@@ -15,13 +15,40 @@
 
 namespace flownpu::cpu {
 
-// Columns of which int8 activations of many rows have one scale, on AVX-512: 8 groups of a weight.
+// Columns of which int8 activations of many rows have one scale, on AVX-512: a part, 8 groups of a
+// weight.
 inline constexpr std::int64_t kPartColumns = 256;
 inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
+
+// How int8 activations lie, and what they are multiplied with.
+enum class Int8Order : std::uint8_t {
+  // Row after row, with a scale for each 32 columns: for weights as they are.
+  kGroups,
+  // Part after part (Int8Panels): for weights whose scales are multiples of a step.
+  kPanels,
+  // Row after row, with a scale for each 256 columns: for weights that are rounded to 8 bits.
+  kParts,
+};
+
+// int8 activations of a few rows for Q4NX on AVX-512. What the rows have of a part of 256 columns
+// lies together: x = scale * value.
+struct Int8Panels {
+  std::int64_t rows = 0;
+  // [parts][rows][256]: four columns of a group and the same four of the next one in turn.
+  std::int8_t* values = nullptr;
+  // [parts][rows].
+  float* scales = nullptr;
+  // [parts][rows][8]: the sum of a group's rounded x, and -8 times the sum of its values.
+  float* sums = nullptr;
+  std::int32_t* offsets = nullptr;
+};
 
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
 // whole parts of 256, which is also what wide blocks of a weight are padded to.
 struct RoundedActivations {
+  // int8 only. In panels there are no values, scales and sums.
+  Int8Order order = Int8Order::kGroups;
+  Int8Panels panels;
   // bf16 [rows][padded_k], or int8 [rows][padded_k].
   const void* values = nullptr;
   // Columns that share a scale and a sum: 32, a group of the weight; of int8 also kPartColumns.
@@ -140,8 +167,11 @@ struct Kernels {
   // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, void* values, float* scales, float* sums);
-  // The parts that matmul_int8 wants of `rows` rows in all: 32 or 256 columns.
-  std::int64_t (*int8_part_columns)(std::int64_t rows);
+  // The order that matmul_int8 wants of `rows` rows in all. Not every instruction set has panels;
+  // round_to_panels, which rounds one row x[k] as the row `row`, is null there.
+  Int8Order (*int8_order)(std::int64_t rows);
+  void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
+                          const Int8Panels& panels);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
   // The epilogue of product[blocks][count][32], which is rows `first` .. and columns `column` .. of

@@ -82,8 +82,8 @@ def test_they_give_what_converted_ones_give(
     # The export keeps its cache in f32. Qwen3 has its projections apart, which both put together.
     convert(exports[name], tmp_path / "converted", kv_dtype="fp32")
     expected, _ = logits(genai, tmp_path / "converted", report, activations=activations)
-    # The export computes the logits of the whole prompt. With int8 many rows are multiplied by weights of 8 bits, and
-    # the converted model's one row, the last token's, by those of 4.
+    # The export computes the logits of the whole prompt. With int8 many rows have scales for each 256 columns, and the
+    # converted model's one row, the last token's, for each 32.
     first = 1 if activations == "int8" else 0
     np.testing.assert_array_equal(found[first:], expected[first:])
 

@@ -101,16 +101,25 @@ class Q4NXMatMul : public Step {
 
  private:
   // Values, scales and sums of `rows` rows; without memory, only counts.
-  void take(Scratch& scratch, std::int64_t rows, RoundedActivations& activations) const {
+  void take(Scratch& scratch, std::int64_t rows, RoundedActivations& a) const {
     const bool int8 = context_.activations == Activations::kInt8;
-    activations.padded_k = padded_k_;
-    activations.groups = padded_k_ / q4nx::kGroup;
-    activations.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
-    activations.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
-    activations.part_columns = int8 ? context_.kernels.int8_part_columns(rows) : q4nx::kGroup;
-    const std::int64_t parts = padded_k_ / activations.part_columns;
-    activations.scales = int8 ? scratch.take<float>(rows * parts) : nullptr;
-    activations.sums = scratch.take<float>(rows * parts);
+    a.padded_k = padded_k_;
+    a.groups = padded_k_ / q4nx::kGroup;
+    a.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
+    if (int8) a.order = context_.kernels.int8_order(rows);
+    if (a.order == Int8Order::kPanels) {
+      a.panels = {.rows = rows,
+                  .values = scratch.take<std::int8_t>(rows * padded_k_),
+                  .scales = scratch.take<float>(rows * padded_k_ / kPartColumns),
+                  .sums = scratch.take<float>(rows * a.groups),
+                  .offsets = scratch.take<std::int32_t>(rows * a.groups)};
+      return;
+    }
+    a.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
+    a.part_columns = a.order == Int8Order::kParts ? kPartColumns : q4nx::kGroup;
+    const std::int64_t parts = padded_k_ / a.part_columns;
+    a.scales = int8 ? scratch.take<float>(rows * parts) : nullptr;
+    a.sums = scratch.take<float>(rows * parts);
   }
 
   void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
@@ -122,7 +131,9 @@ class Q4NXMatMul : public Step {
     context_.pool->run_rows(rows, [&](std::int64_t row) {
       const float* source = x + row * k_;
       float* row_sums = sums + row * parts;
-      if (scales != nullptr) {
+      if (a.order == Int8Order::kPanels) {
+        kernels.round_to_panels(source, k_, padded_k_ / kPartColumns, row, a.panels);
+      } else if (scales != nullptr) {
         kernels.round_to_int8(source, k_, padded_k_, a.part_columns, values + row * padded_k_,
                               scales + row * parts, row_sums);
       } else {

@@ -161,7 +161,7 @@ def product(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("gating", ["none", "geglu", "swiglu"])
-@pytest.mark.parametrize("tokens", [1, 4, 13])
+@pytest.mark.parametrize("tokens", [1, 4, 13, 33])
 def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) -> None:
     """NaN makes NaN of its row, an infinity NaN or an infinity (a gate may close on it), and of no other row."""
     m, k = 40, 300
@@ -185,7 +185,7 @@ def test_q4nx_activations(isa: str, activations: str, gating: str, tokens: int) 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 13, 33])
 def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> None:
     """However large what they hold back is."""
     weights = np.zeros((64, 32), np.float32)
@@ -198,7 +198,7 @@ def test_closed_gates(isa: str, activations: str, gating: str, tokens: int) -> N
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 13, 33])
 @pytest.mark.parametrize("field", ["scale", "minimum"])
 def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> None:
     """A scale or minimum that is no number is one of its row of the weight, and of no other."""
@@ -219,7 +219,7 @@ def test_q4nx_weights(isa: str, activations: str, tokens: int, field: str) -> No
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("tokens", [1, 13])
+@pytest.mark.parametrize("tokens", [1, 13, 33])
 def test_negligible_activations(isa: str, tokens: int) -> None:
     """An int8 step so small that its inverse is no float."""
     x = np.full((tokens, 64), 1e-37, np.float32)

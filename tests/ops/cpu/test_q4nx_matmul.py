@@ -57,10 +57,30 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return np.repeat(largest, 32, axis=1)[:, :columns]
 
 
-def rounds_weights(isa: str, activations: str, tokens: int) -> bool:
-    """Whether a product multiplies weights of 8 bits: AVX-512 does with int8 activations of more than 4 rows, and then
-    gives both one scale for each 256 columns."""
-    return isa == "avx512" and activations == "int8" and tokens > 4
+def order_of(isa: str, activations: str, tokens: int) -> str:
+    """In which order int8 activations lie, and so what they are multiplied with.
+
+    On AVX-512 up to 4 rows have a scale for each 32 columns, and weights are as they are; more have one for each 256,
+    and the scales of weights are multiples of a step (up to 32 rows), or weights are rounded to 8 bits.
+    """
+    if isa != "avx512" or activations != "int8" or tokens <= 4:
+        return "groups"
+    return "panels" if tokens <= 32 else "parts"
+
+
+def weights_with_steps(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Weights whose scales are rounded to multiples of 2^-12 of the power of two of the largest that a row has in 256
+    columns; of a minimum what codes less 8 leave of it is exact, but for the float32 of `minimum + 8 scale`."""
+    codes, scale, minimum = q4nx.unpack(blocks, rows, columns)
+    scale, minimum = scale.astype(np.float64), minimum.astype(np.float64)
+    left = (minimum + 8 * scale).astype(np.float32).astype(np.float64)
+    for start in range(0, scale.shape[1], 8):
+        part = slice(start, start + 8)
+        largest = np.abs(scale[:, part]).max(1, keepdims=True)
+        step = 2.0 ** (np.floor(np.log2(np.maximum(largest, 2.0**-100))) - 12)
+        scale[:, part] = np.rint(scale[:, part] / step) * step
+    each = [np.repeat(parameters, 32, axis=1)[:, :columns] for parameters in (scale, left)]
+    return each[0] * (codes[:, :columns].astype(np.float64) - 8) + each[1]
 
 
 def eight_bit_weights(blocks: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +110,22 @@ def accumulation_error(x: np.ndarray, blocks: np.ndarray, rows: int, columns: in
     return (columns + 4) * EPSILON * (np.abs(x) @ largest_weights(blocks, rows, columns).T)
 
 
+def product_and_bound(
+    x: np.ndarray, blocks: np.ndarray, rows: int, columns: int, isa: str, activations: str, tokens: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The product in float64, of what a call of `tokens` rows (all of x) rounds; and how far off float32 may be."""
+    order = order_of(isa, activations, len(x) if tokens is None else tokens)
+    exact = rounded(x, activations, 32 if order == "groups" else 256)
+    bound = tie_error(x, activations, 32 if order == "groups" else 256) @ largest_weights(blocks, rows, columns).T
+    bound += accumulation_error(exact, blocks, rows, columns)
+    if order == "panels":
+        return exact @ weights_with_steps(blocks, rows, columns).T, bound
+    if order == "parts":
+        weights, error = eight_bit_weights(blocks, rows, columns)
+        return exact @ weights.T, bound + np.abs(exact) @ error.T
+    return q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns), bound
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -101,26 +137,71 @@ def test_product_of_rounded_activations(isa: str, activations: str, shape: tuple
     x = rng.standard_normal((tokens, columns), dtype=np.float32)
     options = {"cpu_isa": isa, "activations": activations}
     (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
-    part = 256 if rounds_weights(isa, activations, tokens) else 32
-    exact = rounded(x, activations, part)
-    expected = q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns)
-    ties = tie_error(x, activations, part) @ largest_weights(blocks, rows, columns).T
-    if rounds_weights(isa, activations, tokens):
-        weights, error = eight_bit_weights(blocks, rows, columns)
-        expected = exact @ weights.T
-        ties += np.abs(exact) @ error.T
-    assert np.all(np.abs(y - expected) <= accumulation_error(exact, blocks, rows, columns) + ties)
+    expected, bound = product_and_bound(x, blocks, rows, columns, isa, activations)
+    assert np.all(np.abs(y - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+def test_every_number_of_rows(isa: str, activations: str, layout: q4nx.Layout) -> None:
+    """Tiles of every size, and of few rows in the order of memory, of more part by part."""
+    rng = np.random.default_rng(17)
+    rows, columns = 71, 641  # Three rows of blocks, the last one cut; 8, 8 and 5 groups, the last one of 1 column.
+    blocks = q4nx.pack(*symmetric_weight(rows, columns, rng), layout)
+    x = rng.standard_normal((65, columns), dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": activations}
+    node = Node("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
+    expectations = {
+        order_of(isa, activations, tokens): product_and_bound(x, blocks, rows, columns, isa, activations, tokens)
+        for tokens in (1, 32, 65)
+    }
+    for tokens in range(1, 66):
+        (y,) = node(x[:tokens], blocks)
+        expected, bound = expectations[order_of(isa, activations, tokens)]
+        assert np.all(np.abs(y - expected[:tokens]) <= bound[:tokens]), f"{tokens} rows"
+
+
+@pytest.mark.parametrize("tokens", [7, 32])
+def test_more_activations_than_are_read_again(tokens: int) -> None:
+    """On AVX-512 up to 256 KB of int8 are multiplied in the order in which weights lie, of more part by part."""
+    rng = np.random.default_rng(18)
+    rows, columns = 65, 9000
+    blocks = blocks_of(rows, columns, rng)
+    x = rng.standard_normal((tokens, columns), dtype=np.float32)
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options={"activations": "int8"}, M=rows, K=columns)
+    expected, bound = product_and_bound(x, blocks, rows, columns, ISAS[0], "int8")
+    assert np.all(np.abs(y - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_scales_of_all_sizes(isa: str) -> None:
+    """Next to the largest of a part, small ones are rounded to its steps, negative ones (which some quantisers write)
+    like others; and where all are tiny or 0 there is a step as well."""
+    rng = np.random.default_rng(19)
+    rows, columns = 32, 600
+    codes, scale, minimum = symmetric_weight(rows, columns, rng)
+    powers = 2.0 ** rng.integers(-20, 20, scale.shape) * rng.choice([-1, 1], scale.shape)
+    scale = (scale.astype(np.float32) * powers).astype(ml_dtypes.bfloat16)
+    scale[:4] = 0
+    scale[4:8] = 1e-38
+    blocks = q4nx.pack(codes, scale, minimum)
+    x = rng.standard_normal((6, columns), dtype=np.float32)
+    options = {"cpu_isa": isa, "activations": "int8"}
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
+    expected, bound = product_and_bound(x, blocks, rows, columns, isa, "int8")
+    assert np.all(np.abs(y - expected) <= bound)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
-    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where weights are
-    rounded for many rows, each on its side."""
+    """Prefill in pieces gives the bits of prefill in one, and batches the bits of single rows; where int8 has
+    more than one arithmetic, each in its own."""
     rng = np.random.default_rng(1)
     rows, columns = 64, 1184
     blocks = blocks_of(rows, columns, rng)
-    x = rng.standard_normal((40, columns), dtype=np.float32)
+    x = rng.standard_normal((80, columns), dtype=np.float32)
     node = Node(
         "Q4NXMatMul",
         [x, blocks],
@@ -129,10 +210,10 @@ def test_a_row_does_not_depend_on_its_batch(isa: str, activations: str) -> None:
         M=rows,
         K=columns,
     )
-    outputs: dict[bool, list[np.ndarray]] = {}
-    for split in (1, 2, 4, 8, 20, 40):
+    outputs: dict[str, list[np.ndarray]] = {}
+    for split in (1, 2, 4, 8, 20, 40, 80):
         parts = [node(np.ascontiguousarray(x[i : i + split]), blocks)[0] for i in range(0, len(x), split)]
-        outputs.setdefault(rounds_weights(isa, activations, split), []).append(np.concatenate(parts))
+        outputs.setdefault(order_of(isa, activations, split), []).append(np.concatenate(parts))
     for side in outputs.values():
         for output in side[1:]:
             np.testing.assert_array_equal(output, side[0])
@@ -148,7 +229,7 @@ def symmetric_weight(rows: int, columns: int, rng: np.random.Generator) -> q4nx.
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 3, 5, 13])
+@pytest.mark.parametrize("tokens", [1, 3, 5, 13, 33])
 def test_the_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
     """Wide blocks are compared with float64 above; the others hold the same weights."""
     rng = np.random.default_rng(tokens)
@@ -192,8 +273,23 @@ def test_eight_bit_weights_of_equal_and_of_falling_rows() -> None:
     blocks = q4nx.pack(codes, scale.astype(ml_dtypes.bfloat16), minimum.astype(ml_dtypes.bfloat16))
     x = np.eye(256, dtype=np.float32)
     (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options={"activations": "int8"}, M=32, K=256)
-    # Steps of 15 * 0.125 / 255, and the float32 of the sum of a minimum of up to 1.4 and what is added to it.
+    # More than 32 rows: steps of 15 * 0.125 / 255, and the float32 of the sum of a minimum of up to 1.4 and what is
+    # added to it.
     np.testing.assert_allclose(y.T, q4nx.dequantize(blocks, 32, 256), rtol=0, atol=15 * 0.125 / 255 / 2 + 4 * EPSILON)
+
+
+def test_weights_of_equal_and_of_falling_rows_are_exact_in_panels() -> None:
+    """Rows whose weights are all equal, and negative scales."""
+    codes = np.tile(np.arange(256) % 16, (32, 1)).astype(np.uint8)
+    scale = np.zeros((32, 8), np.float32)
+    scale[16:] = -0.125
+    minimum = np.full((32, 8), 0.5, np.float32)
+    blocks = q4nx.pack(codes, scale.astype(ml_dtypes.bfloat16), minimum.astype(ml_dtypes.bfloat16))
+    # 127, so that the step of int8 is 1.
+    x = 127 * np.eye(256, dtype=np.float32)
+    node = Node("Q4NXMatMul", [x, blocks], constants=(1,), options={"activations": "int8"}, M=32, K=256)
+    y = np.concatenate([node(x[i : i + 32], blocks)[0] for i in range(0, 256, 32)])
+    np.testing.assert_array_equal(y.T, 127 * q4nx.dequantize(blocks, 32, 256))
 
 
 @pytest.mark.parametrize("isa", ISAS)

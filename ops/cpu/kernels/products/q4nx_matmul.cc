@@ -9,9 +9,9 @@
 #endif
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "ops/cpu/kernels/products/q4nx_generic.h"
+#include "ops/cpu/kernels/products/rounding.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -19,25 +19,6 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 2)));
-
-// The 32 values of the group that begins at `start`, zero past the end of a row.
-struct Group {
-  static constexpr int kVectors = static_cast<int>(q4nx::kGroup) / kLanes;
-  Vector part[kVectors];
-};
-
-Group load_group(const float* x, std::int64_t start, std::int64_t k) {
-  Group group;
-  float padded[q4nx::kGroup] = {};
-  const float* from = x + start;
-  if (k - start < q4nx::kGroup) {
-    const std::int64_t rest = std::max<std::int64_t>(k - start, 0);
-    if (rest > 0) std::memcpy(padded, from, static_cast<std::size_t>(rest) * sizeof(float));
-    from = padded;
-  }
-  for (int v = 0; v < Group::kVectors; ++v) group.part[v] = load(from + v * kLanes);
-  return group;
-}
 
 void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                    float* sums) {
@@ -56,34 +37,16 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
   }
 }
 
-// The largest magnitude of `columns` columns from `start` on; NaN if one is NaN.
-float largest_magnitude(const float* x, std::int64_t start, std::int64_t columns, std::int64_t k) {
-  Vector magnitudes{};
-  for (std::int64_t at = start; at < std::min(start + columns, k); at += q4nx::kGroup) {
-    // 16 groups ahead, 32 lines; other distances were not tried.
-    __builtin_prefetch(x + at + 16 * q4nx::kGroup);
-    __builtin_prefetch(x + at + 16 * q4nx::kGroup + q4nx::kGroup / 2);
-    for (const Vector part : load_group(x, at, k).part)
-      magnitudes = larger_magnitude(magnitudes, magnitude(part));
-  }
-  return reduce_larger_magnitude(magnitudes);
-}
-
 // NaN or an infinity in a part makes its scale one, and so NaN of all products with the part.
 void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::int64_t part_columns,
                    void* values, float* scales, float* sums) {
-  // Up to here 127 / largest would be infinite: no more than 4e-37, which is taken for 0.
-  constexpr float kNegligible = 127.0F / std::numeric_limits<float>::max();
   auto* out = static_cast<std::int8_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += part_columns) {
-    const float largest = largest_magnitude(x, start, part_columns, k);
-    // 127, not 128: the range is symmetric, so that -x rounds to minus what x rounds to.
-    const float scale = largest / 127.0F;
-    const float inverse = largest > kNegligible ? 127.0F / largest : 0.0F;
+    const Int8Scale scale = int8_scale(x, start, part_columns, k);
     Vector sum{};
     for (std::int64_t at = start; at < start + part_columns; at += q4nx::kGroup) {
       for (const Vector part : load_group(x, at, k).part) {
-        const Vector rounded = round_to_integer(part * inverse);
+        const Vector rounded = round_to_integer(part * scale.inverse);
         const Integers integers = __builtin_convertvector(rounded, Integers);
         // By way of 16 bits: from 32 to 8, GCC 12 goes lane by lane where there is no AVX-512.
         const Shorts shorts = __builtin_convertvector(integers, Shorts);
@@ -94,8 +57,8 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::i
       }
     }
     // A sum of 256 integers up to 127 is exact.
-    *scales++ = scale;
-    *sums++ = reduce_add(sum) * scale;
+    *scales++ = scale.scale;
+    *sums++ = reduce_add(sum) * scale.scale;
   }
 }
 
@@ -131,11 +94,12 @@ void fill_q4nx_matmul(Kernels& kernels) {
 #if defined(__AVX512BF16__)
   kernels.matmul_bf16 = matmul_bf16;
   kernels.matmul_int8 = matmul_int8;
-  kernels.int8_part_columns = int8_part_columns;
+  kernels.round_to_panels = round_to_panels;
+  kernels.int8_order = int8_order;
 #else
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
-  kernels.int8_part_columns = [](std::int64_t) { return q4nx::kGroup; };
+  kernels.int8_order = [](std::int64_t) { return Int8Order::kGroups; };
 #endif
   kernels.dequantize_row = dequantize_row;
 }

@@ -3,18 +3,20 @@
 //
 // Dataflow, for each stretch of columns whose unpacked codes fill the scratch (32 KB, L1), and each
 // of the rows of blocks (so that a stretch of activations is read again while L2 has it): unpack 32
-// rows of codes to bf16 pairs, then for each tile of kTile rows of activations: the totals come
-// from `out`, each group's dots are accumulated in registers and scaled into them, and they go back
-// to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so both
-// give the same bits, whatever the number of rows in a call; int8 activations of many rows multiply
-// weights rounded to 8 bits (q4nx_matmul_int8_avx512.h). Scratch: [column pair][even rows, odd
-// rows][16 lanes of 32 bits].
+// rows of codes to bf16 pairs, then for each tile of up to kTile rows of activations: the totals
+// come from `out`, each group's dots are accumulated in registers and scaled into them, and they go
+// back to `out`. The order of operations for one result of bf16 activations is that of FusedDQP, so
+// both give the same bits, whatever the number of rows in a call; int8 activations are
+// multiplied in three ways, of a few rows as they are by FusedDQP (int8_order). Scratch: [column
+// pair][even rows, odd rows][16 lanes of 32 bits].
 #pragma once
 
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/fused_dqp_avx512.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
+#include "ops/cpu/kernels/products/q4nx_matmul_panels_avx512.h"
+#include "ops/cpu/kernels/products/round_to_panels_avx512.h"
 #include "ops/cpu/kernels/products/with_layout.h"
 #include "ops/cpu/kernels/with_count.h"
 
@@ -102,34 +104,38 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                           });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
+  // Nearly equal: a tile of a row or two would wait for its own dots.
+  const std::int64_t tiles = q4nx::ceil_div(count, kTile);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
       const Stretch stretch{weight.from(block), group, std::min(kGroups, a.filled_groups - group)};
       unpack_bf16(stretch.weight, group, stretch.groups, scratch);
       float* y = out + block * count * q4nx::kBlockRows;
-      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
-        with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-          tile_bf16<COUNT>(stretch, scratch, a, first + row, y);
+      for (std::int64_t tile = 0; tile < tiles; ++tile) {
+        const std::int64_t begin = count * tile / tiles;
+        with_count<kTile>(count * (tile + 1) / tiles - begin, [&]<int COUNT>() {
+          tile_bf16<COUNT>(stretch, scratch, a, first + begin, y + begin * q4nx::kBlockRows);
         });
       }
     }
   }
 }
 
-// Those multiply the 4-bit codes, whose groups have scales of their own; more rows multiply parts.
-inline std::int64_t int8_part_columns(std::int64_t rows) {
-  return rows <= kFusedRows ? q4nx::kGroup : kPartColumns;
+// Rows that lie in panels, at most: of more, rounding weights to 8 bits once costs less than
+// scaling each row's dots (q4nx_matmul_int8_avx512.h). On a Granite Rapids core weights with minima
+// are multiplied as fast both ways by 32 rows, symmetric ones by 50.
+constexpr std::int64_t kMostPanelRows = 32;
+
+inline Int8Order int8_order(std::int64_t rows) {
+  return rows <= kFusedRows       ? Int8Order::kGroups
+         : rows <= kMostPanelRows ? Int8Order::kPanels
+                                  : Int8Order::kParts;
 }
 
-inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
-                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
-                        std::byte* scratch, float* out) {
-  if (count <= kFusedRows) {
-    return multiply_fused(weight, row_blocks, count, out,
-                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
-                            fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
-                          });
-  }
+// Weights rounded to 8 bits.
+inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
+                           const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                           std::byte* scratch, float* out) {
   const std::int64_t parts = a.groups / kGroupsPerPart;
   // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
   // the last one, most likely the rows of blocks that follow.
@@ -155,6 +161,24 @@ inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
                           [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
       }
     }
+  }
+}
+
+inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
+                        const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                        std::byte* scratch, float* out) {
+  switch (a.order) {
+    case Int8Order::kGroups:
+      return multiply_fused(weight, row_blocks, count, out,
+                            [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& row, float* y) {
+                              fused_dqp_int8<COUNT, LAYOUT>(row, a, first, y);
+                            });
+    case Int8Order::kPanels:
+      return with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+        multiply_panels<LAYOUT>(weight, row_blocks, a, first, count, scratch, out);
+      });
+    case Int8Order::kParts:
+      return multiply_bytes(weight, row_blocks, a, first, count, scratch, out);
   }
 }
 

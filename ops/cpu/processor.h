@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels ask about the processor that no instruction set tells.
+#pragma once
+
+namespace flownpu::cpu {
+
+// Whether memory is read faster when what comes next is prefetched into L2, not past the outer
+// caches into L1: on Intel's processors, whose L1 waits for fewer lines at once.
+extern const bool kFetchIntoL2;
+
+}  // namespace flownpu::cpu

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.kv_dtype import KV_DTYPES, set_kv_dtype
+from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import Miss

@@ -19,8 +19,8 @@ part does not see the second.
 
 Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
     query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
-    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes with a scale
-        each (int8_cache.py), optional; P is their capacity and may be 0
+    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes with a
+        scale each (int8_cache.py), optional; P is their capacity and may be 0
     seqlens_k int32 [B] or [B, 1], tokens so far of each row, less 1
     total_sequence_length int32, scalar or [1], T.  Both may be absent where past is: T = S for every row.
     cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional: the position of each token;
@@ -33,9 +33,9 @@ Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads
         it, its term in the denominator is 0.
 Outputs:
     output float32 [B, S, H d]
-    present_key, present_value [B, G, max(P, T), as past], in past's type, float32 without past. With sliding_window_cache
-        their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold the L newest in order:
-        L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
+    present_key, present_value [B, G, max(P, T), as past], in past's type, float32 without past. With
+        sliding_window_cache their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold
+        the L newest in order: L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
         Rows past the last token of a batch row are unspecified.
 
 Positions: where S = T (a first prompt) nothing has passed in any row, else seqlens_k[b] + 1 - S tokens have. The rows

@@ -4,8 +4,8 @@
     scale = bf16(max |x| / 127),   code = round(x / scale),   x' = scale * code          (to nearest, ties to even)
 
 so |x - x'| <= scale / 2, which is at most max |x| / 253: the scale's own rounding, 2^-9 of it, leaves the largest
-element the code 127 or -127. A scale of 8 bits times a code of 7 is exact in float32, and a row that came out of a cache
-is the same row when it is rounded again. Scales below 2^-126 are 0. A row with what is not finite is NaN.
+element the code 127 or -127. A scale of 8 bits times a code of 7 is exact in float32, and a row that came out of a
+cache is the same row when it is rounded again. Scales below 2^-126 are 0. A row with what is not finite is NaN.
 
 The scale's bytes are little-endian, as float32 lies in memory; the lower two are 0.
 """

@@ -70,7 +70,8 @@ class ModelOptions:
 
         if self.paged and self.kv_dtype == "int8":
             raise ConversionError(
-                "a paged model keeps its KV cache in bf16, fp16 or fp32, not in int8: leave --kv-dtype int8 out, or --paged"
+                "a paged model keeps its KV cache in bf16, fp16 or fp32, not in int8: leave --kv-dtype int8 out, or "
+                "--paged"
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tests.ops.device import ISAS, Node, run
 EPSILON = 2.0**-24
 CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 # Half an ulp, relative: what rounding to the cache's type may change when float32 and float64 round apart.
-# Of int8, relative to the largest of a row.
+# That of int8 is relative to the largest of a row.
 CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
 # A query, or a chunk's factors, in steps of a 32767th of the largest, where few queries look into an int8 cache: half.
 WORDS_EPSILON = 0.5 / 32767
@@ -177,7 +177,7 @@ class Conversation:
                 weight += PAIRS_EPSILON
         elif self.cache == "int8":
             score += scale * WORDS_EPSILON * float(np.sqrt(d)) * norm
-            # Of a sum of at most `keys` factors, each off by that of the largest.
+            # A sum of at most `keys` factors, each off by that of the largest.
             weight += WORDS_EPSILON * keys
         return float(np.abs(query).max()) * (2 * score + weight + flips)
 

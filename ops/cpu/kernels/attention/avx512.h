@@ -103,7 +103,7 @@ struct BFloat16Pairs {
   }
 };
 
-// Of an int8 cache: rows become bf16 once a chunk, for all blocks of queries.
+// An int8 cache's rows become bf16 once a chunk, for all blocks of queries.
 struct Int8AsBFloat16Pairs : BFloat16Pairs {
   static constexpr bool kConvertsKeys = true;
 

@@ -55,7 +55,7 @@ inline Words widen(const std::int8_t* x) {
 #endif
 }
 
-// Of each lane, sum + a0 b0 + a1 b1.
+// sum + a0 b0 + a1 b1, in each lane.
 inline Integers add_products(Integers sum, Words a, Words b) {
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Integers>(_mm512_dpwssd_epi32(

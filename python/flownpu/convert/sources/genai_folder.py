@@ -141,7 +141,7 @@ def _check_rewritten(path: Path, report: Report) -> None:
 
 
 def _set_cache_columns(decoder: dict[str, Any], model: ir.Model) -> None:
-    """A row of an int8 cache is longer than a head; GenAI allocates what head_size says, and asks it for nothing else."""
+    """An int8 cache's row is longer than a head; GenAI allocates what head_size says, and uses it for nothing else."""
     for node in model.graph:
         if (node.domain, node.op_type) == (DOMAIN, "FlowQKVAttention"):
             past = node.inputs[PAST_KEY]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what rounding activations costs in accuracy, for activations=bf16 and int8, in prompts and in decode steps.
+"""Measures what rounding costs in accuracy: of activations to bf16 and int8, and of the KV cache, in prompts and steps.
 
     python -m benchmarks.accuracy gemma3-1b
 
@@ -19,6 +19,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,8 @@ from tests.ops.device import Node
 
 # Tokens of the small model's held-out text; of each random prompt for a model folder; how many such prompts.
 _HELD_OUT, _PROMPT, _PROMPTS = 2048, 64, 8
+# Types of the small model's KV cache.
+_CACHES = ("bf16", "int8")
 # Inputs of the products of a Gemma3-1B layer: hidden and feed-forward size. Their output and their rows.
 _COLUMNS, _ROWS, _ACTIVATION_ROWS = (1152, 6912), 1024, 64
 
@@ -54,6 +57,7 @@ class Accuracy:
         subject: the model or the product.
         activations: "bf16" or "int8"; "float32" for a reference.
         stage: "prompt" or "decode".
+        cache: the KV cache's type, a key of KV_DTYPES; "" where there is none.
         error: rms error relative to the reference's rms, of logits (a token's mean taken off: softmax does not see it)
             or of a product.
         divergence: KL divergence of the next token's distribution from the reference's, nats, mean over tokens.
@@ -64,6 +68,7 @@ class Accuracy:
     subject: str
     activations: str
     stage: str
+    cache: str
     error: float
     divergence: float | None = None
     agreement: float | None = None
@@ -95,13 +100,16 @@ def read(model: og.Model, tokens: NDArray[np.int32], stage: str) -> Logits:
     return np.concatenate(logits)
 
 
-def compare(subject: str, activations: str, stage: str, ours: Logits, reference: Logits, **more: float) -> Accuracy:
+def compare(
+    subject: str, activations: str, stage: str, cache: str, ours: Logits, reference: Logits, **more: float
+) -> Accuracy:
     """The row of logits [tokens, vocabulary]."""
     p, q = log_softmax(reference), log_softmax(ours)
     return Accuracy(
         subject,
         activations,
         stage,
+        cache,
         error=relative(ours - ours.mean(-1, keepdims=True), reference - reference.mean(-1, keepdims=True)),
         divergence=float((np.exp(p) * (p - q)).sum(-1).mean()),
         agreement=float((p.argmax(-1) == q.argmax(-1)).mean()),
@@ -117,8 +125,9 @@ def relative(ours: NDArray[Any], reference: Logits) -> float:
 def small_model(isa: str) -> Iterator[Accuracy]:
     """The trained small model on text that it was not trained on."""
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
-        folder = Path(scratch) / "model"
-        convert(CHECKPOINT, folder, logits="all")
+        folders = {cache: Path(scratch) / cache for cache in _CACHES}
+        for cache, folder in folders.items():
+            convert(CHECKPOINT, folder, logits="all", kv_dtype=cache)
         text = (CHECKPOINT / "held_out.txt").read_text()
         tokens = np.asarray(og.Tokenizer(og.Model(str(folder))).encode(text)[:_HELD_OUT], np.int32)
         listed: list[int] = tokens.tolist()
@@ -126,12 +135,12 @@ def small_model(isa: str) -> Iterator[Accuracy]:
         subject = "gemma3-topics"
         original = logits_of(load_checkpoint(quantised=False), listed)
         for name, logits in ((subject, reference), (f"{subject}, bf16 weights", original)):
-            yield compare(name, "float32", "prompt", logits, reference, perplexity=perplexity(logits, listed))
-        for activations in ACTIVATIONS:
+            yield compare(name, "float32", "prompt", "", logits, reference, perplexity=perplexity(logits, listed))
+        for (cache, folder), activations in product(folders.items(), ACTIVATIONS):
             model = open_model(folder, {"activations": activations, "cpu_isa": isa})
             for stage in ("prompt", "decode"):
                 ours = read(model, tokens, stage)
-                yield compare(subject, activations, stage, ours, reference, perplexity=perplexity(ours, listed))
+                yield compare(subject, activations, stage, cache, ours, reference, perplexity=perplexity(ours, listed))
 
 
 def model_folder(folder: Path, isa: str) -> Iterator[Accuracy]:
@@ -147,7 +156,7 @@ def model_folder(folder: Path, isa: str) -> Iterator[Accuracy]:
     for activations in ACTIVATIONS:
         model = open_model(folder, {"activations": activations, "cpu_isa": isa})
         for stage in ("prompt", "decode"):
-            yield compare(folder.name, activations, stage, last(stage), reference)
+            yield compare(folder.name, activations, stage, "the folder's", last(stage), reference)
 
 
 def products(isa: str) -> Iterator[Accuracy]:
@@ -162,7 +171,7 @@ def products(isa: str) -> Iterator[Accuracy]:
             node = Node("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=_ROWS, K=k)
             for stage, parts in (("prompt", 1), ("few", len(x) // 16), ("decode", len(x))):
                 y = np.concatenate([node(part, blocks)[0] for part in np.split(x, parts)])
-                yield Accuracy(f"product, K = {k}", activations, stage, error=relative(y, reference))
+                yield Accuracy(f"product, K = {k}", activations, stage, "", error=relative(y, reference))
 
 
 def main(
@@ -184,12 +193,13 @@ def main(
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     print(f"{machine.cpu}, {machine.isa}, kernels: {isa}, {machine.system}\nPython {machine.python}, {versions}")
     table = Table()
-    for heading in ("subject", "activations", "stage", "error", "KL divergence", "same likeliest", "perplexity"):
-        table.add_column(heading, justify="left" if heading in ("subject", "activations", "stage") else "right")
+    words = ("subject", "activations", "stage", "KV cache")
+    for heading in (*words, "error", "KL divergence", "same likeliest", "perplexity"):
+        table.add_column(heading, justify="left" if heading in words else "right")
     for row in found:
         measured = ((row.divergence, ".1e"), (row.agreement, ".2%"), (row.perplexity, ".2f"))
         rest = ("" if value is None else format(value, form) for value, form in measured)
-        table.add_row(row.subject, row.activations, row.stage, f"{row.error:.2e}", *rest)
+        table.add_row(row.subject, row.activations, row.stage, row.cache, f"{row.error:.2e}", *rest)
     Console(width=120).print(table)
 
 

@@ -7,16 +7,14 @@ import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import PAST_KEY, PAST_VALUE, attribute_int
 from flownpu.graph_rewrites.report import Miss
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN
-
-# Types of past and present that FlowQKVAttention takes, by the name a user gives them.
-KV_DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16, "fp32": ir.DataType.FLOAT}
 
 
 def set_kv_dtype(model: ir.Model, dtype: str) -> tuple[int, list[Miss]]:
     """Gives every KV cache of a FlowQKVAttention the type `dtype`.
 
-    past_key, past_value f32 [B, G, P, d] -> `dtype` [B, G, ?, d]; the same for present.
+    past_key, past_value f32 [B, G, P, d] -> `dtype` [B, G, ?, d], int8 [B, G, ?, d + 4]; the same for present.
 
     The graph says with its inputs' and outputs' types what a cache is stored in (GenAI allocates accordingly); nothing
     is computed differently but for the rounding of what is stored. The head size becomes known, and the capacity loses
@@ -42,11 +40,12 @@ def set_kv_dtype(model: ir.Model, dtype: str) -> tuple[int, list[Miss]]:
         if (obstacle := _obstacle(past, present)) is not None:
             misses.append(Miss("kv_dtype", node.name or node.op_type, obstacle))
             continue
+        columns = cache_columns(KV_DTYPES[dtype], attribute_int(node, "head_size"))
         for value in (*past, *present):
             assert value is not None
             value.type = ir.TensorType(KV_DTYPES[dtype])
             if value.shape is not None:
-                value.shape = ir.Shape([*value.shape[:2], None, attribute_int(node, "head_size")])
+                value.shape = ir.Shape([*value.shape[:2], None, columns])
         count += 1
     return count, misses
 

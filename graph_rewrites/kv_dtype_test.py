@@ -9,7 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-from flownpu.graph_rewrites.kv_dtype import KV_DTYPES, set_kv_dtype
+from flownpu.graph_rewrites.kv_dtype import set_kv_dtype
+from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import Miss
@@ -24,11 +26,19 @@ attention (float[B, S, 128] packed, float[B, 2, past, size] past_key, float[B, 2
     {more}
 }}
 """
-NUMPY = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+NUMPY = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 
 
 def _model(past_key: str = "past_key", also: str = "", more: str = "") -> ir.Model:
     return testing.parse(MODEL.format(past_key=past_key, also=also, more=more))
+
+
+def _stored(rows: np.ndarray, dtype: str) -> np.ndarray:
+    return quantise_rows(rows) if dtype == "int8" else rows.astype(NUMPY[dtype])
+
+
+def _loaded(rows: np.ndarray) -> np.ndarray:
+    return dequantise_rows(rows) if rows.dtype == np.int8 else rows.astype(np.float32)
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
@@ -38,7 +48,7 @@ def test_cache_is_of_that_type(dtype: str) -> None:
 
     caches = [*model.graph.inputs[1:3], *model.graph.outputs[1:3]]
     assert [value.dtype for value in caches] == [KV_DTYPES[dtype]] * 4
-    assert [str(value.shape) for value in caches] == ["[B,2,None,16]"] * 4
+    assert [str(value.shape) for value in caches] == [f"[B,2,None,{cache_columns(KV_DTYPES[dtype], 16)}]"] * 4
     assert model.graph.inputs[0].dtype == model.graph.outputs[0].dtype == ir.DataType.FLOAT
     for m in (original, model):
         testing.add_functions(m)
@@ -47,21 +57,22 @@ def test_cache_is_of_that_type(dtype: str) -> None:
     generator = np.random.default_rng(5)
     feeds = {
         "packed": generator.standard_normal((1, 3, 128), np.float32),
-        "past_key": generator.standard_normal((1, 2, 5, 16), np.float32).astype(NUMPY[dtype]),
-        "past_value": generator.standard_normal((1, 2, 5, 16), np.float32).astype(NUMPY[dtype]),
+        "past_key": _stored(generator.standard_normal((1, 2, 5, 16), np.float32), dtype),
+        "past_value": _stored(generator.standard_normal((1, 2, 5, 16), np.float32), dtype),
         "seqlens_k": np.array([7], np.int32),
         "total": np.array(8, np.int32),
     }
     result = testing.run(model, feeds)
     # The same attention over float32 caches, when the new keys and values are such as `dtype` holds too.
-    wide = {name: array.astype(np.float32) if name.startswith("past") else array for name, array in feeds.items()}
+    wide = {name: _loaded(array) if name.startswith("past") else array for name, array in feeds.items()}
     wide["packed"] = wide["packed"].copy()
-    wide["packed"][:, :, 64:] = wide["packed"][:, :, 64:].astype(NUMPY[dtype])
+    new = _loaded(_stored(wide["packed"][:, :, 64:].reshape(1, 3, 4, 16), dtype))
+    wide["packed"][:, :, 64:] = new.reshape(1, 3, 64)
     expected = testing.run(original, wide)
     np.testing.assert_array_equal(result[0], expected[0])
     for ours, theirs in zip(result[1:], expected[1:], strict=True):
         assert ours.dtype == NUMPY[dtype]
-        np.testing.assert_array_equal(ours.astype(np.float32), theirs)
+        np.testing.assert_array_equal(_loaded(ours), theirs)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +97,5 @@ def test_miss(model: ir.Model, reason: str) -> None:
 
 
 def test_unknown_type_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="KV cache type 'int8': expected one of bf16, fp16, fp32"):
-        set_kv_dtype(_model(), "int8")
+    with pytest.raises(ValueError, match="KV cache type 'int7': expected one of bf16, fp16, fp32, int8"):
+        set_kv_dtype(_model(), "int7")

@@ -24,6 +24,7 @@ STORED = {
     "tensor(float)": (np.float32, onnx.TensorProto.FLOAT),
     "tensor(float16)": (np.uint16, onnx.TensorProto.FLOAT16),
     "tensor(bfloat16)": (np.uint16, onnx.TensorProto.BFLOAT16),
+    "tensor(int8)": (np.int8, onnx.TensorProto.INT8),
 }
 
 

@@ -80,8 +80,9 @@ struct AttentionSweep {
   const float* query = nullptr;
   std::int64_t rows = 0;
   std::int64_t head_size = 0;
-  // Rows [0, keys) of the KV cache, `head_size` elements each, dense; or, for attend_many, in
-  // `blocks`, whose first one begins here, a row `row_bytes` after the other.
+  // Rows [0, keys) of the KV cache, `head_size` elements each (and, of int8 ones, their scale), a
+  // row `row_bytes` after the other, dense; or, for attend_many, in `blocks`, whose first one
+  // begins here.
   const void* key = nullptr;
   const void* value = nullptr;
   std::int64_t row_bytes = 0;
@@ -214,7 +215,7 @@ struct Kernels {
   // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and
   // sines are given.
   void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
-  // f32 -> a KV cache's type, n elements.
+  // f32 -> a KV cache's type, n elements; to int8 a whole row, with its scale behind them.
   void (*store_cache)(const float* x, void* out, DataType type, std::int64_t n);
 
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V

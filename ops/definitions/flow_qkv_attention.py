@@ -19,7 +19,8 @@ part does not see the second.
 
 Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads, G KV heads, d head size):
     query float32 [B, S, H d], or packed QKV [B, S, (H + 2 G) d] where key and value are absent;  key, value [B, S, G d]
-    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, optional; P is their capacity and may be 0
+    past_key, past_value [B, G, P, d], float32, bfloat16 or float16, or int8 [B, G, P, d + 4], rows of codes with a
+        scale each (int8_cache.py), optional; P is their capacity and may be 0
     seqlens_k int32 [B] or [B, 1], tokens so far of each row, less 1
     total_sequence_length int32, scalar or [1], T.  Both may be absent where past is: T = S for every row.
     cos_cache, sin_cache float32 [positions, d/2];  position_ids int64 [B, S], optional: the position of each token;
@@ -32,9 +33,9 @@ Inputs (B batch, S new tokens, T tokens so far in the longest row, H query heads
         it, its term in the denominator is 0.
 Outputs:
     output float32 [B, S, H d]
-    present_key, present_value [B, G, max(P, T), d], in past's type, float32 without past. With sliding_window_cache
-        their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold the L newest in order:
-        L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
+    present_key, present_value [B, G, max(P, T), as past], in past's type, float32 without past. With
+        sliding_window_cache their capacity is past's, C >= W = local_window_size, and of a row of t tokens they hold
+        the L newest in order: L = t if t <= C, else t - (C - W + 1) ceil((t - C) / (C - W + 1)).
         Rows past the last token of a batch row are unspecified.
 
 Positions: where S = T (a first prompt) nothing has passed in any row, else seqlens_k[b] + 1 - S tokens have. The rows
@@ -50,12 +51,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 from flownpu.ops.definitions.flow_qkv_attention_body import body
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
 from flownpu.ops.definitions.onnx_function import build, has_input, integer, positive, require_inputs
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
@@ -145,6 +147,7 @@ def features(node: ir.Node) -> list[str]:
         "positions": modes["do_rotary"] and has["position_ids"],
         "counted": modes["do_rotary"] and has["position_ids"] and modes["counted_prompt"],
         "past": has["past_key"],
+        "int8": has["past_key"] and _is_int8(node, "past_key"),
         "bias": has["attention_bias"],
         "windowed": modes["sliding_window_cache"],
         "noncausal": not modes["causal"],
@@ -153,6 +156,11 @@ def features(node: ir.Node) -> list[str]:
         "blocks": modes["causal"] and has["bidirectional_blocks"],
     }
     return [name for name, is_there in found.items() if is_there]
+
+
+def _is_int8(node: ir.Node, name: str) -> bool:
+    value = node.inputs[INPUTS.index(name)]
+    return value is not None and value.dtype == ir.DataType.INT8
 
 
 def function(overload: str) -> ir.Function:
@@ -228,13 +236,14 @@ def reference(
     past_capacity = past_key.shape[2]
     capacity = past_capacity if sliding_window_cache else max(past_capacity, longest)
     output = np.zeros((batch, new, num_heads, head_size))
-    present = [np.zeros((batch, kv_num_heads, capacity, head_size), past_key.dtype) for _ in range(2)]
+    columns = head_size + (SCALE_BYTES if past_key.dtype == np.int8 else 0)
+    present = [np.zeros((batch, kv_num_heads, capacity, columns), past_key.dtype) for _ in range(2)]
     for b, (total, past) in enumerate(zip(totals, pasts, strict=True)):
         # Every key of this row that is still there, of which the first is that of position `first`.
         resident = resident_tokens(past, past_capacity, local_window_size) if sliding_window_cache else past
         first = past - resident
         keys, values = (
-            np.concatenate([cache[b, :, :resident], fresh[b].swapaxes(0, 1).astype(cache.dtype)], axis=1)[
+            np.concatenate([cache[b, :, :resident], _stored(fresh[b].swapaxes(0, 1), cache.dtype)], axis=1)[
                 :, : total - first
             ]
             for cache, fresh in ((past_key, k), (past_value, v))
@@ -264,6 +273,11 @@ def reference(
         for cache, rows in zip(present, (keys, values), strict=True):
             cache[b, :, :kept] = rows[:, rows.shape[1] - kept :]
     return output.reshape(batch, new, -1), present[0], present[1]
+
+
+def _stored(x: Array, dtype: Any) -> Array:
+    """Rows [.., d] as a cache of that type has them."""
+    return quantise_rows(x) if dtype == np.int8 else x.astype(dtype)
 
 
 def resident_tokens(tokens: int, capacity: int, window: int) -> int:
@@ -299,7 +313,10 @@ def _online_softmax(
 ) -> Array:
     """Attends in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J], -inf if masked -> [H, S, d]."""
     heads, new, _ = q.shape
-    keys, values = (np.repeat(a.astype(np.float64), heads // len(a), axis=0) for a in (keys, values))
+    keys, values = (
+        np.repeat((dequantise_rows(a) if a.dtype == np.int8 else a).astype(np.float64), heads // len(a), axis=0)
+        for a in (keys, values)
+    )
     # A sink is a key whose value is 0, seen before all others.
     m_left = np.full((heads, new, 1), -np.inf if sink is None else sink.astype(np.float64)[:, None, None])
     l_left = np.full((heads, new, 1), float(sink is not None))

@@ -6,6 +6,8 @@ What has a name without an underscore is also in the body of PagedAttention's.
 
 from __future__ import annotations
 
+from flownpu.ops.definitions.int8_cache import dequantised, quantised
+
 __all__ = ["NORM", "NO_NORM", "NO_ROTARY", "ROTARY", "SCORES", "WEIGHTS", "body"]
 
 # The body's steps. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after each of them.
@@ -101,16 +103,35 @@ NO_ROTARY = """
     k3 = Identity (k2)
 """
 # Rounding through the cache's type, there and back. GroupQueryAttention's CPU kernels have no bfloat16.
-# ONNX Runtime takes present's capacity for past's, by its name, and would put a present that grows into the memory of a
-# past that was cast: a Reshape to -1 has no name.
-_PAST = """
+_CAST = """
     k_stored = CastLike (k3, past_key)
     v_stored = CastLike (v2, past_value)
     k4 = Cast <to = 1> (k_stored)
     v4 = Cast <to = 1> (v_stored)
-    cache_shape = Concat <axis = 0> (zero, zero, minus_one, channels)
     past_k32 = Cast <to = 1> (past_key)
     past_v32 = Cast <to = 1> (past_value)
+"""
+# In int8 each head's row by itself.
+_INT8 = "".join(
+    [
+        """
+    k_heads = Reshape (k3, by_head)
+    v_heads = Reshape (v2, by_head)
+""",
+        *(quantised(f"{part}_heads", f"{part}_stored") for part in "kv"),
+        *(dequantised(f"{part}_stored", f"{part}_rounded") for part in "kv"),
+        """
+    k4 = Reshape (k_rounded, by_token)
+    v4 = Reshape (v_rounded, by_token)
+""",
+        dequantised("past_key", "past_k32"),
+        dequantised("past_value", "past_v32"),
+    ]
+)
+# ONNX Runtime takes present's capacity for past's, by its name, and would put a present that grows into the memory of a
+# past that was cast: a Reshape to -1 has no name.
+_PAST = """
+    cache_shape = Concat <axis = 0> (zero, zero, minus_one, channels)
     past_k = Reshape (past_k32, cache_shape)
     past_v = Reshape (past_v32, cache_shape)
 """
@@ -125,6 +146,8 @@ _PRESENT = """
     present_key = CastLike (present_k, past_key)
     present_value = CastLike (present_v, past_value)
 """
+# Rows that came out of an int8 cache are the same when they go back.
+_INT8_PRESENT = quantised("present_k", "present_key") + quantised("present_v", "present_value")
 _NO_PRESENT = """
     present_key = Identity (present_k)
     present_value = Identity (present_v)
@@ -315,10 +338,10 @@ def body(overload: str, tokens: int = 0) -> str:
             _LENGTHS if "lengths" in found else _NO_LENGTHS,
             _PAST_TOKENS if has_blocks or needs_past else "",
             positions + ROTARY if "rotary" in found else NO_ROTARY,
-            _PAST if past else "",
+            (_INT8 if "int8" in found else _CAST) + _PAST if past else "",
             _ATTENTION.format(output="causal_output" if has_blocks else "output", inputs=", ".join(inputs), more=more),
             _block_attention(found, k, v) if has_blocks else "",
-            _PRESENT if past else _NO_PRESENT,
+            (_INT8_PRESENT if "int8" in found else _PRESENT) if past else _NO_PRESENT,
         ]
     )
 

@@ -45,6 +45,9 @@ inline constexpr Types kIntegers{DataType::kInt64, DataType::kInt32};
 inline constexpr Types kNumbers{DataType::kFloat32, DataType::kInt64, DataType::kInt32};
 inline constexpr Types kBytes{DataType::kInt8, DataType::kUInt8};
 inline constexpr Types kFloats{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
+// A KV cache's: int8 has a scale in each row (ops/nodes/flow_qkv_attention.h).
+inline constexpr Types kCacheTypes{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
+                                   DataType::kInt8};
 inline constexpr Types kAnyType{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                 DataType::kInt64,   DataType::kInt32,   DataType::kInt8,
                                 DataType::kUInt8,   DataType::kBool};

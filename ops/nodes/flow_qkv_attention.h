@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "ops/nodes/tensor.h"
+
 namespace flownpu {
 
 enum AttentionInput : std::uint8_t {
@@ -29,6 +31,13 @@ enum AttentionInput : std::uint8_t {
   kAttentionInputs,
 };
 enum AttentionOutput : std::uint8_t { kOutput, kPresentKey, kPresentValue };
+
+// A row of an int8 KV cache is a head's codes and behind them their scale, an f32.
+inline constexpr std::int64_t kInt8ScaleBytes = 4;
+// Elements of a row of a KV cache of that type.
+std::int64_t cache_columns(DataType type, std::int64_t head_size);
+// Bytes of it.
+std::int64_t cache_row_bytes(DataType type, std::int64_t head_size);
 
 // Both take a row's bidirectional_blocks, which are not empty.
 

@@ -210,7 +210,8 @@ def test_quantised_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"kv_dtype": "int8"}, 'bf16, fp16, fp32, got "int8"'),
+        ({"kv_dtype": "int7"}, 'bf16, fp16, fp32, int8, got "int7"'),
+        ({"kv_dtype": "int8", "paged": True}, "not in int8: leave --kv-dtype int8 out"),
         ({"logits": "first"}, 'got "first"'),
         ({"context_length": 129}, "1 to 128, got 129"),
         ({"context_length": 0}, "1 to 128, got 0"),

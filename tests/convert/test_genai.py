@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert tokens == expected[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp16", "fp32", "int8"])
 def test_every_cache_type_works_with_all_that_genai_does_to_a_cache(
     kv_dtype: str, tiny_models: Callable[[str], Any], tmp_path: Path
 ) -> None:

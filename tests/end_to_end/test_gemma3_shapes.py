@@ -85,6 +85,16 @@ def test_answers_held_out_pictures(answer: Answer) -> None:
     assert sum(right.values()) >= LEAST_RIGHT * total, f"{len(wrong)} of {total} are wrong: {wrong}"
 
 
+def test_an_int8_cache_sees_the_picture(genai: Any, answer: Answer, tmp_path: Path) -> None:
+    """A picture's tokens see one another through rounded keys; its answers are those that a bf16 cache gives."""
+    convert(CHECKPOINT, tmp_path / "model", kv_dtype="int8")
+    rounded = open_model(genai, tmp_path / "model")
+    pictures = [draw(random_scene(random.Random(seed)), 256) for seed in range(6)]
+    assert [rounded(picture, "What is this?") for picture in pictures] == [
+        answer(picture, "What is this?") for picture in pictures
+    ]
+
+
 def test_sees_the_picture(answer: Answer) -> None:
     """The same question about other pictures has other answers; without that, the words alone would tell."""
     said = {answer(draw(random_scene(random.Random(seed)), 256), "What is this?") for seed in range(12)}

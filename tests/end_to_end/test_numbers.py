@@ -114,3 +114,16 @@ def test_distributions_on_held_out_text(
     exact, quantised = perplexity(logits_of(original, held_out), held_out), perplexity(ours, held_out)
     print(f"perplexity {exact:.2f} with bf16 weights, {quantised:.2f} with Q4NX and {activations} activations")
     assert quantised <= 1.03 * exact
+
+
+def test_distributions_with_an_int8_cache(open_model: Callable[..., Any], held_out: Tokens, reference: Any) -> None:
+    """benchmarks/accuracy.py measures it on more tokens; a tenth of what all roundings may cost is allowed."""
+    tokens = held_out[:512]
+    model = open_model(provider_options={"activations": "bf16"}, logits="all", kv_dtype="int8")
+    generator = og.Generator(model, og.GeneratorParams(model))
+    generator.append_tokens(np.array([tokens], np.int32))
+    ours = log_softmax(generator.get_output("logits")[0].astype(np.float64))
+    theirs = log_softmax(logits_of(reference, tokens))
+    divergence = float((np.exp(theirs) * (theirs - ours)).sum(-1).mean())
+    print(f"KL {divergence:.1e}")
+    assert divergence <= 1e-4

@@ -96,15 +96,23 @@ def test_other_cache_types(kv_dtype: str, open_model: Callable[..., Any], long_p
     assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
 
 
+@pytest.mark.parametrize("isa", ["auto", "avx2", "generic"])
+@pytest.mark.parametrize("options", [{}, {"sliding_window_cache": True}])
+def test_an_int8_cache(isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens) -> None:
+    ours = generate(open_model(provider_options={"cpu_isa": isa}, kv_dtype="int8", **options), long_prompt)
+    assert_same(ours, generate(open_model("cpu", kv_dtype="int8"), long_prompt))
+
+
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_other_instruction_sets(isa: str, open_model: Callable[..., Any], long_prompt: Tokens, expected: Reply) -> None:
     assert_same(generate(open_model(provider_options={"cpu_isa": isa}), long_prompt), expected)
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_second_turn(share: bool, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+def test_a_second_turn(share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     turns: list[list[Reply]] = []
-    for model in (open_model(), open_model("cpu")):
+    for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         generator = generator_of(model, 400, past_present_share_buffer=share)
         turns.append([reply(generator, prompts[0], 20), reply(generator, prompts[1], 20)])
     for ours, theirs in zip(*turns, strict=True):
@@ -113,10 +121,13 @@ def test_a_second_turn(share: bool, open_model: Callable[..., Any], prompts: lis
             break
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_rewind(share: bool, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
+def test_rewind(
+    share: bool, kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+) -> None:
     replies = []
-    for model in (open_model(), open_model("cpu")):
+    for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         generator = generator_of(model, 400, past_present_share_buffer=share)
         reply(generator, long_prompt, 20)
         generator.rewind_to(100)
@@ -138,19 +149,23 @@ def batch(model: Any, sequences: list[Tokens], **options: Any) -> list[Tokens]:
     return [generator.get_sequence(i).tolist()[longest:] for i in range(len(sequences))]
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_batch_of_different_lengths(share: bool, open_model: Callable[..., Any], held_out: Tokens) -> None:
+def test_a_batch_of_different_lengths(
+    share: bool, kv_dtype: str, open_model: Callable[..., Any], held_out: Tokens
+) -> None:
     """Each row of a batch continues as ONNX Runtime's CPU provider continues it alone."""
     sequences = [held_out[:150], held_out[300:340], held_out[500:507]]
-    ours = batch(open_model(), sequences, past_present_share_buffer=share)
+    ours = batch(open_model(kv_dtype=kv_dtype), sequences, past_present_share_buffer=share)
     for sequence, tokens in zip(sequences, ours, strict=True):
-        assert_same(Reply(tokens, []), generate(open_model("cpu"), sequence))
+        assert_same(Reply(tokens, []), generate(open_model("cpu", kv_dtype=kv_dtype), sequence))
 
 
-def test_beams(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+@pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
+def test_beams(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
     """Beams reorder the cache's rows between steps."""
     found = []
-    for model in (open_model(), open_model("cpu")):
+    for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         parameters = og.GeneratorParams(model)
         parameters.set_search_options(do_sample=False, num_beams=3, max_length=len(prompts[2]) + 24)
         generator = og.Generator(model, parameters)

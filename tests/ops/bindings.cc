@@ -27,7 +27,7 @@ std::map<std::string, std::int64_t> attention_plan(
     const std::map<std::string, std::int64_t>& machine) {
   const flownpu::cpu::AttentionPlan plan = flownpu::cpu::plan_attention(
       {shape.at("batch"), shape.at("kv_heads"), shape.at("heads_per_group"), shape.at("head_size"),
-       shape.at("tokens"), shape.at("total"), shape.at("window"), shape.at("cache_element")},
+       shape.at("tokens"), shape.at("total"), shape.at("window"), shape.at("row_bytes")},
       {machine.at("threads"), machine.at("cache_bytes"), machine.at("few_rows"),
        machine.at("block_rows"), machine.at("element")});
   return {{"few", plan.few ? 1 : 0}, {"tile_tokens", plan.tile_tokens}, {"tiles", plan.tiles},

@@ -188,6 +188,8 @@ def test_folder_refused(optimum_exports: dict[str, Path], folded: dict[str, Path
         convert(folded["vit"], tmp_path / "output")
     with pytest.raises(ConversionError, match="a KV cache in float32 that grows"):
         convert(optimum_exports["llama"], tmp_path / "output", kv_dtype="fp16")
+    with pytest.raises(ConversionError, match="float32 that grows"):
+        convert(optimum_exports["llama"], tmp_path / "output", kv_dtype="int8")
     with pytest.raises(ConversionError, match="expected a context length of 1 to 512, got 513"):
         convert(optimum_exports["llama"], tmp_path / "output", context_length=513)
     source = tmp_path / "parts"

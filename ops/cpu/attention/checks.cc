@@ -78,12 +78,16 @@ void check_past(const AttentionAttributes& attributes, const AttentionCall& call
   const Tensor& past = call.input(kPastKey);
   if (!past.present()) return;
   const Shape& shape = past.shape;
+  const std::int64_t columns = cache_columns(past.type, attributes.head_size);
   if (shape.rank() != 4 || shape[0] != call.batch || shape[1] != attributes.kv_heads ||
-      shape[2] > kMostPositions || shape[3] != attributes.head_size ||
+      shape[2] > kMostPositions || shape[3] != columns ||
       !(call.input(kPastValue).shape == shape)) {
     fail("[", attributes.name, "] expected past_key and past_value of shape [", call.batch, ",",
-         attributes.kv_heads, ",?,", attributes.head_size, "], got ", to_string(shape), " and ",
-         to_string(call.input(kPastValue).shape));
+         attributes.kv_heads, ",?,", columns, "], got ", to_string(shape), " and ",
+         to_string(call.input(kPastValue).shape),
+         past.type == DataType::kInt8 ? ": a row of an int8 cache is head_size codes and 4 bytes"
+                                        " of scale (is head_size in genai_config.json that?)"
+                                      : "");
   }
 }
 

@@ -80,8 +80,7 @@ AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine
   const std::int64_t whole = shape.batch * shape.kv_heads * plan.tiles;
   const std::int64_t wanted =
       machine.threads > 1 ? machine.threads * (plan.few ? kFewTasksPerThread : kTasksPerThread) : 1;
-  const std::int64_t part_keys =
-      std::max<std::int64_t>(1, kPartBytes / (2 * shape.head_size * shape.cache_element));
+  const std::int64_t part_keys = std::max<std::int64_t>(1, kPartBytes / (2 * shape.row_bytes));
   plan.parts = 1;
   // Merging costs a pass over the numerators: only where there are not half as many tasks.
   if (whole <= wanted / 2) {

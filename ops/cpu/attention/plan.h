@@ -19,8 +19,8 @@ struct AttentionShape {
   std::int64_t total;
   // W, or 0 for none.
   std::int64_t window;
-  // Bytes of an element of K and V in the cache.
-  std::int64_t cache_element;
+  // Bytes of a row of K, or of V, in the cache.
+  std::int64_t row_bytes;
 };
 
 struct AttentionMachine {

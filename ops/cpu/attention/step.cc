@@ -14,19 +14,20 @@ namespace {
 
 constexpr auto kOptional = Presence::kOptional;
 
-// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D head size, R
-// positions of the RoPE tables. What is cut into slices with the prompt has '?' for its tokens.
+// B batch, S tokens of the prompt, G KV heads, P positions that past has room for, D elements of
+// its rows, R positions of the RoPE tables. What is cut into slices with the prompt has '?' for its
+// tokens.
 constexpr Port kInputs[] = {
     {.name = "query", .types = kFloat, .shape = "[B,?,?]"},
     {.name = "key", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
     {.name = "value", .types = kFloat, .presence = kOptional, .shape = "[B,?,K]"},
     {.name = "past_key",
-     .types = kFloats,
+     .types = kCacheTypes,
      .presence = kOptional,
      .shape = "[B,G,P,D]",
      .type_letter = 'C'},
     {.name = "past_value",
-     .types = kFloats,
+     .types = kCacheTypes,
      .presence = kOptional,
      .shape = "[B,G,P,D]",
      .type_letter = 'C'},
@@ -48,8 +49,8 @@ static_assert(std::size(kInputs) == kAttentionInputs && kInputs[kHeadSink].name 
               kInputs[kBidirectionalBlocks].name == "bidirectional_blocks");
 constexpr Port kOutputs[] = {
     {.name = "output", .types = kFloat},
-    {.name = "present_key", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
-    {.name = "present_value", .types = kFloats, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_key", .types = kCacheTypes, .presence = kOptional, .type_letter = 'C'},
+    {.name = "present_value", .types = kCacheTypes, .presence = kOptional, .type_letter = 'C'},
 };
 constexpr AttributeRule kAttributes[] = {
     required(count("num_heads", 1)),
@@ -131,7 +132,7 @@ AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
   call.capacity = attributes_.window_sized_cache ? call.past_capacity
                                                  : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
-  call.row_bytes = attributes_.head_size * static_cast<std::int64_t>(size_of(cache_type_));
+  call.row_bytes = cache_row_bytes(cache_type_, attributes_.head_size);
   return call;
 }
 
@@ -144,7 +145,7 @@ void FlowQKVAttention::plan(AttentionCall& call) const {
                        call.tokens,
                        call.total,
                        attributes_.window,
-                       static_cast<std::int64_t>(size_of(call.cache_type))};
+                       call.row_bytes};
   const AttentionMachine machine{context_.pool->threads(), cache_bytes_, kernels.few_rows,
                                  kernels.block_rows,
                                  kernels.attention_element(attributes_.head_size, call.cache_type)};
@@ -160,7 +161,8 @@ void FlowQKVAttention::infer(std::span<const Tensor> inputs, std::span<Shape> ou
   check_lengths(call);
   outputs[kOutput] = Shape{call.batch, call.tokens, attributes_.heads * attributes_.head_size};
   for (std::size_t i = kPresentKey; i < outputs.size(); ++i) {
-    outputs[i] = Shape{call.batch, attributes_.kv_heads, call.capacity, attributes_.head_size};
+    outputs[i] = Shape{call.batch, attributes_.kv_heads, call.capacity,
+                       cache_columns(call.cache_type, attributes_.head_size)};
   }
 }
 

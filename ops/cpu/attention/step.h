@@ -44,7 +44,7 @@ struct PartState {
   float* numerator;
 };
 
-// KV rows of one (batch, group): K and V, each [capacity][d] of the cache's type.
+// KV rows of one (batch, group): K and V, each [capacity] rows of the cache's type.
 struct KeyValueRows {
   std::byte* key;
   std::byte* value;
@@ -85,7 +85,7 @@ struct AttentionCall {
   std::int64_t past_capacity = 0;
   std::int64_t capacity = 0;
   DataType cache_type = DataType::kFloat32;
-  // Bytes of a row of K or V in the cache: d elements.
+  // Bytes of a row of K or V in the cache: d elements, and the scale of int8 ones.
   std::int64_t row_bytes = 0;
   AttentionPlan plan = {};
   // The most parts that the plan of a later step can have, as the cache fills up: memory is taken

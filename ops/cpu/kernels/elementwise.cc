@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/cpu/kernels/activations.h"
+#include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
 
@@ -147,6 +148,8 @@ void store_cache(const float* x, void* out, DataType type, std::int64_t n) {
       return store_bf16(x, out, n);
     case DataType::kFloat16:
       return store_as<Half>(x, out, n);
+    case DataType::kInt8:
+      return store_int8_row(x, out, n);
     default:
       return store_as<Float>(x, out, n);
   }

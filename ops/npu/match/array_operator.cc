@@ -88,6 +88,10 @@ ArrayOperator describe_attention(const Node& node) {
   if (masked && causal)
     fail(to_string(node),
          ": expected no attention_bias beside a causal mask, which the array's attention has not");
+  const Value* past = node.input(kPastKey);
+  if (past != nullptr && past->type == DataType::kInt8)
+    fail(to_string(node),
+         ": expected a KV cache in bf16, fp16 or fp32, got int8, which the array does not read");
   const std::int64_t heads = node.required_integer("num_heads");
   const std::int64_t head_size = node.required_integer("head_size");
   Node sizes = sizes_of(node);

@@ -191,6 +191,9 @@ void Matcher::check_attention(const Node& attention) const {
                            : first_blocks != nullptr && blocks->name == first_blocks->name,
          "bidirectional_blocks of all layers to be the same value, or none of any");
   const Value& past = attention.inputs[kPastKey];
+  expect(past.type != DataType::kInt8,
+         "a KV cache in bf16, fp16 or fp32, got int8: the array's is in bf16 (convert with "
+         "--kv-dtype bf16)");
   expect(!past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,
          "a batch of one: the array computes one sequence");
 }

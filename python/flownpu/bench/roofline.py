@@ -110,6 +110,9 @@ def _layer(node: Any, past_key: Any, head_size: int) -> tuple[int, int]:
     heads = node.attributes["kv_num_heads"].as_int()
     size = node.attributes["head_size"].as_int() if "head_size" in node.attributes else head_size
     window = node.attributes.get("local_window_size")
+    # A row of an int8 cache has its scale behind the head's elements: what the graph says of it is its size.
+    last = size if past_key.shape is None or len(past_key.shape) != 4 else past_key.shape[3]
+    size = last if isinstance(last, int) else size
     # Keys and values.
     return 2 * heads * size * past_key.dtype.itemsize, -1 if window is None else window.as_int()
 

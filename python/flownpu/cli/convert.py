@@ -17,7 +17,10 @@ from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
 from flownpu.model.folder import MANIFEST, read_json
 
-KvDtypeOption = Annotated[Literal["bf16", "fp16", "fp32"], typer.Option("--kv-dtype", help="Type of the KV cache.")]
+KvDtypeOption = Annotated[
+    Literal["bf16", "fp16", "fp32", "int8"],
+    typer.Option("--kv-dtype", help="Type of the KV cache; int8 has a scale for each head and token."),
+]
 LogitsOption = Annotated[
     Literal["last", "all"], typer.Option("--logits", help="Logits of the last token only, or of all tokens.")
 ]

@@ -37,7 +37,7 @@ def convert(
         source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
             model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
         output: the folder to make.
-        kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32"; of an optimum export it stays float32.
+        kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; of an optimum export it stays float32.
         logits: of the "last" token of each row, or of "all"; of an optimum export always of all.
         sliding_window_cache: layers with a window keep a cache of the window's size, which cannot be rewound once it
             is full.

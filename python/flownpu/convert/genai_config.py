@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.settings import Settings
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.registration import get_ep_name
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def genai_config(
     decoder: Decoder,
     *,
     filename: str = "model.onnx",
+    kv_dtype: str = "bf16",
     sliding_window_cache: bool = False,
     paged: bool = False,
     generation: Mapping[str, Any] | None = None,
@@ -53,6 +55,7 @@ def genai_config(
     Args:
         decoder: the model's decoder.
         filename: the graph's file.
+        kv_dtype: the type of the KV cache, a key of KV_DTYPES.
         sliding_window_cache: whether the graph was written so that layers with a window keep a cache of its size.
         paged: whether it was written for the engine, with a KV cache in blocks.
         generation: the checkpoint's generation_config.json, for the defaults of sampling.
@@ -74,7 +77,8 @@ def genai_config(
             "filename": filename,
             "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{get_ep_name(): {}}]},
             "hidden_size": decoder.hidden_size,
-            "head_size": decoder.head_size,
+            # What GenAI takes the KV cache's last axis from, and nothing else.
+            "head_size": cache_columns(KV_DTYPES[kv_dtype], decoder.head_size),
             "num_attention_heads": decoder.heads,
             "num_key_value_heads": decoder.kv_heads,
             "num_hidden_layers": len(decoder.layers),

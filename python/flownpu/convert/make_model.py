@@ -137,7 +137,7 @@ def make_model(
     Args:
         shape: a key of SHAPES, such as "gemma3-1b".
         output: folder to make.
-        kv_dtype: the type of the KV cache, "bf16", "fp16" or "fp32".
+        kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8".
         sliding_window_cache: layers with a window keep a cache of the window's size.
         paged: for GenAI's engine, with a KV cache in blocks.
         context_length: positions that the model is made for; None: the shape's own, but no more than 40960.

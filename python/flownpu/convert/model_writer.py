@@ -16,11 +16,12 @@ import onnx_ir as ir
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
-from flownpu.convert.graph.decoder import KV_DTYPES, Logits, build_model, rotary_cache_names
+from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_names
 from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import ProjectionWeight, embedding_table, weight_plan
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,7 +47,7 @@ class ModelOptions:
     """The choices of a conversion that are not the checkpoint's."""
 
     kv_dtype: str = "bf16"
-    """The type of the KV cache: "bf16", "fp16" or "fp32"."""
+    """The type of the KV cache: "bf16", "fp16", "fp32", or "int8", rows with a scale each."""
     logits: Logits = "last"
     """Whose logits a run yields: each row's last token's, or all tokens'."""
     sliding_window_cache: bool = False
@@ -65,6 +66,12 @@ class ModelOptions:
             raise ConversionError(
                 "a paged model has the logits of last tokens only, and a KV cache of all tokens: leave --logits and "
                 "--sliding-window-cache out, or --paged"
+            )
+
+        if self.paged and self.kv_dtype == "int8":
+            raise ConversionError(
+                "a paged model keeps its KV cache in bf16, fp16 or fp32, not in int8: leave --kv-dtype int8 out, or "
+                "--paged"
             )
 
     def as_dict(self) -> dict[str, Any]:
@@ -154,6 +161,7 @@ def write_model(
     settings = genai_config(
         decoder,
         filename=_GRAPH_FILE,
+        kv_dtype=options.kv_dtype,
         sliding_window_cache=options.sliding_window_cache,
         paged=options.paged,
         generation=generation,

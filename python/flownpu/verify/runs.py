@@ -32,6 +32,7 @@ _TYPES = {
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
 }
 # Rows of the LM head that are quantised at once: 64 MB of 2048 columns.
 _ROWS = 8192

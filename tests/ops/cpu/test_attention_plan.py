@@ -18,7 +18,7 @@ SHAPE = {
     "tokens": 1,
     "total": 4096,
     "window": 0,
-    "cache_element": 2,
+    "row_bytes": 512,
 }
 
 
@@ -27,6 +27,7 @@ SHAPE = {
 def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> None:
     kv_heads, per_group, head_size = group
     shape = {**SHAPE, "kv_heads": kv_heads, "heads_per_group": per_group, "head_size": head_size, "tokens": tokens}
+    shape["row_bytes"] = 2 * head_size
     for threads, cache_bytes, window in product((1, 2, 16, 64), (256 << 10, 1 << 20, 2 << 20), (0, 512)):
         machine = {**MACHINE, "threads": threads, "cache_bytes": cache_bytes}
         plan = testing.attention_plan({**shape, "window": window}, machine)
@@ -46,7 +47,7 @@ def test_a_plan_covers_the_work(group: tuple[int, int, int], tokens: int) -> Non
         # Parts are worth handing out: 128 KB of K and V each.
         if plan["parts"] > 1:
             seen = min(4096, window + plan["tile_tokens"] - 1) if window else 4096
-            assert seen / plan["parts"] * 2 * head_size * SHAPE["cache_element"] >= 128 << 10
+            assert seen / plan["parts"] * 2 * shape["row_bytes"] >= 128 << 10
             assert kv_heads * plan["tiles"] <= threads * (4 if plan["few"] else 2)
 
 

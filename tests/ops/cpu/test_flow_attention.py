@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from flownpu.ops.definitions import flow_qkv_attention
+from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
 from tests.ops.device import ISAS, Node, run
 
 EPSILON = 2.0**-24
-CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 # Half an ulp, relative: what rounding to the cache's type may change when float32 and float64 round apart.
-CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+# That of int8 is relative to the largest of a row.
+CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
+# A query, or a chunk's factors, in steps of a 32767th of the largest, where few queries look into an int8 cache: half.
+WORDS_EPSILON = 0.5 / 32767
 H, G, D = 4, 2, 64
 SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}
 # Where several queries look into a bf16 cache with AVX-512, queries and probabilities are rounded to bf16: half an ulp.
@@ -25,7 +29,17 @@ PAIRS_EXP = 2.7e-6
 
 
 def multiplies_pairs(cache: str, isa: str) -> bool:
-    return cache == "bfloat16" and isa == "avx512"
+    return cache in ("bfloat16", "int8") and isa == "avx512"
+
+
+def stored(rows: np.ndarray, cache: str) -> np.ndarray:
+    """Rows [.., d] as a cache of that type has them."""
+    return quantise_rows(rows) if cache == "int8" else rows.astype(CACHE_TYPES[cache])
+
+
+def loaded(cache: np.ndarray) -> np.ndarray:
+    """What a cache stands for, in float64."""
+    return (dequantise_rows(cache) if cache.dtype == np.int8 else cache).astype(np.float64)
 
 
 def rope_tables(positions: int = 512, head_size: int = D) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +85,7 @@ class Conversation:
         # Sinks of the size of scores, far above and far below them.
         self.sinks = np.resize(np.array([0.5, 200, -200, 3], np.float32), h) if sink else None
         shape = (batch, g, capacity, d)
-        self.past = [np.zeros(shape, CACHE_TYPES[cache]) for _ in range(2)]
+        self.past = [stored(np.zeros(shape), cache) for _ in range(2)]
         self.lengths = np.zeros(batch, np.int64)
         # The longest key so far.
         self.key_norm = 0.0
@@ -141,7 +155,7 @@ class Conversation:
         product of a score is off by half an ulp of the query, and each probability by as much and by the
         exponential's error, in the numerator and in the denominator. Where rounding to the cache's type falls the
         other way, which happens to one element in thousands (two in a key are allowed for), a key's or value's
-        element is off by an ulp.
+        element is off by an ulp. int8 rounds queries and weights as FewInt8 (few_int8.h) says, where few look.
         """
         h, g, d = self.heads
         scale = self.attributes.get("scale", 0.0) or d**-0.5
@@ -158,6 +172,13 @@ class Conversation:
         if multiplies_pairs(self.cache, self.isa) and query.shape[1] > 1:
             score += scale * PAIRS_EPSILON * norm
             weight += 2 * (PAIRS_EPSILON + PAIRS_EXP)
+            if self.cache == "int8":  # whose keys and values are rounded to bf16 as well
+                score += scale * PAIRS_EPSILON * norm
+                weight += PAIRS_EPSILON
+        elif self.cache == "int8":
+            score += scale * WORDS_EPSILON * float(np.sqrt(d)) * norm
+            # A sum of at most `keys` factors, each off by that of the largest.
+            weight += WORDS_EPSILON * keys
         return float(np.abs(query).max()) * (2 * score + weight + flips)
 
     def check_present(self, present: list[np.ndarray | None], expected: list[np.ndarray]) -> None:
@@ -169,9 +190,13 @@ class Conversation:
                 kept = int(length)
                 if self.attributes.get("sliding_window_cache"):
                     kept = flow_qkv_attention.resident_tokens(kept, ours.shape[2], self.attributes["local_window_size"])
-                a, e = (x[b, :, :kept].astype(np.float64) for x in (ours, theirs))
-                # RoPE and norm: some 16 roundings of the largest element; then at most one ulp of the cache's type.
-                bound = 16 * EPSILON * np.abs(e).max() + 2 * CACHE_EPSILON[self.cache] * np.abs(e)
+                a, e = (loaded(x[b, :, :kept]) for x in (ours, theirs))
+                # RoPE and norm: some 16 roundings of the largest element; then at most one ulp of the cache's type,
+                # which of int8 is a code, and a bit of bf16 of the scale.
+                ulp = 2 * CACHE_EPSILON[self.cache] * np.abs(e)
+                if self.cache == "int8":
+                    ulp = (2 * CACHE_EPSILON["int8"] + 2.0**-8) * np.abs(e).max(-1, initial=0, keepdims=True)
+                bound = 16 * EPSILON * np.abs(e).max(initial=0) + ulp
                 assert np.all(np.abs(a - e) <= bound)
 
 
@@ -196,7 +221,7 @@ def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, 300])
 def test_a_long_cache_is_merged_from_parts(isa: str, cache: str, window: int) -> None:
     """One and several queries on top of a past that is several parts of keys long."""
@@ -236,7 +261,7 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
     query[..., -G * D :] += 4
     keys, values = (rng.standard_normal((1, G, past, D), dtype=np.float32) + mean for mean in (0, 4))
     bias = rng.standard_normal((1, H, tokens, total), dtype=np.float32) if softcap else None
-    inputs = [query, None, None, *(array.astype(CACHE_TYPES[cache]) for array in (keys, values))]
+    inputs = [query, None, None, *(stored(array, cache) for array in (keys, values))]
     inputs += [np.array([total - 1], np.int32), np.array(total, np.int32), None, None, None, bias]
     sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "softcap": softcap}
     options = {"cpu_isa": isa, "threads": "2"}
@@ -249,7 +274,9 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
     for head in range(H):
         q = query[0, :, head * D : (head + 1) * D] * np.float32(D**-0.5)
         q = (q * unit).astype(ml_dtypes.bfloat16).astype(np.float64) / unit if pairs else q.astype(np.float64)
-        k, v = (array[0, head * G // H].astype(np.float64) for array in (keys, values))
+        k, v = (loaded(array[0, head * G // H]) for array in (keys, values))
+        if pairs:  # of int8; a bf16 cache is so
+            k, v = (array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (k, v))
         scores = q @ k.T
         if bias is not None:
             scores = softcap * np.tanh(scores / softcap) + bias[0, head]
@@ -263,11 +290,16 @@ def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> N
         bound = (2 * score_error + (total + 32) * EPSILON) * np.abs(v).max()
         if pairs:
             bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
+        elif cache == "int8" and tokens == 1:
+            # A query's elements, and a key's factor times its scale, are off by half a step each: of codes up to 127,
+            # no more than of max|v|.
+            words = 2 * np.abs(q).max() * np.abs(k).sum(-1).max() + total * p.max()
+            bound = bound + WORDS_EPSILON * words * np.abs(v).max()
         assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("attributes", [{"softcap": 5.0}, {"scale": 0.5}, {"rotary_interleaved": 1}, {"causal": 0}])
 def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     talk = Conversation(capacity=0, isa=isa, cache=cache, **attributes)
@@ -351,7 +383,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, 64])
-@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 def test_a_ragged_batch(capacity: int, cache: str) -> None:
     talk = Conversation(capacity=capacity, cache=cache, batch=3, local_window_size=12)
     talk.turn(20, lengths=[20, 7, 1])
@@ -361,9 +393,10 @@ def test_a_ragged_batch(capacity: int, cache: str) -> None:
 
 @pytest.mark.parametrize("capacity", [16, 17, 23, 48])
 @pytest.mark.parametrize("turns", [(40, 1, 1, 30, 1), (3, 9, 8, 8, 1, 1, 1, 1), (16, 1, 1), (1,) * 60])
-def test_a_window_sized_cache(capacity: int, turns: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("cache", ["float", "int8"])
+def test_a_window_sized_cache(capacity: int, turns: tuple[int, ...], cache: str) -> None:
     """Evicts in steps of C - W + 1, for one token as for prompts longer than the cache."""
-    talk = Conversation(capacity=capacity, local_window_size=16, sliding_window_cache=1)
+    talk = Conversation(capacity=capacity, cache=cache, local_window_size=16, sliding_window_cache=1)
     for tokens in turns:
         talk.turn(tokens)
 
@@ -382,9 +415,10 @@ def test_a_ragged_batch_in_a_window_sized_cache() -> None:
         talk.turn(1)
 
 
-def test_rewind() -> None:
+@pytest.mark.parametrize("cache", ["float", "int8"])
+def test_rewind(cache: str) -> None:
     """Fewer tokens so far than before: what lies behind them in the shared cache no longer counts."""
-    talk = Conversation(capacity=64)
+    talk = Conversation(capacity=64, cache=cache)
     talk.turn(30)
     talk.lengths = np.array([12])
     talk.turn(1)
@@ -488,7 +522,8 @@ def test_half_a_cache_is_written(kept: int) -> None:
 def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache: str, tokens: int) -> None:
     """Its scores are then all the lowest float, below which nothing moves them, and softmax gives equal weights.
 
-    The masked queries' outputs are the values' mean; PAIRS_EPSILON each for the probabilities and what they sum to.
+    The masked queries' outputs are the values' mean; PAIRS_EPSILON each for the probabilities and what they sum to, and
+    for int8 values, which are rounded to bf16.
     The others are as they would be without the mask, to the bit.
     """
     rng = np.random.default_rng(5)
@@ -498,7 +533,7 @@ def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache
     inputs = [query, *[None] * 9, bias]
     sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "causal": 0}
     options = {"cpu_isa": isa, "threads": "2"}
-    inputs[3:5] = [np.zeros((1, G, 0, D), CACHE_TYPES[cache]) for _ in range(2)]
+    inputs[3:5] = [stored(np.zeros((1, G, 0, D)), cache) for _ in range(2)]
     node = Node("FlowQKVAttention", inputs, ("float", cache, cache), options=options, **sizes)
     plain, *_ = node(*inputs)
     bias[:, :, masked] = np.finfo(np.float32).min
@@ -506,9 +541,11 @@ def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache
     assert output is not None
     assert plain is not None
     assert values is not None
-    v = np.repeat(values[0].astype(np.float64), H // G, axis=0)
+    v = np.repeat(loaded(values[0]), H // G, axis=0)
     error = np.abs(output[0, masked].reshape(-1, H, D) - v.mean(1))
     weight = 2 * PAIRS_EPSILON if multiplies_pairs(cache, isa) and tokens > 1 else (tokens + 4) * EPSILON
+    if cache == "int8":
+        weight += PAIRS_EPSILON if weight > PAIRS_EPSILON else 2 * WORDS_EPSILON
     assert np.all(error <= weight * np.abs(v).mean(1))
     np.testing.assert_array_equal(output[0, ~masked], plain[0, ~masked])
 

@@ -92,9 +92,9 @@ def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, int], mess
         ),
         ({}, "float16", "present.* float, .*got float16"),
         (
-            {name: zeros(B, G, CAPACITY, D, dtype=np.int8) for name in ("past_key", "past_value")},
-            "int8",
-            "expected .*float16.*, got int8",
+            {name: zeros(B, G, CAPACITY, D, dtype=np.uint8) for name in ("past_key", "past_value")},
+            "uint8",
+            "expected .*float16.*, got uint8",
         ),
         ({"seqlens_k": None}, "float", "expected both seqlens_k and total_sequence_length or neither"),
         ({"seqlens_k": zeros(B, dtype=np.int64)}, "float", "seqlens_k.* int32, got int64"),

@@ -28,6 +28,9 @@ from tests.ops.stock_onnxruntime import run as run_stock
 H, G, D = 4, 2, 64
 ROWS = 8  # of a block
 
+# Blocks of int8 rows are not taken.
+POOL_TYPES = tuple(name for name in CACHE_TYPES if name != "int8")
+
 
 @dataclasses.dataclass
 class Sequence:
@@ -174,7 +177,7 @@ def check_caches(pool: Pool, expected: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 20}, {"softcap": 5.0}, {"scale": 0.05}])
-@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     """A prompt, a part of one and a single token in one call, after calls that left a past."""
@@ -190,7 +193,7 @@ def test_mixed_calls(isa: str, cache: str, attributes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("window", [-1, 20, 300])
-@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("cache", POOL_TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_alone_or_in_a_crowd(isa: str, cache: str, window: int) -> None:
     """The same bits: of a prompt in one call or in pieces, alone or beside others, in whichever blocks."""

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What flow_qkv_attention.h multiplies with AVX-512 where the cache is bf16: pairs of bf16, of a
-// head's elements in Q K^T and of keys in F V.
+// What flow_qkv_attention.h multiplies with AVX-512 where the cache is bf16 or int8: pairs of bf16,
+// of a head's elements in Q K^T and of keys in F V.
 //
 // Queries (after scaling) and F are rounded to bf16, as on the papers' NPU; sums, the maximum, exp
-// and the denominator, which is the sum of the rounded F, are f32.
+// and the denominator, which is the sum of the rounded F, are f32. An int8 cache's elements, scale
+// * code, are rounded to bf16 as well.
 #pragma once
 
 #include <immintrin.h>
@@ -13,6 +14,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/attention/cache_row.h"
+#include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -98,6 +100,54 @@ struct BFloat16Pairs {
       _mm512_storeu_si512(out + i, _mm512_or_si512(widen(low + i), second));
     }
     for (; i < d; ++i) out[i] = low[i] | (std::uint32_t{high[i]} << 16);
+  }
+};
+
+// An int8 cache's rows become bf16 once a chunk, for all blocks of queries.
+struct Int8AsBFloat16Pairs : BFloat16Pairs {
+  static constexpr bool kConvertsKeys = true;
+
+  // kLanes elements of a row, as bf16.
+  static __m256i load_bf16(const std::int8_t* x, float scale) {
+    return (__m256i)_mm512_cvtneps_pbh(Int8::load_vector(x) * broadcast(scale));
+  }
+  static std::uint16_t load_one(const std::int8_t* x, float scale) {
+    return bf16_from_float(Int8::load_one(x) * scale);
+  }
+
+  static void convert_key(const AttentionSweep& sweep, std::int64_t key, std::uint32_t* out) {
+    const std::byte* row = cache_row(sweep, sweep.key, key);
+    const auto* codes = reinterpret_cast<const std::int8_t*>(row);
+    const float scale = int8_row_scale(row, sweep.head_size);
+    auto* elements = reinterpret_cast<std::byte*>(out);
+    std::int64_t i = 0;
+    for (; i + kLanes <= sweep.head_size; i += kLanes) {
+      const __m256i rounded = load_bf16(codes + i, scale);
+      std::memcpy(elements + i * 2, &rounded, sizeof(rounded));
+    }
+    for (; i < sweep.head_size; ++i) {
+      const std::uint16_t rounded = load_one(codes + i, scale);
+      std::memcpy(elements + i * 2, &rounded, sizeof(rounded));
+    }
+  }
+
+  static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
+                           std::uint32_t* out) {
+    const std::byte* first = cache_row(sweep, sweep.value, key);
+    const std::byte* second = key + 1 < end ? cache_row(sweep, sweep.value, key + 1) : first;
+    const auto* low = reinterpret_cast<const std::int8_t*>(first);
+    const auto* high = reinterpret_cast<const std::int8_t*>(second);
+    const float low_scale = int8_row_scale(first, sweep.head_size);
+    const float high_scale = int8_row_scale(second, sweep.head_size);
+    std::int64_t i = 0;
+    for (; i + kLanes <= sweep.head_size; i += kLanes) {
+      const __m512i one = _mm512_cvtepu16_epi32(load_bf16(low + i, low_scale));
+      const __m512i other = _mm512_cvtepu16_epi32(load_bf16(high + i, high_scale));
+      _mm512_storeu_si512(out + i, _mm512_or_si512(one, _mm512_slli_epi32(other, 16)));
+    }
+    for (; i < sweep.head_size; ++i) {
+      out[i] = load_one(low + i, low_scale) | (std::uint32_t{load_one(high + i, high_scale)} << 16);
+    }
   }
 };
 

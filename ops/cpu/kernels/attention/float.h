@@ -7,6 +7,7 @@
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/attention/cache_row.h"
+#include "ops/cpu/kernels/int8_row.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -54,9 +55,11 @@ struct FloatProducts {
 
   static void convert(const std::byte* row, std::int64_t d, float* out) {
     const auto* from = reinterpret_cast<const typename Type::Element*>(row);
+    // Times 1 nothing changes, not even what is not finite.
+    const float scale = std::is_same_v<Type, Int8> ? int8_row_scale(row, d) : 1.0F;
     std::int64_t i = 0;
-    for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i));
-    for (; i < d; ++i) out[i] = Type::load_one(from + i);
+    for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i) * scale);
+    for (; i < d; ++i) out[i] = Type::load_one(from + i) * scale;
   }
   static void convert_key(const AttentionSweep& sweep, std::int64_t key, float* out) {
     convert(cache_row(sweep, sweep.key, key), sweep.head_size, out);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "ops/cpu/kernels/attention/few_int8.h"
 #include "ops/cpu/kernels/attention/float.h"
 #include "ops/cpu/kernels/attention/flow_kv_attention.h"
 #include "ops/cpu/kernels/attention/flow_qkv_attention.h"
@@ -21,6 +22,8 @@ void sweep_few(const AttentionSweep& sweep) {
       return FewRows<BFloat16>(sweep).run();
     case DataType::kFloat16:
       return FewRows<Half>(sweep).run();
+    case DataType::kInt8:
+      return FewInt8(sweep).run();
     default:
       return FewRows<Float>(sweep).run();
   }
@@ -39,7 +42,7 @@ bool any_not_finite(const float* x, std::int64_t n) {
 // A head of odd size does not fall into pairs.
 bool takes_pairs([[maybe_unused]] std::int64_t head_size, [[maybe_unused]] DataType cache_type) {
 #if defined(__AVX512BF16__)
-  return cache_type == DataType::kBFloat16 && head_size % 2 == 0;
+  return (cache_type == DataType::kBFloat16 || cache_type == DataType::kInt8) && head_size % 2 == 0;
 #else
   return false;
 #endif
@@ -50,13 +53,18 @@ template <typename Function>
 auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_type,
                      const Function& function) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(head_size, cache_type)) return function.template operator()<BFloat16Pairs>();
+  if (takes_pairs(head_size, cache_type)) {
+    if (cache_type == DataType::kInt8) return function.template operator()<Int8AsBFloat16Pairs>();
+    return function.template operator()<BFloat16Pairs>();
+  }
 #endif
   switch (cache_type) {
     case DataType::kBFloat16:
       return function.template operator()<FloatProducts<BFloat16>>();
     case DataType::kFloat16:
       return function.template operator()<FloatProducts<Half>>();
+    case DataType::kInt8:
+      return function.template operator()<FloatProducts<Int8>>();
     default:
       return function.template operator()<FloatProducts<Float>>();
   }
@@ -64,7 +72,7 @@ auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_typ
 
 void sweep_many(const AttentionSweep& sweep) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(sweep.head_size, sweep.cache_type) && FewPairs::takes(sweep))
+  if (sweep.cache_type == DataType::kBFloat16 && FewPairs::takes(sweep))
     return FewPairs(sweep).run();
 #endif
   with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
@@ -76,8 +84,6 @@ void sweep_many(const AttentionSweep& sweep) {
 // Row r, by itself, over the keys that it sees.
 void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
   const std::int64_t first = sweep.first_key[r];
-  const std::int64_t row_bytes =
-      sweep.head_size * static_cast<std::int64_t>(size_of(sweep.cache_type));
   constexpr std::int32_t kFirst = 0;
   const std::int32_t last = std::max(sweep.last_key[r] - sweep.first_key[r], 0);
   AttentionSweep alone = sweep;
@@ -92,8 +98,8 @@ void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
     alone.keys = sweep.last_key[r];
     return sweep_many(alone);
   }
-  alone.key = static_cast<const std::byte*>(sweep.key) + first * row_bytes;
-  alone.value = static_cast<const std::byte*>(sweep.value) + first * row_bytes;
+  alone.key = static_cast<const std::byte*>(sweep.key) + first * sweep.row_bytes;
+  alone.value = static_cast<const std::byte*>(sweep.value) + first * sweep.row_bytes;
   alone.keys = last;
   alone.first_key = &kFirst;
   alone.last_key = &last;

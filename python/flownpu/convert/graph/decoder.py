@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from flownpu.convert.graph.embedding import EmbeddingWriter
 from flownpu.convert.weights import ProjectionWeight, weight_plan
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder, Layer, Rotary
 
-__all__ = ["KV_DTYPES", "DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
+__all__ = ["DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
 
 Logits = Literal["last", "all"]
-
-KV_DTYPES = {"bf16": ir.DataType.BFLOAT16, "fp16": ir.DataType.FLOAT16, "fp32": ir.DataType.FLOAT}
 
 
 def rotary_cache_names(index: int) -> tuple[str, str]:
@@ -316,7 +315,7 @@ class _Writer(DecoderWriter):
     def _cache_shape(self) -> list[int | str | None]:
         # The capacity has no name: ORT takes equal names in and out for equal sizes, and would have the definition's
         # GroupQueryAttention write a present that has grown into the memory of the past.
-        return ["batch_size", self.decoder.kv_heads, None, self.decoder.head_size]
+        return ["batch_size", self.decoder.kv_heads, None, cache_columns(self.kv_dtype, self.decoder.head_size)]
 
     def _attend(
         self,

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.decoder import KV_DTYPES, DecoderWriter
+from flownpu.convert.graph.decoder import DecoderWriter
+from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,6 +7,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
+
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
@@ -15,15 +17,15 @@ from flownpu.convert.sources.huggingface import TOKENIZER_FILES
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites import rewrite
+from flownpu.graph_rewrites.node import PAST_KEY, attribute_int
 from flownpu.graph_rewrites.sliding_window_cache import set_windows, windows
 from flownpu.model.folder import check_genai_config, onnx_path
+from flownpu.ops.definitions.kv_dtypes import cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from flownpu.registration import get_ep_name
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import onnx_ir as ir
 
     from flownpu.convert.model_writer import ModelOptions
     from flownpu.convert.request import Request
@@ -138,6 +140,16 @@ def _check_rewritten(path: Path, report: Report) -> None:
         _log.warning("%s: %s", path, line)
 
 
+def _set_cache_columns(decoder: dict[str, Any], model: ir.Model) -> None:
+    """An int8 cache's row is longer than a head; GenAI allocates what head_size says, and uses it for nothing else."""
+    for node in model.graph:
+        if (node.domain, node.op_type) == (DOMAIN, "FlowQKVAttention"):
+            past = node.inputs[PAST_KEY]
+            if past is not None and past.dtype == ir.DataType.INT8:
+                decoder["head_size"] = cache_columns(past.dtype, attribute_int(node, "head_size"))
+                return
+
+
 def _edited(
     config: dict[str, Any], source: Path, model: ir.Model, options: ModelOptions, context_length: int | None
 ) -> dict[str, Any]:
@@ -147,6 +159,7 @@ def _edited(
     decoder = settings["decoder"]
     decoder["filename"] = GRAPH_FILE
     decoder.setdefault("session_options", {})["provider_options"] = [{get_ep_name(): {}}]
+    _set_cache_columns(decoder, model)
     section = decoder.get("sliding_window") or {}
     windowed = windows(model)
     if options.sliding_window_cache and windowed:

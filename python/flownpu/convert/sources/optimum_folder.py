@@ -40,7 +40,7 @@ def convert_optimum_folder(request: Request) -> None:
     """
     check_output(request.output, force=request.force)
     source, options = request.source, request.options
-    if options.sliding_window_cache or options.kv_dtype == "fp16":
+    if options.sliding_window_cache or options.kv_dtype in ("fp16", "int8"):
         raise ConversionError(
             f"{source}: optimum feeds a KV cache in float32 that grows with every token; convert it without "
             "--sliding-window-cache and --kv-dtype"

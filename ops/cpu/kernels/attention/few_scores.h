@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of few rows (flow_kv_attention.h, few_int8.h) share: the shape of their tiles,
+// sums across lanes, and the softmax of a chunk of scores.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// As many rows as a tile's scores have registers for when it is passed twice over the keys in L1;
+// with more, attend_many multiplies less.
+constexpr std::int64_t kFewRows = 8;
+// Keys of a chunk: 16 KB of them, 32 of 256 bf16, so that they and their values lie in L1 (32 to
+// 48 KB); more of shorter keys, since each chunk ends in sums across the lanes.
+constexpr std::int64_t kFewKeysBytes = 16 * 1024;
+// How far ahead keys and values are prefetched once more. In L1 they are computed with at 45 to 60
+// GB/s, memory answers a core at 35: so up to a third of what is prefetched a chunk ahead is
+// dropped, and each such line would be waited for. 4 KB take some 100 ns, which is what a line
+// takes. With both, two threads of a Zen 5 read 1055 keys at 0.96 of the pure rate where it was
+// 0.84 (2 rows of 128; 4 rows of 64: 0.93 and 0.89, 4 rows of 256: 0.85 and 0.72). 2 KB and 8 KB
+// ahead were a few percent slower.
+constexpr std::int64_t kSoonBytes = 4 * 1024;
+constexpr std::int64_t kFewKeysLeast = 32;
+constexpr std::int64_t kFewKeysMost = 256;
+constexpr int kCacheLine = 64;
+
+// A tile of scores is ROWS rows x kLanes / ROWS keys, a vector of partial sums each: as many as a
+// vector has lanes, so that one tree sums them across lanes (16 of 32 registers with AVX-512, 8 of
+// 16 with AVX2).
+//
+// A tile of values is ROWS rows x kTileVectors / ROWS vectors of numerators: half of the registers
+// too; 8 keep two multipliers with a latency of 4 cycles busy.
+constexpr int kTileVectors = kLanes == 16 ? 16 : 8;
+
+// Where lane `lane` of what is added comes from, in a (0 .. kLanes - 1) or b (from kLanes on): with
+// DISTANCE 1 and 2 from the same four lanes, which processors move around faster than any others;
+// beyond, from groups of four. `odd`: the second addend.
+template <int DISTANCE>
+constexpr int addend(int lane, int odd) {
+  const int four = lane / 4;
+  if constexpr (DISTANCE == 1) {  // of each four: a b a b
+    return lane % 2 * kLanes + four * 4 + lane % 4 / 2 + 2 * odd;
+  } else if constexpr (DISTANCE == 2) {  // of each four: a a b b
+    return lane % 4 / 2 * kLanes + four * 4 + lane % 2 + 2 * odd;
+  } else {  // every other four of a, then of b
+    constexpr int kFours = std::max(kLanes / 8, 1);
+    return four / kFours * kLanes + (2 * (four % kFours) + odd) * 4 + lane % 4;
+  }
+}
+
+template <int DISTANCE, typename V, int... I>
+inline V add_pairs(V a, V b, std::integer_sequence<int, I...> /*lanes*/) {
+  return __builtin_shufflevector(a, b, addend<DISTANCE>(I, 0)...) +
+         __builtin_shufflevector(a, b, addend<DISTANCE>(I, 1)...);
+}
+
+// Lane i of the result is the sum over the lanes of sums[i]. V: Vector or Integers.
+template <typename V, int COUNT>
+inline V sum_each(const V (&sums)[COUNT]) {
+  if constexpr (COUNT == 1) {
+    return sums[0];
+  } else {
+    V half[COUNT / 2];  // Unrolled, or GCC keeps it and `sums` in memory.
+#pragma GCC unroll 8
+    for (int i = 0; i < COUNT / 2; ++i) {
+      half[i] = add_pairs<kLanes / COUNT>(sums[2 * i], sums[2 * i + 1],
+                                          std::make_integer_sequence<int, kLanes>());
+    }
+    return sum_each(half);
+  }
+}
+
+// Scores of a chunk of keys, and their softmax; what reads K and V derives from it.
+class FewScores {
+ protected:
+  static constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+  // `row_bytes`: of a key.
+  FewScores(const AttentionSweep& sweep, std::int64_t row_bytes)
+      : sweep_(sweep),
+        head_size_(sweep.head_size),
+        chunk_keys_(std::clamp(kFewKeysBytes / row_bytes / kAttentionKeyStep * kAttentionKeyStep,
+                               kFewKeysLeast, kFewKeysMost)) {}
+
+  void clear_state(std::int64_t row) const {
+    sweep_.maximum[row] = kNothing;
+    sweep_.denominator[row] = 0;
+    std::fill_n(sweep_.numerator[row], head_size_, 0.0F);
+  }
+
+  // Calls function.template operator()<ROWS>(row) for tiles of rows.
+  template <typename Function>
+  void each_tile(const Function& function) const {
+    std::int64_t row = 0;
+    for (; row + 4 <= sweep_.rows; row += 4) function.template operator()<4>(row);
+    if (row + 2 <= sweep_.rows) {
+      function.template operator()<2>(row);
+      row += 2;
+    }
+    if (row < sweep_.rows) function.template operator()<1>(row);
+  }
+
+  // A tile's rows of KEYS scores.
+  template <int KEYS, int ROW, int... J>
+  static void store_row(Vector tile, float* scores, std::integer_sequence<int, J...> /*keys*/) {
+    typedef float Row __attribute__((vector_size(KEYS * sizeof(float))));
+    const Row row = __builtin_shufflevector(tile, tile, (ROW * KEYS + J)...);
+    std::memcpy(scores + ROW * kFewKeysMost, &row, sizeof(row));
+  }
+  template <int KEYS, int... ROW>
+  static void store_rows(Vector tile, float* scores, std::integer_sequence<int, ROW...> /*rows*/) {
+    (store_row<KEYS, ROW>(tile, scores, std::make_integer_sequence<int, KEYS>()), ...);
+  }
+
+  // Softcap and bias of one row, in place.
+  void adjust(std::int64_t row, std::int64_t start, std::int64_t keys, float* scores) const {
+    for (std::int64_t j = 0; j < keys; ++j) {
+      if (sweep_.softcap > 0) scores[j] = sweep_.softcap * std::tanh(scores[j] / sweep_.softcap);
+      if (sweep_.bias != nullptr) scores[j] += sweep_.bias[row][start + j];
+    }
+  }
+
+  // Eq. 7-10 for one row: the scores become F, zero where the row does not look.
+  void softmax_row(std::int64_t row, std::int64_t start, std::int64_t keys) {
+    float* scores = scores_ + row * kFewKeysMost;
+    if (sweep_.softcap > 0 || sweep_.bias != nullptr) adjust(row, start, keys, scores);
+    // Minus infinity where the row does not look: exp makes it 0.
+    const std::int64_t first = std::clamp<std::int64_t>(sweep_.first_key[row] - start, 0, keys);
+    const std::int64_t last = std::clamp<std::int64_t>(sweep_.last_key[row] - start, first, keys);
+    std::fill(scores, scores + first, kNothing);
+    const std::int64_t padded = (keys + kLanes - 1) / kLanes * kLanes;
+    std::fill(scores + last, scores + padded, kNothing);
+
+    Vector largest = load(scores);
+    for (std::int64_t j = kLanes; j < padded; j += kLanes) largest = max(largest, load(scores + j));
+    const float before = sweep_.maximum[row];
+    const float maximum = std::max(before, reduce_max(largest));
+    // Nothing seen so far, or all of it masked away by a bias of minus infinity: any finite
+    // reference makes exp(-inf - reference) 0.
+    const float reference = maximum == kNothing ? 0.0F : maximum;
+    Vector sum{};
+    for (std::int64_t j = 0; j < padded; j += kLanes) {
+      const Vector factor = exp(load(scores + j) - broadcast(reference));
+      store(scores + j, factor);
+      sum += factor;
+    }
+    corrections_[row] = std::exp(before - reference);
+    sweep_.maximum[row] = maximum;
+    sweep_.denominator[row] = corrections_[row] * sweep_.denominator[row] + reduce_add(sum);
+  }
+
+  const AttentionSweep& sweep_;
+  const std::int64_t head_size_;
+  const std::int64_t chunk_keys_;
+  alignas(64) float scores_[kFewRows * kFewKeysMost];
+  float corrections_[kFewRows];
+};
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

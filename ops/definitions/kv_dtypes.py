@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of past and present that FlowQKVAttention takes, by the names that users give them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES
+
+__all__ = ["KV_DTYPES", "cache_columns"]
+
+KV_DTYPES = {
+    "bf16": ir.DataType.BFLOAT16,
+    "fp16": ir.DataType.FLOAT16,
+    "fp32": ir.DataType.FLOAT,
+    "int8": ir.DataType.INT8,
+}
+
+
+def cache_columns(dtype: ir.DataType, head_size: int) -> int:
+    """Elements of a row of a KV cache of that type: those of a head, and the bytes of an int8 row's scale."""
+    return head_size + (SCALE_BYTES if dtype == ir.DataType.INT8 else 0)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.convert.weights import BiasWeight, ProjectionWeight
+    from flownpu.convert.weights import BiasWeight, ProjectionWeight, RouterWeight
 
 __all__ = ["make_model"]
 
@@ -78,6 +78,11 @@ class RandomWeights:
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
         """Ones: norms leave the scale as it is; biases are 0."""
         return np.full(weight.size, isinstance(weight, NormWeight), np.float32)
+
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
+        """A router's weight of variance 1/K, so that every expert is chosen about as often; bfloat16 holds it."""
+        values = self._random.standard_normal((weight.source.rows, weight.columns), np.float32)
+        return (values / np.float32(math.sqrt(weight.columns))).astype(q4nx.BFLOAT16).astype(np.float32)
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
         """Every projection's is the same."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -132,6 +133,7 @@ def make_model(
     sliding_window_cache: bool = False,
     paged: bool = False,
     context_length: int | None = None,
+    layers: int | None = None,
     symmetric: bool = False,
     seed: int = 0,
     force: bool = False,
@@ -146,6 +148,7 @@ def make_model(
         sliding_window_cache: layers with a window keep a cache of the window's size.
         paged: for GenAI's engine, with a KV cache in blocks.
         context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
+        layers: how many of the shape's layers the model has; None: all.
         symmetric: weights without minima, as checkpoints in GGUF's Q4_0 have them.
         seed: of the random numbers.
         force: replace a model that is at `output`.
@@ -158,6 +161,9 @@ def make_model(
         raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
     options = ModelOptions(kv_dtype, "last", sliding_window_cache, paged)
     decoder = read_decoder(SHAPES[shape])
+    if not 1 <= (layers or 1) <= len(decoder.layers):
+        raise ConversionError(f"{shape}: expected 1 to {len(decoder.layers)} layers, got {layers}")
+    decoder = dataclasses.replace(decoder, layers=decoder.layers[:layers])
     decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT), shape)
     weights = RandomWeights(seed, symmetric=symmetric)
     with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
@@ -166,7 +172,13 @@ def make_model(
         counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
         write_manifest(
             folder,
-            source={"kind": "random", "shape": shape, "symmetric": symmetric, "seed": seed},
+            source={
+                "kind": "random",
+                "shape": shape,
+                "layers": len(decoder.layers),
+                "symmetric": symmetric,
+                "seed": seed,
+            },
             settings={**options.as_dict(), "context_length": decoder.context_length},
             quantisation={"format": "q4nx"},
             packages=PACKAGES,

@@ -11,6 +11,7 @@ FAMILIES = (
         model_type="mixtral",
         genai_type="mistral",
         title="Mixtral",
+        gguf_interleaved=True,
         defaults={
             "vocab_size": 32000,
             "num_key_value_heads": 8,

@@ -110,7 +110,7 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
 
 
 def _parts(node: Any, place: int) -> Fraction | int:
-    """Of how many equal parts of a constant input a step reads one."""
+    """How many equal parts a constant input has, of which a step reads one."""
     if node.op_type != "Q4NXMoE" or place not in _EXPERTS:
         return 1
     return Fraction(*(node.attributes[name].as_int() for name in ("num_experts", "experts_per_token")))

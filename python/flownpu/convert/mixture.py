@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts in the place of a decoder's feed-forward: their sizes, and where checkpoints have their tensors."""
+"""Mixtures of experts in a feed-forward's place: their sizes, and where checkpoints have their tensors."""
 
 from __future__ import annotations
 

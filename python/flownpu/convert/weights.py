@@ -271,16 +271,14 @@ def _mlp(decoder: Decoder, module: str) -> list[Weight]:
 def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
     """The weights of a layer's Q4NXMoE."""
     hidden, size, names = decoder.hidden_size, decoder.feed_forward_size, mixture.tensors
-    together = names.gate == names.up
-    inner = 2 * size if together else size
-    gate_up: list[TensorSource] = []
+    # Rows that a tensor has of each expert, and the first of the up projection among them.
+    inner, up = (2 * size, size) if names.gate == names.up else (size, 0)
+    gate_up = []
     for expert in range(mixture.experts):
-        gate_up.append(_expert_source(layer, names.gate, mixture, expert, TensorSource("", size, 0, inner)))
-        gate_up.append(
-            _expert_source(layer, names.up, mixture, expert, TensorSource("", size, size if together else 0, inner))
-        )
+        gate_up.append(_of_expert(mixture, f"{layer}.{names.gate}", expert, TensorSource("", size, 0, inner)))
+        gate_up.append(_of_expert(mixture, f"{layer}.{names.up}", expert, TensorSource("", size, up, inner)))
     down = [
-        _expert_source(layer, names.down, mixture, expert, TensorSource("", hidden, 0, hidden))
+        _of_expert(mixture, f"{layer}.{names.down}", expert, TensorSource("", hidden))
         for expert in range(mixture.experts)
     ]
     return [
@@ -290,9 +288,8 @@ def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
     ]
 
 
-def _expert_source(layer: str, name: str, mixture: Mixture, expert: int, rows: TensorSource) -> TensorSource:
-    """Rows of an expert, which count from its first: of its own tensor, or of that of all."""
-    tensor = f"{layer}.{name}"
+def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -> TensorSource:
+    """Rows of an expert, of its own tensor or of that of all, with the tensor's name."""
     if "{}" in tensor:
         return replace(rows, tensor=tensor.format(expert))
     each = rows.stored_rows

@@ -222,7 +222,7 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (set_pair("general.architecture", "mamba", TEXT), "qwen3, qwen3moe, smollm3, got \"mamba\"; a model of another"),
+        (set_pair("general.architecture", "mamba", TEXT), "qwen3moe, smollm3, got \"mamba\"; a model of another"),
         (set_pair("llama.expert_count", 8, U32), "llama.expert_used_count is missing"),
         (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
         (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),
@@ -305,7 +305,11 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         ("mixtral", set_pair("llama.expert_gating_func", 2, U32), "llama.expert_gating_func is 2, .* have 1 there"),
         ("olmoe", set_pair("olmoe.expert_shared_count", 1, U32), "olmoe.expert_shared_count is 1, .* have 0 there"),
         ("olmoe", drop_tensor("blk.1.ffn_up_exps.weight"), "tensor blk.1.ffn_up_exps.weight is missing"),
-        ("olmoe", set_pair("olmoe.expert_count", 4, U32), r"has shape \[800, 96\], expected \[640, 96\]"),
+        (
+            "olmoe",
+            set_pair("olmoe.expert_count", 4, U32),
+            r"ffn_gate_inp.weight has shape \[5, 96\], expected \[4, 96\]",
+        ),
     ],
 )
 def test_which_mixtures_cannot_be_converted_is_said(family: str, edit: Edit, message: str, tmp_path: Path) -> None:

@@ -29,17 +29,21 @@ class Biases(NamedTuple):
     feed_forward: bool | str = "mlp_bias"
 
 
-class Experts(NamedTuple):
+_EACH_BY_ITSELF = ExpertTensors()
+
+
+@dataclass(frozen=True)
+class Experts:
     """A family whose feed-forwards are mixtures of experts: the settings that say so, and the tensors' names."""
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
     """How many there are; of several settings the first that is there."""
-    per_token: str = "num_experts_per_tok"
+    chosen: str = "num_experts_per_tok"
     size: str = "intermediate_size"
-    """Of an expert's gate."""
+    """The rows of an expert's gate."""
     normalize: bool | str = True
     """The weights of the chosen experts are divided by their sum: always, never, or where a setting says so."""
-    tensors: ExpertTensors = ExpertTensors()
+    tensors: ExpertTensors = _EACH_BY_ITSELF
 
 
 _LLAMA_BIASES = Biases()

@@ -120,11 +120,10 @@ def _mixture(family: Family, config: Settings) -> Mixture | None:
     if (experts := family.experts) is None:
         return None
     count = config.integer(next((key for key in experts.count if key in config), experts.count[0]))
-    per_token = config.integer(experts.per_token)
+    per_token = config.integer(experts.chosen)
     if per_token > count:
         raise ConversionError(
-            f"{config.where}: expected {experts.per_token} to be at most the number of experts, {count}, got "
-            f"{per_token}"
+            f"{config.where}: expected {experts.chosen} to be at most the number of experts, {count}, got {per_token}"
         )
     return Mixture(count, per_token, _has(config, experts.normalize), experts.tensors)
 

@@ -108,9 +108,8 @@ class _Settings:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             **self._tokens(),
+            **(self._mixture() if family.experts is not None else {}),
         }
-        if family.experts is not None:
-            config |= self._mixture(config["intermediate_size"])
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
         if self.architecture in _LAYERS_OF_27B:
@@ -153,8 +152,8 @@ class _Settings:
         family = ARCHITECTURES[self.architecture]
         return FAMILIES["mixtral"] if family.model_type == "llama" and self.value("expert_count", 0) else family
 
-    def _mixture(self, feed_forward: int) -> dict[str, Any]:
-        size = self.integer("expert_feed_forward_length", feed_forward)
+    def _mixture(self) -> dict[str, Any]:
+        size = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
         return {
             "num_experts": self.integer("expert_count"),
             "num_experts_per_tok": self.integer("expert_used_count"),

@@ -10,8 +10,8 @@ Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, othe
 
 A layer is: norm, packed QKV projection, attention with QK-norm and RoPE inside, output projection, norm with the
 residual, gate/up projection with its activation, down projection (or a mixture of experts in their place), norm with
-the residual; `Decoder` says which norms and biases there are. Weights are initializers by the names of `weights.weight_plan`; they say where the bytes are, and
-nothing here reads them.
+the residual; `Decoder` says which norms and biases there are. Weights are initializers by the names of
+`weights.weight_plan`; they say where the bytes are, and nothing here reads them.
 """
 
 from __future__ import annotations

@@ -97,3 +97,17 @@ def check_refusals(family: str, folder: Path) -> None:
 def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
     with pytest.raises(FlowNPUError, match="residual_multiplier"):
         Checkpoint(write_tiny("granite", tmp_path / "checkpoint").folder)
+
+
+def test_verify_rounds_experts_and_leaves_routers(tmp_path: Path) -> None:
+    """The reference's layers have the weights that Q4NX makes of a checkpoint's."""
+    tiny = write_tiny("qwen3_moe", tmp_path / "checkpoint")
+    checkpoint = Checkpoint(tiny.folder)
+    run = checkpoint.run(IDS[0])
+    rounded = checkpoint.rounded_outputs(IDS[0], run)
+    for layer, (arguments, keywords) in enumerate(checkpoint._calls[:-1]):
+        with torch.no_grad():
+            expected = tiny.reference.model.layers[layer](*arguments, **keywords)[0].numpy()
+        np.testing.assert_array_equal(rounded.hidden[layer + 1], expected)
+        assert not np.array_equal(rounded.hidden[layer + 1], run.hidden[layer + 1])
+    np.testing.assert_array_equal(checkpoint.run(IDS[0]).logits, run.logits)  # all is as before

@@ -28,6 +28,7 @@ constexpr std::int64_t kTileRows = 64;
 // The lists of operators of all files.
 auto operators_by_file() {
   return std::array{cpu::q4nx_operators(),
+                    cpu::q4nx_moe_operators(),
                     cpu::flow_qkv_attention_operators(),
                     cpu::flow_kv_attention_operators(),
                     cpu::paged_attention_operators(),

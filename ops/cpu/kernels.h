@@ -192,6 +192,10 @@ struct Kernels {
   void (*matmul_dense)(const std::byte* packed, DenseRounding rounding,
                        const RoundedActivations& activations, std::int64_t first,
                        std::int64_t count, float* out);
+  // One row x[k] times rows [begin, end) of a transposed weight without scales, in f32:
+  // out[row] = x . W[row]. No bit of it depends on `begin` and `end`.
+  void (*dense_dots)(const DenseWeight& weight, const float* x, std::int64_t begin,
+                     std::int64_t end, float* out);
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
   void (*dequantize_row)(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out);
 
@@ -211,6 +215,9 @@ struct Kernels {
   void (*softmax)(const float* x, float* y, std::int64_t n);
   // sum = x + skip, n elements.
   void (*add)(const float* x, const float* skip, float* sum, std::int64_t n);
+
+  // sum += factor * x, n elements.
+  void (*add_scaled)(const float* x, float factor, float* sum, std::int64_t n);
 
   // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and
   // sines are given.

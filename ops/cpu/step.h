@@ -35,6 +35,7 @@ struct Operator {
 
 // One list for each source file of this folder.
 std::span<const Operator> q4nx_operators();
+std::span<const Operator> q4nx_moe_operators();
 std::span<const Operator> flow_qkv_attention_operators();
 std::span<const Operator> flow_kv_attention_operators();
 std::span<const Operator> paged_attention_operators();

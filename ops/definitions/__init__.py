@@ -16,6 +16,7 @@ from flownpu.ops.definitions import (
     paged_attention,
     q4nx_gather,
     q4nx_matmul,
+    q4nx_moe,
 )
 from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
@@ -30,6 +31,7 @@ OPERATORS = {
         q4nx_matmul,
         fused_dqp,
         q4nx_gather,
+        q4nx_moe,
         dense_matmul,
         flow_qkv_attention,
         flow_kv_attention,

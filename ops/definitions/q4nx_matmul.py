@@ -50,7 +50,7 @@ _GATED = """
     {activation}
     product = Mul (activated, up)
 """
-_ACTIVATION = {
+ACTIVATION = {
     "geglu": 'activated = Gelu <approximate = "tanh"> (gate)',
     "swiglu": "sigmoid = Sigmoid (gate)  activated = Mul (gate, sigmoid)",
 }
@@ -86,7 +86,7 @@ def function(overload: str) -> ir.Function:
 def body(overload: str, x: str, y: str) -> str:
     """The statements that compute `y` from `x` [rows, K] and the function's other inputs."""
     found = overload.split("_")
-    activation = next((_ACTIVATION[name] for name in found if name in _ACTIVATION), None)
+    activation = next((ACTIVATION[name] for name in found if name in ACTIVATION), None)
     statements = [_GATED.format(x=x, activation=activation) if activation else _PLAIN.format(x=x)]
     result = "product"
     for addend in ("bias", "residual"):

@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": [1, 3],
     "pad_token_id": 0,
 }
+# Not all of them chosen, nor a power of two.
+LOCAL_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -104,12 +106,14 @@ def phi3_config(**changes: Any) -> transformers.PreTrainedConfig:
     return transformers.Phi3Config(**SIZES, **changes)
 
 
-def granite_config() -> transformers.PreTrainedConfig:
+def granite_config(
+    kind: type[transformers.PreTrainedConfig] = transformers.GraniteConfig, **more: Any
+) -> transformers.PreTrainedConfig:
     # Not by halves, for which no rounding would tell a multiplier's place.
     scales = {"attention_multiplier": 0.3, "embedding_multiplier": 5.0, "residual_multiplier": 0.22}
     # An epsilon that is seen, for it goes with the residual multiplier.
     others = {"logits_scaling": 3.0, "rms_norm_eps": 0.05, "rope_parameters": DEFAULT}
-    return transformers.GraniteConfig(**SIZES, **scales, **others)
+    return kind(**SIZES, **scales, **others, **more)
 
 
 def ministral3_config() -> transformers.PreTrainedConfig:
@@ -122,6 +126,7 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "gemma2": gemma2_config,
     "granite": granite_config,
+    "granitemoe": lambda: granite_config(transformers.GraniteMoeConfig, **LOCAL_EXPERTS),
     "llama with biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "llama with yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
     "llama with dynamic": lambda: transformers.LlamaConfig(
@@ -131,6 +136,14 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "ministral3": ministral3_config,
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=8),
     "mistral without window": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
+    # With five experts, rounding to bfloat16 has one token choose another: its two best are 0.003 apart.
+    "mixtral": lambda: transformers.MixtralConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    ),
+    "olmoe": lambda: transformers.OlmoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2),
+    "olmoe with normalised weights": lambda: transformers.OlmoeConfig(
+        **SIZES, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
     "phi3": lambda: phi3_config(rope_parameters=DEFAULT, sliding_window=8),
     "phi3 with longrope": lambda: phi3_config(rope_parameters=longrope(16), original_max_position_embeddings=24),
@@ -143,6 +156,9 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2 with windows": lambda: transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1, tie_word_embeddings=True
     ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True
+    ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
 }
 # Those that the peers' converters do not write are not among the first.
@@ -150,7 +166,9 @@ ALL_CONFIGS = CONFIGS | OTHER_CONFIGS
 
 
 def is_projection(name: str) -> bool:
-    return name.endswith(("_proj.weight", "embed_tokens.weight", "lm_head.weight"))
+    return name.endswith(
+        ("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight")
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +205,8 @@ def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: An
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_projection(name):
-                quantized = q4nx.quantize(parameter.numpy())
-                parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)))
+                quantized = q4nx.quantize(parameter.numpy().reshape(-1, parameter.shape[-1]))
+                parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)).reshape(parameter.shape))
     return TinyModel(folder, model)
 
 

@@ -123,6 +123,9 @@ OTHER_YARN = {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
 OTHERS = [OLD_MISTRAL, OLD_QWEN2, OLD_PHI3, OLD_PHI4, OLD_SMOLLM3]
 
 
+MOE = SHAPES["qwen3-30b-a3b"]
+
+
 def from_transformers(config: dict[str, Any]) -> transformers.PreTrainedConfig:
     return transformers.AutoConfig.for_model(**config)
 
@@ -139,7 +142,8 @@ def test_old_and_new_configurations_mean_the_same(old: dict[str, Any]) -> None:
 def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size
-    assert decoder.feed_forward_size == expected.intermediate_size
+    size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
+    assert decoder.feed_forward_size == size
     assert len(decoder.layers) == expected.num_hidden_layers
     assert (decoder.heads, decoder.kv_heads) == (expected.num_attention_heads, expected.num_key_value_heads)
     assert decoder.head_size == getattr(expected, "head_dim", expected.hidden_size // expected.num_attention_heads)
@@ -265,7 +269,7 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
     [
         (
             {"model_type": "mamba"},
-            'qwen3, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
+            'qwen3, qwen3_moe, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
         ),
         ({}, 'got "None"'),
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),
@@ -281,6 +285,10 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
         (OLD_GEMMA3 | {"layer_types": ["full_attention"]}, "each of the 8 layers, got 1"),
         (OLD_GEMMA3 | {"use_bidirectional_attention": True}, "only causal decoders"),
         ({"model_type": "gemma3"}, "needs a text_config"),
+        (MOE | {"mlp_only_layers": [3]}, "mlp_only_layers is [3], and only models that have [] there"),
+        (MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2, and only models that have 1 there"),
+        (MOE | {"num_experts_per_tok": 129}, "at most the number of experts, 128, got 129"),
+        (SHAPES["olmoe-1b-7b"] | {"clip_qkv": 8.0}, "clip_qkv is 8.0, and only models that have None there"),
     ],
 )
 def test_what_cannot_be_converted_is_named(config: dict[str, Any], message: str) -> None:

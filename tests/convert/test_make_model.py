@@ -14,7 +14,7 @@ import transformers
 from flownpu.convert import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.make_model import RandomWeights, make_model
-from flownpu.convert.weights import NormWeight, ProjectionWeight, TensorSource, weight_plan
+from flownpu.convert.weights import NormWeight, ProjectionWeight, RouterWeight, TensorSource, weight_plan
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
@@ -29,6 +29,8 @@ PARAMETERS = {
     "qwen3-1.7b": 1721,
     "qwen3-4b": 4022,
     "qwen3-8b": 8191,
+    "qwen3-30b-a3b": 30532,
+    "olmoe-1b-7b": 6919,
 }
 # Rows that are no multiple of 32, columns that are no multiple of 256, and a layer each of both kinds.
 TINY = {
@@ -47,16 +49,31 @@ TINY = {
 }
 
 
+def as_saved(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """A parameter as checkpoints have it: of experts, a tensor for each and each of its projections."""
+    if len(shape) != 3:
+        return {name: shape}
+    count, rows, columns = shape
+    projections = ("gate_proj", "up_proj") if name.endswith("gate_up_proj") else ("down_proj",)
+    module = name.rpartition(".")[0]
+    each = (rows // len(projections), columns)
+    return {f"{module}.{e}.{projection}.weight": each for e in range(count) for projection in projections}
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_weights_are_those_of_transformers_model(shape: str) -> None:
     config = transformers.AutoConfig.for_model(**SHAPES[shape])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    expected = {name.removeprefix("model."): tuple(p.shape) for name, p in model.named_parameters()}
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, p in model.named_parameters():
+        expected.update(as_saved(name.removeprefix("model."), tuple(p.shape)))
     found: dict[str, tuple[int, ...]] = {}
     for weight in weight_plan(read_decoder(SHAPES[shape])):
         if isinstance(weight, ProjectionWeight):
             found.update({source.tensor: (source.rows, weight.columns) for source in weight.sources})
+        elif isinstance(weight, RouterWeight):
+            found[weight.source.tensor] = (weight.source.rows, weight.columns)
         else:
             found[weight.tensor] = (weight.size,)
     assert found == expected
@@ -145,6 +162,24 @@ def test_rotary_caches_are_no_longer_than_asked_for(tmp_path: Path, monkeypatch:
     assert json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]["context_length"] == 48
     with pytest.raises(ConversionError, match="1 to 64, got 65"):
         make_model("tiny", tmp_path / "other", context_length=65)
+
+
+def test_only_so_many_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
+    make_model("tiny", tmp_path / "model", layers=2)
+    assert (
+        json.loads((tmp_path / "model" / "genai_config.json").read_text())["model"]["decoder"]["num_hidden_layers"] == 2
+    )
+    with pytest.raises(ConversionError, match="tiny: expected 1 to 4 layers, got 5"):
+        make_model("tiny", tmp_path / "other", layers=5)
+
+
+def test_a_mixture_s_routers_choose_all_experts_alike() -> None:
+    """Logits of a normalised state spread like a standard normal, as all products with random weights do."""
+    matrix = RandomWeights(1).matrix(RouterWeight("r", TensorSource("r", 64), 1024))
+    states = np.random.default_rng(0).standard_normal((500, 1024))
+    assert 0.9 < (states @ matrix.T).std() < 1.1
+    np.testing.assert_array_equal(matrix.astype(q4nx.BFLOAT16).astype(np.float32), matrix)
 
 
 def test_unknown_shape_lists_the_known(tmp_path: Path) -> None:

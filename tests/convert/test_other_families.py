@@ -37,17 +37,23 @@ def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
 
 # What other engines' files and `verify` have no place for is refused, rather than left away.
 NOT_READ_BACK = {
+    "granitemoe": "mixtures of experts",
     "llama with biases": "biases",
     "llama with yarn": "RoPE with a magnitude",
     "ministral3": "RoPE with a magnitude",
+    "mixtral": "mixtures of experts",
     "olmo2": "norms of all heads at once",
+    "olmoe": "mixtures of experts, norms of all heads at once",
+    "olmoe with normalised weights": "mixtures of experts, norms of all heads at once",
     "phi3 with longrope": "layers without RoPE, or with two, RoPE with a magnitude",
     "phi3 as phi4-mini": "layers without RoPE, or with two, RoPE of a part of each head, RoPE with a magnitude",
     "qwen2": "biases",
     "qwen2 with windows": "biases",
+    "qwen3_moe": "mixtures of experts",
     "smollm3": "layers without RoPE, or with two",
 }
-NOT_VERIFIED = {"olmo2": "queries of all heads are normalised at once"}
+_ALL_HEADS = "queries of all heads are normalised at once"
+NOT_VERIFIED = dict.fromkeys(("olmo2", "olmoe", "olmoe with normalised weights"), _ALL_HEADS)
 
 
 @pytest.mark.parametrize("family", OTHER_CONFIGS)
@@ -91,3 +97,17 @@ def check_refusals(family: str, folder: Path) -> None:
 def test_a_multiplied_residual_stream_is_not_verified(tmp_path: Path) -> None:
     with pytest.raises(FlowNPUError, match="residual_multiplier"):
         Checkpoint(write_tiny("granite", tmp_path / "checkpoint").folder)
+
+
+def test_verify_rounds_experts_and_leaves_routers(tmp_path: Path) -> None:
+    """The reference's layers have the weights that Q4NX makes of a checkpoint's."""
+    tiny = write_tiny("qwen3_moe", tmp_path / "checkpoint")
+    checkpoint = Checkpoint(tiny.folder)
+    run = checkpoint.run(IDS[0])
+    rounded = checkpoint.rounded_outputs(IDS[0], run)
+    for layer, (arguments, keywords) in enumerate(checkpoint._calls[:-1]):
+        with torch.no_grad():
+            expected = tiny.reference.model.layers[layer](*arguments, **keywords)[0].numpy()
+        np.testing.assert_array_equal(rounded.hidden[layer + 1], expected)
+        assert not np.array_equal(rounded.hidden[layer + 1], run.hidden[layer + 1])
+    np.testing.assert_array_equal(checkpoint.run(IDS[0]).logits, run.logits)  # all is as before

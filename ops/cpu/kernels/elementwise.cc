@@ -39,6 +39,10 @@ void add(const float* x, const float* skip, float* sum, std::int64_t n) {
   map(x, skip, sum, n, [](Vector a, Vector b) { return a + b; });
 }
 
+void add_scaled(const float* x, float factor, float* sum, std::int64_t n) {
+  map(x, sum, sum, n, [factor](Vector a, Vector b) { return b + factor * a; });
+}
+
 // term(vector) of each full vector, and term(float) of each element after them, summed.
 template <typename Term>
 float sum_of_block(const float* x, std::int64_t n, const Term& term) {
@@ -165,6 +169,7 @@ void fill_elementwise(Kernels& kernels) {
   kernels.activate = activate;
   kernels.softmax = softmax;
   kernels.add = add;
+  kernels.add_scaled = add_scaled;
   kernels.rope = rope;
   kernels.store_cache = store_cache;
 }

@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/products/q4nx_matmul.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "ops/cpu/products/q4nx_matmul_plan.h"
+#include "ops/cpu/products/q4nx_product.h"
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
 #include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::cpu {
 namespace {
-
-enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
-
-Gating gating_of(const Node& node) {
-  const std::string text = node.text("gating", "none");
-  return text == "geglu" ? Gating::kGeglu : text == "swiglu" ? Gating::kSwiglu : Gating::kNone;
-}
 
 class Q4NXMatMul : public Step {
  public:
@@ -26,13 +17,12 @@ class Q4NXMatMul : public Step {
         name_(to_string(node)),
         m_(node.required_integer("M")),
         k_(node.required_integer("K")),
-        gating_(gating_of(node)) {
+        gating_(gating_of(node, "none")),
+        product_(context, k_, gating_) {
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
       fail("[", name_, "] expected no bias with gating");
     row_blocks_ = q4nx::row_blocks(m_);
     layout_ = q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
-    // No longer than a weight that is there.
-    padded_k_ = q4nx::ceil_div(k_, kPartColumns) * kPartColumns;
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -57,8 +47,7 @@ class Q4NXMatMul : public Step {
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
     Scratch scratch;
-    RoundedActivations activations;
-    take(scratch, inputs[0].shape.elements() / k_, activations);
+    take(scratch, inputs[0].shape.elements() / k_);
     return scratch.bytes();
   }
 
@@ -66,9 +55,10 @@ class Q4NXMatMul : public Step {
            std::span<std::byte> memory) const override {
     const std::int64_t rows = inputs[0].shape.elements() / k_;
     Scratch scratch(memory.data());
-    RoundedActivations activations;
-    take(scratch, rows, activations);
-    round(inputs[0].as<const float>(), rows, activations);
+    const RoundedActivations activations = take(scratch, rows);
+    const float* x = inputs[0].as<const float>();
+    context_.pool->run_rows(
+        rows, [&](std::int64_t row) { product_.round(x + row * k_, activations, row); });
 
     if (rows == 0) return;
     const MatMulPlan plan = plan_matmul(rows, row_blocks_, context_.pool->threads());
@@ -82,10 +72,13 @@ class Q4NXMatMul : public Step {
     context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
       const auto [first, last] = part(rows, plan.row_parts, task / plan.block_parts);
       const auto [begin, end] = part(row_blocks_, plan.block_parts, task % plan.block_parts);
-      const std::int64_t each = kMaxProducts / (last - first);
-      for (std::int64_t block = begin; block < end; block += each)
-        multiply(weight, activations, first, last - first, block, std::min(each, end - block),
-                 epilogue);
+      const std::int64_t count = last - first;
+      product_.multiply(
+          weight, row_blocks_, activations, first, count, begin, end,
+          [&, first = first](const float* product, std::int64_t block, std::int64_t blocks) {
+            context_.kernels.finish_product(product, blocks, first, count, block * q4nx::kBlockRows,
+                                            epilogue);
+          });
     });
   }
 
@@ -100,66 +93,9 @@ class Q4NXMatMul : public Step {
   }
 
  private:
-  // Values, scales and sums of `rows` rows; without memory, only counts.
-  void take(Scratch& scratch, std::int64_t rows, RoundedActivations& a) const {
-    const bool int8 = context_.activations == Activations::kInt8;
-    a.padded_k = padded_k_;
-    a.groups = padded_k_ / q4nx::kGroup;
-    a.filled_groups = q4nx::ceil_div(k_, q4nx::kGroup);
-    if (int8) a.order = context_.kernels.int8_order(rows);
-    if (a.order == Int8Order::kPanels) {
-      a.panels = {.rows = rows,
-                  .values = scratch.take<std::int8_t>(rows * padded_k_),
-                  .scales = scratch.take<float>(rows * padded_k_ / kPartColumns),
-                  .sums = scratch.take<float>(rows * a.groups),
-                  .offsets = scratch.take<std::int32_t>(rows * a.groups)};
-      return;
-    }
-    a.values = scratch.take<std::byte>(rows * padded_k_ * (int8 ? 1 : 2));
-    a.part_columns = a.order == Int8Order::kParts ? kPartColumns : q4nx::kGroup;
-    const std::int64_t parts = padded_k_ / a.part_columns;
-    a.scales = int8 ? scratch.take<float>(rows * parts) : nullptr;
-    a.sums = scratch.take<float>(rows * parts);
-  }
-
-  void round(const float* x, std::int64_t rows, const RoundedActivations& a) const {
-    const Kernels& kernels = context_.kernels;
-    auto* values = static_cast<std::byte*>(const_cast<void*>(a.values));
-    auto* scales = const_cast<float*>(a.scales);
-    auto* sums = const_cast<float*>(a.sums);
-    const std::int64_t parts = padded_k_ / a.part_columns;
-    context_.pool->run_rows(rows, [&](std::int64_t row) {
-      const float* source = x + row * k_;
-      float* row_sums = sums + row * parts;
-      if (a.order == Int8Order::kPanels) {
-        kernels.round_to_panels(source, k_, padded_k_ / kPartColumns, row, a.panels);
-      } else if (scales != nullptr) {
-        kernels.round_to_int8(source, k_, padded_k_, a.part_columns, values + row * padded_k_,
-                              scales + row * parts, row_sums);
-      } else {
-        kernels.round_to_bf16(source, k_, padded_k_, values + row * padded_k_ * 2, row_sums);
-      }
-    });
-  }
-
-  // Rows of blocks (and their partners of the up projection) times `count` rows of activations,
-  // epilogue included.
-  void multiply(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                std::int64_t count, std::int64_t block, std::int64_t row_blocks,
-                const ProductEpilogue& epilogue) const {
-    alignas(64) std::byte scratch[kMatMulScratchBytes];
-    alignas(64) float product[kMaxProducts * q4nx::kBlockRows];
-    alignas(64) float up[kMaxProducts * q4nx::kBlockRows];
-    const Kernels& kernels = context_.kernels;
-    const MatMulBlocks matmul =
-        context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
-    matmul(weight.from(block), row_blocks, a, first, count, scratch, product);
-    if (gating_ != Gating::kNone) {
-      matmul(weight.from(row_blocks_ + block), row_blocks, a, first, count, scratch, up);
-      const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
-      gate(product, up, product, row_blocks * count * q4nx::kBlockRows);
-    }
-    kernels.finish_product(product, row_blocks, first, count, block * q4nx::kBlockRows, epilogue);
+  // Memory for the rows' activations; without memory, only counts.
+  RoundedActivations take(Scratch& scratch, std::int64_t rows) const {
+    return product_.take(scratch, rows);
   }
 
   Context context_;
@@ -167,7 +103,7 @@ class Q4NXMatMul : public Step {
   std::int64_t m_;
   std::int64_t k_;
   Gating gating_;
-  std::int64_t padded_k_ = 0;
+  Q4NXProduct product_;
   std::int64_t row_blocks_ = 0;
   q4nx::Layout layout_;
 };

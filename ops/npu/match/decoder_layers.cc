@@ -68,6 +68,11 @@ void Matcher::take(const Node& node) { taken.insert(&node); }
 
 const Node& Matcher::projection(std::string_view x, const char* what) {
   const Node& node = graph_.only_reader(x, what);
+  if (node.op_type == "Q4NXMoE") {
+    fail(to_string(node),
+         ": a mixture of experts, which the array's designs have no place for: what they read is "
+         "fixed before a token begins, and its router chooses the weights");
+  }
   if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
   if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
   if (node.input(2) != nullptr)

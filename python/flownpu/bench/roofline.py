@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,8 @@ _BUFFER_BYTES = 512 << 20
 _SECONDS = 0.5
 # Tables, of which a step reads a row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
+# Inputs that hold the weights of all experts.
+_EXPERTS = tuple(input_position("Q4NXMoE", name) for name in ("gate_up", "down"))
 # Where operators of attention have the keys of the past, which an encoder's do not have, and the two tables of RoPE.
 _PLACES = {"PagedAttention": tuple(input_position("PagedAttention", name) for name in ("key_cache", "cos_cache"))}
 for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
@@ -37,7 +40,7 @@ class DecodeTraffic:
     """The bytes that one decode step cannot but read.
 
     Attributes:
-        weights: all weights that products and norms read, each once.
+        weights: all weights that products and norms read, each once; of experts, as many as a token chooses.
         kv_layers: bytes of a token's keys and values, and the window (-1: none), of each layer.
         node_weights: bytes of the weights of each node that has any.
         attentions: the nodes of the layers.
@@ -96,10 +99,21 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
             if len(inputs) > past and inputs[past] is not None:
                 layers[node.name] = _layer(node, inputs[past], head_size)
                 del inputs[tables : tables + 2]
-        own = {value.name: value.const_value.nbytes for value in inputs if value is not None and _constant(value)}
+        own = {
+            value.name: value.const_value.nbytes // _parts(node, place)
+            for place, value in enumerate(inputs)
+            if value is not None and _constant(value)
+        }
         weights |= own
         node_weights[node.name] = sum(own.values())
     return DecodeTraffic(sum(weights.values()), tuple(layers.values()), node_weights, tuple(layers))
+
+
+def _parts(node: Any, place: int) -> Fraction | int:
+    """How many equal parts a constant input has, of which a step reads one."""
+    if node.op_type != "Q4NXMoE" or place not in _EXPERTS:
+        return 1
+    return Fraction(*(node.attributes[name].as_int() for name in ("num_experts", "experts_per_token")))
 
 
 def _constant(value: Any) -> bool:

@@ -21,6 +21,9 @@ def make_model(
     context_length: Annotated[
         int | None, typer.Option("--context-length", min=1, help="Largest context. (default: the shape's, up to 40960)")
     ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Only so many layers, of a model that is too large. (all)")
+    ] = None,
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima, as Q4_0 has them.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")] = 0,
     force: convert.Force = False,
@@ -45,6 +48,7 @@ def make_model(
             sliding_window_cache=sliding_window_cache,
             paged=paged,
             context_length=context_length,
+            layers=layers,
             symmetric=symmetric,
             seed=seed,
             force=force,

@@ -215,7 +215,12 @@ def _read_places(path: Path) -> dict[str, _Place]:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header = json.loads(file.read(length))
     return {
-        name: _Place(path, entry["dtype"], tuple(entry["shape"]), _LENGTH_BYTES + length + entry["data_offsets"][0])
+        name: _Place(path, entry["dtype"], _rows(entry["shape"]), _LENGTH_BYTES + length + entry["data_offsets"][0])
         for name, entry in header.items()
         if name != "__metadata__"
     }
+
+
+def _rows(shape: list[int]) -> tuple[int, ...]:
+    """A tensor's shape; of several matrices, which lie below one another, that of all."""
+    return (shape[0] * shape[1], shape[2]) if len(shape) == 3 else tuple(shape)

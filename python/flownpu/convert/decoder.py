@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from flownpu.convert.mixture import Mixture
+
     Floats: TypeAlias = NDArray[np.float32]
 
 __all__ = [
@@ -193,7 +195,8 @@ class Layer:
 class Decoder:
     """A decoder-only transformer with RMS norms, rotary positions, grouped queries and a gated feed-forward.
 
-    Sizes are the papers' D (hidden_size), I (feed_forward_size), H (heads), G (kv_heads) and d (head_size).
+    Sizes are the papers' D (hidden_size), I (feed_forward_size; of a mixture, each expert's), H (heads), G (kv_heads)
+    and d (head_size).
     """
 
     family: str
@@ -223,6 +226,8 @@ class Decoder:
     feed_forward_bias: bool = False
     fused_projections: bool = False
     """The checkpoint has queries, keys and values in one tensor, and so gate and up projection."""
+    mixture: Mixture | None = None
+    """Every layer's feed-forward is one of these."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     """What logits are multiplied by; it is in the last norm's weight."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.convert.weights import BiasWeight, ProjectionWeight
+    from flownpu.convert.weights import BiasWeight, ProjectionWeight, RouterWeight
 
 __all__ = ["make_model"]
 
@@ -79,6 +80,11 @@ class RandomWeights:
         """Ones: norms leave the scale as it is; biases are 0."""
         return np.full(weight.size, isinstance(weight, NormWeight), np.float32)
 
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
+        """A router's weight of variance 1/K, so that every expert is chosen about as often; bfloat16 holds it."""
+        values = self._random.standard_normal((weight.source.rows, weight.columns), np.float32)
+        return (values / np.float32(math.sqrt(weight.columns))).astype(q4nx.BFLOAT16).astype(np.float32)
+
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (as of any weights)
         """Every projection's is the same."""
         return self._codes.layout
@@ -127,6 +133,7 @@ def make_model(
     sliding_window_cache: bool = False,
     paged: bool = False,
     context_length: int | None = None,
+    layers: int | None = None,
     symmetric: bool = False,
     seed: int = 0,
     force: bool = False,
@@ -141,6 +148,7 @@ def make_model(
         sliding_window_cache: layers with a window keep a cache of the window's size.
         paged: for GenAI's engine, with a KV cache in blocks.
         context_length: positions that the model is made for; None: the shape's own, but no more than 40960.
+        layers: how many of the shape's layers the model has; None: all.
         symmetric: weights without minima, as checkpoints in GGUF's Q4_0 have them.
         seed: of the random numbers.
         force: replace a model that is at `output`.
@@ -153,6 +161,9 @@ def make_model(
         raise ConversionError(f'expected one of the shapes {", ".join(SHAPES)}, got "{shape}"')
     options = ModelOptions(kv_dtype, "last", sliding_window_cache, paged)
     decoder = read_decoder(SHAPES[shape])
+    if not 1 <= (layers or 1) <= len(decoder.layers):
+        raise ConversionError(f"{shape}: expected 1 to {len(decoder.layers)} layers, got {layers}")
+    decoder = dataclasses.replace(decoder, layers=decoder.layers[:layers])
     decoder = limit_context(decoder, context_length or min(decoder.context_length, _CONTEXT), shape)
     weights = RandomWeights(seed, symmetric=symmetric)
     with output_folder(output, force=force, size=output_bytes(decoder, weights)) as folder:
@@ -161,7 +172,13 @@ def make_model(
         counter = Stage(progress, "sum", sum(path.stat().st_size for path in folder.iterdir()), "B")
         write_manifest(
             folder,
-            source={"kind": "random", "shape": shape, "symmetric": symmetric, "seed": seed},
+            source={
+                "kind": "random",
+                "shape": shape,
+                "layers": len(decoder.layers),
+                "symmetric": symmetric,
+                "seed": seed,
+            },
             settings={**options.as_dict(), "context_length": decoder.context_length},
             quantisation={"format": "q4nx"},
             packages=PACKAGES,

@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
 
 from flownpu.convert.errors import ConversionError
@@ -20,14 +21,14 @@ from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_name
 from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.weights import ProjectionWeight, embedding_table, weight_plan
+from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
+from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from flownpu.convert.decoder import Decoder
@@ -137,6 +138,10 @@ def write_model(
                 shape = weight.blocks_shape(weights.layout(weight))
                 parts = _measured(weights, weight, errors, counter)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, shape, parts)
+            elif isinstance(weight, RouterWeight):
+                matrix = _narrowest(weights.matrix(weight))
+                dtype = ir.DataType.from_numpy(matrix.dtype)
+                tensors[weight.name] = data.write(weight.name, dtype, matrix.shape, [matrix])
             else:
                 values = weights.vector(weight)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])
@@ -168,6 +173,12 @@ def write_model(
     )
     (folder / "genai_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return errors
+
+
+def _narrowest(values: NDArray[np.float32]) -> NDArray[Any]:
+    """The values in bfloat16, if that holds them exactly."""
+    rounded = values.astype(q4nx.BFLOAT16)
+    return rounded if np.array_equal(rounded.astype(np.float32), values) else values
 
 
 def _measured(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight
+from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight, RouterWeight
 from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
 
@@ -75,7 +75,7 @@ class QuantizedWeights:
     def check(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError unless every tensor that is needed is there and has its shape."""
         for weight in plan:
-            columns = (weight.columns,) if isinstance(weight, ProjectionWeight) else ()
+            columns = (weight.columns,) if isinstance(weight, ProjectionWeight | RouterWeight) else ()
             for source in weight.sources:
                 self._tensors.check(source.tensor, (source.stored_rows, *columns))
 
@@ -88,6 +88,19 @@ class QuantizedWeights:
         values = np.concatenate([self._values(source) for source in weight.sources])
         if isinstance(weight, NormWeight):
             values = (self._offset + values) * np.float32(weight.scale)
+        return values
+
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
+        """A router's weight, float32 [experts, columns].
+
+        Raises:
+            ConversionError: the tensor is missing, has another shape, or a value that is not finite.
+        """
+        source = weight.source
+        rows = self._tensors.rows(source.tensor, source.first, source.first + source.rows)
+        values = rows.exact if isinstance(rows, Carried) else rows
+        if not np.isfinite(values).all():
+            raise ConversionError(f"{self._tensors.source}: {weight.name}: a value that is not finite")
         return values
 
     def _values(self, source: TensorSource) -> NDArray[np.float32]:

@@ -37,6 +37,10 @@ class Settings:
         """These, and others that count before them."""
         return Settings(self._values | others._values, others.where if others._values else self.where)
 
+    def value(self, key: str) -> Any:
+        """Whatever the file has there."""
+        return self._values[key]
+
     def is_null(self, key: str) -> bool:
         """Whether the file names a setting and gives it no value."""
         return key in self._nulls

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.decoder import Decoder
+    from flownpu.convert.mixture import Mixture
 
 __all__ = [
     "BiasWeight",
@@ -23,6 +24,7 @@ __all__ = [
     "HeadOrder",
     "NormWeight",
     "ProjectionWeight",
+    "RouterWeight",
     "TensorSource",
     "Weight",
     "WeightSource",
@@ -77,20 +79,26 @@ class ProjectionWeight:
     columns: int
     gated: bool = False
     """Two sources, the gate and the up projection, each padded to whole blocks by itself."""
+    by_expert: bool = False
+    """The sources of one expert after those of the other, each padded likewise."""
 
     @property
     def rows(self) -> int:
-        """M of Q4NXMatMul: what a product with this weight yields."""
-        return self.sources[0].rows if self.gated else sum(source.rows for source in self.sources)
+        """M of Q4NXMatMul: what a product with this weight, or with an expert's part of it, yields."""
+        one = self.gated or self.by_expert
+        return self.sources[0].rows if one else sum(source.rows for source in self.sources)
 
     def blocks_shape(self, layout: q4nx.Layout) -> tuple[int, int, int]:
         """The shape of the uint8 tensor."""
-        return q4nx.blocks_shape(self.rows, self.columns, layout, gated=self.gated)
+        rows = (sum(source.rows for source in run) for run in self.runs)
+        shapes = [q4nx.blocks_shape(count, self.columns, layout) for count in rows]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     @property
     def runs(self) -> tuple[tuple[TensorSource, ...], ...]:
         """Sources whose rows share blocks."""
-        return tuple((source,) for source in self.sources) if self.gated else (self.sources,)
+        one = self.gated or self.by_expert
+        return tuple((source,) for source in self.sources) if one else (self.sources,)
 
     @property
     def size(self) -> int:
@@ -129,7 +137,26 @@ class BiasWeight:
         return sum(source.rows for source in self.sources)
 
 
-Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight
+@dataclass(frozen=True)
+class RouterWeight:
+    """What scores experts, [experts, columns], in bfloat16 where that holds it exactly, and in float32 where not."""
+
+    name: str
+    source: TensorSource
+    columns: int
+
+    @property
+    def sources(self) -> tuple[TensorSource, ...]:
+        """The tensor that it is made of."""
+        return (self.source,)
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.source.rows * self.columns
+
+
+Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight
 
 
 class BlockPart(NamedTuple):
@@ -159,6 +186,9 @@ class WeightSource(Protocol):
 
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
         """A norm's weight as the operator multiplies by it, or a bias, [size]."""
+
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
+        """A router's weight, [experts, columns]."""
 
 
 def embedding_table(decoder: Decoder) -> ProjectionWeight:
@@ -208,11 +238,20 @@ def _attention(decoder: Decoder, layer: str) -> list[Weight]:
 
 
 def _feed_forward(decoder: Decoder, layer: str) -> list[Weight]:
-    module, hidden, size = f"{layer}.mlp", decoder.hidden_size, decoder.feed_forward_size
+    module, hidden = f"{layer}.mlp", decoder.hidden_size
     plan: list[Weight] = []
     if decoder.norms_before:
         before = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"
         plan.append(_norm(layer, before, hidden))
+    plan += _mlp(decoder, module) if decoder.mixture is None else _experts(decoder, decoder.mixture, layer)
+    if decoder.sandwich_norms:
+        plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
+    return plan
+
+
+def _mlp(decoder: Decoder, module: str) -> list[Weight]:
+    hidden, size = decoder.hidden_size, decoder.feed_forward_size
+    plan: list[Weight] = []
     shapes: dict[str, tuple[int, HeadOrder | None]] = {"gate_proj": (size, None), "up_proj": (size, None)}
     gate_up = _sources(module, "gate_up_proj", shapes, fused=decoder.fused_projections)
     if decoder.feed_forward_bias:
@@ -226,9 +265,35 @@ def _feed_forward(decoder: Decoder, layer: str) -> list[Weight]:
     plan.append(ProjectionWeight(f"{module}.down_proj", down, size))
     if decoder.feed_forward_bias:
         plan.append(_bias(f"{module}.down_proj", down))
-    if decoder.sandwich_norms:
-        plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
     return plan
+
+
+def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
+    """The weights of a layer's Q4NXMoE."""
+    hidden, size, names = decoder.hidden_size, decoder.feed_forward_size, mixture.tensors
+    # Rows that a tensor has of each expert, and the first of the up projection among them.
+    inner, up = (2 * size, size) if names.gate == names.up else (size, 0)
+    gate_up = []
+    for expert in range(mixture.experts):
+        gate_up.append(_of_expert(mixture, f"{layer}.{names.gate}", expert, TensorSource("", size, 0, inner)))
+        gate_up.append(_of_expert(mixture, f"{layer}.{names.up}", expert, TensorSource("", size, up, inner)))
+    down = [
+        _of_expert(mixture, f"{layer}.{names.down}", expert, TensorSource("", hidden))
+        for expert in range(mixture.experts)
+    ]
+    return [
+        RouterWeight(f"{layer}.mlp.router", TensorSource(f"{layer}.{names.router}", mixture.experts), hidden),
+        ProjectionWeight(f"{layer}.mlp.experts.gate_up_proj", tuple(gate_up), hidden, gated=True, by_expert=True),
+        ProjectionWeight(f"{layer}.mlp.experts.down_proj", tuple(down), size, by_expert=True),
+    ]
+
+
+def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -> TensorSource:
+    """Rows of an expert, of its own tensor or of that of all, with the tensor's name."""
+    if "{}" in tensor:
+        return replace(rows, tensor=tensor.format(expert))
+    each = rows.stored_rows
+    return replace(rows, tensor=tensor, first=expert * each + rows.first, stored=mixture.experts * each)
 
 
 def _sources(

@@ -81,6 +81,7 @@ class ConvertedModel:
     def _check_form(self) -> None:
         """Raises FlowNPUError if the decoder has parts that `decoder` has no words for, lest they be lost."""
         unknown = {
+            "mixtures of experts": any(node.op_type == "Q4NXMoE" for node in self._nodes.values()),
             "biases": any(name.endswith(".bias") for name in self._initializers),
             "layers without RoPE, or with two": any(
                 node.op_type == "FlowQKVAttention" and (not _has(node, "cos_cache") or _has(node, "position_ids"))

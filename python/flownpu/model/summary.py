@@ -131,6 +131,11 @@ def _quantised_shapes(nodes: list[Any]) -> dict[str, list[int]]:
             gating = node.attributes.get("gating")
             gated = gating is not None and gating.as_string() != "none"
             shapes[blocks.name] = [2 * rows if gated else rows, columns]
+        elif node.domain == DOMAIN and node.op_type == "Q4NXMoE":
+            names = ("num_experts", "hidden_size", "expert_size")
+            experts, hidden, inner = (node.attributes[name].as_int() for name in names)
+            shapes[node.inputs[2].name] = [experts * 2 * inner, hidden]
+            shapes[node.inputs[3].name] = [experts * hidden, inner]
     return shapes
 
 

@@ -73,7 +73,8 @@ def _decoder(shape: dict[str, object]) -> Model:
     )
 
 
-MODELS: dict[str, Model] = {name: _decoder(shape) for name, shape in SHAPES.items()}
+# The designs have no place for experts.
+MODELS: dict[str, Model] = {name: _decoder(shape) for name, shape in SHAPES.items() if "num_experts" not in shape}
 # Gemma3-4B's encoder of images, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
 _SIGLIP = EncoderShape(
     channels=3,

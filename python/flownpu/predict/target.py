@@ -70,9 +70,12 @@ def target(text: str) -> Target:
 
 @cache
 def known(name: str) -> Target:
-    """One of `SHAPES`."""
+    """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
     encoder = MODELS[_ENCODERS[name]].encoder if name in _ENCODERS else None
-    return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
+    try:
+        return Target(name, _of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
+    except ValueError as error:
+        raise FlowNPUError(f"{name}: the NPU's designs have no place for its layers: {error}") from error
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -100,6 +103,8 @@ def _of_configuration(config: Mapping[str, Any], where: str, block: int = 0) -> 
     found = read_configuration(config, where=where)
     if found.attention_softcap or found.logit_softcap:
         raise ValueError("the NPU's designs have no softcap, which this model's scores or logits need")
+    if found.mixture is not None:
+        raise ValueError("they are mixtures of experts, and what the array reads is fixed before a router chooses")
     rotaries = list(found.rotaries)
     return DecoderShape.of(
         {

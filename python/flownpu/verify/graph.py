@@ -28,7 +28,7 @@ _NORMS = {"SimplifiedLayerNormalization": 1, "RMSNormalization": 1, "LayerNormal
 _SUM = 3  # output of _SKIP that is the sum
 # Between the last norm and the LM head: what selects the last token, and gives it its axis back.
 _SELECTIONS = {"Gather", "GatherND", "Slice", "Unsqueeze"}
-_QUANTISED = {"MatMulNBits", "Q4NXMatMul", "FusedDQP"}
+_QUANTISED = {"MatMulNBits", "Q4NXMatMul", "FusedDQP", "Q4NXMoE"}
 
 
 def hidden_input(layer: int) -> str:

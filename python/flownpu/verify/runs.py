@@ -189,12 +189,14 @@ class Checkpoint:
         states = [(scale * _rounded(rows)).astype(np.float32)]
         with torch.no_grad():
             for layer, (arguments, keywords) in zip(self._decoder.layers, self._calls[:-1], strict=True):
-                kept = {module: module.weight.data for module in layer.modules() if isinstance(module, torch.nn.Linear)}
-                for module, weight in kept.items():
-                    module.weight.data = torch.from_numpy(_rounded(weight.numpy()))
+                weights = [module.weight for module in layer.modules() if isinstance(module, torch.nn.Linear)]
+                weights += [parameter for parameter in layer.parameters() if parameter.ndim == 3]  # of all experts
+                kept = [weight.data for weight in weights]
+                for weight in weights:
+                    weight.data = torch.from_numpy(_rounded(weight.detach().numpy()))
                 output = layer(*arguments, **keywords)
-                for module, weight in kept.items():
-                    module.weight.data = weight
+                for weight, data in zip(weights, kept, strict=True):
+                    weight.data = data
                 states.append((output[0] if isinstance(output, tuple) else output)[0].numpy())
             normalised = self._decoder.norm(torch.from_numpy(run.hidden[-1])).numpy()
         return Run(states, self._logits(normalised))
@@ -222,6 +224,7 @@ def _first(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
 
 
 def _rounded(weight: Floats) -> Floats:
-    """A weight [M, K] as Q4NX holds it."""
-    rounded: Floats = q4nx.dequantize_codes(q4nx.quantize(np.ascontiguousarray(weight, dtype=np.float32)))
+    """A weight [M, K], or several, as Q4NX holds it."""
+    rows = np.ascontiguousarray(weight, dtype=np.float32).reshape(-1, weight.shape[-1])
+    rounded: Floats = q4nx.dequantize_codes(q4nx.quantize(rows)).reshape(weight.shape)
     return rounded

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu import peers
 from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
 from flownpu.bench.report import BenchReport
-from flownpu.bench.roofline import DecodeTraffic, decode_traffic, read_bandwidth
+from flownpu.bench.roofline import DecodeTraffic, decode_traffic, graph_traffic, read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.machine import Machine
 from flownpu.model.summary import summarize
@@ -84,6 +86,21 @@ def test_traffic_of_a_decode_step(model):
     assert expected - scalars <= traffic.weights <= expected
     # Keys and values of 2 heads of 64 in bf16: 512 bytes a token and layer; five layers see 64 tokens, the sixth all.
     assert traffic.bytes_at(1000) - traffic.bytes_at(0) == 512 * (5 * 64 + 1000)
+
+
+def test_a_decode_step_reads_the_experts_that_a_token_chooses():
+    def constant(name: str, *shape: int) -> ir.Value:
+        tensor = ir.tensor(np.zeros(shape, np.uint8))
+        return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+
+    weights = [constant("router", 60), constant("gate_up", 6, 100), constant("down", 6, 50)]
+    x = ir.Value(name="x")
+    node = ir.node(
+        "Q4NXMoE", [x, *weights], {"num_experts": 6, "experts_per_token": 2}, domain="ai.flownpu", name="moe"
+    )
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=weights)
+    # All of the router, and 2 of 6 experts.
+    assert graph_traffic(graph).weights == graph_traffic(graph).node_bytes_at("moe", 7) == 60 + 2 * (100 + 50)
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", 
 # Compared with the models out of their checkpoints only.
 OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "olmo2", "phi3", "qwen2", "smollm3")}
 OTHER_ARCHITECTURES["mistral"] = "llama"
-INTERLEAVED = ("llama", "granite", "smollm3")
+OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 # Where a block has its float16 scales, and how many.
 K_QUANTS = {
     GGMLQuantizationType.Q3_K: (108, 1),
@@ -79,6 +80,12 @@ def write_gguf(
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                add_experts(writer, name, parameter, type_of)
+                continue
+            if name.endswith(("mlp.gate.weight", "router.weight")):
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_inp.weight", parameter.numpy().copy())
+                continue
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             values = parameter.numpy().copy()
             if is_projection(name):
@@ -95,6 +102,21 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_experts(
+    writer: gguf.GGUFWriter, name: str, parameter: torch.nn.Parameter, type_of: Callable[[str], GGMLQuantizationType]
+) -> None:
+    """The projections of all experts, [experts, rows, columns], gate and up apart."""
+    parts = {"gate": 0, "up": 1} if name.endswith("gate_up_proj") else {"down": 0}
+    rows = parameter.shape[1] // len(parts)
+    for part, place in parts.items():
+        values = parameter[:, place * rows : (place + 1) * rows]
+        kind = type_of(name)
+        data, made = quantized(values.numpy().reshape(-1, values.shape[-1]), kind, scales_in_bf16=True)
+        data = data.reshape(len(values), rows, -1)
+        writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight", data, raw_dtype=kind)
+        values.copy_(torch.from_numpy(made).reshape(values.shape))
 
 
 def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -125,7 +147,12 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     if architecture == "phi3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
-    if architecture == "granite":
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)

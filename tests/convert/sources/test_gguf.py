@@ -32,11 +32,15 @@ FAMILIES = tuple(ARCHITECTURES)
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
+    "granitemoe": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "llama with biases": {"mlp_bias": False},
     "mistral without window": {},
+    "mixtral": {},
     "olmo2": {},
+    "olmoe": {},
     "phi3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.75}},
     "qwen2": {},
+    "qwen3_moe": {},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
 # K-quants come in blocks of 256 columns.
@@ -218,8 +222,8 @@ U32, F32, TEXT, BOOL = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (set_pair("general.architecture", "mamba", TEXT), "qwen3, smollm3, got \"mamba\"; a model of another"),
-        (set_pair("llama.expert_count", 8, U32), "llama.expert_count is 8, and only models that have 0 there"),
+        (set_pair("general.architecture", "mamba", TEXT), "qwen3moe, smollm3, got \"mamba\"; a model of another"),
+        (set_pair("llama.expert_count", 8, U32), "llama.expert_used_count is missing"),
         (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
         (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),
         (set_pair("llama.attention.causal", False, BOOL), "llama.attention.causal is False"),
@@ -292,3 +296,23 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     sizes = {"vocab_size": 292, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     write_model(folder, changes={"num_hidden_layers": 1, **sizes})
     return (folder / "model.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("family", "edit", "message"),
+    [
+        ("qwen3", set_pair("qwen3.expert_count", 8, U32), "qwen3.expert_count is 8, and only models that have 0 there"),
+        ("mixtral", set_pair("llama.expert_gating_func", 2, U32), "llama.expert_gating_func is 2, .* have 1 there"),
+        ("olmoe", set_pair("olmoe.expert_shared_count", 1, U32), "olmoe.expert_shared_count is 1, .* have 0 there"),
+        ("olmoe", drop_tensor("blk.1.ffn_up_exps.weight"), "tensor blk.1.ffn_up_exps.weight is missing"),
+        (
+            "olmoe",
+            set_pair("olmoe.expert_count", 4, U32),
+            r"ffn_gate_inp.weight has shape \[5, 96\], expected \[4, 96\]",
+        ),
+    ],
+)
+def test_which_mixtures_cannot_be_converted_is_said(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
+    write_model(tmp_path, family, edit=edit)
+    with pytest.raises(ConversionError, match=message):
+        convert(tmp_path / "model.gguf", tmp_path / "model")

@@ -217,6 +217,30 @@ def q4nx_gather(b: Builder) -> None:
     flow_node(b, "Q4NXGather", [q4nx_weight(b, rows, columns), index], result, M=rows, K=columns)
 
 
+def q4nx_moe(b: Builder) -> None:
+    x, inner, experts = some_rows(b), b.choices.pick((32, 33, 16, 64)), b.choices.pick((3, 1, 2, 4))
+    hidden, layout = x.shape[-1], b.choices.pick((q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE))
+
+    def weight(rows: int, columns: int, *, gated: bool) -> Value:
+        parts = [q4nx_blocks(rows, columns, layout, seed, gated) for seed in range(experts)]
+        blocks = np.concatenate(parts)
+        return b.source(UINT8, blocks.shape, constant=True, given=blocks.reshape(-1))
+
+    router = b.source(b.choices.pick((FLOAT, TensorProto.BFLOAT16)), (experts, hidden), constant=True)
+    inputs = [x, router, weight(inner, hidden, gated=True), weight(hidden, inner, gated=False)]
+    sizes = {
+        "num_experts": experts,
+        "experts_per_token": 1 + b.choices.below(experts),
+        "hidden_size": hidden,
+        "expert_size": inner,
+    }
+    if b.mistake():
+        sizes[b.choices.pick(("num_experts", "hidden_size", "expert_size"))] = b.choices.pick((0, 7, 2**40, -1))
+    normalize = b.choices.pick((None, 1, 0))
+    gating = b.choices.pick((None, "swiglu", "geglu"))
+    flow_node(b, "Q4NXMoE", inputs, [(FLOAT, x.shape)], **sizes, normalize_routing_weights=normalize, gating=gating)
+
+
 def dense_matmul(b: Builder) -> None:
     x, m = some_rows(b), b.choices.pick(ROWS)
     k = x.shape[-1]
@@ -244,5 +268,6 @@ OPERATORS: Operators = [
     (16, "GatherBlockQuantized", 7, gather_n_bits),
     (24, "Q4NXMatMul", 21, q4nx_matmul),
     (10, "Q4NXGather", 21, q4nx_gather),
+    (10, "Q4NXMoE", 21, q4nx_moe),
     (22, "DenseMatMul", 21, dense_matmul),
 ]

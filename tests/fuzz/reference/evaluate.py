@@ -97,11 +97,11 @@ class Node:
 
 
 def _tables() -> Table:
-    from tests.fuzz.reference import attention, elementwise, moves, products, reductions
+    from tests.fuzz.reference import attention, elementwise, experts, moves, products, reductions
 
     return {
         key: function
-        for family in (elementwise, moves, reductions, products, attention)
+        for family in (elementwise, moves, reductions, products, experts, attention)
         for key, function in family.TABLE.items()
     }
 

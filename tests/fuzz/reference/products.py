@@ -222,9 +222,10 @@ def _code_span(scale: Array, minimum: Array) -> Array:
     return span
 
 
-def _q4nx_product(node: Node, x: Bounds, weight: Bounds, span: Array) -> Bounds:
-    transposed = weight.map(np.transpose)
-    return product(x, transposed, node.provider.get("activations", "none"), span)
+def q4nx_product(node: Node, x: Bounds, blocks: Array, rows: int, columns: int) -> Bounds:
+    """x times the weight [rows, columns] that the blocks hold."""
+    weight, span = _q4nx_weight(blocks, rows, columns)
+    return product(x, weight.map(np.transpose), node.provider.get("activations", "none"), span)
 
 
 def matmul_n_bits(node: Node) -> Bounds:
@@ -269,15 +270,19 @@ def q4nx_matmul(node: Node) -> Bounds:
     x, blocks = node.float(0), node.input(1).exact()
     gating = node.attributes.get("gating", b"none")
     if gating == b"none":
-        made = _q4nx_product(node, x, *_q4nx_weight(blocks, rows, columns))
+        made = q4nx_product(node, x, blocks, rows, columns)
     else:
-        halves = np.split(blocks, 2)
-        gate, up = (_q4nx_product(node, x, *_q4nx_weight(half, rows, columns)) for half in halves)
-        made = product_of(gelu(gate, tanh=True) if gating == b"geglu" else _silu(gate), up)
+        made = gated_product(node, x, blocks, rows, columns, is_geglu=gating == b"geglu")
     for addend in (2, 3):
         if node.has(addend):
             made = sum_of(made, node.float(addend))
     return made
+
+
+def gated_product(node: Node, x: Bounds, blocks: Array, rows: int, columns: int, *, is_geglu: bool) -> Bounds:
+    """act(gate) * up, of blocks of both."""
+    gate, up = (q4nx_product(node, x, half, rows, columns) for half in np.split(blocks, 2))
+    return product_of(gelu(gate, tanh=True) if is_geglu else _silu(gate), up)
 
 
 def _silu(x: Bounds) -> Bounds:

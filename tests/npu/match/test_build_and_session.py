@@ -53,6 +53,7 @@ HEADS, LAYERS = 4, 3
         ("narrow", {}, ""),
         ("odd", {}, ""),
         ("gemma2", {}, "expected no softcap: the array has none"),
+        ("qwen3_moe", {}, "Q4NXMoE '/layers.0.mlp.experts': a mixture of experts, which the array's designs have no "),
     ],
 )
 def test_converted_decoders(

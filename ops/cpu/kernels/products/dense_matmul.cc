@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul: weights of any type to 32 columns in the order of a kernel, and products of many
-// rows.
+// rows; and dot products with a weight as it lies.
+#include "ops/cpu/kernels/products/dense_dots.h"
 #include "ops/cpu/kernels/products/dense_matmul_float.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
@@ -52,6 +53,7 @@ void fill_dense_matmul(Kernels& kernels) {
   kernels.dense_block_bytes = dense_block_bytes;
   kernels.pack_dense = pack_dense;
   kernels.matmul_dense = matmul_dense;
+  kernels.dense_dots = dense_dots;
 }
 
 }  // namespace flownpu::cpu::FLOWNPU_ISA

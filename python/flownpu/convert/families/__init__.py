@@ -16,7 +16,9 @@ from flownpu.convert.families import (
     granite,
     llama,
     mistral,
+    mixtral,
     olmo2,
+    olmoe,
     phi3,
     qwen2,
     qwen3,
@@ -39,7 +41,7 @@ OTHER_WAYS = (
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (gemma, gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3)
+    for module in (gemma, gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, smollm3)
     for family in module.FAMILIES
 }
 """By config.json's model_type."""

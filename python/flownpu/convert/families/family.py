@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from flownpu.convert.mixture import ExpertTensors
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Biases", "Family", "Power"]
+__all__ = ["Biases", "Experts", "Family", "Power"]
 
 
 class Power(NamedTuple):
@@ -25,6 +27,23 @@ class Biases(NamedTuple):
     qkv: bool | str = "attention_bias"
     output: bool | str = "attention_bias"
     feed_forward: bool | str = "mlp_bias"
+
+
+_EACH_BY_ITSELF = ExpertTensors()
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A family whose feed-forwards are mixtures of experts: the settings that say so, and the tensors' names."""
+
+    count: tuple[str, ...] = ("num_experts", "num_local_experts")
+    """How many there are; of several settings the first that is there."""
+    chosen: str = "num_experts_per_tok"
+    size: str = "intermediate_size"
+    """The rows of an expert's gate."""
+    normalize: bool | str = True
+    """The weights of the chosen experts are divided by their sum: always, never, or where a setting says so."""
+    tensors: ExpertTensors = _EACH_BY_ITSELF
 
 
 _LLAMA_BIASES = Biases()
@@ -62,6 +81,9 @@ class Family:
     biases: Biases = _LLAMA_BIASES
     fused: bool = False
     """The tensors self_attn.qkv_proj and mlp.gate_up_proj are whole."""
+    experts: Experts | None = None
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that FlowNPU has no place for, and the values with which they change nothing."""
     windows: Literal["none", "all", "listed", "behind"] = "none"
     """Layers with a window: none; all, if the configuration has one; those that layer_types lists; those behind the
     first max_window_layers, where use_sliding_window is set."""

@@ -1,26 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3 (Alibaba, 2025): queries and keys normalised by heads."""
+"""Qwen 3 (Alibaba, 2025): queries and keys normalised by heads; and with experts in each layer."""
 
-from flownpu.convert.families.family import Biases, Family
+from dataclasses import replace
+
+from flownpu.convert.families.family import Biases, Experts, Family
 
 __all__ = ["FAMILIES"]
 
+_QWEN3 = Family(
+    model_type="qwen3",
+    genai_type="qwen3",
+    title="Qwen 3",
+    gguf="qwen3",
+    defaults={
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    qk_norm="heads",
+    biases=Biases(feed_forward=False),
+    windows="behind",
+)
+
 FAMILIES = (
-    Family(
-        model_type="qwen3",
-        genai_type="qwen3",
-        title="Qwen 3",
-        gguf="qwen3",
+    _QWEN3,
+    replace(
+        _QWEN3,
+        model_type="qwen3_moe",
+        title="Qwen 3 MoE",
+        gguf="qwen3moe",
         defaults={
             "vocab_size": 151936,
-            "head_dim": 128,
+            "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
             "tie_word_embeddings": False,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
         },
-        qk_norm="heads",
-        biases=Biases(feed_forward=False),
-        windows="behind",
+        windows="none",
+        experts=Experts(size="moe_intermediate_size", normalize="norm_topk_prob"),
+        # Layers without experts, of which no checkpoint that is known has any.
+        neutral={"mlp_only_layers": [], "decoder_sparse_step": 1, "use_sliding_window": False},
     ),
 )

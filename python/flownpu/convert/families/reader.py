@@ -9,6 +9,7 @@ from flownpu.convert.decoder import Decoder, Layer, Rotary
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families.family import Power
 from flownpu.convert.families.rope import read_rotaries
+from flownpu.convert.mixture import Mixture
 
 if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
@@ -59,6 +60,7 @@ def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
         raise ConversionError(
             f"{given.where}: use_bidirectional_attention is set; only causal decoders can be converted"
         )
+    _check_neutral(family, given)
     # A soft cap or a window that is null in the file is none, whatever a file without it means.
     none = {
         key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if given.is_null(str(key))
@@ -73,7 +75,7 @@ def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
     return Decoder(
         family=family.genai_type,
         hidden_size=config.integer("hidden_size"),
-        feed_forward_size=config.integer("intermediate_size"),
+        feed_forward_size=config.integer("intermediate_size" if family.experts is None else family.experts.size),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -97,11 +99,33 @@ def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
         output_bias=_has(config, family.biases.output),
         feed_forward_bias=_has(config, family.biases.feed_forward),
         fused_projections=family.fused,
+        mixture=_mixture(family, config),
         tied_embeddings=config.flag("tie_word_embeddings"),
         bos_token_id=tokens.one("bos_token_id"),
         eos_token_ids=tokens.several("eos_token_id"),
         pad_token_id=tokens.one("pad_token_id"),
     )
+
+
+def _check_neutral(family: Family, given: Settings) -> None:
+    """Raises ConversionError for a setting that would change the model."""
+    for key, neutral in family.neutral.items():
+        if key in given and (value := given.value(key)) != neutral:
+            raise ConversionError(
+                f"{given.where}: {key} is {value!r}, and only models that have {neutral!r} there can be converted"
+            )
+
+
+def _mixture(family: Family, config: Settings) -> Mixture | None:
+    if (experts := family.experts) is None:
+        return None
+    count = config.integer(next((key for key in experts.count if key in config), experts.count[0]))
+    per_token = config.integer(experts.chosen)
+    if per_token > count:
+        raise ConversionError(
+            f"{config.where}: expected {experts.chosen} to be at most the number of experts, {count}, got {per_token}"
+        )
+    return Mixture(count, per_token, _has(config, experts.normalize), experts.tensors)
 
 
 def _head_sizes(config: Settings) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, OTHER_WAYS
 
 if TYPE_CHECKING:
+    from flownpu.convert.families.family import Family
     from flownpu.convert.gguf.file import GgufFile
 
 __all__ = ["ARCHITECTURES", "read_configuration"]
@@ -25,11 +26,13 @@ ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.g
 # Settings of relatives that share an architecture's name, and the values with which they change nothing.
 _SCALES = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
 _NEUTRAL = {
-    "expert_count": 0,
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
 }
+
+# The same of mixtures of experts: what else there is beside a softmax over what a router chooses. 1 is that.
+_NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
 
 # Layers of the two Gemmas whose attention is scaled by 1 / sqrt(hidden size / heads), where all others take the head's
 # size: llama.cpp tells them by this number too, for the file does not say it.
@@ -65,8 +68,11 @@ class _Settings:
                 f"{self.file.path}: one of {self.metadata['split.count']} parts of a model; join them with "
                 "llama-gguf-split --merge"
             )
-        has_scales = ARCHITECTURES[self.architecture].residual_scale is not None
-        for key, neutral in (_NEUTRAL if has_scales else _NEUTRAL | _SCALES).items():
+        family = self._family()
+        has_scales = family.residual_scale is not None
+        neutrals = _NEUTRAL | ({} if has_scales else _SCALES)
+        neutrals |= _NEUTRAL_EXPERTS if family.experts is not None else {"expert_count": 0}
+        for key, neutral in neutrals.items():
             if (value := self.value(key, neutral)) != neutral:
                 raise ConversionError(
                     f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
@@ -88,7 +94,7 @@ class _Settings:
                     f"size, {head_size}, there can be converted"
                 )
         config = {
-            "model_type": ARCHITECTURES[self.architecture].model_type,
+            "model_type": family.model_type,
             "hidden_size": hidden_size,
             "intermediate_size": self.integer("feed_forward_length"),
             "num_hidden_layers": layers,
@@ -102,6 +108,7 @@ class _Settings:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             **self._tokens(),
+            **(self._mixture() if family.experts is not None else {}),
         }
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
@@ -139,6 +146,22 @@ class _Settings:
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
         return int(value)
+
+    def _family(self) -> Family:
+        """The file's family; a Llama with experts is Mixtral."""
+        family = ARCHITECTURES[self.architecture]
+        return FAMILIES["mixtral"] if family.model_type == "llama" and self.value("expert_count", 0) else family
+
+    def _mixture(self) -> dict[str, Any]:
+        size = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
+        return {
+            "num_experts": self.integer("expert_count"),
+            "num_experts_per_tok": self.integer("expert_used_count"),
+            "intermediate_size": size,
+            "moe_intermediate_size": size,
+            # The file does not say it; of those that are read, llama.cpp leaves OLMoE's weights as they are.
+            "norm_topk_prob": self.architecture != "olmoe",
+        }
 
     def _granite(self, head_size: int) -> dict[str, Any]:
         return {

@@ -56,6 +56,10 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
     # Whole, where the family has them whole.
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
@@ -117,6 +121,8 @@ class GgufWeights:
         if name not in self._file.tensors:
             raise ConversionError(f"{self._file.path}: tensor {name} is missing")
         actual = self._file.tensors[name].shape
+        if len(actual) == 3:  # of all experts, one below the other
+            actual = (actual[0] * actual[1], actual[2])
         if actual != shape:
             raise ConversionError(
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"

@@ -9,9 +9,9 @@ Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, othe
     logits float32 [B, 1, V] of each row's last token, or [B, S, V];  present.{i}.key, present.{i}.value
 
 A layer is: norm, packed QKV projection, attention with QK-norm and RoPE inside, output projection, norm with the
-residual, gate/up projection with its activation, down projection, norm with the residual; `Decoder` says which norms
-and biases there are. Weights are initializers by the names of `weights.weight_plan`; they say where the bytes are, and
-nothing here reads them.
+residual, gate/up projection with its activation, down projection (or a mixture of experts in their place), norm with
+the residual; `Decoder` says which norms and biases there are. Weights are initializers by the names of
+`weights.weight_plan`; they say where the bytes are, and nothing here reads them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder, Layer, Rotary
+    from flownpu.convert.mixture import Mixture
 
 __all__ = ["DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
 
@@ -100,6 +101,8 @@ class DecoderWriter(EmbeddingWriter):
         return total, total
 
     def _feed_forward(self, hidden: ir.Value, module: str) -> ir.Value:
+        if self.decoder.mixture is not None:
+            return self._experts(hidden, module, self.decoder.mixture)
         if not self.decoder.feed_forward_bias:
             hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
             return self._project(hidden, f"{module}.down_proj")
@@ -111,6 +114,21 @@ class DecoderWriter(EmbeddingWriter):
                 "Mul", [gate, self._op("Sigmoid", [gate], f"{module}.sigmoid")], f"{module}.activation"
             )
         return self._project(self._op("Mul", [activated, up], f"{module}.gated"), f"{module}.down_proj", bias=True)
+
+    def _experts(self, hidden: ir.Value, module: str, mixture: Mixture) -> ir.Value:
+        names = ("router", "experts.gate_up_proj", "experts.down_proj")
+        return self._op(
+            "Q4NXMoE",
+            [hidden, *(self._weight(f"{module}.{name}") for name in names)],
+            f"{module}.experts",
+            domain=DOMAIN,
+            num_experts=mixture.experts,
+            experts_per_token=mixture.experts_per_token,
+            hidden_size=self.decoder.hidden_size,
+            expert_size=self.decoder.feed_forward_size,
+            normalize_routing_weights=int(mixture.normalize),
+            gating=self.decoder.gating,
+        )
 
     def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"

@@ -17,6 +17,7 @@ from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
+from flownpu.convert.mixture import STACKED
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import ProjectionWeight, weight_plan
@@ -49,6 +50,8 @@ def convert_gguf(request: Request) -> None:
     try:
         configuration = read_configuration(file)
         decoder = read_decoder(configuration, where=f"{source}: the metadata")
+        if decoder.mixture is not None:
+            decoder = dataclasses.replace(decoder, mixture=dataclasses.replace(decoder.mixture, tensors=STACKED))
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value of another type than it should have.

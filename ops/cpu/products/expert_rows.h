@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows of activations meet which expert, and how that is cut into tasks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ops/cpu/step.h"
+
+namespace flownpu::cpu {
+
+// The experts of the largest logits, of equal ones the lower number, sorted by their numbers; NaN
+// is larger than none. logits.size() >= experts.size().
+void choose_experts(std::span<const float> logits, std::span<std::int32_t> experts);
+
+// Rows that one expert computes together.
+struct ExpertRows {
+  std::int32_t expert;
+  // Among the choices in the order of experts: `count` > 0, at most kTaskRows.
+  std::int32_t first;
+  std::int32_t count;
+};
+
+// The choices of all rows, by experts. A choice is a row with one of its experts: number
+// row * experts_per_row + i.
+class RowsByExpert {
+ public:
+  // Takes memory for so many; without memory, only counts.
+  RowsByExpert(Scratch& scratch, std::int64_t rows, std::int64_t experts_per_row,
+               std::int64_t experts);
+
+  // For choice `row * experts_per_row + i`: its expert, and what the expert's answer is
+  // multiplied by.
+  std::int32_t* chosen() const { return chosen_; }
+  float* weights() const { return weights_; }
+
+  // Sorts the choices; of an expert, in the order of rows.
+  void sort();
+  std::int64_t choices() const { return choices_; }
+  // In the order of experts: the choices, and where each of them has gone.
+  std::int32_t choice(std::int64_t place) const { return order_[place]; }
+  std::int32_t place(std::int64_t choice) const { return places_[choice]; }
+  std::int64_t row(std::int64_t place) const { return order_[place] / experts_per_row_; }
+  float weight(std::int64_t place) const { return weights_[order_[place]]; }
+  std::span<const ExpertRows> groups() const {
+    return {groups_, static_cast<std::size_t>(group_count_)};
+  }
+  const ExpertRows& group_of(std::int64_t place) const;
+
+  // Cuts the products of all groups with weights of `row_blocks` rows of blocks into tasks of about
+  // equal work, in the order in which weights lie in memory: some for each thread. Returns how many
+  // there are.
+  std::int64_t cut(std::int64_t row_blocks, std::int64_t threads);
+  // A task of the last cut: a group, and part `index` of `parts` of its rows of blocks.
+  struct Task {
+    const ExpertRows& group;
+    std::int64_t index;
+    std::int64_t parts;
+  };
+  Task task(std::int64_t number) const;
+
+ private:
+  std::int64_t experts_per_row_;
+  std::int64_t experts_;
+  std::int64_t choices_;
+  std::int32_t* chosen_;
+  float* weights_;
+  std::int32_t* order_;
+  std::int32_t* places_;
+  // Where each expert's choices begin; one more.
+  std::int32_t* begins_;
+  ExpertRows* groups_;
+  // The first task of each group; one more.
+  std::int64_t* first_tasks_;
+  std::int64_t group_count_ = 0;
+};
+
+}  // namespace flownpu::cpu

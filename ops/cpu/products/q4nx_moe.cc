@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMoE on the CPU. Rows of activations are sorted by the experts that they chose, so that each
+// expert's weights are read once, and those of experts that none chose not at all.
+//
+// A row's answers are added up in the order of experts, one after the other, whatever rows there
+// are beside it: with bf16 activations no bit of it depends on them. With int8 an expert's
+// rows are rounded by how many there are (Int8Order).
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cpu/products/expert_rows.h"
+#include "ops/cpu/products/q4nx_matmul.h"
+#include "ops/cpu/products/q4nx_product.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+// Answers of experts are kept by themselves, and added up afterwards, while they fit into a
+// second-level cache or two: so the threads read weights expert by expert, in one stream. More are
+// added to Y where they are made, by threads that have some columns each.
+constexpr std::int64_t kKeptBytes = 2 << 20;
+
+class Q4NXMoE final : public Step {
+ public:
+  Q4NXMoE(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        experts_(node.required_integer("num_experts")),
+        per_row_(node.required_integer("experts_per_token")),
+        hidden_(node.required_integer("hidden_size")),
+        inner_(node.required_integer("expert_size")),
+        normalize_(node.integer("normalize_routing_weights", 1) != 0),
+        gate_up_(context, hidden_, gating_of(node, "swiglu")),
+        down_(context, inner_, Gating::kNone) {
+    if (per_row_ > experts_) {
+      fail("[", name_, "] expected experts_per_token to be at most num_experts, ", experts_,
+           ", got ", per_row_);
+    }
+    const Value* router = node.input(1);
+    const Shape expected{experts_, hidden_};
+    if (router->shape != expected) {
+      fail("[", name_, "] expected a router of shape ", to_string(expected), ", got ",
+           router->shape ? to_string(*router->shape) : "an unknown shape");
+    }
+    router_type_ = router->type;
+    inner_blocks_ = q4nx::row_blocks(inner_);
+    outer_blocks_ = q4nx::row_blocks(hidden_);
+    gate_up_layout_ = q4nx_layout(node, 2, experts_ * 2 * inner_blocks_, hidden_);
+    down_layout_ = q4nx_layout(node, 3, experts_ * outer_blocks_, inner_);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& x = inputs[0].shape;
+    if (x.rank() == 0 || x[-1] != hidden_)
+      fail("[", name_, "] expected X of shape [.., ", hidden_, "], got ", to_string(x));
+    outputs[0] = x;
+  }
+
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    Scratch scratch;
+    const Work work(*this, scratch, inputs[0].shape.elements() / hidden_);
+    return scratch.bytes();
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> memory) const override {
+    const std::int64_t rows = inputs[0].shape.elements() / hidden_;
+    if (rows == 0) return;
+    Scratch scratch(memory.data());
+    Work work(*this, scratch, rows);
+    const float* x = inputs[0].as<const float>();
+    route(x, DenseWeight{inputs[1].data, router_type_, hidden_, experts_, true}, rows, work);
+    work.by_expert.sort();
+    round_by_expert(gate_up_, work.taken, work.by_expert,
+                    [&](std::int64_t place) { return x + work.by_expert.row(place) * hidden_; });
+    multiply_inwards(Q4NXRows(inputs[2].as<const std::uint8_t>(), gate_up_layout_, hidden_), work);
+    round_by_expert(down_, work.inside, work.by_expert,
+                    [&](std::int64_t place) { return work.products + place * inner_; });
+    const Q4NXRows down(inputs[3].as<const std::uint8_t>(), down_layout_, inner_);
+    if (work.answers != nullptr) {
+      multiply_outwards(down, work);
+      add_up(rows, work, outputs[0].as<float>());
+    } else {
+      multiply_and_add(down, rows, work, outputs[0].as<float>());
+    }
+  }
+
+  // What of the weights comes first; which experts' come next nobody knows.
+  std::optional<std::size_t> streamed_input() const override { return 1; }
+
+  std::optional<Slicing> slicing(const Node& node) const override {
+    return slice_rows(node, {0}, 1);
+  }
+
+  std::int64_t multiply_adds() const override {
+    return experts_ * hidden_ + per_row_ * 3 * hidden_ * inner_;
+  }
+
+ private:
+  // Memory of a run; without memory, only counts.
+  struct Work {
+    Work(const Q4NXMoE& moe, Scratch& scratch, std::int64_t rows)
+        : by_expert(scratch, rows, moe.per_row_, moe.experts_),
+          logits(scratch.take<float>(rows * moe.experts_)),
+          taken(moe.gate_up_.take_for_several(scratch, by_expert.choices())),
+          products(scratch.take<float>(by_expert.choices() * moe.inner_)),
+          inside(moe.down_.take_for_several(scratch, by_expert.choices())) {
+      const std::int64_t count = by_expert.choices() * moe.hidden_;
+      const bool kept = count * static_cast<std::int64_t>(sizeof(float)) <= kKeptBytes;
+      answers = kept ? scratch.take<float>(count) : nullptr;
+    }
+
+    RowsByExpert by_expert;
+    float* logits;
+    // Rows of X, and of act(gate) * up, in the order of experts.
+    RoundedActivations taken;
+    float* products;
+    RoundedActivations inside;
+    // Rows of what experts answer, likewise; null: they are not kept.
+    float* answers;
+  };
+
+  // The experts of each row, and their weights.
+  void route(const float* x, const DenseWeight& router, std::int64_t rows, Work& work) const {
+    const std::int64_t threads = context_.pool->threads();
+    const std::int64_t parts = rows < threads ? std::min(threads, experts_) : 1;
+    context_.pool->run(rows * parts, [&](std::int64_t task) {
+      const std::int64_t row = task / parts;
+      const auto [begin, end] = part(experts_, parts, task % parts);
+      context_.kernels.dense_dots(router, x + row * hidden_, begin, end,
+                                  work.logits + row * experts_);
+    });
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
+      float* logits = work.logits + row * experts_;
+      std::int32_t* chosen = work.by_expert.chosen() + row * per_row_;
+      float* weights = work.by_expert.weights() + row * per_row_;
+      choose_experts({logits, static_cast<std::size_t>(experts_)},
+                     {chosen, static_cast<std::size_t>(per_row_)});
+      if (!normalize_) context_.kernels.softmax(logits, logits, experts_);
+      for (std::int64_t i = 0; i < per_row_; ++i) weights[i] = logits[chosen[i]];
+      if (normalize_) context_.kernels.softmax(weights, weights, per_row_);
+    });
+  }
+
+  // Each place's row, rounded as a product of as many rows as its group has wants it.
+  template <typename Source>
+  void round_by_expert(const Q4NXProduct& product, const RoundedActivations& all,
+                       const RowsByExpert& by_expert, const Source& source) const {
+    context_.pool->run_rows(by_expert.choices(), [&](std::int64_t place) {
+      const ExpertRows& group = by_expert.group_of(place);
+      product.round(source(place), product.rows_of(all, group.first, group.count),
+                    place - group.first);
+    });
+  }
+
+  // Products of all groups with their expert's gate and up projection.
+  void multiply_inwards(const Q4NXRows& weight, Work& work) const {
+    const std::int64_t tasks = work.by_expert.cut(inner_blocks_, context_.pool->threads());
+    context_.pool->run(tasks, [&](std::int64_t number) {
+      const auto [group, index, parts] = work.by_expert.task(number);
+      const auto [begin, end] = part(inner_blocks_, parts, index);
+      multiply_group(gate_up_, weight.from(2 * inner_blocks_ * group.expert), inner_blocks_,
+                     work.taken, group, begin, end, work.products, inner_);
+    });
+  }
+
+  void multiply_outwards(const Q4NXRows& weight, Work& work) const {
+    const std::int64_t tasks = work.by_expert.cut(outer_blocks_, context_.pool->threads());
+    context_.pool->run(tasks, [&](std::int64_t number) {
+      const auto [group, index, parts] = work.by_expert.task(number);
+      const auto [begin, end] = part(outer_blocks_, parts, index);
+      multiply_group(down_, weight.from(group.expert * outer_blocks_), 0, work.inside, group, begin,
+                     end, work.answers, hidden_);
+    });
+  }
+
+  // y[place][m] of a group's rows and some rows of blocks.
+  void multiply_group(const Q4NXProduct& product, const Q4NXRows& weight, std::int64_t to_up,
+                      const RoundedActivations& all, const ExpertRows& group, std::int64_t begin,
+                      std::int64_t end, float* y, std::int64_t m) const {
+    const ProductEpilogue epilogue{.y = y, .m = m};
+    product.multiply(weight, to_up, product.rows_of(all, group.first, group.count), 0, group.count,
+                     begin, end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
+                       context_.kernels.finish_product(made, blocks, group.first, group.count,
+                                                       block * q4nx::kBlockRows, epilogue);
+                     });
+  }
+
+  void add_up(std::int64_t rows, const Work& work, float* y) const {
+    context_.pool->run_rows(rows, [&](std::int64_t row) {
+      std::fill_n(y + row * hidden_, hidden_, 0.0F);
+      // A row's choices are in the order of experts.
+      for (std::int64_t choice = row * per_row_; choice < (row + 1) * per_row_; ++choice) {
+        const std::int64_t place = work.by_expert.place(choice);
+        context_.kernels.add_scaled(work.answers + place * hidden_, work.by_expert.weight(place),
+                                    y + row * hidden_, hidden_);
+      }
+    });
+  }
+
+  // The same of many rows: each task has some columns of Y, and goes through all groups.
+  void multiply_and_add(const Q4NXRows& weight, std::int64_t rows, const Work& work,
+                        float* y) const {
+    const std::int64_t parts =
+        plan_matmul(rows, outer_blocks_, context_.pool->threads()).block_parts;
+    context_.pool->run(parts, [&](std::int64_t index) {
+      const auto [begin, end] = part(outer_blocks_, parts, index);
+      const std::int64_t column = begin * q4nx::kBlockRows;
+      const std::int64_t columns = std::min(end * q4nx::kBlockRows, hidden_) - column;
+      for (std::int64_t row = 0; row < rows; ++row)
+        std::fill_n(y + row * hidden_ + column, columns, 0.0F);
+      for (const ExpertRows& group : work.by_expert.groups()) {
+        down_.multiply(weight.from(group.expert * outer_blocks_), 0,
+                       down_.rows_of(work.inside, group.first, group.count), 0, group.count, begin,
+                       end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
+                         add_group(made, block, blocks, group, work, y);
+                       });
+      }
+    });
+  }
+
+  // y[row] += weight * made[blocks][count][32] for the group's rows.
+  void add_group(const float* made, std::int64_t block, std::int64_t blocks,
+                 const ExpertRows& group, const Work& work, float* y) const {
+    for (std::int64_t i = 0; i < group.count; ++i) {
+      const std::int64_t place = group.first + i;
+      float* row = y + work.by_expert.row(place) * hidden_;
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        const std::int64_t column = (block + b) * q4nx::kBlockRows;
+        context_.kernels.add_scaled(made + (b * group.count + i) * q4nx::kBlockRows,
+                                    work.by_expert.weight(place), row + column,
+                                    std::min(q4nx::kBlockRows, hidden_ - column));
+      }
+    }
+  }
+
+  Context context_;
+  std::string name_;
+  std::int64_t experts_;
+  std::int64_t per_row_;
+  std::int64_t hidden_;
+  std::int64_t inner_;
+  bool normalize_;
+  Q4NXProduct gate_up_;
+  Q4NXProduct down_;
+  DataType router_type_ = DataType::kFloat32;
+  std::int64_t inner_blocks_ = 0;
+  std::int64_t outer_blocks_ = 0;
+  q4nx::Layout gate_up_layout_;
+  q4nx::Layout down_layout_;
+};
+
+std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context) {
+  return std::make_unique<Q4NXMoE>(node, context);
+}
+
+constexpr Types kUInt8{DataType::kUInt8};
+constexpr Types kRouter{DataType::kFloat32, DataType::kBFloat16};
+constexpr Port kInputs[] = {
+    {.name = "X", .types = kFloat, .shape = "[..,?]"},
+    {.name = "router", .types = kRouter, .shape = "[?,?]", .constant = true},
+    {.name = "gate_up", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
+    {.name = "down", .types = kUInt8, .shape = "[?,?,?]", .constant = true}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr AttributeRule kAttributes[] = {
+    required(count("num_experts", 1)), required(count("experts_per_token", 1)),
+    required(count("hidden_size", 1)), required(count("expert_size", 1)),
+    flag("normalize_routing_weights"), text("gating", "swiglu|geglu")};
+constexpr Operator kOperators[] = {
+    {{kDomain, "Q4NXMoE", 1, 1, kInputs, kY, kAttributes}, make_q4nx_moe}};
+
+}  // namespace
+
+std::span<const Operator> q4nx_moe_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

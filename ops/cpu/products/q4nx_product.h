@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What products with Q4NX weights share, whichever rows meet which: activations are rounded, and
+// met with rows of blocks; gated ones meet the gate's and the up projection's.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cpu/products/q4nx_matmul_plan.h"
+#include "ops/cpu/step.h"
+#include "ops/formats/q4nx.h"
+
+namespace flownpu::cpu {
+
+enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
+
+// That of an attribute `gating`.
+Gating gating_of(const Node& node, std::string_view otherwise);
+
+// Products of activations of `k` columns.
+class Q4NXProduct {
+ public:
+  Q4NXProduct(const Context& context, std::int64_t k, Gating gating);
+
+  // Memory for the activations of a product of `rows` rows; without memory, only counts.
+  RoundedActivations take(Scratch& scratch, std::int64_t rows) const;
+  // The same for `rows` rows of several products, whichever of them each product has.
+  RoundedActivations take_for_several(Scratch& scratch, std::int64_t rows) const;
+  // Of such memory, the rows from `first` on as those of a product of `rows` rows.
+  RoundedActivations rows_of(const RoundedActivations& all, std::int64_t first,
+                             std::int64_t rows) const;
+  // x[k] becomes row `row`.
+  void round(const float* x, const RoundedActivations& activations, std::int64_t row) const;
+
+  // Rows `first` .. of the activations times rows of blocks [begin, end) of the weight; a gate's
+  // row of blocks has its partner of the up projection `to_up` further. Calls
+  // finish(product[blocks][count][32], block, blocks) for some of them at a time.
+  template <typename Finish>
+  void multiply(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& activations,
+                std::int64_t first, std::int64_t count, std::int64_t begin, std::int64_t end,
+                const Finish& finish) const {
+    alignas(64) float product[kMaxProducts * q4nx::kBlockRows];
+    const std::int64_t each = kMaxProducts / count;
+    for (std::int64_t block = begin; block < end; block += each) {
+      const std::int64_t blocks = std::min(each, end - block);
+      multiply_some(weight.from(block), to_up, activations, first, count, blocks, product);
+      finish(product, block, blocks);
+    }
+  }
+
+ private:
+  RoundedActivations empty(std::int64_t rows) const;
+  void multiply_some(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& a,
+                     std::int64_t first, std::int64_t count, std::int64_t blocks,
+                     float* product) const;
+
+  Context context_;
+  std::int64_t k_;
+  std::int64_t padded_k_;
+  Gating gating_;
+};
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXMoE: a mixture of experts, each a gated feed-forward with Q4NX weights, of which a router chooses some a row.
+
+    logits = X . router^T
+    T      = the k experts of the largest logits; of equal ones, those of lower numbers
+    p_e    = softmax over T of logits[e],               with normalize_routing_weights = 1
+             softmax over all experts of logits[e],     otherwise
+    Y      = sum over e in T of p_e (act(X . gate_e^T) * (X . up_e^T)) . down_e^T         act = GELU (tanh) or SiLU
+
+(Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. Weights that
+are divided by their sum after a softmax over all experts are the softmax over the chosen ones.)
+
+Inputs, of E experts with D = hidden_size and I = expert_size:
+    X float32 [..., D]
+    router float32 or bfloat16 [E, D]
+    gate_up uint8, Q4NX blocks in any layout (see `q4nx`): expert by expert those of gate [I, D], then those of up
+    down uint8, likewise those of down [D, I]
+Output: Y float32 [..., D]
+Attributes: num_experts, experts_per_token (k), hidden_size, expert_size (integers, required);
+normalize_routing_weights = 0 or 1 (default); gating = "swiglu" (default) or "geglu".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_matmul
+from flownpu.ops.definitions.onnx_function import build, positive, require_inputs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from numpy.typing import NDArray
+
+NAME = "Q4NXMoE"
+INPUTS = ("X", "router", "gate_up", "down")
+OUTPUTS = ("Y",)
+SIZES = ("num_experts", "experts_per_token", "hidden_size", "expert_size")
+ATTRIBUTES = (*SIZES, "normalize_routing_weights: int = 1", 'gating: string = "swiglu"')
+GATINGS = ("swiglu", "geglu")
+
+_WEIGHTS = {
+    "": "routing = Softmax <axis = -1> (largest)",
+    "all": "probabilities = Softmax <axis = -1> (logits)  routing = GatherElements <axis = 1> (probabilities, experts)",
+}
+
+# One trip a chosen expert, in their order: its rows of X are gathered, and what it makes of them added to theirs of Y.
+# The weights of the others are not multiplied.
+_BODY = """
+    any = Constant <value_ints = [-1]> ()
+    zero = Constant <value_ints = [0]> ()
+    one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> ()
+    yes = Constant <value = bool {{1}}> ()
+    width_scalar = Constant <value_int: int = @hidden_size> ()
+    width = Reshape (width_scalar, any)
+    row_shape = Concat <axis = 0> (any, width)
+    x = Reshape <allowzero = 1> (X, row_shape)
+    router_float = Cast <to = 1> (router)
+    router_columns = Transpose <perm = [1, 0]> (router_float)
+    logits = MatMul (x, router_columns)
+    k_scalar = Constant <value_int: int = @experts_per_token> ()
+    k = Reshape (k_scalar, any)
+    largest, experts = TopK <axis = -1> (logits, k)
+    {weights}
+    chosen = Unique <sorted = 1> (experts)
+    trips = Size (chosen)
+
+    num_experts_scalar = Constant <value_int: int = @num_experts> ()
+    num_experts = Reshape (num_experts_scalar, any)
+    codes_in, scale_in, minimum_in = ai.flownpu.Q4NXUnpack (gate_up)
+    codes_out, scale_out, minimum_out = ai.flownpu.Q4NXUnpack (down)
+    rows_in_all = Shape <start = 0, end = 1> (codes_in)
+    rows_in = Div (rows_in_all, num_experts)
+    rows_of_gate = Div (rows_in, two)
+    rows_out_all = Shape <start = 0, end = 1> (codes_out)
+    rows_out = Div (rows_out_all, num_experts)
+
+    y_shape = Shape (x)
+    nothing = ConstantOfShape <value = float[1] {{0}}> (y_shape)
+    total = Loop (trips, yes, nothing) <body = expert_by_expert (int64 trip, bool go, float[R, D] before) =>
+        (bool go_on, float[R, D] after) {{
+        go_on = Identity (go)
+        expert_scalar = Gather <axis = 0> (chosen, trip)
+        expert = Reshape (expert_scalar, any)
+        is_chosen = Equal (experts, expert)
+        places = NonZero (is_chosen)
+        rows, ranks = Split <axis = 0, num_outputs = 2> (places)
+        row_list = Reshape (rows, any)
+        taken = Gather <axis = 0> (x, row_list)
+        gate_first = Mul (expert, rows_in)
+        up_first = Add (gate_first, rows_of_gate)
+        gate = ai.flownpu.Q4NXProject <M: int = @expert_size, K: int = @hidden_size>
+            (taken, codes_in, scale_in, minimum_in, gate_first)
+        up = ai.flownpu.Q4NXProject <M: int = @expert_size, K: int = @hidden_size>
+            (taken, codes_in, scale_in, minimum_in, up_first)
+        {activation}
+        product = Mul (activated, up)
+        down_first = Mul (expert, rows_out)
+        made = ai.flownpu.Q4NXProject <M: int = @hidden_size, K: int = @expert_size>
+            (product, codes_out, scale_out, minimum_out, down_first)
+        place_list = Transpose <perm = [1, 0]> (places)
+        weight_list = GatherND (routing, place_list)
+        weight = Unsqueeze (weight_list, one)
+        weighted = Mul (made, weight)
+        row_index = Unsqueeze (row_list, one)
+        after = ScatterND <reduction = "add"> (before, row_index, weighted)
+    }}>
+    shape = Shape (X)
+    Y = Reshape <allowzero = 1> (total, shape)
+"""
+
+
+def features(node: ir.Node) -> list[str]:
+    """What this node has of "all" (routing weights are of a softmax over all experts) and "geglu": its variant.
+
+    Raises:
+        ValueError: an input or a size is missing, or an attribute has a value that it cannot have.
+    """
+    require_inputs(node, INPUTS)
+    experts, taken, *_ = (positive(node, name) for name in SIZES)
+    if taken > experts:
+        raise ValueError(
+            f"[{NAME}] expected experts_per_token to be at most num_experts, {experts}, got {taken} at node "
+            f"{node.name!r}"
+        )
+    normalize = (
+        node.attributes["normalize_routing_weights"].value if "normalize_routing_weights" in node.attributes else 1
+    )
+    if normalize not in (0, 1):
+        raise ValueError(
+            f"[{NAME}] expected normalize_routing_weights to be 0 or 1, got {normalize!r} at node {node.name!r}"
+        )
+    gating = node.attributes["gating"].value if "gating" in node.attributes else "swiglu"
+    if gating not in GATINGS:
+        raise ValueError(
+            f"[{NAME}] expected gating to be one of {', '.join(GATINGS)}, got {gating!r} at node {node.name!r}"
+        )
+    return ([] if normalize else ["all"]) + (["geglu"] if gating == "geglu" else [])
+
+
+def function(overload: str) -> ir.Function:
+    """The definition of one variant; `overload` is its features, joined by "_"."""
+    found = overload.split("_")
+    gating = "geglu" if "geglu" in found else "swiglu"
+    body = _BODY.format(weights=_WEIGHTS["all" if "all" in found else ""], activation=q4nx_matmul.ACTIVATION[gating])
+    return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body)
+
+
+def helpers() -> list[ir.Function]:
+    """Functions that the body calls."""
+    return q4nx_matmul.helpers()
+
+
+def route(
+    logits: NDArray[np.float64], experts_per_token: int, *, normalize: bool = True
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The experts that rows of logits [..., E] choose, best first, and their weights; both [..., k]."""
+    order = np.argsort(-logits, axis=-1, kind="stable")[..., :experts_per_token]
+    chosen = np.take_along_axis(logits, order, -1)
+    top = logits.max(-1, keepdims=True)
+    total = np.exp((chosen if normalize else logits) - top).sum(-1, keepdims=True)
+    return order, np.exp(chosen - top) / total
+
+
+def reference(
+    x: NDArray[Any],
+    router: NDArray[Any],
+    gate_up: NDArray[np.uint8],
+    down: NDArray[np.uint8],
+    *,
+    num_experts: int,
+    experts_per_token: int,
+    hidden_size: int,
+    expert_size: int,
+    normalize_routing_weights: int = 1,
+    gating: str = "swiglu",
+) -> NDArray[np.float64]:
+    """The equation in float64, with the float32 weights that the blocks hold."""
+    rows = x.reshape(-1, hidden_size).astype(np.float64)
+    logits = rows @ router.astype(np.float64).T
+    experts, weights = route(logits, experts_per_token, normalize=bool(normalize_routing_weights))
+    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating]
+    y = np.zeros_like(rows)
+    for e, (inner, outer) in enumerate(zip(np.split(gate_up, num_experts), np.split(down, num_experts), strict=True)):
+        row, rank = np.nonzero(experts == e)
+        gate, up = (
+            rows[row] @ q4nx.dequantize(part, expert_size, hidden_size).T.astype(np.float64)
+            for part in np.split(inner, 2)
+        )
+        made = (act(gate) * up) @ q4nx.dequantize(outer, hidden_size, expert_size).T.astype(np.float64)
+        y[row] += weights[row, rank][:, None] * made
+    return y.reshape(x.shape)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMoE (Ai2, 2024): experts; norms of all query heads, and of all key heads, at once."""
+
+from flownpu.convert.families.family import Biases, Experts, Family
+
+__all__ = ["FAMILIES"]
+
+FAMILIES = (
+    Family(
+        model_type="olmoe",
+        genai_type="olmo",
+        title="OLMoE",
+        gguf="olmoe",
+        defaults={
+            "vocab_size": 50304,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+            "pad_token_id": 1,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+        qk_norm="all",
+        biases=Biases(feed_forward=False),
+        experts=Experts(normalize="norm_topk_prob"),
+        neutral={"clip_qkv": None},
+    ),
+)

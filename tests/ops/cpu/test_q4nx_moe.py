@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and whom a row depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_matmul, q4nx_moe
+from tests.ops.device import ISAS, Node, one
+
+EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rounding
+BF16 = 2.0**-9  # the same of bfloat16
+# Columns that fill no group, rows that fill no block; and sizes of which everything is whole.
+ODD, WHOLE = (100, 48), (256, 64)
+CONSTANTS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Weights of the operator, and its attributes."""
+
+    router: np.ndarray
+    gate_up: np.ndarray
+    down: np.ndarray
+    attributes: dict[str, Any]
+
+    @property
+    def inputs(self) -> list[np.ndarray]:
+        return [self.router, self.gate_up, self.down]
+
+    def expert(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of an expert's gate and up projection, and of its down projection."""
+        count = self.attributes["num_experts"]
+        return np.split(self.gate_up, count)[index], np.split(self.down, count)[index]
+
+
+def mixture(
+    sizes: tuple[int, int] = ODD, experts: int = 6, taken: int = 2, layout: q4nx.Layout = q4nx.NARROW, **attributes: Any
+) -> Mixture:
+    hidden, inner = sizes
+    rng = np.random.default_rng(hidden + experts)
+
+    def weight(rows: int, columns: int) -> q4nx.Quantized:
+        return q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5))
+
+    router = rng.standard_normal((experts, hidden), dtype=np.float32) / np.float32(hidden**0.5)
+    gate_up = [q4nx.pack_gated(weight(inner, hidden), weight(inner, hidden), layout) for _ in range(experts)]
+    down = [q4nx.pack(*weight(hidden, inner), layout) for _ in range(experts)]
+    sizes_of = {"num_experts": experts, "experts_per_token": taken, "hidden_size": hidden, "expert_size": inner}
+    return Mixture(router, np.concatenate(gate_up), np.concatenate(down), {**sizes_of, **attributes})
+
+
+def rows_of(count: int, columns: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, columns), dtype=np.float32)
+
+
+def run(x: np.ndarray, of: Mixture, **options: str) -> np.ndarray:
+    return one("Q4NXMoE", [x, *of.inputs], constants=CONSTANTS, options=options, **of.attributes)
+
+
+def logits_of(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Logits in float64, and what those in float32 may be off by, the largest of a row: four lanes or more add up a
+    part of the columns each, and then one another."""
+    logits = x.astype(np.float64) @ of.router.astype(np.float64).T
+    magnitude = np.abs(x.astype(np.float64)) @ np.abs(of.router.astype(np.float64)).T
+    return logits, (x.shape[-1] / 4 + 8) * EPSILON * magnitude.max(-1, keepdims=True)
+
+
+def decided_rows(count: int, of: Mixture) -> np.ndarray:
+    """Rows whose choice of experts no rounding changes."""
+    x = rows_of(count + 20, of.attributes["hidden_size"])
+    logits, error = logits_of(x, of)
+    last, next_one = np.sort(logits, axis=-1)[
+        :, [-of.attributes["experts_per_token"], -of.attributes["experts_per_token"] - 1]
+    ].T
+    return x[last - next_one > 2 * error[:, 0]][:count]
+
+
+def routed(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each row's experts and their weights, and what a weight may be off by, relative to itself: a softmax is by twice
+    what its inputs are, and by a few roundings of its own (exp is good to some ulps): 16."""
+    logits, error = logits_of(x, of)
+    normalize = bool(of.attributes.get("normalize_routing_weights", 1))
+    experts, weights = q4nx_moe.route(logits, of.attributes["experts_per_token"], normalize=normalize)
+    return experts, weights, 2 * error + 16 * EPSILON
+
+
+def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """A bound of |weight| and of what it is the sum of: scale * 15 + |minimum|."""
+    _, scale, minimum = q4nx.unpack(blocks, rows, columns)
+    largest = np.abs(scale.astype(np.float64)) * 15 + np.abs(minimum.astype(np.float64))
+    return np.repeat(largest, 32, axis=1)[:, :columns]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
+def test_answers_are_the_equations(isa: str, count: int, attributes: dict[str, Any]) -> None:
+    """Against float64, with activations of bfloat16."""
+    of = mixture(**attributes)
+    hidden, inner = ODD
+    x = decided_rows(count, of)
+    experts, weights, weight_error = routed(x, of)
+    act = {"swiglu": q4nx_matmul.silu, "geglu": q4nx_matmul.gelu}[attributes.get("gating", "swiglu")]
+    exact = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+    expected, bound = np.zeros((2, count, hidden))
+    for e in range(of.attributes["num_experts"]):
+        row, rank = np.nonzero(experts == e)
+        gate_up, down = of.expert(e)
+        gates, ups = ((b, magnitudes(b, inner, hidden)) for b in np.split(gate_up, 2))
+        gate, up = (exact[row] @ q4nx.dequantize(b, inner, hidden).T.astype(np.float64) for b, _ in (gates, ups))
+        gate_error, up_error = ((hidden + 4) * EPSILON * (np.abs(exact[row]) @ m.T) for _, m in (gates, ups))
+        product = act(gate) * up
+        # Neither activation is steeper than 1.13. The product goes to bfloat16 once.
+        product_error = (
+            1.13 * gate_error * np.abs(up) + np.abs(act(gate)) * up_error + (BF16 + 16 * EPSILON) * abs(product)
+        )
+        answer = product @ q4nx.dequantize(down, hidden, inner).T.astype(np.float64)
+        reach = magnitudes(down, hidden, inner).T
+        answer_error = product_error @ reach + (inner + 4) * EPSILON * (np.abs(product) @ reach)
+        weight = weights[row, rank][:, None]
+        expected[row] += weight * answer
+        bound[row] += weight * (answer_error + (weight_error[row] + 3 * EPSILON) * np.abs(answer))
+    y = run(x, of, cpu_isa=isa, activations="bf16")
+    assert np.all(np.abs(y - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("count", [1, 7, 600])
+def test_an_expert_is_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
+    """Against Q4NXMatMul, which has tests of its own, on each expert's rows; 600 rows are too many to be kept apart."""
+    of = mixture(WHOLE, experts=8, taken=4)
+    hidden, inner = WHOLE
+    x = decided_rows(count, of)
+    experts, weights, weight_error = routed(x, of)
+    options = {"cpu_isa": isa, "activations": activations}
+    expected, bound = np.zeros((2, count, hidden))
+    for e in range(8):
+        row, rank = np.nonzero(experts == e)
+        if not row.size:
+            continue
+        gate_up, down = of.expert(e)
+        product = one(
+            "Q4NXMatMul", [x[row], gate_up], constants=(1,), options=options, M=inner, K=hidden, gating="swiglu"
+        )
+        answer = one("Q4NXMatMul", [product, down], constants=(1,), options=options, M=hidden, K=inner)
+        weight = weights[row, rank][:, None]
+        expected[row] += weight * answer
+        # A product and a sum for each expert, of which at most four are added up.
+        bound[row] += weight * np.abs(answer) * (weight_error[row] + 5 * EPSILON)
+    assert np.all(np.abs(run(x, of, **options) - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
+    of = mixture(WHOLE, experts=8, taken=4)
+    x = rows_of(600, WHOLE[0])
+    options = {"cpu_isa": isa, "activations": "bf16"}
+    node = Node("Q4NXMoE", [x, *of.inputs], constants=CONSTANTS, options=options, **of.attributes)
+    (whole,) = node(x, *of.inputs)
+    for split in (1, 5, 300):
+        parts = [node(np.ascontiguousarray(x[i : i + split]), *of.inputs)[0] for i in range(0, 50, split)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole[: len(parts) * split])
+
+
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+def test_threads_change_no_bit(activations: str) -> None:
+    of = mixture(WHOLE, experts=8, taken=4)
+    for count in (1, 9, 600):
+        x = rows_of(count, WHOLE[0])
+        alone, shared = (run(x, of, activations=activations, threads=str(threads)) for threads in (1, 3))
+        np.testing.assert_array_equal(shared, alone)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_layouts_and_types_of_weights_change_no_bit(count: int) -> None:
+    x = rows_of(count, WHOLE[0])
+    narrow, wide = (mixture(WHOLE, layout=layout) for layout in (q4nx.NARROW, q4nx.WIDE))
+    rounded = narrow.router.astype(ml_dtypes.bfloat16)
+    expected = run(x, replace(narrow, router=rounded.astype(np.float32)))
+    assert np.abs(expected).max() > 0
+    np.testing.assert_array_equal(run(x, replace(wide, router=rounded)), expected)
+
+
+def untouchable(of: Mixture, experts: list[int]) -> Mixture:
+    """The mixture with not-a-number in all scales of some experts: who reads them has it in the answer."""
+    gate_up, down = of.gate_up.copy(), of.down.copy()
+    for blocks in (gate_up, down):
+        parts = blocks.reshape(of.attributes["num_experts"], -1, *blocks.shape[1:])
+        parts[experts, ..., :128] = 0xFF
+    return replace(of, gate_up=gate_up, down=down)
+
+
+def constant_router(of: Mixture, order: list[int]) -> tuple[Mixture, np.ndarray]:
+    """A router that ranks experts in this order for every row whose first column is 1; a column that says so."""
+    router = np.zeros_like(of.router)
+    router[order, 0] = -np.arange(len(order), dtype=np.float32)
+    return replace(of, router=router), np.float32([1.0])
+
+
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("count", [1, 30, 700])
+def test_all_rows_choose_the_same_and_the_others_are_not_read(activations: str, count: int) -> None:
+    of, first = constant_router(mixture(WHOLE, experts=5, taken=2), [3, 1, 0, 2, 4])
+    x = rows_of(count, WHOLE[0])
+    x[:, :1] = first
+    expected = run(x, of, activations=activations)
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(run(x, untouchable(of, [0, 2, 4]), activations=activations), expected)
+    assert np.isnan(run(x, untouchable(of, [1]), activations=activations)).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_of_equal_logits_the_lower_number_is_chosen(isa: str) -> None:
+    """Experts 1, 2 and 4 are equally good: the two lower ones answer, each with half of the weight."""
+    of = mixture(experts=6, taken=2)
+    router = np.zeros_like(of.router)
+    router[[1, 2, 4], 0] = 2
+    of = replace(of, router=router)
+    x = rows_of(5, ODD[0])
+    x[:, 0] = 1
+    y = run(x, untouchable(of, [0, 3, 4, 5]), cpu_isa=isa)
+    alone = {**of.attributes, "experts_per_token": 1}
+    apart = []
+    for best in (1, 2):
+        only, _ = constant_router(of, [best, *({0, 1, 2, 3, 4, 5} - {best})])
+        apart.append(run(x, replace(only, attributes=alone), cpu_isa=isa))
+    # Halves are exact; a sum and what was rounded of the parts' sums of one term.
+    np.testing.assert_allclose(y, (apart[0] + apart[1]) / 2, rtol=0, atol=4 * EPSILON * np.abs(apart).max())
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    of = mixture()
+    x = rows_of(6, ODD[0])
+    expected = run(x, of)
+    x[2, 5] = np.nan
+    y = run(x, of)
+    assert np.isnan(y[2]).all()
+    np.testing.assert_array_equal(np.delete(y, 2, 0), np.delete(expected, 2, 0))
+
+
+def test_any_leading_axes() -> None:
+    of = mixture()
+    x = rows_of(6, ODD[0])
+    np.testing.assert_array_equal(run(x.reshape(2, 3, -1), of).reshape(6, -1), run(x, of))
+    assert run(x[:0], of).shape == (0, ODD[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"experts_per_token": 7}, "expected experts_per_token to be at most num_experts, 6, got 7"),
+        ({"experts_per_token": 0}, "experts_per_token"),
+        ({"num_experts": 5}, r"expected a router of shape \[5,100\], got \[6,100\]"),
+        ({"expert_size": 80}, r"expected weight 'input2' of shape \[36,4,640\], got \[24,4,640\]"),
+        ({"gating": "relu"}, "swiglu"),
+        ({"normalize_routing_weights": 2}, "normalize_routing_weights"),
+    ],
+)
+def test_wrong_attributes_are_refused(wrong: dict[str, Any], message: str) -> None:
+    of = mixture()
+    with pytest.raises(ValueError, match=message):
+        run(rows_of(1, ODD[0]), replace(of, attributes={**of.attributes, **wrong}))
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected X of shape \[.., 100\], got \[2,99\]"):
+        run(rows_of(2, 99), mixture())

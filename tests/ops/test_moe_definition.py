@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Q4NXMoE's function in stock ONNX Runtime, against the equation, and the nodes that get none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_moe
+from tests.ops.stock_onnxruntime import model_of, node, run, value, with_functions
+
+EXPERTS, TAKEN, HIDDEN, INNER = 6, 2, 100, 48
+SIZES = {"num_experts": EXPERTS, "experts_per_token": TAKEN, "hidden_size": HIDDEN, "expert_size": INNER}
+NAMES = ("router", "gate_up", "down")
+
+
+def weights(layout: q4nx.Layout = q4nx.NARROW) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+
+    def quantized(rows: int, columns: int) -> q4nx.Quantized:
+        return q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5))
+
+    router = rng.standard_normal((EXPERTS, HIDDEN), dtype=np.float32) / np.float32(HIDDEN**0.5)
+    gate_up = [
+        q4nx.pack_gated(quantized(INNER, HIDDEN), quantized(INNER, HIDDEN), layout=layout) for _ in range(EXPERTS)
+    ]
+    down = [q4nx.pack(*quantized(HIDDEN, INNER), layout) for _ in range(EXPERTS)]
+    return [router, np.concatenate(gate_up), np.concatenate(down)]
+
+
+def compute(x: np.ndarray, given: list[np.ndarray], **attributes: Any) -> np.ndarray:
+    """Runs one node whose weights are initializers, as in every model."""
+    rows, constants = value("X", x), [value(name, array) for name, array in zip(NAMES, given, strict=True)]
+    nodes = [node("Q4NXMoE", [rows, *constants], **SIZES, **attributes)]
+    model = model_of(nodes, [rows], dict(zip(constants, given, strict=True)))
+    return run(with_functions(model), {"X": x})[0]
+
+
+@pytest.mark.parametrize("leading", [(5,), (2, 3), (1,), (0,)])
+@pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
+def test_the_function_is_the_equation(leading: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    x = np.random.default_rng(1).standard_normal((*leading, HIDDEN), dtype=np.float32)
+    given = weights()
+    expected = q4nx_moe.reference(x, *given, **SIZES, **attributes)
+    y = compute(x, given, **attributes)
+    assert y.shape == x.shape
+    # Sums of HIDDEN and INNER terms behind one another, each in any order, of numbers around 1; 4 for the magnitudes
+    # of what cancels in a sum, codes apart from minima.
+    np.testing.assert_allclose(y, expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
+
+
+def test_layouts_and_types_of_weights_are_the_same_numbers() -> None:
+    x = np.random.default_rng(1).standard_normal((3, HIDDEN), dtype=np.float32)
+    narrow, wide = weights(), weights(q4nx.WIDE)
+    router = narrow[0].astype(ml_dtypes.bfloat16)
+    expected = compute(x, [router.astype(np.float32), *narrow[1:]])
+    np.testing.assert_array_equal(compute(x, [router, *wide[1:]]), expected)
+
+
+def test_of_equal_logits_the_lower_number_is_chosen() -> None:
+    router, gate_up, down = weights()
+    router[:] = router[0]
+    x = np.random.default_rng(1).standard_normal((3, HIDDEN), dtype=np.float32)
+    others = np.split(down.copy(), EXPERTS)
+    for blocks in others[TAKEN:]:
+        blocks[:] = 0xFF  # not a number
+    y = compute(x, [router, gate_up, np.concatenate(others)])
+    np.testing.assert_array_equal(y, compute(x, [router, gate_up, down]))
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"experts_per_token": EXPERTS + 1}, "expected experts_per_token to be at most num_experts, 6, got 7"),
+        ({"experts_per_token": 0}, "expected experts_per_token of at least 1"),
+        ({"gating": "relu"}, "expected gating to be one of swiglu, geglu"),
+        ({"normalize_routing_weights": 2}, "expected normalize_routing_weights to be 0 or 1"),
+        ({"top_k": 2}, "expected the attributes num_experts"),
+    ],
+)
+def test_malformed_nodes_are_refused(wrong: dict[str, Any], message: str) -> None:
+    x = np.zeros((1, HIDDEN), np.float32)
+    given = weights()
+    values = [value(name, array) for name, array in zip(("X", *NAMES), (x, *given), strict=True)]
+    model = model_of([node("Q4NXMoE", [*values], **{**SIZES, **wrong})], values)
+    with pytest.raises(ValueError, match=message):
+        with_functions(model)

@@ -26,7 +26,7 @@ class Q4NXProduct {
   RoundedActivations take(Scratch& scratch, std::int64_t rows) const;
   // The same for `rows` rows of several products, whichever of them each product has.
   RoundedActivations take_for_several(Scratch& scratch, std::int64_t rows) const;
-  // Of such memory, the rows from `first` on as those of a product of `rows` rows.
+  // The rows of such memory from `first` on, as those of a product of `rows` rows.
   RoundedActivations rows_of(const RoundedActivations& all, std::int64_t first,
                              std::int64_t rows) const;
   // x[k] becomes row `row`.

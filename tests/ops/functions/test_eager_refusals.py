@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused(
     assert function in str(raised.value) or NAMES[function] in str(raised.value)
 
 
-@pytest.mark.parametrize("changed", [{"past_value": np.float16}, {"seqlens_k": np.int64}, {"past_key": np.int8}])
+@pytest.mark.parametrize("changed", [{"past_value": np.float16}, {"seqlens_k": np.int64}, {"past_key": np.uint8}])
 def test_types_of_a_cache_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
     call = attention_call(np.float32)
     call |= {name: call[name].astype(dtype) for name, dtype in changed.items()}

@@ -162,6 +162,24 @@ def test_a_prefix_is_not_computed_again(worker: EngineWorker, held_out: list[int
         without.close()
 
 
+def test_a_prefix_of_requests_that_come_together_is_computed_once(worker: EngineWorker, held_out: list[int]) -> None:
+    common, own = held_out[:200], [held_out[300 + 40 * n :][:40] for n in range(6)]
+    prompts = [np.array(common + rest, np.int32) for rest in own]
+    prompts.append(np.array(held_out[700:750], np.int32))
+    answers = [Answer(worker, Request(prompt, 4, GREEDY)) for prompt in prompts]
+    # Whole blocks of 16. Nobody waits for a prompt that begins otherwise.
+    assert sorted(answer.end().cached_tokens for answer in answers) == [0, 0, 192, 192, 192, 192, 192]
+    assert answers[0].end().cached_tokens == 0
+    # What is said is what each says when it comes alone, and nothing is known before.
+    worker.close()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        anew = EngineWorker(worker.model, context=worker.context_length)
+        try:
+            assert Answer(anew, Request(prompt, 4, GREEDY)).text == answer.text
+        finally:
+            anew.close()
+
+
 def test_each_has_its_own_choices(worker: EngineWorker) -> None:
     seeded = Sampling(temperature=1.5, top_k=100, seed=3)
     answers = [

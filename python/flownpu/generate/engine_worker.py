@@ -2,7 +2,7 @@
 """The worker for paged models: GenAI's engine, which computes all requests' next tokens in one run of the model."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ class EngineWorker:
     """Answers as many requests at a time as the folder's settings allow, all of them in each run of the model.
 
     Requests join and leave between two runs. The beginning of a prompt that an earlier one had, in whole blocks, is
-    taken from the KV cache while that has it.
+    taken from the KV cache while that has it; requests that come together and begin alike wait for the first of them.
 
     A request is begun when there are blocks for its prompt and some new tokens. Where requests have grown into all
     blocks, GenAI 0.18 has each wait for another's, for ever: then the one that began last is interrupted, and goes on
@@ -166,14 +166,37 @@ class EngineWorker:
         while self._interrupted and self._has_room(self._interrupted[-1]):
             turn = self._interrupted.pop()
             self._attempt(turn.deliver, lambda turn=turn: self._begin(turn))  # type: ignore[misc]
-        while self._arrivals.waiting and not self._interrupted:
-            request, deliver = self._arrivals.waiting[0]
+        if self._interrupted or len(self._turns) >= self.slots:
+            return
+        for arrival in list(self._arrivals.waiting):
+            request, deliver = arrival
+            if self._is_being_computed(request):
+                continue
             limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
             turn = _Turn(request, deliver, limit, StopTexts(request.stop), self.model.text_stream())
             if not self._has_room(turn):
                 return
-            self._arrivals.waiting.popleft()
+            self._arrivals.waiting.remove(arrival)
             self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
+
+    def _is_being_computed(self, request: Request) -> bool:
+        """Whether a prompt that is being computed begins as this one does, for more blocks than any that is computed.
+
+        GenAI looks for what the KV cache has of a prompt when the request begins, so these would all be computed again.
+        Waiting costs the request little: prompts that began before it are computed before it anyway.
+        """
+
+        def most_blocks(turns: Iterable[_Turn]) -> int:
+            return max((self._shared_blocks(turn.request, request) for turn in turns), default=0)
+
+        begun = most_blocks(turn for turn in self._turns if not turn.tokens)
+        return begun > 0 and begun > most_blocks(turn for turn in self._turns if turn.tokens)
+
+    def _shared_blocks(self, one: Request, other: Request) -> int:
+        """Whole blocks of the KV cache that two prompts have in common; the last token is always computed."""
+        length = min(len(one.tokens), len(other.tokens) - 1)
+        differs = np.flatnonzero(one.tokens[:length] != other.tokens[:length])
+        return int(differs[0] if len(differs) else length) // self._block_size
 
     @staticmethod
     def _attempt(deliver: Deliver, begin: Callable[[], None]) -> None:

@@ -14,9 +14,9 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/fused_dqp_avx512.h"
+#include "ops/cpu/kernels/products/panels/multiply.h"
+#include "ops/cpu/kernels/products/panels/round.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
-#include "ops/cpu/kernels/products/q4nx_matmul_panels_avx512.h"
-#include "ops/cpu/kernels/products/round_to_panels_avx512.h"
 #include "ops/cpu/kernels/products/with_layout.h"
 #include "ops/cpu/kernels/with_count.h"
 

@@ -148,7 +148,7 @@ inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
     const Q4NXRows row = weight.from(block);
     const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
     const std::uint8_t* start = row.scales(part * kGroupsPerPart);
-    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile));
+    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile) * kByteParts);
   };
   for (std::int64_t part = 0; part < parts; part += kByteParts) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
@@ -156,9 +156,9 @@ inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
       StretchFetch fetch = next_stretch(part, block);
       float* y = out + block * count * q4nx::kBlockRows;
       for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
-        fetch.step();
-        with_count<kTile>(std::min<std::int64_t>(kTile, count - row),
-                          [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
+        with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
+          tile_int8<COUNT>(stretch, a, first + row, fetch, y);
+        });
       }
     }
   }

@@ -192,9 +192,10 @@ inline ByteStretch unpack_int8(const Q4NXRows& weight, std::int64_t first_part,
   return {scratch, parameters, first_part, count, groups};
 }
 
-// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part
-// with each of `steps` tiles: all at once would be more than the core can ask for. Into L2, because
-// L1 is full.
+// Fetches what is multiplied next, a stretch of blocks, while another one is multiplied, a part in
+// each of `steps` steps: all at once would be more than the core can ask for. (Of 33 rows, 24 lines
+// for each tile took 12 % longer on a Granite Rapids than 6 for each of its parts of columns.) Into
+// L2, because L1 is full.
 class StretchFetch {
  public:
   StretchFetch(const void* stretch, std::int64_t bytes, std::int64_t steps)
@@ -232,9 +233,10 @@ inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int
 
 template <int COUNT>
 void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
-               float* out) {
+               StretchFetch& fetch, float* out) {
   const std::int64_t parts = a.groups / kGroupsPerPart;
   for (std::int64_t p = 0; p < stretch.parts; ++p) {
+    fetch.step();
     const std::int64_t part = stretch.first_part + p;
     IntegerRows dot[COUNT];
     dot_part<COUNT>(

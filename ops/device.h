@@ -28,8 +28,8 @@ struct DeviceOptions {
   Activations activations = Activations::kInt8;
   // 0: one thread for each core this process may run on.
   int threads = 0;
-  // "auto", or the instruction set to use: "avx512", "avx2", "generic". An unknown one, or one this
-  // CPU lacks, is an Error that lists those it has.
+  // "auto", or the instruction set to use: "amx", "avx512", "avx2", "generic". An unknown one, or
+  // one this CPU lacks, is an Error that lists those it has.
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;

@@ -159,7 +159,7 @@ struct ProductEpilogue {
 };
 
 struct Kernels {
-  // "avx512", "avx2", "generic".
+  // "amx", "avx512", "avx2", "generic". The first two give the same bits.
   const char* isa;
 
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/processor.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
 
-// Defined by kernels/tables.cc, compiled once for each instruction set.
+// Defined by kernels/tables.cc, compiled once for each instruction set, and by
+// kernels/products/amx/select.cc.
 namespace generic {
 const Kernels& kernels();
 }
@@ -13,6 +15,9 @@ namespace avx2 {
 const Kernels& kernels();
 }
 namespace avx512 {
+const Kernels& kernels();
+}
+namespace amx {
 const Kernels& kernels();
 }
 #endif
@@ -25,6 +30,7 @@ std::vector<const Kernels*> available_kernels() {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
       __builtin_cpu_supports("avx512bf16")) {
+    if (may_use_tiles()) tables.push_back(&amx::kernels());
     tables.push_back(&avx512::kernels());
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

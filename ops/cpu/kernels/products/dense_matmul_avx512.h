@@ -111,11 +111,10 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
     const ByteStretch stretch{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
     // What follows in memory: codes of more of k, or of the next columns.
     StretchFetch fetch(stretch.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
-                       q4nx::ceil_div(count, kTile));
+                       q4nx::ceil_div(count, kTile) * kByteParts);
     for (std::int64_t row = 0; row < count; row += kTile) {
-      fetch.step();
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_int8<COUNT>(stretch, a, first + row, out + row * kDenseColumns);
+        tile_int8<COUNT>(stretch, a, first + row, fetch, out + row * kDenseColumns);
       });
     }
   }

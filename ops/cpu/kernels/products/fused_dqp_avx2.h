@@ -35,7 +35,7 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < weight.stored_groups;
        ++group, x += kGroup, ++scales, ++sums) {
-    fetch_ahead(weight, group);
+    fetch_ahead<LAYOUT>(weight, group).rest();
     for (int strip = 0; strip < kStrips; ++strip) {
       // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can
       // hold: a quarter of the speed.
@@ -62,7 +62,7 @@ void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   const float* sums = a.sums + first * a.groups;
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < weight.stored_groups; ++group, ++sums) {
-    fetch_ahead(weight, group);
+    fetch_ahead<LAYOUT>(weight, group).rest();
     alignas(32) float x[COUNT * kGroup];
     widen(a, first, COUNT, group * kGroup, kGroup, x);
     for (int strip = 0; strip < kStrips; ++strip) {

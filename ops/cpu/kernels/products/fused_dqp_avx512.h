@@ -26,12 +26,13 @@ void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
     const std::uint8_t* codes0 = weight.codes(group, 0);
     const std::uint8_t* codes1 = weight.codes(group, 1);
-    fetch_ahead(weight, group);
+    Fetch lines = fetch_ahead<LAYOUT>(weight, group);
     Rows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
       const __m512i strip0 = _mm512_loadu_si512(codes0 + eight * 64);
       const __m512i strip1 = _mm512_loadu_si512(codes1 + eight * 64);
       for (int pair = 0; pair < 4; ++pair) {
+        lines.step();
         const BFloat16Codes weights = bf16_codes(strip0, strip1, kColumnPairs[pair], table);
         for (int r = 0; r < COUNT; ++r) {
           const std::uint16_t* xr =
@@ -40,6 +41,7 @@ void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
         }
       }
     }
+    lines.rest();
     const auto [scale, minimum] = load_parameters(weight, group);
     for (int r = 0; r < COUNT; ++r)
       add_group(total[r], dot[r], scale, minimum, sums + r * a.groups + group);
@@ -57,12 +59,13 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
     const std::uint8_t* codes0 = weight.codes(group, 0);
     const std::uint8_t* codes1 = weight.codes(group, 1);
-    fetch_ahead(weight, group);
+    Fetch lines = fetch_ahead<LAYOUT>(weight, group);
     IntegerRows dot[COUNT];
     for (int eight = 0; eight < 4; ++eight) {
       const __m512i strip0 = _mm512_loadu_si512(codes0 + eight * 64);
       const __m512i strip1 = _mm512_loadu_si512(codes1 + eight * 64);
       for (int quad = 0; quad < 2; ++quad) {
+        lines.step();
         const ByteCodes weights = byte_codes(strip0, strip1, kColumnQuads[quad]);
         for (int r = 0; r < COUNT; ++r) {
           const std::int8_t* xr = x + r * a.padded_k + group * q4nx::kGroup + eight * 8 + quad * 4;
@@ -70,6 +73,7 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
         }
       }
     }
+    lines.rest();
     const auto [scale, minimum] = load_parameters(weight, group);
     for (int r = 0; r < COUNT; ++r) {
       const std::int64_t at = r * a.groups + group;

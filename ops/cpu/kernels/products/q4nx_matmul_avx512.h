@@ -14,9 +14,9 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/fused_dqp_avx512.h"
+#include "ops/cpu/kernels/products/panels/multiply.h"
+#include "ops/cpu/kernels/products/panels/round.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
-#include "ops/cpu/kernels/products/q4nx_matmul_panels_avx512.h"
-#include "ops/cpu/kernels/products/round_to_panels_avx512.h"
 #include "ops/cpu/kernels/products/with_layout.h"
 #include "ops/cpu/kernels/with_count.h"
 
@@ -132,10 +132,12 @@ inline Int8Order int8_order(std::int64_t rows) {
                                   : Int8Order::kParts;
 }
 
-// Weights rounded to 8 bits.
-inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
-                           const RoundedActivations& a, std::int64_t first, std::int64_t count,
-                           std::byte* scratch, float* out) {
+// Weights rounded to 8 bits: calls multiply(stretch, what fetches the next one in `steps` steps,
+// out[count][32]) for each stretch of each row of blocks.
+template <typename Multiply>
+void for_each_stretch(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
+                      std::int64_t count, std::int64_t steps, std::byte* scratch, float* out,
+                      const Multiply& multiply) {
   const std::int64_t parts = a.groups / kGroupsPerPart;
   // After this stretch comes that of the next row of blocks, or the next columns of all rows; after
   // the last one, most likely the rows of blocks that follow.
@@ -148,20 +150,28 @@ inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
     const Q4NXRows row = weight.from(block);
     const std::int64_t end = std::min((part + kByteParts) * kGroupsPerPart, weight.stored_groups);
     const std::uint8_t* start = row.scales(part * kGroupsPerPart);
-    return StretchFetch(start, row.scales(end) - start, q4nx::ceil_div(count, kTile));
+    return StretchFetch(start, row.scales(end) - start, steps);
   };
   for (std::int64_t part = 0; part < parts; part += kByteParts) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
       const ByteStretch stretch = unpack_int8(weight.from(block), part, a, scratch);
-      StretchFetch fetch = next_stretch(part, block);
-      float* y = out + block * count * q4nx::kBlockRows;
-      for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
-        fetch.step();
-        with_count<kTile>(std::min<std::int64_t>(kTile, count - row),
-                          [&]<int COUNT>() { tile_int8<COUNT>(stretch, a, first + row, y); });
-      }
+      multiply(stretch, next_stretch(part, block), out + block * count * q4nx::kBlockRows);
     }
   }
+}
+
+inline void multiply_bytes(const Q4NXRows& weight, std::int64_t row_blocks,
+                           const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                           std::byte* scratch, float* out) {
+  for_each_stretch(
+      weight, row_blocks, a, count, q4nx::ceil_div(count, kTile) * kByteParts, scratch, out,
+      [&](const ByteStretch& stretch, StretchFetch fetch, float* y) {
+        for (std::int64_t row = 0; row < count; row += kTile, y += kTile * q4nx::kBlockRows) {
+          with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
+            tile_int8<COUNT>(stretch, a, first + row, fetch, y);
+          });
+        }
+      });
 }
 
 inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,

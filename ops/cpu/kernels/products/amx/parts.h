@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of many rows, whose weights are rounded to 8 bits, by AMX: the same integers, and so the
+// same bits, as by dot products of vectors (q4nx_matmul_int8_avx512.h, which says what is
+// computed).
+//
+// Dataflow, for each stretch of 8-bit codes, each 32 rows of activations and each part of columns:
+// four tiles of dots (two of activations by the even and the odd rows of the weight), 64 columns at
+// a time, to memory; and from there, while the next part is multiplied, scaled into `out`.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cpu/kernels/products/amx/tiles.h"
+#include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Rows of activations that are multiplied together.
+constexpr std::int64_t kPartsRows = 2 * kTileRows;
+
+struct PartDots {
+  __m512i even[kPartsRows];
+  __m512i odd[kPartsRows];
+};
+
+// `x` is the first of `rows` rows of activations. Columns past the last group have whatever codes
+// there were; their activations are 0.
+inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
+                           std::int64_t x_stride, std::int64_t rows, StretchFetch& fetch,
+                           PartDots& dots) {
+  constexpr std::int64_t kQuadBytes = 2 * kTileBytes;
+  clear_tile<kEven0>();
+  clear_tile<kOdd0>();
+  clear_tile<kEven1>();
+  clear_tile<kOdd1>();
+  for (std::int64_t pair = 0; pair < q4nx::ceil_div(groups, 2); ++pair) {
+    fetch.step();
+    load_tile<kX0>(x, x_stride);
+    load_tile<kEven>(codes, kQuadBytes);
+    dot_unsigned<kEven0, kX0, kEven>();
+    load_tile<kOdd>(codes + kTileBytes, kQuadBytes);
+    dot_unsigned<kOdd0, kX0, kOdd>();
+    if (rows > kTileRows) {
+      load_tile<kX1>(x + kTileRows * x_stride, x_stride);
+      dot_unsigned<kEven1, kX1, kEven>();
+      dot_unsigned<kOdd1, kX1, kOdd>();
+    }
+    x += kTileBytes;
+    codes += kTileRows * kQuadBytes;
+  }
+  store_tile<kEven0>(dots.even, kTileBytes);
+  store_tile<kOdd0>(dots.odd, kTileBytes);
+  if (rows <= kTileRows) return;
+  store_tile<kEven1>(dots.even + kTileRows, kTileBytes);
+  store_tile<kOdd1>(dots.odd + kTileRows, kTileBytes);
+}
+
+inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks,
+                                 const RoundedActivations& a, std::int64_t first,
+                                 std::int64_t count, std::byte* scratch, float* out) {
+  const std::int64_t rows = std::min(count, kPartsRows);
+  const std::int64_t tiles = q4nx::ceil_div(count, rows);
+  const Tiles configured(std::min(rows, kTileRows), rows - std::min(rows, kTileRows));
+  const std::int8_t* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
+  // The last tiles begin where they end with the last row: what they have of rows that are done is
+  // left.
+  const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
+  PartDots dots[2];
+  for_each_stretch(
+      weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
+      [&](const ByteStretch& stretch, StretchFetch fetch, float* y) {
+        const auto dot = [&](std::int64_t step) {
+          const std::int64_t tile = step / stretch.parts;
+          const std::int64_t p = step % stretch.parts;
+          dot_part_tiles(stretch.codes + p * kBytePartBytes,
+                         std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
+                         x + first_row(tile) * a.padded_k + (stretch.first_part + p) * kPartColumns,
+                         a.padded_k, rows, fetch, dots[step % 2]);
+        };
+        const auto scale = [&](std::int64_t step) {
+          const std::int64_t tile = step / stretch.parts;
+          const PartDots& done = dots[step % 2];
+          for (std::int64_t r = tile * rows; r < first_row(tile) + rows; ++r) {
+            const std::int64_t at = r - first_row(tile);
+            add_part(stretch, step % stretch.parts, a, first + r, {done.even[at], done.odd[at]},
+                     y + r * q4nx::kBlockRows);
+          }
+        };
+        const std::int64_t steps = tiles * stretch.parts;
+        for (std::int64_t step = 0; step <= steps; ++step) {
+          if (step < steps) dot(step);
+          if (step > 0) scale(step - 1);
+        }
+      });
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of processors with AMX: that of AVX-512, with products of int8 by tiles.
+#include "ops/cpu/kernels/products/amx/panels.h"
+#include "ops/cpu/kernels/products/amx/parts.h"
+#include "ops/cpu/kernels/tables.h"
+
+namespace flownpu::cpu {
+namespace avx512 {
+const Kernels& kernels();
+}
+
+namespace FLOWNPU_ISA {
+namespace {
+
+// Fewer rows in panels take tiles as long as 16, and vectors less.
+constexpr std::int64_t kFewestTileRows = 16;
+
+void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
+              std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
+  switch (a.order) {
+    case Int8Order::kPanels:
+      if (count < kFewestTileRows) break;
+      return with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+        multiply_panels_tiles<LAYOUT>(weight, row_blocks, a, first, count, out);
+      });
+    case Int8Order::kParts:
+      return multiply_bytes_tiles(weight, row_blocks, a, first, count, scratch, out);
+    case Int8Order::kGroups:
+      break;
+  }
+  avx512::kernels().matmul_int8(weight, row_blocks, a, first, count, scratch, out);
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels table = [] {
+    Kernels filled = avx512::kernels();
+    filled.isa = "amx";
+    filled.matmul_int8 = multiply;
+    return filled;
+  }();
+  return table;
+}
+
+}  // namespace FLOWNPU_ISA
+}  // namespace flownpu::cpu

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of int8 by AMX have the bits of those by AVX-512, which test_q4nx_matmul.py compares with float64."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops import q4nx
+from tests.ops.device import Node, testing
+
+pytestmark = pytest.mark.skipif(
+    "amx" not in testing.available_isas(), reason="no AMX, or the system does not let this process use it"
+)
+
+LAYOUTS = [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC]
+
+
+def weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generator) -> np.ndarray:
+    """Random codes; scales over 16 powers of two, of both signs, so that small ones are rounded."""
+    shape = (rows, -(-columns // 32))
+    powers = 2.0 ** rng.integers(-8, 8, shape) * rng.choice([-1, 1], shape)
+    scale = (rng.uniform(0.5, 1, shape) * powers).astype(ml_dtypes.bfloat16)
+    minimum = -8 * scale.astype(np.float32)
+    if layout.minima:
+        minimum += rng.standard_normal(shape, dtype=np.float32)
+    return q4nx.pack(rng.integers(0, 16, (rows, columns), np.uint8), scale, minimum.astype(ml_dtypes.bfloat16), layout)
+
+
+def both(rows: int, columns: int, blocks: np.ndarray, gating: str = "none") -> list[Node]:
+    x = np.zeros((1, columns), np.float32)
+    return [
+        Node("Q4NXMatMul", [x, blocks], constants=(1,), options={"cpu_isa": isa}, M=rows, K=columns, gating=gating)
+        for isa in ("amx", "avx512")
+    ]
+
+
+def assert_same(nodes: list[Node], x: np.ndarray, blocks: np.ndarray) -> None:
+    amx, avx512 = (node(x, blocks)[0] for node in nodes)
+    assert avx512 is not None
+    assert np.nanmax(np.abs(avx512)) > 0
+    np.testing.assert_array_equal(amx, avx512, err_msg=f"{len(x)} rows")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+# The 1B model's half part at the end; an odd number of groups, the last one of one column; less than a group.
+@pytest.mark.parametrize("columns", [1152, 609, 27])
+def test_every_number_of_rows(layout: q4nx.Layout, columns: int) -> None:
+    """Vectors take fewer than 16 rows. Tiles have 16 rows, and 32 go together; tasks have 256 at most."""
+    rng = np.random.default_rng(columns)
+    blocks = weight(71, columns, layout, rng)
+    x = rng.standard_normal((300, columns), dtype=np.float32)
+    nodes = both(71, columns, blocks)
+    for rows in (*range(1, 70), 95, 96, 97, 256, 257, 300):
+        assert_same(nodes, x[:rows], blocks)
+
+
+@pytest.mark.parametrize("tokens", [16, 17, 32, 50])
+def test_gated(tokens: int) -> None:
+    rng = np.random.default_rng(tokens)
+    blocks = np.concatenate([weight(70, 320, q4nx.NARROW, rng) for _ in range(2)])
+    x = rng.standard_normal((tokens, 320), dtype=np.float32) / 1000
+    assert_same(both(70, 320, blocks, "swiglu"), x, blocks)
+
+
+def test_more_activations_than_are_read_again() -> None:
+    """More than 256 KB of int8 are multiplied a part at a time, for all rows of blocks."""
+    rng = np.random.default_rng(3)
+    blocks = weight(65, 9000, q4nx.NARROW, rng)
+    assert_same(both(65, 9000, blocks), rng.standard_normal((32, 9000), dtype=np.float32), blocks)
+
+
+@pytest.mark.parametrize("tokens", [16, 40])
+def test_the_largest_sums(tokens: int) -> None:
+    """Activations of 127 by the codes 0 and 15: the largest dots there are."""
+    codes = np.repeat(np.array([[0], [15]], np.uint8), 16, 0) * np.ones((1, 512), np.uint8)
+    scale = np.full((32, 16), 1.9921875, ml_dtypes.bfloat16)
+    blocks = q4nx.pack(codes, scale, (-8 * scale.astype(np.float32)).astype(ml_dtypes.bfloat16))
+    x = np.full((tokens, 512), 127, np.float32) * np.where(np.arange(tokens) % 2, 1, -1)[:, None].astype(np.float32)
+    assert_same(both(32, 512, blocks), x, blocks)
+
+
+@pytest.mark.parametrize("tokens", [16, 40])
+def test_what_is_no_number_stays_in_its_row(tokens: int) -> None:
+    rng = np.random.default_rng(4)
+    blocks = weight(40, 320, q4nx.NARROW, rng)
+    x = rng.standard_normal((tokens, 320), dtype=np.float32)
+    x[3, 5], x[7, 300] = np.nan, np.inf
+    nodes = both(40, 320, blocks)
+    assert_same(nodes, x, blocks)
+    (y,) = nodes[0](x, blocks)
+    assert y is not None
+    assert set(np.flatnonzero(~np.isfinite(y).all(1))) == {3, 7}

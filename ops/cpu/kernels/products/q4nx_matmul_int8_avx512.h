@@ -231,30 +231,45 @@ inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int
   }
 }
 
-// The dots of row `row` of activations with a part, times both scales, plus minimum times the
-// activations' sum, added to y[32].
-inline void add_part(const ByteStretch& stretch, std::int64_t p, const RoundedActivations& a,
-                     std::int64_t row, IntegerRows dot, float* y) {
-  const std::int64_t parts = a.groups / kGroupsPerPart;
-  const std::int64_t part = stretch.first_part + p;
-  const Parameters& parameters = stretch.parameters[p];
-  const __m512 scale = _mm512_set1_ps(a.scales[row * parts + part]);
-  const __m512 sum = _mm512_set1_ps(a.sums[row * parts + part]);
-  const __m512 even = _mm512_mul_ps(_mm512_cvtepi32_ps(dot.even), scale);
-  const __m512 odd = _mm512_mul_ps(_mm512_cvtepi32_ps(dot.odd), scale);
-  Rows result;
-  if (part > 0) result = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
-  result.even = _mm512_fmadd_ps(even, parameters.scale.even, result.even);
-  result.odd = _mm512_fmadd_ps(odd, parameters.scale.odd, result.odd);
-  result.even = _mm512_fmadd_ps(parameters.minimum.even, sum, result.even);
-  result.odd = _mm512_fmadd_ps(parameters.minimum.odd, sum, result.odd);
-  if (part + 1 < parts) {  // In the order of the registers until they are complete.
-    _mm512_storeu_ps(y, result.even);
-    _mm512_storeu_ps(y + 16, result.odd);
-  } else {
-    store_rows(result, y);
+// How dots with a part become results, for rows of activations from `row` on.
+struct PartResults {
+  Rows scale;
+  Rows minimum;
+  const float* scales;
+  const float* sums;
+  std::int64_t parts;
+  bool first;
+  bool last;
+
+  PartResults(const Parameters& parameters, const RoundedActivations& a, std::int64_t row,
+              std::int64_t part)
+      : scale(parameters.scale),
+        minimum(parameters.minimum),
+        parts(a.groups / kGroupsPerPart),
+        first(part == 0),
+        last(part + 1 == parts) {
+    scales = a.scales + row * parts + part;
+    sums = a.sums + row * parts + part;
   }
-}
+
+  // Adds those of the r-th row, times both scales, to out[32], and the minima times the
+  // activations' sum. Until they are complete, results are in the order of the registers.
+  void add(const IntegerRows& dot, std::int64_t r, float* out) const {
+    const __m512 row_scale = _mm512_set1_ps(scales[r * parts]);
+    const __m512 sum = _mm512_set1_ps(sums[r * parts]);
+    const __m512 even = _mm512_mul_ps(_mm512_cvtepi32_ps(dot.even), row_scale);
+    const __m512 odd = _mm512_mul_ps(_mm512_cvtepi32_ps(dot.odd), row_scale);
+    Rows result;
+    if (!first) result = {_mm512_loadu_ps(out), _mm512_loadu_ps(out + 16)};
+    result.even = _mm512_fmadd_ps(even, scale.even, result.even);
+    result.odd = _mm512_fmadd_ps(odd, scale.odd, result.odd);
+    result.even = _mm512_fmadd_ps(minimum.even, sum, result.even);
+    result.odd = _mm512_fmadd_ps(minimum.odd, sum, result.odd);
+    if (last) return store_rows(result, out);
+    _mm512_storeu_ps(out, result.even);
+    _mm512_storeu_ps(out + 16, result.odd);
+  }
+};
 
 template <int COUNT>
 void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int64_t row,
@@ -268,8 +283,8 @@ void tile_int8(const ByteStretch& stretch, const RoundedActivations& a, std::int
         std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
         static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
         a.padded_k, dot);
-    for (int r = 0; r < COUNT; ++r)
-      add_part(stretch, p, a, row + r, dot[r], out + r * q4nx::kBlockRows);
+    const PartResults results(stretch.parameters[p], a, row, part);
+    for (int r = 0; r < COUNT; ++r) results.add(dot[r], r, out + r * q4nx::kBlockRows);
   }
 }
 

@@ -3,9 +3,9 @@
 // same bits, as by dot products of vectors (q4nx_matmul_int8_avx512.h, which says what is
 // computed).
 //
-// Dataflow, for each stretch of 8-bit codes, each 32 rows of activations and each part of columns:
-// four tiles of dots (two of activations by the even and the odd rows of the weight), 64 columns at
-// a time, to memory; and from there, while the next part is multiplied, scaled into `out`.
+// Dataflow, for each stretch of 8-bit codes, each part of columns (whose codes stay in L1) and each
+// 32 rows of activations: four tiles of dots (two of activations by the even and the odd rows of
+// the weight), 64 columns at a time, to memory, and from there scaled into `out`.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,10 @@ inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const st
   constexpr std::int64_t kQuadBytes = 2 * kTileBytes;
   clear_tile<kEven0>();
   clear_tile<kOdd0>();
-  clear_tile<kEven1>();
-  clear_tile<kOdd1>();
+  if (rows > kTileRows) {
+    clear_tile<kEven1>();
+    clear_tile<kOdd1>();
+  }
   for (std::int64_t pair = 0; pair < q4nx::ceil_div(groups, 2); ++pair) {
     fetch.step();
     load_tile<kX0>(x, x_stride);
@@ -66,31 +68,22 @@ inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks
   // The last tiles begin where they end with the last row: what they have of rows that are done is
   // left.
   const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
-  PartDots dots[2];
   for_each_stretch(
       weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
       [&](const ByteStretch& stretch, StretchFetch fetch, float* y) {
-        const auto dot = [&](std::int64_t step) {
-          const std::int64_t tile = step / stretch.parts;
-          const std::int64_t p = step % stretch.parts;
-          dot_part_tiles(stretch.codes + p * kBytePartBytes,
-                         std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart),
-                         x + first_row(tile) * a.padded_k + (stretch.first_part + p) * kPartColumns,
-                         a.padded_k, rows, fetch, dots[step % 2]);
-        };
-        const auto scale = [&](std::int64_t step) {
-          const std::int64_t tile = step / stretch.parts;
-          const PartDots& done = dots[step % 2];
-          for (std::int64_t r = tile * rows; r < first_row(tile) + rows; ++r) {
-            const std::int64_t at = r - first_row(tile);
-            add_part(stretch, step % stretch.parts, a, first + r, {done.even[at], done.odd[at]},
-                     y + r * q4nx::kBlockRows);
+        for (std::int64_t p = 0; p < stretch.parts; ++p) {
+          const std::int64_t part = stretch.first_part + p;
+          const std::int64_t groups = std::min(kGroupsPerPart, stretch.groups - p * kGroupsPerPart);
+          const PartResults results(stretch.parameters[p], a, first, part);
+          for (std::int64_t tile = 0; tile < tiles; ++tile) {
+            const std::int64_t begin = first_row(tile);
+            PartDots dots;
+            dot_part_tiles(stretch.codes + p * kBytePartBytes, groups,
+                           x + begin * a.padded_k + part * kPartColumns, a.padded_k, rows, fetch,
+                           dots);
+            for (std::int64_t r = tile * rows; r < begin + rows; ++r)
+              results.add({dots.even[r - begin], dots.odd[r - begin]}, r, y + r * q4nx::kBlockRows);
           }
-        };
-        const std::int64_t steps = tiles * stretch.parts;
-        for (std::int64_t step = 0; step <= steps; ++step) {
-          if (step < steps) dot(step);
-          if (step > 0) scale(step - 1);
         }
       });
 }

@@ -17,6 +17,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.ops.contracts import contract_of
+from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,8 @@ _MOST_AXES = 8
 # What the arguments are called whose names in the operator are equations'.
 _ARGUMENTS = {"X": "x", "W": "weight"}
 
+# Those that the C++ makes; `emulated` is Python's.
+_DEVICES = ("cpu", "gpu")
 _devices: dict[tuple[str, tuple[tuple[str, str], ...]], _native.Device] = {}
 _devices_lock = threading.Lock()
 
@@ -112,10 +115,10 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
     """
     if not isinstance(name, str):
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")
-    if name != "cpu":
+    if name not in _DEVICES:
         raise ValueError(
-            f"[{function}] expected device = 'cpu' or 'emulate', got {name!r}: on others whole decoders and encoders "
-            "run, through ONNX Runtime"
+            f"[{function}] expected device = 'cpu', 'gpu' or 'emulate', got {name!r}: on others whole decoders and "
+            "encoders run, through ONNX Runtime"
         )
     if not isinstance(options, Mapping | None):
         raise TypeError(f"[{function}] expected options to be a dict, got {type(options).__name__}")
@@ -127,6 +130,8 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
     identity = (name, tuple(sorted(texts.items())))
     with _devices_lock:
         if identity not in _devices:
+            if name == "gpu":
+                use_installed_packages()
             try:
                 _devices[identity] = _native.make_device(name, texts)
             except ValueError as error:

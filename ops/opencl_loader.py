@@ -13,6 +13,7 @@ from pathlib import Path
 
 __all__ = ["installed_packages", "use_installed_packages"]
 
+_LOADER = "libOpenCL.so.1"
 _VENDORS = Path("/etc/OpenCL/vendors")
 
 
@@ -34,17 +35,24 @@ def installed_packages() -> dict[str, str]:
 
 
 def use_installed_packages() -> None:
-    """Names packages' loader in the environment where it names none and the system has none.
+    """Names packages' loader, and PoCL, in the environment if the system lacks a loader or an implementation.
 
-    Implementations of the system's stay what they are, if there are any.
+    What the environment says already stays, and so do the system's implementations.
     """
-    if "FLOWNPU_OPENCL" in os.environ:
+    has_implementation = "OCL_ICD_VENDORS" in os.environ or any(_VENDORS.glob("*.icd"))
+    if "FLOWNPU_OPENCL" in os.environ or (has_implementation and _has_loader()):
         return
+    found = installed_packages()
+    if found and has_implementation:
+        found["OCL_ICD_VENDORS"] = str(_VENDORS)
+    for name, value in found.items():
+        os.environ.setdefault(name, value)
+
+
+def _has_loader() -> bool:
+    """Whether the linker finds the system's, which is then loaded for what follows."""
     try:
-        ctypes.CDLL("libOpenCL.so.1")
+        ctypes.CDLL(_LOADER)
     except OSError:
-        found = installed_packages()
-        if any(_VENDORS.glob("*.icd")):
-            found.pop("OCL_ICD_VENDORS", None)
-        for name, value in found.items():
-            os.environ.setdefault(name, value)
+        return False
+    return True

@@ -61,9 +61,10 @@ std::string parse_placement(const std::string& value) {
 
 // It computes single operators, which no session is made of.
 [[noreturn]] void refuse_gpu() {
-  fail("[FlowNPU] option device = 'gpu': a GPU does not run whole models yet; expected one of: "
-       "auto, cpu, npu, emulate. What it runs are single operators (flownpu.ops, "
-       "device=\"gpu\") and `flownpu selftest --device gpu`");
+  fail(
+      "[FlowNPU] option device = 'gpu': a GPU does not run whole models yet; expected one of: "
+      "auto, cpu, npu, emulate. What it runs are single operators (flownpu.ops, "
+      "device=\"gpu\") and `flownpu selftest --device gpu`");
 }
 
 using Parser = void (*)(Options& options, const std::string& value);

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "ai.flownpu"
 # The types' names in ONNX, by which the C++ calls them.
-_NAMES = {
+TYPE_NAMES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float16): "float16",
     np.dtype(ml_dtypes.bfloat16): "bfloat16",
@@ -36,7 +36,7 @@ _NAMES = {
     np.dtype(np.uint8): "uint8",
     np.dtype(np.bool_): "bool",
 }
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # Numbers of up to 8 bytes are read where they lie, which C++ leaves undefined at odd addresses.
 _ALIGNMENT = 8
 # The most axes of a shape in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
@@ -87,7 +87,7 @@ def compute(
     contract = contract_of(op_type)
     ports = contract.inputs
     arrays = [as_array(function, op_type, port.name, inputs.get(port.name)) for port in ports]
-    given = [_pair(array) for array in arrays]
+    given = [as_pair(array) for array in arrays]
     node = _native.PreparedNode(
         open_device(function, device, options),
         function,
@@ -101,8 +101,8 @@ def compute(
         contract.last_version,
     )
     # Zeros: an operator may leave parts of its outputs unspecified, and nobody shall read there what was in memory.
-    results = [np.zeros(shape, _DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
-    node.run(given, [_pair(result) for result in results])
+    results = [np.zeros(shape, DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
+    node.run(given, [as_pair(result) for result in results])
     return results
 
 
@@ -155,7 +155,7 @@ def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[A
         return None
     port = next(port for port in contract_of(op_type).inputs if port.name == name)
     name = argument(name)
-    wanted = " or ".join(_DTYPES[one].name for one in port.types)
+    wanted = " or ".join(DTYPES[one].name for one in port.types)
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
     elif hasattr(value, "__dlpack__"):
@@ -165,7 +165,7 @@ def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[A
             f"[{function}] expected {name} to be an array of {wanted} (numpy's, or another library's with DLPack), "
             f"got {type(value).__name__}"
         )
-    if _NAMES.get(array.dtype) not in port.types:
+    if TYPE_NAMES.get(array.dtype) not in port.types:
         raise TypeError(f"[{function}] expected {name} of {wanted}, got {array.dtype}: convert it")
     if array.ndim > _MOST_AXES:
         raise ValueError(f"[{function}] expected {name} of at most {_MOST_AXES} axes, got {array.ndim}")
@@ -182,14 +182,14 @@ def _borrow(function: str, name: str, wanted: str, value: object) -> NDArray[Any
             f"[{function}] expected {name} to be an array of {wanted} in the CPU's memory, got "
             f"{type(value).__name__} of {getattr(value, 'dtype', 'no type')}: {error}"
         ) from None
-    return np.asarray(bits).view(_DTYPES[kind])
+    return np.asarray(bits).view(DTYPES[kind])
 
 
-def _pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
+def as_pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
     """What the C++ takes for an array: numpy's exchange protocol knows no bfloat16, whose bits go as integers."""
     if array is None:
         return None
-    name = _NAMES[array.dtype]
+    name = TYPE_NAMES[array.dtype]
     return name, array.view(np.uint16) if name == "bfloat16" else array
 
 

@@ -95,6 +95,7 @@ inline constexpr UInt kTrue = 1;
 
 // They, once they are loaded (opencl/loader.h).
 struct Functions {
+  // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declaration.
 #define FLOWNPU_OPENCL_POINTER(result, name, parameters) result(*name) parameters = nullptr;
   FLOWNPU_OPENCL_FUNCTIONS(FLOWNPU_OPENCL_POINTER)
 #undef FLOWNPU_OPENCL_POINTER

@@ -161,9 +161,9 @@ void Context::keep(cl::Program program, const std::string& key) {
     return;
   }
   std::vector<unsigned char> binary(bytes);
-  unsigned char* data = binary.data();
-  if (opencl().clGetProgramInfo(program, cl::kProgramBinaries, sizeof(data),
-                                static_cast<void*>(&data), nullptr) == 0)
+  std::array<unsigned char*, 1> places{binary.data()};  // one for each device
+  if (opencl().clGetProgramInfo(program, cl::kProgramBinaries, sizeof(places), places.data(),
+                                nullptr) == 0)
     cache_.keep(key, binary);
 }
 
@@ -182,7 +182,7 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
         [&](const auto& value) {
           if constexpr (std::is_pointer_v<std::decay_t<decltype(value)>>) {
             cl::Memory handle = value->handle();
-            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(handle),
+            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(cl::Memory),
                                            static_cast<const void*>(&handle));
           } else {
             return opencl().clSetKernelArg(kernel.handle(), index, sizeof(value), &value);

@@ -15,11 +15,15 @@
 namespace flownpu::gpu {
 namespace {
 
-// A weight that the host has checked: its layout is one of Q4NX's.
-q4nx::Layout layout_of(const Value& weight) { return q4nx::layout_of(*weight.shape).value(); }
+// A weight's, which the host has checked; an unknown one has no elements.
+Shape shape_of(const Value& weight) { return weight.shape.value_or(Shape{0}); }
+
+q4nx::Layout layout_of(const Value& weight) {
+  return q4nx::layout_of(shape_of(weight)).value_or(q4nx::kNarrow);
+}
 
 Buffer upload(Context& context, const Value& weight) {
-  const auto bytes = static_cast<std::size_t>(weight.shape->elements());
+  const auto bytes = static_cast<std::size_t>(shape_of(weight).elements());
   check_bytes(bytes, "a weight");
   const std::lock_guard lock(context.mutex());
   Buffer buffer = context.allocate(bytes);

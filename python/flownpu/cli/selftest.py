@@ -5,7 +5,7 @@ import json
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -171,8 +171,19 @@ def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder
         console.print(f"Please send {path}.", markup=False)
 
 
-def _chosen(rungs: "list[Rung]", patterns: list[str]) -> "list[Rung]":
-    """The rungs that patterns name.
+class _Named(Protocol):
+    """What patterns are compared with."""
+
+    @property
+    def name(self) -> str:
+        """A rung's, or a kernel's."""
+
+
+_Tried = TypeVar("_Tried", bound=_Named)
+
+
+def _chosen(rungs: list[_Tried], patterns: list[str]) -> list[_Tried]:
+    """The rungs, or kernels, that patterns name.
 
     Raises:
         typer.BadParameter: a pattern names none.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which OpenCL is named in the environment, on systems that are made up."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from flownpu.ops import opencl_loader
@@ -20,7 +22,7 @@ def system(monkeypatch, tmp_path):
         if implementation:
             (tmp_path / "mesa.icd").write_text("libRusticlOpenCL.so.1")
         said = dict(environment)
-        monkeypatch.setattr(opencl_loader.os, "environ", said)
+        monkeypatch.setattr(opencl_loader, "os", SimpleNamespace(environ=said))
         opencl_loader.use_installed_packages()
         return said
 

@@ -95,4 +95,5 @@ def _attended(
     relative = 2 * off + 2 * spread + (_EXP * 2 + 2 * total + (_EXP + 2) * chunks) * F32
     y = np.einsum("bghtk,bgkd->bghtd", weights, values)
     tolerance = 2 * relative * np.einsum("bghtk,bgkd->bghtd", weights, np.abs(values))
-    return tuple(part.transpose(0, 3, 1, 2, 4).reshape(batch, tokens, width) for part in (y, tolerance))  # type: ignore[return-value]
+    by_token = [part.transpose(0, 3, 1, 2, 4).reshape(batch, tokens, width) for part in (y, tolerance)]
+    return by_token[0], by_token[1]

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from flownpu import _native
+from flownpu.ops.eager_call import DTYPES, as_pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,16 +18,6 @@ __all__ = ["F32", "Case", "Expected", "PreparedCase"]
 
 # Half the distance of neighbouring float32 numbers is at most this share of them: what a rounding is off.
 F32 = 2.0**-24
-
-_NAMES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float16): "float16",
-    np.dtype(ml_dtypes.bfloat16): "bfloat16",
-    np.dtype(np.int64): "int64",
-    np.dtype(np.int32): "int32",
-    np.dtype(np.uint8): "uint8",
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class PreparedCase:
 
     def __init__(self, case: Case, device: _native.Device) -> None:
         self.case = case
-        self._given = [_pair(array) for array in case.inputs]
+        self._given = [as_pair(array) for array in case.inputs]
         self._node = _native.PreparedNode(
             device, case.name, case.domain, case.op_type, dict(case.attributes), self._given,
             [], list(case.constants), list(case.outputs), 0,
@@ -89,16 +79,8 @@ class PreparedCase:
         """The outputs; NaN, or zeros of integers, where nothing was written."""
         outputs = []
         for shape, name in zip(self._node.infer(self._given), self.case.outputs, strict=True):
-            dtype = _DTYPES.get(name)
+            dtype = DTYPES.get(name)
             fill = 0 if dtype is None or dtype.kind in "iu" else np.nan
             outputs.append(None if dtype is None else np.full(shape, fill, dtype))
-        self._node.run(self._given, [_pair(output) for output in outputs])
+        self._node.run(self._given, [as_pair(output) for output in outputs])
         return outputs
-
-
-def _pair(array: np.ndarray | None) -> tuple[str, np.ndarray] | None:
-    """What the native module takes for an array; numpy's exchange protocol knows no bfloat16."""
-    if array is None:
-        return None
-    name = _NAMES[array.dtype]
-    return name, array.view(np.uint16) if name == "bfloat16" else array

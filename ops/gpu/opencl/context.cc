@@ -162,8 +162,8 @@ void Context::keep(cl::Program program, const std::string& key) {
   }
   std::vector<unsigned char> binary(bytes);
   std::array<unsigned char*, 1> places{binary.data()};  // one for each device
-  if (opencl().clGetProgramInfo(program, cl::kProgramBinaries, sizeof(places), places.data(),
-                                nullptr) == 0)
+  if (opencl().clGetProgramInfo(program, cl::kProgramBinaries, sizeof(places),
+                                static_cast<void*>(places.data()), nullptr) == 0)
     cache_.keep(key, binary);
 }
 

@@ -42,6 +42,7 @@ def test_every_code_has_advice():
             gpu.check(code, "clFinish", "waiting", "the log")
 
 
+@pytest.mark.opencl
 def test_names_of_codes():
     """Against pyopencl's, which has them from OpenCL's headers."""
     codes = pytest.importorskip("pyopencl", reason="pyopencl has the names").status_code
@@ -51,6 +52,7 @@ def test_names_of_codes():
     assert ours.items() <= named.items()
 
 
+@pytest.mark.opencl
 def test_numbers_of_the_interface():
     """Against pyopencl's, which has them from OpenCL's headers."""
     cl = pytest.importorskip("pyopencl", reason="pyopencl has the numbers")

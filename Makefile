@@ -95,7 +95,7 @@ client-suites: .venv/test
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # What may show what only the sanitizers find, memory and undefined behaviour of C++; not the tests marked slow, which run
-# more of the same C++. Of tests/aie those that each look at another part of it: kernels, aie/host/, the emulator. The rest
+# more of the same C++, nor those marked opencl, which run others' compilers. Of tests/aie those that each look at another part of it: kernels, aie/host/, the emulator. The rest
 # runs plans, which is Python, or the same C++ many times over.
 SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention.py \
 	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
@@ -105,7 +105,7 @@ SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest $(PARALLEL) --capture=sys -m "not slow" --library build/sanitize/libflownpu_ep.so $(SANITIZED)
+	$(BIN)/python -m pytest $(PARALLEL) --capture=sys -m "not slow and not opencl" --library build/sanitize/libflownpu_ep.so $(SANITIZED)
 
 # The same command runs the same cases. Decoders take ten times as long as graphs: there are a tenth as many.
 CASES ?= 2000

@@ -6,6 +6,7 @@ function `fused_dqp` of this module calls that.
 
     eager                 the operators as functions on arrays; this module has them too
     emulated              those that run on the emulated array by themselves
+    opencl_loader         where OpenCL is, on a system that has none
     contracts             what operators take, as the C++ says
     q4nx                  the format of the weights: pack, unpack, dequantise, gather
     q4nx_quantize         codes, scales and minima of given weights

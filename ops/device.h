@@ -36,6 +36,8 @@ struct DeviceOptions {
   // Multiply-adds of an operator by itself that are worth a dispatch on the NPU; none: what the
   // host computes in the time that a dispatch takes.
   std::optional<std::int64_t> npu_threshold = std::nullopt;
+  // A part of the OpenCL device's name or platform; empty: the first GPU, else the first device.
+  std::string opencl_device = "";
 };
 
 // Finds the node that makes a value; null if none of those at hand does.
@@ -179,5 +181,7 @@ std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options);
 // by name.
 std::unique_ptr<Device> make_npu_device(const DeviceOptions& options);
 std::unique_ptr<Device> make_emulate_device(const DeviceOptions& options);
+// `gpu`: OpenCL, which is looked for now. Error if it or a device of it is missing.
+std::unique_ptr<Device> make_gpu_device(const DeviceOptions& options);
 
 }  // namespace flownpu

@@ -5,8 +5,9 @@ Inputs are numpy's arrays or any others that DLPack can export (torch's tensors)
 the CPU's memory. They are read in place where they are dense, else copied, and never changed. Results are numpy's and
 new. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, where it computes ("cpu", or "emulate": the array of an NPU, emulated), and
-`options` of the CPU: `activations`, `threads`, `cpu_isa`, as those of the execution provider (docs/options.md). It
+Every function takes `device`, where it computes ("cpu"; "gpu": OpenCL; or "emulate": the array of an NPU, emulated),
+and `options` of it: of the CPU `activations`, `threads`, `cpu_isa`, as those of the execution provider
+(docs/options.md), of the GPU `activations` and `opencl_device`, a part of its name (docs/gpu.md). It
 raises TypeError for an argument that is no array or has another type than the operator takes, and ValueError for all
 else that does not fit. NaN and infinities are numbers like others: they make what depends on them NaN. Threads may call
 at the same time; Python goes on while the CPU computes.

@@ -17,6 +17,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.ops.contracts import contract_of
+from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DOMAIN = "ai.flownpu"
 # The types' names in ONNX, by which the C++ calls them.
-_NAMES = {
+TYPE_NAMES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float16): "float16",
     np.dtype(ml_dtypes.bfloat16): "bfloat16",
@@ -35,7 +36,7 @@ _NAMES = {
     np.dtype(np.uint8): "uint8",
     np.dtype(np.bool_): "bool",
 }
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
 # Numbers of up to 8 bytes are read where they lie, which C++ leaves undefined at odd addresses.
 _ALIGNMENT = 8
 # The most axes of a shape in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
@@ -43,6 +44,8 @@ _MOST_AXES = 8
 # What the arguments are called whose names in the operator are equations'.
 _ARGUMENTS = {"X": "x", "W": "weight"}
 
+# Those that the C++ makes; `emulated` is Python's.
+_DEVICES = ("cpu", "gpu")
 _devices: dict[tuple[str, tuple[tuple[str, str], ...]], _native.Device] = {}
 _devices_lock = threading.Lock()
 
@@ -84,7 +87,7 @@ def compute(
     contract = contract_of(op_type)
     ports = contract.inputs
     arrays = [as_array(function, op_type, port.name, inputs.get(port.name)) for port in ports]
-    given = [_pair(array) for array in arrays]
+    given = [as_pair(array) for array in arrays]
     node = _native.PreparedNode(
         open_device(function, device, options),
         function,
@@ -98,8 +101,8 @@ def compute(
         contract.last_version,
     )
     # Zeros: an operator may leave parts of its outputs unspecified, and nobody shall read there what was in memory.
-    results = [np.zeros(shape, _DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
-    node.run(given, [_pair(result) for result in results])
+    results = [np.zeros(shape, DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
+    node.run(given, [as_pair(result) for result in results])
     return results
 
 
@@ -112,10 +115,10 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
     """
     if not isinstance(name, str):
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")
-    if name != "cpu":
+    if name not in _DEVICES:
         raise ValueError(
-            f"[{function}] expected device = 'cpu' or 'emulate', got {name!r}: on others whole decoders and encoders "
-            "run, through ONNX Runtime"
+            f"[{function}] expected device = 'cpu', 'gpu' or 'emulate', got {name!r}: on others whole decoders and "
+            "encoders run, through ONNX Runtime"
         )
     if not isinstance(options, Mapping | None):
         raise TypeError(f"[{function}] expected options to be a dict, got {type(options).__name__}")
@@ -127,6 +130,8 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
     identity = (name, tuple(sorted(texts.items())))
     with _devices_lock:
         if identity not in _devices:
+            if name == "gpu":
+                use_installed_packages()
             try:
                 _devices[identity] = _native.make_device(name, texts)
             except ValueError as error:
@@ -150,7 +155,7 @@ def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[A
         return None
     port = next(port for port in contract_of(op_type).inputs if port.name == name)
     name = argument(name)
-    wanted = " or ".join(_DTYPES[one].name for one in port.types)
+    wanted = " or ".join(DTYPES[one].name for one in port.types)
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
     elif hasattr(value, "__dlpack__"):
@@ -160,7 +165,7 @@ def as_array(function: str, op_type: str, name: str, value: object) -> NDArray[A
             f"[{function}] expected {name} to be an array of {wanted} (numpy's, or another library's with DLPack), "
             f"got {type(value).__name__}"
         )
-    if _NAMES.get(array.dtype) not in port.types:
+    if TYPE_NAMES.get(array.dtype) not in port.types:
         raise TypeError(f"[{function}] expected {name} of {wanted}, got {array.dtype}: convert it")
     if array.ndim > _MOST_AXES:
         raise ValueError(f"[{function}] expected {name} of at most {_MOST_AXES} axes, got {array.ndim}")
@@ -177,14 +182,14 @@ def _borrow(function: str, name: str, wanted: str, value: object) -> NDArray[Any
             f"[{function}] expected {name} to be an array of {wanted} in the CPU's memory, got "
             f"{type(value).__name__} of {getattr(value, 'dtype', 'no type')}: {error}"
         ) from None
-    return np.asarray(bits).view(_DTYPES[kind])
+    return np.asarray(bits).view(DTYPES[kind])
 
 
-def _pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
+def as_pair(array: NDArray[Any] | None) -> tuple[str, NDArray[Any]] | None:
     """What the C++ takes for an array: numpy's exchange protocol knows no bfloat16, whose bits go as integers."""
     if array is None:
         return None
-    name = _NAMES[array.dtype]
+    name = TYPE_NAMES[array.dtype]
     return name, array.view(np.uint16) if name == "bfloat16" else array
 
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import onnxruntime
 
 
@@ -96,3 +98,21 @@ def genai(library: Path) -> Any:
         og.register_execution_provider_library(registration.get_ep_name(), str(library))
         registration._registered_with.add(og)
     return og
+
+
+@pytest.fixture(scope="session")
+def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """OpenCL on the CPU, from the environment's packages; what it compiles is kept for all processes of a session."""
+    from tests import pocl as packages
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "opencl"
+    (folder / "pocl").mkdir(parents=True, exist_ok=True)
+    try:
+        variables = packages.variables(folder)
+    except packages.MissingError as missing:
+        pytest.skip(str(missing))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield variables

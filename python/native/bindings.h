@@ -16,6 +16,8 @@ void bind_contracts(nanobind::module_& module);
 void bind_describe(nanobind::module_& module);
 // Device and PreparedNode: single operators on arrays.
 void bind_operators(nanobind::module_& module);
+// GpuDevice, and what of OpenCL there is on this machine. After Device.
+void bind_gpu(nanobind::module_& module);
 // Emulator, of arrays that are given as words (aie/words/writer.py).
 void bind_emulator(nanobind::module_& module);
 // ProgramRunner, of programs of a folder of artifacts (aie/programs/).

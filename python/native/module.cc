@@ -21,6 +21,7 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_quantise(module);
   flownpu::native::bind_describe(module);
   flownpu::native::bind_operators(module);
+  flownpu::native::bind_gpu(module);
   flownpu::native::bind_emulator(module);
   flownpu::native::bind_programs(module);
   flownpu::native::bind_limits(module);

@@ -146,23 +146,28 @@ void PreparedNode::run(const std::vector<Input>& inputs, const std::vector<Argum
 
 std::shared_ptr<Device> make_device(const std::string& name,
                                     const std::map<std::string, std::string>& options) {
-  if (name != "cpu") {
-    fail("expected the device 'cpu', got '", name,
+  const bool is_gpu = name == "gpu";
+  if (name != "cpu" && !is_gpu) {
+    fail("expected the device 'cpu' or 'gpu', got '", name,
          "': on the others whole decoders and encoders run, through ONNX Runtime");
   }
   DeviceOptions chosen;
   for (const auto& [key, value] : options) {
     if (key == "activations") {
       chosen.activations = activations_of(value);
-    } else if (key == "threads") {
+    } else if (key == "threads" && !is_gpu) {
       chosen.threads = threads_of(value);
-    } else if (key == "cpu_isa") {
+    } else if (key == "cpu_isa" && !is_gpu) {
       chosen.cpu_isa = value;
+    } else if (key == "opencl_device" && is_gpu) {
+      chosen.opencl_device = value;
     } else {
-      fail("expected the options activations, threads and cpu_isa, got '", key, "'");
+      fail("expected the options ",
+           is_gpu ? "activations and opencl_device" : "activations, threads and cpu_isa", ", got '",
+           key, "'");
     }
   }
-  return make_cpu_device(chosen);
+  return is_gpu ? make_gpu_device(chosen) : make_cpu_device(chosen);
 }
 
 void bind_operators(nb::module_& module) {

@@ -41,8 +41,9 @@ class PreparedNode {
   std::size_t scratch_bytes_ = 0;
 };
 
-// `options`: activations, threads and cpu_isa, as the provider's. Throws Error for another device
-// or option, and for values that are none.
+// `cpu` or `gpu`. `options`: activations, of the CPU threads and cpu_isa, as the provider's, and of
+// the GPU opencl_device, a part of its name. Throws Error for another device or option, for values
+// that are none, and where there is no GPU.
 std::shared_ptr<Device> make_device(const std::string& name,
                                     const std::map<std::string, std::string>& options);
 

@@ -224,7 +224,7 @@ def test_a_group_that_is_not_built(flownpu, tmp_path):
         (["--only", "gemmm*"], "expected a pattern of one of 'copy', "),
         (["--seconds", "0"], "--seconds"),
         (["--seconds", "soon"], "--seconds"),
-        (["--device", "gpu"], "'gpu' is not one of 'emulate', 'npu'"),
+        (["--device", "tpu"], "'tpu' is not one of 'emulate', 'npu', 'gpu'"),
         (["--target", "npu3"], "'npu3' is not one of 'npu1', 'npu2'"),
     ],
 )

@@ -50,6 +50,8 @@ NB_MODULE(flownpu_testing, module) {
     return std::pair(plan.row_parts, plan.block_parts);
   });
   bind_thread_pool(module);
+  nb::module_ gpu = module.def_submodule("gpu");
+  bind_gpu(gpu);
   nb::module_ npu = module.def_submodule("npu");
   bind_npu_decoder(npu);
   // After it: of exceptions those that are bound last are tried first, and DeviceError is one of

@@ -6,3 +6,6 @@
 
 // ThreadPool, which tells who did what.
 void bind_thread_pool(nanobind::module_& module);
+
+// flownpu_testing.gpu: the kernel language, and kernels on an OpenCL device.
+void bind_gpu(nanobind::module_& module);

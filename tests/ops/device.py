@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from flownpu import _native
-from flownpu.ops.eager_call import _DTYPES
-from flownpu.ops.eager_call import _NAMES as NAMES
+from flownpu.ops.eager_call import DTYPES
+from flownpu.ops.eager_call import TYPE_NAMES as NAMES
 
 _BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
 
@@ -108,7 +108,7 @@ class Node:
         for i, shape in enumerate(self._node.infer(given)):
             name = self._outputs[i]
             # NaN where a kernel forgets to write.
-            fresh = None if not name else np.full(shape, 0xFF, np.uint8).astype(_DTYPES[name])
+            fresh = None if not name else np.full(shape, 0xFF, np.uint8).astype(DTYPES[name])
             if fresh is not None and fresh.dtype.kind == "f":
                 fresh.fill(np.nan)
             outputs.append((into or {}).get(i, fresh))

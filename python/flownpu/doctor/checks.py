@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["Check", "Host", "Status"]
+__all__ = ["JOIN_THE_GROUP", "Check", "Host", "Status"]
+
+# Who may open the device files of NPUs and GPUs.
+JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
 
 
 class Status(StrEnum):

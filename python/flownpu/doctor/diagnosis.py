@@ -22,8 +22,10 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
         return  # with it, or through it, all the rest is looked at
     from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 of the native module
     from flownpu.doctor.npu import diagnose_model, diagnose_npu  # noqa: PLC0415 likewise
+    from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
 
     yield from diagnose_machine(host)
+    yield diagnose_opencl(host, find_opencl())
     npu = list(diagnose_npu(host))
     yield from npu
     if model is not None:

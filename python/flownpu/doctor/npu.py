@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flownpu.doctor.checks import Check, Host, Status
+from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
 from flownpu.doctor.npu_packages import release_of
 from flownpu.doctor.xrt import diagnose_xrt
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
@@ -30,7 +30,6 @@ DRIVER_LOG = "sudo dmesg | grep amdxdna"
 # there is no room, and what is to be done. For pam_limits `*` is everybody but root.
 TOO_OLD = "a firmware of the NPU of its age"
 FULL = "close other programs that use the NPU"
-JOIN_THE_GROUP = 'sudo usermod -aG render "$USER", then log in again'
 MORE_LOCKED_MEMORY = "echo '* - memlock unlimited' | sudo tee -a /etc/security/limits.conf, then log in again"
 MORE_LOCKED_MEMORY_OF_ROOT = "start the container with --ulimit memlock=-1, or the service with LimitMEMLOCK=infinity"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that install what an NPU needs, on each distribution: XRT, the kernel's driver, the NPU's firmware.
+"""The commands that install what an NPU needs, on each distribution: XRT, driver, firmware; and of a GPU OpenCL.
 
 Which release has what was looked up in November 2026:
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Release", "release_of"]
 
+# Debian 12 and newer, and Ubuntu's releases of their age, have both.
+_OPENCL = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
 _RUNTIME, _HEADERS = "libxrt-npu2", "libxrt-dev"
 # As the README of AMD's repository says; the packages that it makes put XRT into /opt/xilinx/xrt.
 _FROM_SOURCE = (
@@ -48,6 +50,7 @@ class Release:
         headers: XRT's headers.
         driver: a kernel with the driver amdxdna.
         firmware: the NPU's firmware, of the kernel's age.
+        opencl: OpenCL's loader and Mesa's implementation, for the GPUs of AMD and Intel; "": not known of this release.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Release:
     headers: str
     driver: str
     firmware: str
+    opencl: str = ""
 
 
 def release_of(root: Path) -> Release:
@@ -65,10 +69,10 @@ def release_of(root: Path) -> Release:
     # Ubuntu says that it is like Debian, and so do its derivatives.
     if "ubuntu" in kinds:
         codename = found.get("UBUNTU_CODENAME") or found.get("VERSION_CODENAME", "")
-        return _ubuntu(name, codename)
+        return replace(_ubuntu(name, codename), opencl=_OPENCL)
     if "debian" in kinds:
         codename = found.get("DEBIAN_CODENAME") or found.get("VERSION_CODENAME", "")
-        return _debian(name, codename, root)
+        return replace(_debian(name, codename, root), opencl=_OPENCL)
     if "arch" in kinds:
         xrt = "sudo pacman -S xrt xrt-plugin-amdxdna"
         return Release(name, xrt, xrt, "sudo pacman -S linux && sudo reboot", "sudo pacman -S linux-firmware")

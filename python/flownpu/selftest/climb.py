@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zlib
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from flownpu import __version__
 from flownpu.aie.artifacts.compiled import write_compiled
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.artifacts.folder import ArtifactFolder
+from flownpu.selftest.outcome import Outcome
 from flownpu.selftest.worker import FOUND, Request, Run, write_request
 
 if TYPE_CHECKING:
@@ -36,16 +36,6 @@ __all__ = ["Climber", "Outcome", "Result"]
 _LOG = "log.txt"
 _SHOWN = 2000  # characters of a process's last words
 _ENDED = 5  # seconds for a killed process to be gone
-
-
-class Outcome(StrEnum):
-    """What became of a rung."""
-
-    PASSED = "passed"
-    WRONG = "wrong"
-    FAILED = "failed"
-    TIMED_OUT = "timed out"
-    NOT_BUILT = "not built"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from flownpu.doctor.npu import diagnose_npu
 from flownpu.doctor.xrt import load_plugin
 from flownpu.machine import describe_machine
 from flownpu.selftest.measures import measure
+from flownpu.selftest.outcome import finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,13 +66,7 @@ class SelftestReport:
             "toolchain": self.toolchain,
             "machine": asdict(describe_machine()),
             "npu": [asdict(check) for check in diagnose_npu(Host(load_plugin=load_plugin))],
-            "rungs": [_finite(asdict(result) | {"seconds": result.seconds}) for result in self.results],
+            "rungs": [finite(asdict(result) | {"seconds": result.seconds}) for result in self.results],
             "measured": {found.name: found.value for found in measurements if found.value and found.name in TABLE},
             "measurements": [asdict(found) for found in measurements],
         }
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: what is infinitely far off is null, and `text` says what came."""
-    infinite = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
-    return record | dict.fromkeys(infinite)

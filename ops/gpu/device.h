@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device `gpu`: operators by themselves on an OpenCL device. The host, an inner cpu device,
+// checks them; it computes none.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/gpu/opencl/context.h"
+
+namespace flownpu::gpu {
+
+class GpuDevice final : public Device {
+ public:
+  // Throws OpenClError where there is no loader, no platform or no such device.
+  explicit GpuDevice(const DeviceOptions& options);
+
+  std::string_view name() const override { return "gpu"; }
+  std::string description() const override;
+  std::string warning() const override;
+  std::string unsupported(const Node& node, const Producer& producer) const override;
+  std::string unsupported_in_file(const Node& node, const Producer& producer) const override;
+  std::unique_ptr<Step> prepare(const Node& node) const override;
+  // Those of the operators that it has.
+  std::vector<Contract> contracts() const override;
+  Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
+  void wait() const override {}
+
+  Context& context() const { return *context_; }
+
+ private:
+  DeviceOptions options_;
+  std::shared_ptr<Context> context_;
+  std::unique_ptr<Device> host_;
+};
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlowKV and FlowQKV (Gemma3 paper, sections 3.1.2 and 3.1.3): the heads that share a KV head sweep
+// its keys in chunks of as many as there are lanes, with an online softmax (equations 6 to 12). A
+// lane has one key of a chunk for the scores, and then every 64th element of the values' sums.
+#include "ops/gpu/kernels/kernels.h"
+
+namespace flownpu::gpu {
+namespace {
+
+constexpr std::int64_t kLanes = 64;
+
+constexpr const char* kBody = R"(
+  const int kv = group(0);
+  const int token = group(1);
+  const int batch = group(2);
+  const int past = args.rows.Read(batch, 0);
+  const int valid = args.rows.Read(batch, 1);
+  const int base = args.rows.Read(batch, 2);
+  const int front = kv * args.per_group * args.head_size;
+  shared float query[args.per_group * args.head_size];
+  shared float weights[args.per_group * args.lanes];
+  for (int i = lane(); i < args.per_group * args.head_size; i += args.lanes)
+    query[i] = args.query_heads.Read(batch, token, front + i);
+  float sums[args.per_group][args.each];
+  float maximum[args.per_group];
+  float denominator[args.per_group];
+  for (int h = 0; h < args.per_group; ++h) {
+    maximum[h] = -INFINITY;
+    denominator[h] = 0.0f;
+    for (int j = 0; j < args.each; ++j) sums[h][j] = 0.0f;
+  }
+  synchronise();
+  int begin = base;
+  int end = past + (args.causal ? token + 1 : valid);
+  if (args.window > 0) begin = max(begin, past + token + 1 - args.window);
+  if (token >= valid) end = begin;
+  for (int start = begin; start < end; start += args.lanes) {
+    const int keys = min(args.lanes, end - start);
+    float scores[args.per_group];
+    for (int h = 0; h < args.per_group; ++h) scores[h] = 0.0f;
+    if (lane() < keys) {
+      for (int i = 0; i < args.head_size; ++i) {
+        const float key = args.key.Read(batch, kv, start + lane() - base, i);
+        for (int h = 0; h < args.per_group; ++h) scores[h] += query[h * args.head_size + i] * key;
+      }
+    }
+    for (int h = 0; h < args.per_group; ++h) {
+      if (args.softcap > 0.0f) scores[h] = args.softcap * tanh(scores[h] / args.softcap);
+      weights[h * args.lanes + lane()] = scores[h];
+    }
+    synchronise();
+    float rescale[args.per_group];
+    for (int h = 0; h < args.per_group; ++h) {
+      float larger = maximum[h];
+      for (int l = 0; l < keys; ++l) larger = fmax(larger, weights[h * args.lanes + l]);
+      rescale[h] = exp(maximum[h] - larger);
+      maximum[h] = larger;
+    }
+    synchronise();
+    for (int h = 0; h < args.per_group; ++h)
+      weights[h * args.lanes + lane()] = exp(scores[h] - maximum[h]);
+    synchronise();
+    for (int h = 0; h < args.per_group; ++h) {
+      denominator[h] *= rescale[h];
+      for (int l = 0; l < keys; ++l) denominator[h] += weights[h * args.lanes + l];
+      for (int j = 0; j < args.each; ++j) sums[h][j] *= rescale[h];
+    }
+    for (int j = 0; j < args.each; ++j) {
+      const int i = lane() + j * args.lanes;
+      if (i < args.head_size) {
+        for (int l = 0; l < keys; ++l) {
+          const float value = args.value_rows.Read(batch, kv, start + l - base, i);
+          for (int h = 0; h < args.per_group; ++h)
+            sums[h][j] += weights[h * args.lanes + l] * value;
+        }
+      }
+    }
+    synchronise();
+  }
+  for (int h = 0; h < args.per_group; ++h) {
+    for (int j = 0; j < args.each; ++j) {
+      const int i = lane() + j * args.lanes;
+      if (i < args.head_size) {
+        const float mean = begin < end ? sums[h][j] / denominator[h] : 0.0f;
+        args.y.Write(mean, batch, token, front + h * args.head_size + i);
+      }
+    }
+  }
+)";
+
+}  // namespace
+
+KernelDescription flow_attention(const AttentionShape& shape) {
+  const std::string batch = "batches";
+  const std::string tokens = "tokens";
+  const std::vector<Size> cache{batch, shape.kv_heads, std::string("capacity"), shape.head_size};
+  const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
+  return {.name = "flow_attention",
+          .body = kBody,
+          .tensors = {{.name = "query_heads", .sizes = heads},
+                      {.name = "key", .element = shape.cache, .sizes = cache},
+                      {.name = "value_rows", .element = shape.cache, .sizes = cache},
+                      {.name = "rows", .element = Element::kInt32, .sizes = {batch, 3}},
+                      {.name = "y", .access = Access::kWrite, .sizes = heads}},
+          .constants = {{"per_group", shape.heads_per_group()},
+                        {"head_size", shape.head_size},
+                        {"each", q4nx::ceil_div(shape.head_size, kLanes)},
+                        {"softcap", shape.softcap},
+                        {"window", shape.window},
+                        {"causal", std::int64_t{shape.causal ? 1 : 0}}},
+          .parameters = {tokens, "capacity"},
+          .lanes = kLanes};
+}
+
+Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens) {
+  return {.groups = {shape.kv_heads, tokens, batch}, .lanes = kLanes};
+}
+
+std::int64_t flow_attention_memory(const AttentionShape& shape) {
+  return shape.heads_per_group() * (shape.head_size + kLanes) *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
+}  // namespace flownpu::gpu

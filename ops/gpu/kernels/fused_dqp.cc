@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// FusedDQP (Gemma3 paper, equation 15; ML Drift's fully connected layer of the decode stage): a
+// work-group computes 32 results, one row of blocks. A lane has one column of a strip in each group
+// that falls to it, so that neighbours read neighbouring bytes, and 16 sums; the lanes' sums are
+// added in their order.
+#include "ops/gpu/kernels/product.h"
+
+namespace flownpu::gpu {
+namespace {
+
+// Two strips of 32 columns: a group of a row of blocks.
+constexpr std::int64_t kLanes = 64;
+
+constexpr const char* kBody = R"(
+  const int block = group(0);
+  const int token = group(1);
+  const int strip = lane() / 32;
+  const int column = lane() % 32;
+  shared float sums[args.lanes * 16];
+  float product[args.parts];
+  for (int part = 0; part < args.parts; ++part) {
+    const int row = (block + part * args.row_blocks) * 32 + strip * 16;
+    float16 sum = (float16)(0.0f);
+    for (int g = 0; g < args.groups; ++g) {
+      const int k = g * 32 + column;
+      if (k < args.columns) {
+        const float16 weight = args.w.Minima(row, g) + args.w.Scales(row, g) * args.w.Codes(row, k);
+        sum += args.x.Read(token, k) * weight;
+      }
+    }
+    vstore16(sum, lane(), sums);
+    synchronise();
+    product[part] = 0.0f;
+    if (lane() < 32) {
+      for (int other = 0; other < 32; ++other)
+        product[part] += sums[(lane() / 16 * 32 + other) * 16 + lane() % 16];
+    }
+    synchronise();
+  }
+  const int m = block * 32 + lane();
+  if (lane() < 32 && m < args.rows) {
+    args.y.Write(RESULT, token, m);
+  }
+)";
+
+}  // namespace
+
+KernelDescription fused_dqp(const ProductShape& shape) {
+  std::string body = kBody;
+  const std::string result = "RESULT";
+  body.replace(body.find(result), result.size(), gated(shape, "product[0]", "product[1]"));
+  KernelDescription kernel{
+      .name = "fused_dqp",
+      .body = body,
+      .tensors = {{.name = "x", .sizes = {std::string("tokens"), shape.columns}},
+                  weight_of(shape),
+                  result_of(shape)},
+      .constants = {{"rows", shape.rows},
+                    {"columns", shape.columns},
+                    {"groups", q4nx::groups_of(shape.columns)},
+                    {"row_blocks", q4nx::row_blocks(shape.rows)},
+                    {"parts", parts_of(shape)}},
+      .lanes = kLanes};
+  link_addends(shape, kernel);
+  return kernel;
+}
+
+Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
+  return {.groups = {q4nx::row_blocks(shape.rows), tokens, 1}, .lanes = kLanes};
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels, each with the rule for its grid: what it computes, for sizes that are written into
+// its source. Rows, tokens and lengths are parameters, so that nothing is compiled anew from one
+// prompt or token to the next. All arithmetic is in float, in an order that depends on the sizes
+// only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/formats/q4nx.h"
+#include "ops/gpu/language/kernel.h"
+#include "ops/gpu/opencl/context.h"
+
+namespace flownpu::gpu {
+
+enum class Gating : std::uint8_t { kNone, kGeGlu, kSwiGlu };
+
+// A product with a Q4NX weight: `rows` results of `columns`; with gating the weight holds the
+// gate's rows of blocks and below them the up projection's.
+struct ProductShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  q4nx::Layout layout = q4nx::kNarrow;
+  Gating gating = Gating::kNone;
+  bool has_bias = false;
+  bool has_residual = false;
+};
+
+// FusedDQP: y[t] = dequant(w) . x[t] for each row t, which the weight is read for. Arguments: x
+// [t, columns], w, y [t, rows], then bias [rows] and residual [t, rows] if there are.
+KernelDescription fused_dqp(const ProductShape& shape);
+Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens);
+
+// Rows rounded to int8, with a scale for each group of 32 columns, and the sum of its integers.
+// Arguments: x [t, columns], codes int8 [t, groups 32], scales and sums [t, groups].
+KernelDescription quantize_rows(std::int64_t columns);
+Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
+
+// Q4NXMatMul of these: dots of integers, scaled group by group. Arguments: codes, scales, sums, w,
+// y, then as fused_dqp; parameter: tokens.
+KernelDescription q4nx_matmul(const ProductShape& shape);
+Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens);
+
+// Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
+KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
+Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
+
+struct NormShape {
+  std::int64_t columns = 0;
+  float epsilon = 0;
+  // A residual that is added first; whether the sum is written.
+  bool has_skip = false;
+  bool writes_sum = false;
+};
+
+// RMS norm of rows: y = weight x / sqrt(mean(x^2) + epsilon). Arguments: x [t, columns], weight
+// [columns], y, then skip [skips, columns] and sum [t, columns] if there are; parameter, with a
+// skip: skips, its rows, which repeat.
+KernelDescription rms_norm(const NormShape& shape);
+
+struct RotationShape {
+  std::int64_t width = 0;  // of a row: heads x head_size
+  std::int64_t head_size = 0;
+  std::int64_t half = 0;  // the first 2 half elements of a head are rotated
+  bool interleaved = false;
+};
+
+// Rotation of heads by positions. Arguments: x [t, width], positions int32 [t], cos and sin [p,
+// half], y [t, width].
+KernelDescription rotary_embedding(const RotationShape& shape);
+Grid rotary_embedding_grid(const RotationShape& shape, std::int64_t tokens);
+
+struct AttentionShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;
+  Element cache = Element::kFloat32;
+  float softcap = 0;
+  std::int64_t window = 0;  // 0: none
+  bool causal = true;
+
+  std::int64_t heads_per_group() const { return heads / kv_heads; }
+};
+
+// Attention of a token's heads of one KV head at a time, which reads its keys and values once: an
+// online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled, key and
+// value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the call,
+// the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
+// capacity. Tokens that are padding get zeros.
+KernelDescription flow_attention(const AttentionShape& shape);
+Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
+// Bytes of a work-group's own memory that it takes.
+std::int64_t flow_attention_memory(const AttentionShape& shape);
+
+// The place of the largest of each row, the first of equals. As on the CPU, NaN is the largest
+// where it comes first, and nowhere else. Arguments: x [t, columns], y int32 [t].
+KernelDescription argmax(std::int64_t columns);
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dialect: what differs between languages that GPUs' drivers take. One is one file: opencl_c.cc.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/gpu/language/kernel.h"
+
+namespace flownpu::gpu {
+
+class Dialect {
+ public:
+  virtual ~Dialect() = default;
+
+  // What stands before all kernels: the words of kernel.h that are no tensors.
+  virtual std::string prelude() const = 0;
+  // The kernel, of the dialect's body.
+  virtual std::string kernel(const KernelDescription& description,
+                             const std::string& body) const = 0;
+  virtual std::string number(float value) const = 0;
+
+  // Physical places: `index` counts elements from the tensor's first.
+  virtual std::string read(const TensorDescription& tensor, const std::string& index) const = 0;
+  virtual std::string read4(const TensorDescription& tensor, const std::string& index) const = 0;
+  // A statement that writes the variable `value`.
+  virtual std::string write(const TensorDescription& tensor, const std::string& index) const = 0;
+  // The declaration of `value`, of that tensor's elements, without a semicolon.
+  virtual std::string declare_value(const TensorDescription& tensor,
+                                    const std::string& value) const = 0;
+
+  // A Q4NX weight's; `offset` counts bytes. One bf16; 16 of them; the codes of 16 rows of a column,
+  // as float or as bytes; the code of `row` of these.
+  virtual std::string bfloat16(const TensorDescription& weight,
+                               const std::string& offset) const = 0;
+  virtual std::string bfloat16s(const TensorDescription& weight,
+                                const std::string& offset) const = 0;
+  virtual std::string codes(const TensorDescription& weight, const std::string& offset) const = 0;
+  virtual std::string byte_codes(const TensorDescription& weight,
+                                 const std::string& offset) const = 0;
+  virtual std::string code(const TensorDescription& weight, const std::string& offset,
+                           const std::string& row) const = 0;
+};
+
+const Dialect& opencl_c();
+
+}  // namespace flownpu::gpu

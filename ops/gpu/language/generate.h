@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Source of a kernel: its text with logical coordinates rewritten into places in memory, constants
+// into numbers, and what is linked to its outputs put where they are written.
+#pragma once
+
+#include <string>
+
+#include "ops/gpu/language/dialect.h"
+#include "ops/gpu/language/kernel.h"
+
+namespace flownpu::gpu {
+
+// Throws Error, with the kernel's name and the words, for a name that the description lacks, a
+// wrong number of coordinates, a word that a tensor of that element or access does not have, or
+// parentheses that do not close.
+std::string generate(const KernelDescription& kernel, const Dialect& dialect);
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The language of GPU kernels, after ML Drift's tensor virtualisation: a kernel is text that names
+// its tensors and their logical coordinates, and a description of each tensor says what holds it.
+// generate.h makes a dialect's source of both.
+//
+// The text is C with these words:
+//   args.x.Read(i, j)             an element, as float or int: of bf16 and f16, too
+//   args.x.Read4(i, j)            four along the last axis, j a multiple of 4 (int8 only)
+//   args.y.Write(value, i, j);    a statement; what is linked to y (Link) happens to `value` first
+//   args.w.Scale(row, group), args.w.Minimum(row, group)
+//                                 of a Q4NX weight (ops/formats/q4nx.h), float
+//   args.w.Scales(row, group), args.w.Minima(row, group), args.w.Codes(row, column)
+//                                 of the 16 rows from `row` on, a multiple of 16: float16
+//   args.w.ByteCodes(row, column) the same, char16
+//   args.n                        a constant, written as a number; or a parameter of the launch
+//   group(axis), lane()           the work-group, and the work-item in it
+//   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
+//                                 another
+//   dot4(a, b, c)                 c + the dot product of two char4, int
+// and float16, char16, char4 and C's functions as OpenCL C has them (dialect.h says what a dialect
+// must give).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ops/formats/q4nx.h"
+
+namespace flownpu::gpu {
+
+enum class Element : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kInt8, kQ4NX };
+enum class Access : std::uint8_t { kRead, kWrite };
+// What holds a tensor. Images are to follow where they pay.
+enum class Storage : std::uint8_t { kBuffer };
+
+// A number, or the name of a parameter: what is not known before the launch.
+using Size = std::variant<std::int64_t, std::string>;
+
+// A logical tensor, row-major in what holds it; a Q4NX weight [rows, columns] in its blocks.
+struct TensorDescription {
+  std::string name;
+  Element element = Element::kFloat32;
+  Access access = Access::kRead;
+  std::vector<Size> sizes;
+  q4nx::Layout layout = q4nx::kNarrow;
+  Storage storage = Storage::kBuffer;
+};
+
+// An element-wise step that its producer does by the way. The code changes `value`, of the element
+// at coordinates `at`, of which at0 is the first, at1 the second, ...
+struct Link {
+  std::string code;
+  std::vector<TensorDescription> tensors = {};
+};
+
+using Constants = std::map<std::string, std::variant<std::int64_t, float>>;
+
+struct KernelDescription {
+  std::string name;
+  std::string body;
+  std::vector<TensorDescription> tensors;
+  Constants constants = {};
+  // 32-bit integers.
+  std::vector<std::string> parameters = {};
+  // Work-items of a work-group: args.lanes.
+  std::int64_t lanes = 64;
+  // What is linked to the tensor of that name.
+  std::map<std::string, std::vector<Link>> links = {};
+
+  // All tensors, in the order of the arguments of a launch: the kernel's, then its links'. The
+  // parameters come behind them.
+  std::vector<TensorDescription> arguments() const {
+    std::vector<TensorDescription> all = tensors;
+    for (const auto& [name, steps] : links)
+      for (const Link& step : steps)
+        all.insert(all.end(), step.tensors.begin(), step.tensors.end());
+    return all;
+  }
+};
+
+}  // namespace flownpu::gpu

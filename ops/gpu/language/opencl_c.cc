@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dialect OpenCL C 1.2, without extensions: arithmetic in float, dot products of char4 by
+// multiplying in int.
+#include <array>
+#include <charconv>
+
+#include "ops/gpu/language/dialect.h"
+#include "ops/gpu/language/text.h"
+
+namespace flownpu::gpu {
+namespace {
+
+constexpr const char* kPrelude = R"(#define group(axis) ((int)get_group_id(axis))
+#define lane() ((int)get_local_id(0))
+#define shared __local
+#define synchronise() barrier(CLK_LOCAL_MEM_FENCE)
+float from_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
+// To the nearest, ties to even; NaN stays NaN.
+ushort to_bfloat16(float value) {
+  const uint bits = as_uint(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)((bits >> 16) | 0x40u);
+  return (ushort)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+float16 from_bfloat16s(ushort16 bits) { return as_float16(convert_uint16(bits) << 16); }
+uchar16 codes_of(uchar8 bytes) {
+  uchar16 codes;
+  codes.even = bytes & (uchar8)(15);
+  codes.odd = bytes >> (uchar8)(4);
+  return codes;
+}
+int dot4(char4 a, char4 b, int c) {
+  const int4 products = convert_int4(a) * convert_int4(b);
+  return c + products.x + products.y + products.z + products.w;
+}
+)";
+
+const char* type_of(Element element) {
+  switch (element) {
+    case Element::kFloat32:
+      return "float";
+    case Element::kFloat16:
+      return "half";
+    case Element::kBFloat16:
+      return "ushort";
+    case Element::kInt32:
+      return "int";
+    case Element::kInt8:
+      return "char";
+    case Element::kQ4NX:
+      break;
+  }
+  return "uchar";
+}
+
+// Apart from the variables of the kernel's text, which may have the tensor's name.
+std::string variable(const TensorDescription& tensor) { return text_of("tensor_", tensor.name); }
+
+bool is_integer(Element element) { return element == Element::kInt32 || element == Element::kInt8; }
+
+class OpenClC final : public Dialect {
+ public:
+  std::string prelude() const override { return kPrelude; }
+
+  std::string kernel(const KernelDescription& description, const std::string& body) const override {
+    std::string arguments;
+    const auto add = [&](const std::string& argument) {
+      arguments += (arguments.empty() ? "" : ", ") + argument;
+    };
+    for (const TensorDescription& tensor : description.arguments()) {
+      add(text_of("__global ", tensor.access == Access::kRead ? "const " : "",
+                  type_of(tensor.element), "* restrict ", variable(tensor)));
+    }
+    for (const std::string& parameter : description.parameters)
+      add(text_of("const int ", parameter));
+    return text_of("__kernel __attribute__((reqd_work_group_size(", description.lanes,
+                   ", 1, 1)))\nvoid ", description.name, "(", arguments, ") {\n", body, "}\n");
+  }
+
+  // In hexadecimal, which is exact.
+  std::string number(float value) const override {
+    std::array<char, 64> text{};
+    const auto end = std::to_chars(text.data(), text.data() + text.size(),
+                                   value < 0 ? -value : value, std::chars_format::hex)
+                         .ptr;
+    return text_of(value < 0 ? "-" : "", "0x", std::string(text.data(), end), "f");
+  }
+
+  std::string read(const TensorDescription& tensor, const std::string& index) const override {
+    if (tensor.element == Element::kFloat16)
+      return text_of("vload_half(", index, ", ", variable(tensor), ")");
+    const std::string element = element_of(tensor, index);
+    if (tensor.element == Element::kBFloat16) return text_of("from_bfloat16(", element, ")");
+    return is_integer(tensor.element) ? text_of("((int)", element, ")") : element;
+  }
+
+  std::string read4(const TensorDescription& tensor, const std::string& index) const override {
+    return text_of("vload4(0, ", variable(tensor), " + ", index, ")");
+  }
+
+  std::string declare_value(const TensorDescription& tensor,
+                            const std::string& value) const override {
+    return text_of(is_integer(tensor.element) ? "int" : "float", " value = ", value);
+  }
+
+  std::string write(const TensorDescription& tensor, const std::string& index) const override {
+    if (tensor.element == Element::kFloat16)
+      return text_of("vstore_half_rte(value, ", index, ", ", variable(tensor), ");");
+    const std::string element = element_of(tensor, index);
+    if (tensor.element == Element::kBFloat16) return text_of(element, " = to_bfloat16(value);");
+    return text_of(element, " = (", type_of(tensor.element), ")value;");
+  }
+
+  std::string bfloat16(const TensorDescription& weight, const std::string& offset) const override {
+    return text_of("from_bfloat16(*", parameters(weight, offset), ")");
+  }
+  std::string bfloat16s(const TensorDescription& weight, const std::string& offset) const override {
+    return text_of("from_bfloat16s(vload16(0, ", parameters(weight, offset), "))");
+  }
+  std::string codes(const TensorDescription& weight, const std::string& offset) const override {
+    return text_of("convert_float16(codes_of(vload8(0, ", variable(weight), " + ", offset, ")))");
+  }
+  std::string byte_codes(const TensorDescription& weight,
+                         const std::string& offset) const override {
+    return text_of("as_char16(codes_of(vload8(0, ", variable(weight), " + ", offset, ")))");
+  }
+  std::string code(const TensorDescription& weight, const std::string& offset,
+                   const std::string& row) const override {
+    return text_of("(float)((", variable(weight), "[", offset, " + ", row, " % 16 / 2] >> (4 * (",
+                   row, " % 2))) & 15)");
+  }
+
+ private:
+  static std::string element_of(const TensorDescription& tensor, const std::string& index) {
+    return text_of(variable(tensor), "[", index, "]");
+  }
+  // Where scales or minima are.
+  static std::string parameters(const TensorDescription& weight, const std::string& offset) {
+    return text_of("(__global const ushort*)(", variable(weight), " + ", offset, ")");
+  }
+};
+
+}  // namespace
+
+const Dialect& opencl_c() {
+  static const OpenClC dialect;
+  return dialect;
+}
+
+}  // namespace flownpu::gpu

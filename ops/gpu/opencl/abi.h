@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slice of OpenCL 1.2's C interface that FlowNPU calls, declared here so that nothing of OpenCL
+// is needed to build or to install it. Numbers are the registry's (cl.xml of Khronos); a test
+// compares them with what pyopencl says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flownpu::gpu::cl {
+
+using Int = std::int32_t;
+using UInt = std::uint32_t;
+using Bits = std::uint64_t;
+
+// Handles: the implementation's, of which nothing is known.
+using Platform = struct PlatformOfOpenCl*;
+using DeviceId = struct DeviceOfOpenCl*;
+using Context = struct ContextOfOpenCl*;
+using Queue = struct QueueOfOpenCl*;
+using Memory = struct MemoryOfOpenCl*;
+using Program = struct ProgramOfOpenCl*;
+using Kernel = struct KernelOfOpenCl*;
+using Event = struct EventOfOpenCl*;
+
+// What is asked of platforms, devices, programs, kernels and events, and what is said about memory.
+inline constexpr UInt kPlatformVersion = 0x0901;
+inline constexpr UInt kPlatformName = 0x0902;
+inline constexpr Bits kEveryType = 0xFFFFFFFF;
+inline constexpr Bits kTypeCpu = 1U << 1;
+inline constexpr Bits kTypeGpu = 1U << 2;
+inline constexpr UInt kDeviceType = 0x1000;
+inline constexpr UInt kDeviceComputeUnits = 0x1002;
+inline constexpr UInt kDeviceWorkGroupSize = 0x1004;
+inline constexpr UInt kDeviceAllocation = 0x1010;
+inline constexpr UInt kDeviceImages = 0x1016;
+inline constexpr UInt kDeviceMemory = 0x101F;
+inline constexpr UInt kDeviceLocalMemory = 0x1023;
+inline constexpr UInt kDeviceAvailable = 0x1027;
+inline constexpr UInt kDeviceCompiler = 0x1028;
+inline constexpr UInt kDeviceName = 0x102B;
+inline constexpr UInt kDeviceVendor = 0x102C;
+inline constexpr UInt kDriverVersion = 0x102D;
+inline constexpr UInt kDeviceVersion = 0x102F;
+inline constexpr UInt kDeviceExtensions = 0x1030;
+inline constexpr UInt kDeviceUnifiedMemory = 0x1035;
+inline constexpr Bits kProfiling = 1U << 1;
+inline constexpr Bits kReadWrite = 1U << 0;
+inline constexpr UInt kProgramBinarySizes = 0x1165;
+inline constexpr UInt kProgramBinaries = 0x1166;
+inline constexpr UInt kBuildLog = 0x1183;
+inline constexpr UInt kKernelWorkGroupSize = 0x11B0;
+inline constexpr UInt kEventStart = 0x1282;
+inline constexpr UInt kEventEnd = 0x1283;
+inline constexpr std::intptr_t kContextPlatform = 0x1084;
+inline constexpr UInt kTrue = 1;
+
+// The functions of the ICD loader, by the names it exports: X(result, name, parameters).
+// clCreateCommandQueue is 1.x's, which later versions keep: it needs no list of properties.
+#define FLOWNPU_OPENCL_FUNCTIONS(X)                                                              \
+  X(Int, clGetPlatformIDs, (UInt, Platform*, UInt*))                                             \
+  X(Int, clGetPlatformInfo, (Platform, UInt, std::size_t, void*, std::size_t*))                  \
+  X(Int, clGetDeviceIDs, (Platform, Bits, UInt, DeviceId*, UInt*))                               \
+  X(Int, clGetDeviceInfo, (DeviceId, UInt, std::size_t, void*, std::size_t*))                    \
+  X(Context, clCreateContext,                                                                    \
+    (const std::intptr_t*, UInt, const DeviceId*,                                                \
+     void (*)(const char*, const void*, std::size_t, void*), void*, Int*))                       \
+  X(Int, clReleaseContext, (Context))                                                            \
+  X(Queue, clCreateCommandQueue, (Context, DeviceId, Bits, Int*))                                \
+  X(Int, clReleaseCommandQueue, (Queue))                                                         \
+  X(Int, clFinish, (Queue))                                                                      \
+  X(Memory, clCreateBuffer, (Context, Bits, std::size_t, void*, Int*))                           \
+  X(Int, clReleaseMemObject, (Memory))                                                           \
+  X(Int, clEnqueueReadBuffer,                                                                    \
+    (Queue, Memory, UInt, std::size_t, std::size_t, void*, UInt, const Event*, Event*))          \
+  X(Int, clEnqueueWriteBuffer,                                                                   \
+    (Queue, Memory, UInt, std::size_t, std::size_t, const void*, UInt, const Event*, Event*))    \
+  X(Program, clCreateProgramWithSource, (Context, UInt, const char**, const std::size_t*, Int*)) \
+  X(Program, clCreateProgramWithBinary,                                                          \
+    (Context, UInt, const DeviceId*, const std::size_t*, const unsigned char**, Int*, Int*))     \
+  X(Int, clBuildProgram,                                                                         \
+    (Program, UInt, const DeviceId*, const char*, void (*)(Program, void*), void*))              \
+  X(Int, clGetProgramInfo, (Program, UInt, std::size_t, void*, std::size_t*))                    \
+  X(Int, clGetProgramBuildInfo, (Program, DeviceId, UInt, std::size_t, void*, std::size_t*))     \
+  X(Int, clReleaseProgram, (Program))                                                            \
+  X(Kernel, clCreateKernel, (Program, const char*, Int*))                                        \
+  X(Int, clReleaseKernel, (Kernel))                                                              \
+  X(Int, clSetKernelArg, (Kernel, UInt, std::size_t, const void*))                               \
+  X(Int, clGetKernelWorkGroupInfo, (Kernel, DeviceId, UInt, std::size_t, void*, std::size_t*))   \
+  X(Int, clEnqueueNDRangeKernel,                                                                 \
+    (Queue, Kernel, UInt, const std::size_t*, const std::size_t*, const std::size_t*, UInt,      \
+     const Event*, Event*))                                                                      \
+  X(Int, clGetEventProfilingInfo, (Event, UInt, std::size_t, void*, std::size_t*))               \
+  X(Int, clReleaseEvent, (Event))
+
+// They, once they are loaded (opencl/loader.h).
+struct Functions {
+  // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declaration.
+#define FLOWNPU_OPENCL_POINTER(result, name, parameters) result(*name) parameters = nullptr;
+  FLOWNPU_OPENCL_FUNCTIONS(FLOWNPU_OPENCL_POINTER)
+#undef FLOWNPU_OPENCL_POINTER
+};
+
+}  // namespace flownpu::gpu::cl

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/opencl/context.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ops/gpu/opencl/loader.h"
+#include "ops/gpu/opencl/status.h"
+
+namespace flownpu::gpu {
+namespace {
+
+// No -cl-fast-relaxed-math: NaN is to stay NaN, and a sum its order.
+constexpr const char* kBuildOptions = "-cl-std=CL1.2";
+// Events that are kept before their times are read: a limit to what a long run holds.
+constexpr std::size_t kMostEvents = 4096;
+// Times that nobody takes, likewise.
+constexpr std::size_t kMostTimes = 1U << 16;
+// Characters of a compiler's log, which may be long.
+constexpr std::size_t kShownLog = 2000;
+
+}  // namespace
+
+Buffer::~Buffer() {
+  if (handle_ != nullptr) opencl().clReleaseMemObject(handle_);
+}
+
+CompiledKernel::~CompiledKernel() {
+  opencl().clReleaseKernel(kernel_);
+  opencl().clReleaseProgram(program_);
+}
+
+Context::Context(FoundDevice device, std::filesystem::path cache_folder)
+    : device_(std::move(device)), cache_(std::move(cache_folder)) {
+  const std::string what = "opening " + device_.facts.title();
+  const std::array<std::intptr_t, 3> properties{
+      cl::kContextPlatform, reinterpret_cast<std::intptr_t>(device_.platform), 0};
+  cl::Int code = 0;
+  context_ = opencl().clCreateContext(properties.data(), 1, &device_.id, nullptr, nullptr, &code);
+  check(code, "clCreateContext", what);
+  queue_ = opencl().clCreateCommandQueue(context_, device_.id, cl::kProfiling, &code);
+  if (code != 0) opencl().clReleaseContext(context_);
+  check(code, "clCreateCommandQueue", what);
+}
+
+Context::~Context() {
+  opencl().clFinish(queue_);
+  for (const Launched& one : launched_) opencl().clReleaseEvent(one.event);
+  kernels_.clear();
+  opencl().clReleaseCommandQueue(queue_);
+  opencl().clReleaseContext(context_);
+}
+
+Buffer Context::allocate(std::size_t bytes) {
+  const std::size_t size = std::max<std::size_t>(bytes, 1);
+  const std::string what = "a buffer of " + std::to_string(size) + " bytes (the largest has " +
+                           std::to_string(facts().allocation) + ")";
+  cl::Int code = 0;
+  cl::Memory handle = opencl().clCreateBuffer(context_, cl::kReadWrite, size, nullptr, &code);
+  check(code, "clCreateBuffer", what);
+  return {handle, size};
+}
+
+void Context::write(const Buffer& buffer, std::span<const std::byte> from) {
+  if (from.empty()) return;
+  check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, 0, from.size(),
+                                      from.data(), 0, nullptr, nullptr),
+        "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
+  counts_.bytes_to_device += static_cast<std::int64_t>(from.size());
+}
+
+void Context::read(const Buffer& buffer, std::span<std::byte> to) {
+  if (to.empty()) return;
+  check(opencl().clEnqueueReadBuffer(queue_, buffer.handle(), cl::kTrue, 0, to.size(), to.data(), 0,
+                                     nullptr, nullptr),
+        "clEnqueueReadBuffer", std::to_string(to.size()) + " bytes to the host");
+  counts_.bytes_to_host += static_cast<std::int64_t>(to.size());
+}
+
+std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
+                                                       const std::string& source) {
+  const std::string identity = name + "\n" + source;
+  if (const auto found = kernels_.find(identity); found != kernels_.end()) return found->second;
+  const DeviceFacts& device = facts();
+  std::string key;
+  for (const std::string& part :
+       {device.platform, device.platform_version, device.vendor, device.name, device.version,
+        device.driver, std::string(kBuildOptions), source})
+    key += std::to_string(part.size()) + ":" + part + "\n";
+  cl::Program program = load(key);
+  if (program == nullptr) {
+    program = build(name, source);
+    keep(program, key);
+  }
+  cl::Int code = 0;
+  cl::Kernel kernel = opencl().clCreateKernel(program, name.c_str(), &code);
+  if (code != 0) opencl().clReleaseProgram(program);
+  check(code, "clCreateKernel", "kernel " + name);
+  std::size_t work_group = 0;
+  code = opencl().clGetKernelWorkGroupInfo(kernel, device_.id, cl::kKernelWorkGroupSize,
+                                           sizeof(work_group), &work_group, nullptr);
+  auto made = std::make_shared<const CompiledKernel>(name, program, kernel,
+                                                     static_cast<std::int64_t>(work_group));
+  check(code, "clGetKernelWorkGroupInfo", "kernel " + name);
+  kernels_.emplace(identity, made);
+  return made;
+}
+
+// Null if there is none on disk, or the driver does not take it.
+cl::Program Context::load(const std::string& key) {
+  const auto binary = cache_.find(key);
+  if (!binary) return nullptr;
+  const std::size_t bytes = binary->size();
+  const unsigned char* data = binary->data();
+  cl::Int of_binary = 0;
+  cl::Int code = 0;
+  cl::Program program = opencl().clCreateProgramWithBinary(context_, 1, &device_.id, &bytes, &data,
+                                                           &of_binary, &code);
+  if (code != 0) return nullptr;
+  if (of_binary != 0 ||
+      opencl().clBuildProgram(program, 1, &device_.id, kBuildOptions, nullptr, nullptr) != 0) {
+    opencl().clReleaseProgram(program);
+    return nullptr;
+  }
+  ++counts_.from_cache;
+  return program;
+}
+
+cl::Program Context::build(const std::string& name, const std::string& source) {
+  const char* text = source.c_str();
+  const std::size_t bytes = source.size();
+  cl::Int code = 0;
+  cl::Program program = opencl().clCreateProgramWithSource(context_, 1, &text, &bytes, &code);
+  check(code, "clCreateProgramWithSource", "kernel " + name);
+  code = opencl().clBuildProgram(program, 1, &device_.id, kBuildOptions, nullptr, nullptr);
+  if (code != 0) {
+    const std::string log = build_log(program);
+    opencl().clReleaseProgram(program);
+    check(code, "clBuildProgram", "kernel " + name + " on " + facts().title(), log);
+  }
+  ++counts_.compiled;
+  return program;
+}
+
+std::string Context::build_log(cl::Program program) const {
+  std::size_t bytes = 0;
+  if (opencl().clGetProgramBuildInfo(program, device_.id, cl::kBuildLog, 0, nullptr, &bytes) != 0)
+    return "";
+  std::string log(bytes, '\0');
+  opencl().clGetProgramBuildInfo(program, device_.id, cl::kBuildLog, bytes, log.data(), nullptr);
+  while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
+  return log.substr(0, kShownLog);
+}
+
+// A driver that gives no binary is asked again next time.
+void Context::keep(cl::Program program, const std::string& key) {
+  std::size_t bytes = 0;
+  if (opencl().clGetProgramInfo(program, cl::kProgramBinarySizes, sizeof(bytes), &bytes, nullptr) !=
+          0 ||
+      bytes == 0) {
+    return;
+  }
+  std::vector<unsigned char> binary(bytes);
+  std::array<unsigned char*, 1> places{binary.data()};  // one for each device
+  if (opencl().clGetProgramInfo(program, cl::kProgramBinaries, sizeof(places),
+                                static_cast<void*>(places.data()), nullptr) == 0)
+    cache_.keep(key, binary);
+}
+
+void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
+                     const Grid& grid) {
+  const std::string what = "kernel " + kernel.name();
+  if (grid.lanes > kernel.work_group()) {
+    throw OpenClError(Failure::kCommand,
+                      "[FlowNPU] device 'gpu': " + what + ": expected work-groups of at most " +
+                          std::to_string(kernel.work_group()) + " items on " + facts().title() +
+                          ", got " + std::to_string(grid.lanes) + "; use device = cpu");
+  }
+  cl::UInt index = 0;
+  for (const KernelArgument& argument : arguments) {
+    const cl::Int code = std::visit(
+        [&](const auto& value) {
+          if constexpr (std::is_pointer_v<std::decay_t<decltype(value)>>) {
+            cl::Memory handle = value->handle();
+            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(cl::Memory),
+                                           static_cast<const void*>(&handle));
+          } else {
+            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(value), &value);
+          }
+        },
+        argument);
+    check(code, "clSetKernelArg", what + ", argument " + std::to_string(index));
+    ++index;
+  }
+  std::array<std::size_t, 3> all{};
+  const std::array<std::size_t, 3> group{static_cast<std::size_t>(grid.lanes), 1, 1};
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    if (grid.groups[axis] == 0) return;
+    all[axis] = static_cast<std::size_t>(grid.groups[axis]) * group[axis];
+  }
+  if (launched_.size() >= kMostEvents) collect();
+  Launched one{kernel.name(), nullptr};
+  check(opencl().clEnqueueNDRangeKernel(queue_, kernel.handle(), 3, nullptr, all.data(),
+                                        group.data(), 0, nullptr, &one.event),
+        "clEnqueueNDRangeKernel", what);
+  launched_.push_back(std::move(one));
+  ++counts_.dispatches;
+}
+
+void Context::finish() { check(opencl().clFinish(queue_), "clFinish", "waiting for the device"); }
+
+void Context::collect() {
+  finish();
+  for (const Launched& one : std::exchange(launched_, {})) {
+    std::array<cl::Bits, 2> nanoseconds{};
+    const auto time = [&](cl::UInt what, cl::Bits& into) {
+      return opencl().clGetEventProfilingInfo(one.event, what, sizeof(into), &into, nullptr);
+    };
+    const cl::Int code =
+        std::max(-time(cl::kEventStart, nanoseconds[0]), -time(cl::kEventEnd, nanoseconds[1]));
+    opencl().clReleaseEvent(one.event);
+    check(-code, "clGetEventProfilingInfo", "kernel " + one.kernel);
+    if (times_.size() < kMostTimes)
+      times_.push_back({one.kernel, static_cast<double>(nanoseconds[1] - nanoseconds[0]) * 1e-9});
+  }
+}
+
+std::vector<KernelTime> Context::take_times() {
+  collect();
+  return std::exchange(times_, {});
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device that is in use: its queue, buffers in its memory, kernels, and what was done with them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "ops/gpu/opencl/devices.h"
+#include "ops/gpu/opencl/program_cache.h"
+
+namespace flownpu::gpu {
+
+// Memory of a device; freed with its owner.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(cl::Memory handle, std::size_t bytes) : handle_(handle), bytes_(bytes) {}
+  Buffer(Buffer&& other) noexcept
+      : handle_(std::exchange(other.handle_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Buffer();
+
+  cl::Memory handle() const { return handle_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  cl::Memory handle_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// A kernel, compiled for one device.
+class CompiledKernel {
+ public:
+  CompiledKernel(std::string name, cl::Program program, cl::Kernel kernel, std::int64_t work_group)
+      : name_(std::move(name)), program_(program), kernel_(kernel), work_group_(work_group) {}
+  CompiledKernel(const CompiledKernel&) = delete;
+  CompiledKernel& operator=(const CompiledKernel&) = delete;
+  ~CompiledKernel();
+
+  const std::string& name() const { return name_; }
+  cl::Kernel handle() const { return kernel_; }
+  // The most work-items of a work-group that this kernel's registers allow.
+  std::int64_t work_group() const { return work_group_; }
+
+ private:
+  std::string name_;
+  cl::Program program_;
+  cl::Kernel kernel_;
+  std::int64_t work_group_;
+};
+
+// How many work-groups there are, and how many work-items ("lanes") each has.
+struct Grid {
+  std::array<std::int64_t, 3> groups{1, 1, 1};
+  std::int64_t lanes = 1;
+};
+
+using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
+
+// How long a kernel ran, by the device's clock.
+struct KernelTime {
+  std::string kernel;
+  double seconds;
+};
+
+// What was done since the context was opened.
+struct Counts {
+  std::int64_t dispatches = 0;
+  std::int64_t bytes_to_device = 0;
+  std::int64_t bytes_to_host = 0;
+  std::int64_t compiled = 0;
+  std::int64_t from_cache = 0;
+};
+
+// One in-order queue. Not to be used by several threads at once: who does holds the mutex. All
+// throw OpenClError.
+class Context {
+ public:
+  explicit Context(FoundDevice device, std::filesystem::path cache_folder = default_cache_folder());
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context();
+
+  const DeviceFacts& facts() const { return device_.facts; }
+  const ProgramCache& cache() const { return cache_; }
+  const Counts& counts() const { return counts_; }
+  std::mutex& mutex() { return mutex_; }
+
+  // Its content is not defined. A buffer of nothing has a byte.
+  Buffer allocate(std::size_t bytes);
+  // Both return when the bytes have been moved.
+  void write(const Buffer& buffer, std::span<const std::byte> from);
+  void read(const Buffer& buffer, std::span<std::byte> to);
+
+  // The kernel `name` of a source: of this process, of the disk, or compiled.
+  std::shared_ptr<const CompiledKernel> compile(const std::string& name, const std::string& source);
+  // Does not wait.
+  void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
+              const Grid& grid);
+  // Waits for all that was launched.
+  void finish();
+  // How long the kernels ran since this was last asked; waits for them.
+  std::vector<KernelTime> take_times();
+
+ private:
+  cl::Program load(const std::string& key);
+  cl::Program build(const std::string& name, const std::string& source);
+  void keep(cl::Program program, const std::string& key);
+  std::string build_log(cl::Program program) const;
+  void collect();
+
+  struct Launched {
+    std::string kernel;
+    cl::Event event;
+  };
+
+  FoundDevice device_;
+  ProgramCache cache_;
+  cl::Context context_ = nullptr;
+  cl::Queue queue_ = nullptr;
+  std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
+  std::vector<Launched> launched_;
+  std::vector<KernelTime> times_;
+  Counts counts_;
+  std::mutex mutex_;
+};
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The OpenCL devices of this machine, and the facts of each that kernels depend on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/gpu/opencl/abi.h"
+
+namespace flownpu::gpu {
+
+enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
+
+struct DeviceFacts {
+  std::string platform;
+  std::string platform_version;
+  std::string name;
+  std::string vendor;
+  std::string driver;
+  std::string version;
+  DeviceKind kind = DeviceKind::kOther;
+  std::int64_t compute_units = 0;
+  // The most work-items of a work-group.
+  std::int64_t work_group = 0;
+  // Bytes: of a work-group's own memory, of all memory, of the largest buffer.
+  std::int64_t local_memory = 0;
+  std::int64_t memory = 0;
+  std::int64_t allocation = 0;
+  bool unified_memory = false;
+  bool has_images = false;
+  // By extension: arithmetic in half precision, dot products of four 8-bit integers, subgroups.
+  bool has_half = false;
+  bool has_integer_dot = false;
+  bool has_subgroups = false;
+
+  // A CPU that computes what a GPU would: right numbers, no speed.
+  bool is_software() const { return kind == DeviceKind::kCpu; }
+  // "pthread-... (Portable Computing Language)".
+  std::string title() const { return name + " (" + platform + ")"; }
+};
+
+// A device, as OpenCL knows it.
+struct FoundDevice {
+  cl::Platform platform = nullptr;
+  cl::DeviceId id = nullptr;
+  DeviceFacts facts;
+};
+
+// All platforms' names, those without a device too.
+std::vector<std::string> platforms();
+// All devices that are available and can compile. Throws OpenClError where a call fails.
+std::vector<FoundDevice> devices();
+// The first whose title contains `wanted`; of "" the first GPU, else the first of any kind. Throws
+// OpenClError (kNoLoader, kNoPlatform, kNoDevice).
+FoundDevice choose_device(const std::string& wanted);
+
+}  // namespace flownpu::gpu

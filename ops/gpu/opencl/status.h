@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What OpenCL says of a call, as an error: the call, its code's name, and what to do.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "ops/error.h"
+#include "ops/gpu/opencl/abi.h"
+
+namespace flownpu::gpu {
+
+// What went wrong, apart from what the message says.
+enum class Failure : std::uint8_t {
+  kNoLoader,    // no ICD loader: nothing of OpenCL is installed
+  kNoPlatform,  // a loader that finds no implementation
+  kNoDevice,    // implementations without a device that was asked for
+  kMemory,      // a buffer was not to be had
+  kProgram,     // a kernel did not compile
+  kCommand,     // any other call was refused, or the device is lost
+};
+
+class OpenClError : public DeviceFailed {
+ public:
+  OpenClError(Failure failure, const std::string& message)
+      : DeviceFailed(message), failure_(failure) {}
+  Failure failure() const { return failure_; }
+
+ private:
+  Failure failure_;
+};
+
+// "CL_OUT_OF_RESOURCES", or the number as text if the registry has none of it.
+std::string name_of_code(cl::Int code);
+
+// Throws OpenClError unless the code is that of success. `call`: the function's name; `what`: what
+// it was for ("kernel fused_dqp"); `details`: more to tell, such as a compiler's log.
+void check(cl::Int code, std::string_view call, std::string_view what,
+           std::string_view details = "");
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlowQKVAttention and FlowKVAttention: the host normalises, rotates and scales queries and appends
+// to the cache, as the CPU device does; the device attends.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/cpu/attention/step.h"
+#include "ops/cpu/checked_step.h"
+#include "ops/error.h"
+#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/run.h"
+#include "ops/gpu/operators/step.h"
+
+namespace flownpu::gpu {
+namespace {
+
+using cpu::AttentionCall;
+using cpu::AttentionRow;
+using cpu::KeyValueRows;
+
+constexpr std::string_view kOneToken = "FlowKVAttention";
+
+Element element_of(DataType type, const std::string& name) {
+  switch (type) {
+    case DataType::kFloat32:
+      return Element::kFloat32;
+    case DataType::kFloat16:
+      return Element::kFloat16;
+    case DataType::kBFloat16:
+      return Element::kBFloat16;
+    default:
+      fail("[", name, "] expected a KV cache of float, float16 or bfloat16 on device 'gpu', got ",
+           name_of(type), ": use device = cpu");
+  }
+}
+
+// What the kernels have no place for.
+constexpr std::pair<AttentionInput, const char*> kRefused[] = {
+    {kAttentionBias, "attention_bias"},
+    {kBidirectionalBlocks, "bidirectional_blocks"},
+    {kHeadSink, "head_sink"}};
+
+class Attention final : public cpu::FlowQKVAttention {
+ public:
+  Attention(const Node& node, const Making& making)
+      : FlowQKVAttention(node, making.host_context),
+        context_(making.context),
+        one_token_(node.op_type == kOneToken) {
+    for (const auto& [input, name] : kRefused) {
+      if (node.input(input) != nullptr)
+        fail("[", attributes().name, "] expected no ", name,
+             " on device 'gpu', whose kernel has none: use device = cpu");
+    }
+    const std::int64_t bytes = flow_attention_memory(shape_of(DataType::kFloat32));
+    if (const std::int64_t most = context_->facts().local_memory; bytes > most)
+      fail("[", attributes().name, "] expected heads that take at most ", most,
+           " bytes of a work-group's memory on ", context_->facts().title(), ", got ", bytes,
+           ": use device = cpu");
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    FlowQKVAttention::infer(inputs, outputs);
+    if (one_token_ && inputs[kQuery].shape[1] != 1)
+      fail("[", attributes().name, "] expected one token, got ", inputs[kQuery].shape[1],
+           ": use FlowQKVAttention for several");
+  }
+  // A slice would be a prompt by itself.
+  std::optional<Slicing> slicing(const Node& /*node*/) const override { return std::nullopt; }
+
+ protected:
+  void attend(const AttentionCall& call) const override {
+    const AttentionShape shape = shape_of(call.cache_type);
+    std::vector<std::int32_t> rows;
+    std::int64_t capacity = 1;
+    for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+      const AttentionRow row = row_of(call, batch);
+      const std::int64_t base = cache_rows(call, batch, 0).base;
+      for (const std::int64_t number : {row.past, row.tokens, base})
+        rows.push_back(static_cast<std::int32_t>(number));
+      capacity = std::max(capacity, row.past + row.tokens - base);
+    }
+    const std::vector<float> queries = queries_of(call);
+    const std::vector<std::byte> keys = cache_of(call, capacity, &KeyValueRows::key);
+    const std::vector<std::byte> values = cache_of(call, capacity, &KeyValueRows::value);
+    Run run(*context_);
+    const Buffer* y = run.output(queries.size() * sizeof(float));
+    run.launch(
+        flow_attention(shape), flow_attention_grid(shape, call.batch, call.tokens),
+        {run.input(std::span<const float>(queries)), run.input(std::span<const std::byte>(keys)),
+         run.input(std::span<const std::byte>(values)),
+         run.input(std::span<const std::int32_t>(rows)), y},
+        {call.tokens, capacity});
+    run.read(y, {reinterpret_cast<std::byte*>(output_row(call, 0, 0, 0)),
+                 queries.size() * sizeof(float)});
+  }
+
+ private:
+  AttentionShape shape_of(DataType type) const {
+    return {.heads = attributes().heads,
+            .kv_heads = attributes().kv_heads,
+            .head_size = attributes().head_size,
+            .cache = element_of(type, attributes().name),
+            .softcap = attributes().softcap,
+            .window = attributes().window,
+            .causal = attributes().causal};
+  }
+
+  std::vector<float> queries_of(const AttentionCall& call) const {
+    const std::int64_t of_group = attributes().heads_per_group() * attributes().head_size;
+    const std::int64_t width = of_group * attributes().kv_heads;
+    std::vector<float> queries(static_cast<std::size_t>(call.batch * call.tokens * width));
+    for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+      const std::int64_t tokens = row_of(call, batch).tokens;
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        float* row = queries.data() + (batch * call.tokens + token) * width;
+        for (std::int64_t group = 0; group < attributes().kv_heads; ++group)
+          prepare_queries(call, batch, group, token, row + group * of_group);
+      }
+    }
+    return queries;
+  }
+
+  // Keys or values, [batch, kv_heads, capacity, head_size], from each row's first position on.
+  std::vector<std::byte> cache_of(const AttentionCall& call, std::int64_t capacity,
+                                  std::byte* KeyValueRows::* part) const {
+    const std::int64_t heads = attributes().kv_heads;
+    std::vector<std::byte> cache(
+        static_cast<std::size_t>(call.batch * heads * capacity * call.row_bytes));
+    for (std::int64_t batch = 0; batch < call.batch; ++batch) {
+      const AttentionRow row = row_of(call, batch);
+      for (std::int64_t group = 0; group < heads; ++group) {
+        const KeyValueRows from = cache_rows(call, batch, group);
+        const std::int64_t count = row.past + row.tokens - from.base;
+        if (count > 0)
+          std::memcpy(cache.data() + (batch * heads + group) * capacity * call.row_bytes,
+                      from.*part, static_cast<std::size_t>(count * call.row_bytes));
+      }
+    }
+    return cache;
+  }
+
+  std::shared_ptr<Context> context_;
+  bool one_token_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_attention(const Node& node, Making making) {
+  return std::make_unique<cpu::CheckedStep>(
+      cpu::attention_contract(node.op_type == kOneToken ? kOneToken : "FlowQKVAttention"),
+      to_string(node), std::make_unique<Attention>(node, making));
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMatMul, FusedDQP and Q4NXGather, whose weights stay on the device. One row is multiplied as
+// it is (dequantisation fused); more are rounded to int8 first, unless activations = bf16, which
+// here rounds nothing.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/run.h"
+#include "ops/gpu/operators/step.h"
+#include "ops/nodes/q4nx_matmul.h"
+
+namespace flownpu::gpu {
+namespace {
+
+// A weight's, which the host has checked; an unknown one has no elements.
+Shape shape_of(const Value& weight) { return weight.shape.value_or(Shape{0}); }
+
+q4nx::Layout layout_of(const Value& weight) {
+  return q4nx::layout_of(shape_of(weight)).value_or(q4nx::kNarrow);
+}
+
+Buffer upload(Context& context, const Value& weight) {
+  const auto bytes = static_cast<std::size_t>(shape_of(weight).elements());
+  check_bytes(bytes, "a weight");
+  const std::lock_guard lock(context.mutex());
+  Buffer buffer = context.allocate(bytes);
+  context.write(buffer, {static_cast<const std::byte*>(weight.constant), bytes});
+  return buffer;
+}
+
+Gating gating_of(const Node& node) {
+  const std::string gating = node.text("gating", "none");
+  if (gating == "none") return Gating::kNone;
+  return gating == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
+}
+
+class Product final : public HostCheckedStep {
+ public:
+  Product(const Node& node, Activations activations, Making making)
+      : HostCheckedStep(std::move(making)),
+        shape_{.rows = node.required_integer("M"),
+               .columns = node.required_integer("K"),
+               .layout = layout_of(*node.input(kProductWeight)),
+               .gating = gating_of(node),
+               .has_bias = node.input(kProductBias) != nullptr,
+               .has_residual = node.input(kProductResidual) != nullptr},
+        rounds_(activations == Activations::kInt8),
+        weight_(upload(context(), *node.input(kProductWeight))) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t tokens = inputs[kProductX].shape.elements() / shape_.columns;
+    if (tokens == 0) return;
+    Run run(context());
+    const Buffer* x = run.input(inputs[kProductX]);
+    const Buffer* y = run.output(outputs[0].bytes());
+    std::vector<const Buffer*> buffers{x, &weight_, y};
+    if (shape_.has_bias) buffers.push_back(run.input(inputs[kProductBias]));
+    if (shape_.has_residual) buffers.push_back(run.input(inputs[kProductResidual]));
+    if (tokens == 1 || !rounds_) {
+      run.launch(fused_dqp(shape_), fused_dqp_grid(shape_, tokens), buffers, {});
+    } else {
+      multiply_rounded(run, tokens, std::move(buffers));
+    }
+    run.read(y, outputs[0]);
+  }
+
+ private:
+  // `buffers`: as of fused_dqp.
+  void multiply_rounded(Run& run, std::int64_t tokens, std::vector<const Buffer*> buffers) const {
+    const std::int64_t groups = q4nx::groups_of(shape_.columns);
+    const auto count = static_cast<std::size_t>(tokens * groups);
+    const Buffer* codes = run.output(count * q4nx::kGroup);
+    const Buffer* scales = run.output(count * sizeof(float));
+    const Buffer* sums = run.output(count * sizeof(float));
+    run.launch(quantize_rows(shape_.columns), quantize_rows_grid(shape_.columns, tokens),
+               {buffers.front(), codes, scales, sums});
+    buffers.erase(buffers.begin());
+    buffers.insert(buffers.begin(), {codes, scales, sums});
+    run.launch(q4nx_matmul(shape_), q4nx_matmul_grid(shape_, tokens), buffers, std::vector{tokens});
+  }
+
+  ProductShape shape_;
+  bool rounds_;
+  Buffer weight_;
+};
+
+class Gather final : public HostCheckedStep {
+ public:
+  Gather(const Node& node, Making making)
+      : HostCheckedStep(std::move(making)),
+        rows_(node.required_integer("M")),
+        columns_(node.required_integer("K")),
+        layout_(layout_of(*node.input(0))),
+        table_(upload(context(), *node.input(0))) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::vector<std::int32_t> indices = indices_of(inputs[1]);
+    if (indices.empty()) return;
+    const auto count = static_cast<std::int64_t>(indices.size());
+    Run run(context());
+    const Buffer* y = run.output(outputs[0].bytes());
+    run.launch(q4nx_gather(rows_, columns_, layout_), q4nx_gather_grid(columns_, count),
+               {&table_, run.input(std::span<const std::int32_t>(indices)), y});
+    run.read(y, outputs[0]);
+  }
+
+ private:
+  // Throws Error for a row that the table lacks, which a kernel could not tell.
+  std::vector<std::int32_t> indices_of(const Tensor& tensor) const {
+    std::vector<std::int32_t> indices;
+    for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {
+      const std::int64_t row = tensor.type == DataType::kInt64 ? tensor.as<const std::int64_t>()[i]
+                                                               : tensor.as<const std::int32_t>()[i];
+      if (row < 0 || row >= rows_)
+        fail("[Q4NXGather] expected indices in [0, ", rows_, "), got ", row, " at position ", i,
+             ": is the tokenizer that of this model?");
+      indices.push_back(static_cast<std::int32_t>(row));
+    }
+    return indices;
+  }
+
+  std::int64_t rows_;
+  std::int64_t columns_;
+  q4nx::Layout layout_;
+  Buffer table_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_product(const Node& node, Making making) {
+  const Activations activations = making.activations;
+  return std::make_unique<Product>(node, activations, std::move(making));
+}
+
+std::unique_ptr<Step> make_gather(const Node& node, Making making) {
+  return std::make_unique<Gather>(node, std::move(making));
+}
+
+}  // namespace flownpu::gpu

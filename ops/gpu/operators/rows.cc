@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes row by row: RMS norms, with a residual or without, rotation, and ArgMax.
+#include <algorithm>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/run.h"
+#include "ops/gpu/operators/step.h"
+
+namespace flownpu::gpu {
+namespace {
+
+std::int64_t rows_of(const Shape& shape) {
+  return shape[-1] == 0 ? 0 : shape.elements() / shape[-1];
+}
+
+class RmsNorm final : public HostCheckedStep {
+ public:
+  RmsNorm(const Node& node, Making making)
+      : HostCheckedStep(std::move(making)),
+        has_skip_(node.op_type == "SkipSimplifiedLayerNormalization"),
+        epsilon_(node.number("epsilon", 1e-5F)) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Tensor& x = inputs[0];
+    const std::int64_t rows = rows_of(x.shape);
+    if (rows == 0) return;
+    const bool keeps = outputs.size() > 3 && outputs[3].data != nullptr;
+    const KernelDescription kernel = rms_norm(
+        {.columns = x.shape[-1], .epsilon = epsilon_, .has_skip = has_skip_, .writes_sum = keeps});
+    Run run(context());
+    const Buffer* y = run.output(x.bytes());
+    std::vector<const Buffer*> buffers{run.input(x), run.input(inputs[has_skip_ ? 2 : 1]), y};
+    std::vector<std::int64_t> parameters;
+    if (has_skip_) {
+      buffers.push_back(run.input(inputs[1]));
+      parameters.push_back(rows_of(inputs[1].shape));
+    }
+    if (keeps) buffers.push_back(run.output(x.bytes()));
+    run.launch(kernel, {.groups = {rows, 1, 1}, .lanes = kernel.lanes}, buffers, parameters);
+    run.read(y, outputs[0]);
+    if (keeps) run.read(buffers.back(), outputs[3]);
+  }
+
+ private:
+  bool has_skip_;
+  float epsilon_;
+};
+
+// com.microsoft's RotaryEmbedding of [batch, tokens, heads x head size], or [batch, heads, tokens,
+// head size].
+class RotaryEmbedding final : public HostCheckedStep {
+ public:
+  RotaryEmbedding(const Node& node, Making making)
+      : HostCheckedStep(std::move(making)),
+        interleaved_(node.integer("interleaved", 0) != 0),
+        heads_(node.integer("num_heads", 0)) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Shape& x = inputs[0].shape;
+    const std::int64_t rows = rows_of(x);
+    if (rows == 0) return;
+    const std::int64_t half = inputs[2].shape[1];
+    const std::int64_t per_head = heads_ > 0 ? x[-1] / heads_ : 2 * half;
+    const RotationShape shape{.width = x[-1],
+                              .head_size = x.rank() == 4 ? x[-1] : per_head,
+                              .half = half,
+                              .interleaved = interleaved_};
+    const std::vector<std::int32_t> positions = positions_of(inputs);
+    Run run(context());
+    const Buffer* y = run.output(outputs[0].bytes());
+    run.launch(rotary_embedding(shape), rotary_embedding_grid(shape, rows),
+               {run.input(inputs[0]), run.input(std::span<const std::int32_t>(positions)),
+                run.input(inputs[2]), run.input(inputs[3]), y});
+    run.read(y, outputs[0]);
+  }
+
+ private:
+  // One for each row of X; the host has checked them.
+  static std::vector<std::int32_t> positions_of(std::span<const Tensor> inputs) {
+    const Shape& x = inputs[0].shape;
+    const std::int64_t tokens = x[x.rank() == 4 ? 2 : 1];
+    const auto* ids = inputs[1].as<const std::int64_t>();
+    const bool counts_on = inputs[1].shape.rank() < 2;
+    std::vector<std::int32_t> positions;
+    for (std::int64_t row = 0; row < rows_of(x); ++row) {
+      const std::int64_t token = row % tokens;
+      const std::int64_t batch = row / tokens / (x.rank() == 4 ? x[1] : 1);
+      const std::int64_t id = counts_on ? ids[0] + token : ids[batch * tokens + token];
+      positions.push_back(static_cast<std::int32_t>(id));
+    }
+    return positions;
+  }
+
+  bool interleaved_;
+  std::int64_t heads_;
+};
+
+class ArgMax final : public HostCheckedStep {
+ public:
+  explicit ArgMax(Making making) : HostCheckedStep(std::move(making)) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t rows = rows_of(inputs[0].shape);
+    if (rows == 0) return;
+    const KernelDescription kernel = argmax(inputs[0].shape[-1]);
+    std::vector<std::int32_t> found(static_cast<std::size_t>(rows));
+    {
+      Run run(context());
+      const Buffer* y = run.output(found.size() * sizeof(found[0]));
+      run.launch(kernel, {.groups = {rows, 1, 1}, .lanes = kernel.lanes},
+                 {run.input(inputs[0]), y});
+      run.read(y, std::as_writable_bytes(std::span(found)));
+    }
+    std::ranges::copy(found, outputs[0].as<std::int64_t>());
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_rms_norm(const Node& node, Making making) {
+  return std::make_unique<RmsNorm>(node, std::move(making));
+}
+
+std::unique_ptr<Step> make_rotary_embedding(const Node& node, Making making) {
+  return std::make_unique<RotaryEmbedding>(node, std::move(making));
+}
+
+std::unique_ptr<Step> make_argmax(const Node& node, Making making) {
+  const Value& x = *node.input(0);
+  const std::int64_t axis = node.integer("axis", 0);
+  const bool is_last = axis == -1 || (x.shape && axis == x.shape->rank() - 1);
+  if (!is_last || x.type != DataType::kFloat32 || node.integer("select_last_index", 0) != 0) {
+    fail("[", to_string(node), "] expected float along the last axis, and the first of equals, ",
+         "on device 'gpu': use device = cpu");
+  }
+  return std::make_unique<ArgMax>(std::move(making));
+}
+
+}  // namespace flownpu::gpu

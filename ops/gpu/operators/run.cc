@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/operators/run.h"
+
+#include <limits>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/gpu/language/generate.h"
+
+namespace flownpu::gpu {
+
+void check_bytes(std::size_t bytes, std::string_view what) {
+  constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (bytes > kMost)
+    fail("[FlowNPU] device 'gpu': expected ", what, " of at most ", kMost,
+         " bytes, which its kernels' indices count, got ", bytes, ": use device = cpu");
+}
+
+const Buffer* Run::input(std::span<const std::byte> content) {
+  const Buffer* buffer = output(content.size());
+  context_.write(*buffer, content);
+  return buffer;
+}
+
+const Buffer* Run::input(const Tensor& tensor) {
+  return input(std::span(static_cast<const std::byte*>(tensor.data), tensor.bytes()));
+}
+
+const Buffer* Run::output(std::size_t bytes) {
+  check_bytes(bytes, "a tensor");
+  buffers_.push_back(context_.allocate(bytes));
+  return &buffers_.back();
+}
+
+void Run::launch(const KernelDescription& kernel, const Grid& grid,
+                 std::initializer_list<const Buffer*> buffers,
+                 std::initializer_list<std::int64_t> parameters) {
+  launch(kernel, grid, std::span(buffers.begin(), buffers.size()),
+         std::span(parameters.begin(), parameters.size()));
+}
+
+void Run::launch(const KernelDescription& kernel, const Grid& grid,
+                 std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters) {
+  if (buffers.size() != kernel.arguments().size() ||
+      parameters.size() != kernel.parameters.size() || grid.lanes != kernel.lanes) {
+    fail("[kernel ", kernel.name, "] expected ", kernel.arguments().size(), " buffers, ",
+         kernel.parameters.size(), " parameters and ", kernel.lanes, " lanes, got ", buffers.size(),
+         ", ", parameters.size(), " and ", grid.lanes);
+  }
+  std::vector<KernelArgument> arguments(buffers.begin(), buffers.end());
+  for (const std::int64_t parameter : parameters)
+    arguments.emplace_back(static_cast<std::int32_t>(parameter));
+  context_.launch(*context_.compile(kernel.name, generate(kernel, opencl_c())), arguments, grid);
+}
+
+void Run::read(const Buffer* from, const Tensor& to) {
+  read(from, std::span(static_cast<std::byte*>(to.data), to.bytes()));
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of `flownpu doctor` for OpenCL, by which the device gpu computes: loader, implementations, devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from flownpu import _native
+from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
+from flownpu.doctor.npu_packages import release_of
+from flownpu.ops.opencl_loader import use_installed_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["OpenCl", "diagnose_opencl", "find_opencl"]
+
+# By pip, without the system: a CPU's implementation (PoCL), and a loader, which pyopencl brings along.
+FROM_PIP = "pip install pocl-binary-distribution pyopencl"
+ENABLE_RUSTICL = "export RUSTICL_ENABLE=radeonsi (Intel: iris), without which Mesa's OpenCL offers no device"
+
+
+class Device(Protocol):
+    """What is looked at of `flownpu._native.OpenClFacts`."""
+
+    @property
+    def title(self) -> str:
+        """Name and platform."""
+
+    @property
+    def kind(self) -> str:
+        """gpu, cpu or other."""
+
+    @property
+    def driver(self) -> str:
+        """Version."""
+
+    @property
+    def compute_units(self) -> int:
+        """How many."""
+
+
+@dataclass(frozen=True)
+class OpenCl:
+    """What there is of OpenCL.
+
+    Attributes:
+        problem: why the loader could not be loaded; "": it was.
+        platforms: names of the implementations.
+        devices: of all of them.
+        failure: what a call said that went wrong; "": none did.
+    """
+
+    problem: str = ""
+    platforms: Sequence[str] = ()
+    devices: Sequence[Device] = ()
+    failure: str = ""
+
+
+def find_opencl() -> OpenCl:
+    """What there is on this machine."""
+    use_installed_packages()
+    if problem := _native.problem_of_opencl_loader():
+        return OpenCl(problem)
+    try:
+        return OpenCl("", _native.opencl_platforms(), _native.opencl_devices())
+    except ValueError as error:
+        return OpenCl(failure=str(error))
+
+
+def diagnose_opencl(host: Host, found: OpenCl) -> Check:
+    """Whether there is a GPU for device="gpu". None is needed, so that nothing of it is broken."""
+    name, needs = "opencl", "the gpu device needs it"
+    packages = release_of(host.root).opencl
+    install = f"{packages}; or to try it {FROM_PIP}" if packages else FROM_PIP
+    if found.problem:
+        return Check(name, Status.NOTE, f"no loader (libOpenCL.so.1); {needs}", install)
+    if found.failure:
+        return Check(name, Status.BAD, found.failure, f"update or remove the driver that fails; {install}")
+    if not found.platforms:
+        return Check(name, Status.NOTE, f"a loader, but no implementation; {needs}", install)
+    platforms = ", ".join(found.platforms)
+    if not found.devices:
+        return Check(name, Status.NOTE, f"{platforms}, but no device of it; {needs}", _remedy_of_no_gpu(host))
+    gpus = [device for device in found.devices if device.kind == "gpu"]
+    if not gpus:
+        first = found.devices[0].title
+        text = f"{first}: a CPU's, which is there to test; no GPU among {platforms}"
+        remedy = _remedy_of_no_gpu(host)
+        return Check(name, Status.NOTE, text, f"{packages}, and {remedy}" if packages else remedy)
+    shown = "; ".join(f"{one.title}, driver {one.driver}, {one.compute_units} compute units" for one in gpus)
+    return Check(name, Status.GOOD, shown)
+
+
+def _remedy_of_no_gpu(host: Host) -> str:
+    nodes: list[Path] = sorted(host.root.glob("dev/dri/renderD*"))
+    if nodes and not any(host.may_use(node) for node in nodes):
+        return JOIN_THE_GROUP
+    return ENABLE_RUSTICL

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of attention: a token's and a prompt's, heads that share KV heads, windows, soft caps, types of the cache."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from flownpu.selftest.gpu.case import F32, Case, Expected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Rng = np.random.Generator
+
+__all__ = ["attention"]
+
+_TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# exp and tanh are off by 3 and 5 units in the last place at most (OpenCL's bounds).
+_EXP, _TANH = 6, 10
+_LANES = 64  # keys of a chunk
+
+
+def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Names of cases, and what makes them."""
+    for cache in _TYPES:
+        yield f"flow_kv_attention, {cache} cache", partial(_attention, 4, 2, 26, 1, 90, cache=cache)
+    yield "flow_kv_attention, window", partial(_attention, 3, 1, 72, 1, 150, window=77)
+    yield "flow_kv_attention, softcap", partial(_attention, 4, 4, 26, 1, 20, softcap=3.0)
+    yield "flow_qkv_attention, first prompt", partial(_attention, 4, 2, 26, 13, 0)
+    yield "flow_qkv_attention, later prompt", partial(_attention, 4, 2, 26, 5, 66, cache="bfloat16")
+    yield "flow_qkv_attention, window and softcap", partial(_attention, 6, 2, 72, 9, 70, window=7, softcap=2.0)
+    yield "flow_qkv_attention, not causal", partial(_attention, 2, 1, 26, 7, 0, causal=False)
+
+
+def _attention(
+    heads: int, kv_heads: int, size: int, tokens: int, past: int, rng: Rng, *, cache: str = "float", window: int = -1,
+    softcap: float = 0.0, causal: bool = True,
+) -> Case:  # fmt: skip
+    batch, total, dtype = 2, past + tokens, _TYPES[cache]
+    query = rng.standard_normal((batch, tokens, heads * size), dtype=np.float32) * 2
+    new = [rng.standard_normal((batch, tokens, kv_heads * size), dtype=np.float32) for _ in range(2)]
+    old = [rng.standard_normal((batch, kv_heads, past, size), dtype=np.float32).astype(dtype) for _ in range(2)]
+    by_head = [part.reshape(batch, tokens, kv_heads, size).swapaxes(1, 2).astype(dtype) for part in new]
+    keys, values = (np.concatenate(pair, axis=2).astype(np.float64) for pair in zip(old, by_head, strict=True))
+    seen = _seen(tokens, past, window, causal=causal)
+    y, tolerance = _attended(query.astype(np.float64), keys, values, seen, softcap)
+    given: list[np.ndarray | None] = [query, *new, *[None] * 4]
+    if past:
+        lengths, all_tokens = np.full(batch, total - 1, np.int32), np.array(total, np.int32)
+        given = [query, *new, *old, lengths, all_tokens]
+    attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "head_size": size}
+    attributes |= {"softcap": softcap, "local_window_size": window, "causal": int(causal)}
+    return Case(
+        name="", op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=given,
+        attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
+    )  # fmt: skip
+
+
+def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:
+    """Whether a query sees a key, [tokens, total]."""
+    position, key = np.arange(past, past + tokens)[:, None], np.arange(past + tokens)[None]
+    seen = key <= position if causal else np.ones((tokens, past + tokens), bool)
+    return seen & (key > position - window) if window > 0 else seen
+
+
+def _attended(
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray, softcap: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The output in float64 [batch, tokens, heads size], and its tolerance.
+
+    A score is a sum of `size` products of a query that was scaled: size + 2 roundings of the sum of magnitudes. The
+    softmax's weights are off by e to the power of that, of maximum's and score's, and by exp's own; numerator and
+    denominator sum as many as there are keys, and are scaled anew with each chunk.
+    """
+    batch, tokens, width = query.shape
+    kv_heads, total, size = keys.shape[1:]
+    q = query.reshape(batch, tokens, kv_heads, -1, size) * size**-0.5
+    scores = np.einsum("btghd,bgkd->bghtk", q, keys)
+    off = (size + 2) * F32 * np.einsum("btghd,bgkd->bghtk", np.abs(q), np.abs(keys))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)  # its slope is 1 at most
+        off += _TANH * F32 * softcap
+    hidden = ~seen[None, None, None]
+    scores[np.broadcast_to(hidden, scores.shape)] = -np.inf
+    off = np.where(hidden, 0, off).max(axis=-1, keepdims=True)
+    # The difference to the maximum is rounded, too: it is no larger than twice the largest score.
+    spread = 2 * F32 * np.abs(np.where(hidden, 0, scores)).max(axis=-1, keepdims=True)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    chunks = -(-total // _LANES)
+    relative = 2 * off + 2 * spread + (_EXP * 2 + 2 * total + (_EXP + 2) * chunks) * F32
+    y = np.einsum("bghtk,bgkd->bghtd", weights, values)
+    tolerance = 2 * relative * np.einsum("bghtk,bgkd->bghtd", weights, np.abs(values))
+    by_token = [part.transpose(0, 3, 1, 2, 4).reshape(batch, tokens, width) for part in (y, tolerance)]
+    return by_token[0], by_token[1]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of the kernels of products and of the embedding, in each layout of the weight.
+
+Tolerances follow from the order of a sum: a term that takes part in n additions is off by n roundings at most, F32 of
+the running sum's magnitude each, which is no more than the sum of all magnitudes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.ops import q4nx
+from flownpu.selftest.gpu.case import F32, Case, Expected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Rng = np.random.Generator
+
+__all__ = ["large_products", "products"]
+
+LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
+_GROUP = 32
+# Roundings beside those of the sum over groups: 32 lanes' sums, the weight (3), its product, bias and residual.
+_OTHERS = 40
+# tanh is off by 5 units in the last place (OpenCL's bound), and what is around it by as many roundings again.
+_GATING = 10
+# A quotient is off by 2.5 units (OpenCL's bound): an activation this near the middle of two integers goes to either.
+_AMBIGUOUS = 127 * 8 * F32
+_MOST_SLOPE = 1.13  # of GELU; SiLU's is 1.1
+
+
+def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Names of cases, and what makes them; no size is a multiple of a block's."""
+    for layout in LAYOUTS:
+        yield f"fused_dqp, {layout}", partial(_product, layout, 77, 345, 1)
+        yield f"q4nx_matmul int8, {layout}", partial(_product, layout, 77, 345, 19)
+        yield f"q4nx_gather, {layout}", partial(_gather, layout, 77, 345)
+    yield "fused_dqp, bias and residual", partial(_product, "narrow", 33, 65, 1, bias=True, residual=True)
+    yield "fused_dqp, geglu and residual", partial(_product, "narrow", 45, 130, 1, gating="geglu", residual=True)
+    yield "fused_dqp, swiglu", partial(_product, "symmetric", 45, 31, 1, gating="swiglu")
+    yield "fused_dqp, several rows", partial(_product, "narrow", 40, 100, 5, activations="bf16")
+    yield "q4nx_matmul int8, bias and residual", partial(_product, "narrow", 33, 65, 3, bias=True, residual=True)
+    yield "q4nx_matmul int8, geglu", partial(_product, "narrow", 45, 130, 17, gating="geglu")
+
+
+def large_products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Cases large enough for a rate."""
+    yield "fused_dqp, 2048 x 2048", partial(_product, "narrow", 2048, 2048, 1)
+    yield "q4nx_matmul int8, 64 rows x 1024 x 1024", partial(_product, "narrow", 1024, 1024, 64)
+
+
+def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4nx.Bytes, np.ndarray, np.ndarray]:
+    """Blocks, the weight that they hold, and the magnitudes that it is the sum of, float64 [rows, columns]."""
+    groups = -(-columns // _GROUP)
+    codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+    scale = rng.uniform(0.01, 0.05, (rows, groups)).astype(q4nx.BFLOAT16)
+    minimum = (-8 * scale.astype(np.float32)) if not layout.minima else rng.uniform(-0.4, 0.1, (rows, groups))
+    blocks = q4nx.pack(codes, scale, minimum.astype(q4nx.BFLOAT16), layout)
+    weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
+    least = np.abs(minimum.astype(q4nx.BFLOAT16).astype(np.float64)).repeat(_GROUP, axis=1)[:, :columns]
+    return blocks, weight, 2 * least + np.abs(weight)
+
+
+def _product(
+    layout: str, rows: int, columns: int, tokens: int, rng: Rng, *, gating: str = "none", bias: bool = False,
+    residual: bool = False, activations: str = "int8",
+) -> Case:  # fmt: skip
+    x = rng.standard_normal((tokens, columns), dtype=np.float32)
+    parts = 1 if gating == "none" else 2
+    weights = [_weight(rng, LAYOUTS[layout], rows, columns) for _ in range(parts)]
+    rounds = tokens > 1 and activations == "int8"
+    pairs = [_multiplied(x, weight, magnitude, rounds=rounds) for _, weight, magnitude in weights]
+    y, tolerance = pairs[0] if gating == "none" else _gated(gating, *pairs[0], *pairs[1])
+    addends = {
+        "bias": rng.standard_normal(rows, dtype=np.float32) if bias else None,
+        "residual": rng.standard_normal((tokens, rows), dtype=np.float32) if residual else None,
+    }
+    for addend in addends.values():
+        if addend is not None:
+            y = y + addend
+            tolerance = tolerance + F32 * (np.abs(y) + np.abs(addend))
+    blocks = np.concatenate([blocks for blocks, _, _ in weights])
+    return Case(
+        name="", op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
+        expected={0: Expected(y, tolerance)}, attributes={"M": rows, "K": columns, "gating": gating}, constants=[1],
+        options={} if activations == "int8" else {"activations": activations}, read=blocks.nbytes,
+        operations=2 * tokens * parts * rows * columns,
+    )  # fmt: skip
+
+
+def _multiplied(
+    x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, *, rounds: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The product, and its tolerance."""
+    given = x.astype(np.float64)
+    doubtful = np.zeros_like(given)
+    if rounds:
+        given, doubtful = _rounded(x)
+    additions = -(-x.shape[1] // _GROUP) + _OTHERS
+    tolerance = additions * F32 * (np.abs(given) @ magnitude.T) + doubtful @ np.abs(weight).T
+    return given @ weight.T, tolerance
+
+
+def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What int8 leaves of x with a scale for each 32 columns, and by how much it may be another integer's."""
+    columns = x.shape[1]
+    groups = np.pad(x, ((0, 0), (0, -columns % _GROUP))).reshape(len(x), -1, _GROUP).astype(np.float64)
+    scale = np.abs(groups).max(axis=2, keepdims=True) / 127
+    exact = groups / np.maximum(scale, 1e-300)
+    doubtful = np.abs(np.abs(exact - np.floor(exact)) - 0.5) < _AMBIGUOUS
+    values, steps = np.rint(exact) * scale, doubtful * scale
+    return values.reshape(len(x), -1)[:, :columns], steps.reshape(len(x), -1)[:, :columns]
+
+
+def _gated(
+    gating: str, gate: np.ndarray, of_gate: np.ndarray, up: np.ndarray, of_up: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """act(gate) * up, and its tolerance: both factors' own, and what the activation itself is off."""
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3) if gating == "geglu" else gate / 2
+    activated = 0.5 * gate * (1 + np.tanh(inner))
+    off = _MOST_SLOPE * of_gate + _GATING * F32 * np.abs(gate)
+    return activated * up, off * (np.abs(up) + of_up) + np.abs(activated) * of_up + F32 * np.abs(activated * up)
+
+
+def _gather(layout: str, rows: int, columns: int, rng: Rng) -> Case:
+    blocks, weight, magnitude = _weight(rng, LAYOUTS[layout], rows, columns)
+    indices = rng.integers(0, rows, (2, 3))
+    return Case(
+        name="", op_type="Q4NXGather", inputs=[blocks, indices], attributes={"M": rows, "K": columns}, constants=[0],
+        expected={0: Expected(weight[indices], 3 * F32 * magnitude[indices])},
+    )  # fmt: skip

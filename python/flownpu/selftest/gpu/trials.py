@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the cases on an OpenCL device, compares, and times the kernels by the device's own clock."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from flownpu import __version__, _native
+from flownpu.machine import describe_machine
+from flownpu.ops.opencl_loader import use_installed_packages
+from flownpu.selftest.gpu.attention import attention
+from flownpu.selftest.gpu.case import PreparedCase
+from flownpu.selftest.gpu.products import large_products, products
+from flownpu.selftest.gpu.rows import rows
+from flownpu.selftest.outcome import Outcome, finite
+from flownpu.selftest.reference.case import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flownpu.selftest.gpu.case import Case
+
+__all__ = ["Devices", "Result", "Variant", "document", "facts_of", "run_variant", "variants"]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of a kernel.
+
+    Attributes:
+        name: the kernel's, a comma, and what is special.
+        make: makes its case of random numbers.
+    """
+
+    name: str
+    make: Callable[[np.random.Generator], Case]
+
+    def case(self, seed: int = 0) -> Case:
+        """The same of the same seed, whichever others are run."""
+        return replace(self.make(np.random.default_rng([seed, zlib.crc32(self.name.encode())])), name=self.name)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a variant.
+
+    Attributes:
+        variant: its name.
+        outcome: of it.
+        text: what went wrong; "": nothing.
+        share: the largest error in tolerances; None: nothing was compared.
+        error: the largest error.
+        seconds: of its kernels together, by the device's clock: the median of the runs; None: it did not run.
+        kernels: of each kernel the same.
+        read: bytes that a run reads at least.
+        operations: of a run.
+    """
+
+    variant: str
+    outcome: Outcome
+    text: str = ""
+    share: float | None = None
+    error: float | None = None
+    seconds: float | None = None
+    kernels: dict[str, float] = field(default_factory=dict)
+    read: int = 0
+    operations: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether its numbers are right."""
+        return self.outcome is Outcome.PASSED
+
+
+class Devices:
+    """The OpenCL device with this or that option, each made once.
+
+    Raises ValueError where there is none.
+    """
+
+    def __init__(self) -> None:
+        use_installed_packages()
+        self._made: dict[tuple[tuple[str, str], ...], _native.GpuDevice] = {}
+        self.first = self.of({})
+
+    def of(self, options: Mapping[str, str]) -> _native.GpuDevice:
+        """The one with these options."""
+        key = tuple(sorted(options.items()))
+        if key not in self._made:
+            self._made[key] = cast("_native.GpuDevice", _native.make_device("gpu", dict(options)))
+        return self._made[key]
+
+
+def variants(*, large: bool = True) -> list[Variant]:
+    """All variants of all kernels; `large` ones are for their rates."""
+    parts = [products(), large_products() if large else iter(()), attention(), rows()]
+    return [Variant(name, make) for part in parts for name, make in part]
+
+
+def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> Result:
+    """Runs and compares a variant. What is wrong with one is told in its result, so that others can be tried."""
+    try:
+        case = variant.case()
+        device = devices.of(case.options)
+        prepared = PreparedCase(case, device)
+        device.take_times()
+        found = prepared.run()
+        times = [device.take_times()]
+        for _ in range(runs - 1):
+            prepared.run()
+            times.append(device.take_times())
+    except (RuntimeError, ValueError) as error:
+        return Result(variant.name, Outcome.FAILED, str(error))
+    return _compared(case, found, times)
+
+
+def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[list[tuple[str, float]]]) -> Result:
+    deviations = {
+        number: compare(np.asarray(found[number]), expected.values, expected.tolerance)
+        for number, expected in case.expected.items()
+    }
+    wrong = [f"output {number}: {each.text}" for number, each in deviations.items() if each.beyond]
+    by_kernel = defaultdict(list)
+    for run in times:
+        for kernel, seconds in run:
+            by_kernel[kernel].append(seconds)
+    kernels = {kernel: median(seconds) for kernel, seconds in by_kernel.items()}
+    return Result(
+        case.name, Outcome.WRONG if wrong else Outcome.PASSED, "; ".join(wrong),
+        share=max(each.share for each in deviations.values()), error=max(each.error for each in deviations.values()),
+        seconds=sum(kernels.values()), kernels=kernels, read=case.read, operations=case.operations,
+    )  # fmt: skip
+
+
+def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
+    """What a device says of itself, by the names of ops/gpu/opencl/devices.h."""
+    return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
+
+
+def document(device: _native.GpuDevice, results: Sequence[Result]) -> dict[str, Any]:
+    """The report for programs: what a person sends."""
+    return {
+        "format": _FORMAT,
+        "flownpu": __version__,
+        "device": "gpu",
+        "passed": all(result.passed for result in results),
+        "opencl": facts_of(device.facts),
+        "is_software": device.facts.kind == "cpu",
+        "counts": device.counts(),
+        "cache_problem": device.cache_problem,
+        "machine": asdict(describe_machine()),
+        "variants": [finite(asdict(result)) for result in results],
+    }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of OpenCL there is on this machine, and what its kernels took.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/gpu/device.h"
+#include "ops/gpu/opencl/loader.h"
+#include "ops/gpu/opencl/status.h"
+#include "python/native/bindings.h"
+
+namespace nb = nanobind;
+
+namespace flownpu::native {
+namespace {
+
+std::string problem_of_loader() {
+  try {
+    gpu::opencl();
+    return "";
+  } catch (const gpu::OpenClError& error) {
+    return error.what();
+  }
+}
+
+std::vector<gpu::DeviceFacts> facts_of_all() {
+  std::vector<gpu::DeviceFacts> all;
+  for (const gpu::FoundDevice& found : gpu::devices()) all.push_back(found.facts);
+  return all;
+}
+
+const char* name_of(gpu::DeviceKind kind) {
+  switch (kind) {
+    case gpu::DeviceKind::kGpu:
+      return "gpu";
+    case gpu::DeviceKind::kCpu:
+      return "cpu";
+    case gpu::DeviceKind::kOther:
+      break;
+  }
+  return "other";
+}
+
+std::vector<std::pair<std::string, double>> take_times(const gpu::GpuDevice& device) {
+  std::vector<gpu::KernelTime> times;
+  {
+    const nb::gil_scoped_release released;
+    const std::lock_guard lock(device.context().mutex());
+    times = device.context().take_times();
+  }
+  std::vector<std::pair<std::string, double>> found;
+  found.reserve(times.size());
+  for (const gpu::KernelTime& time : times) found.emplace_back(time.kernel, time.seconds);
+  return found;
+}
+
+nb::dict counts(const gpu::GpuDevice& device) {
+  const std::lock_guard lock(device.context().mutex());
+  const gpu::Counts& found = device.context().counts();
+  nb::dict all;
+  all["dispatches"] = found.dispatches;
+  all["bytes_to_device"] = found.bytes_to_device;
+  all["bytes_to_host"] = found.bytes_to_host;
+  all["compiled"] = found.compiled;
+  all["from_cache"] = found.from_cache;
+  return all;
+}
+
+}  // namespace
+
+void bind_gpu(nb::module_& module) {
+  using gpu::DeviceFacts;
+  nb::class_<DeviceFacts>(module, "OpenClFacts", "What an OpenCL device says of itself.")
+      .def_ro("platform", &DeviceFacts::platform)
+      .def_ro("platform_version", &DeviceFacts::platform_version)
+      .def_ro("name", &DeviceFacts::name)
+      .def_ro("vendor", &DeviceFacts::vendor)
+      .def_ro("driver", &DeviceFacts::driver)
+      .def_ro("version", &DeviceFacts::version)
+      .def_prop_ro(
+          "kind", [](const DeviceFacts& facts) { return name_of(facts.kind); },
+          "gpu, cpu or other.")
+      .def_prop_ro("title", &DeviceFacts::title)
+      .def_ro("compute_units", &DeviceFacts::compute_units)
+      .def_ro("work_group", &DeviceFacts::work_group)
+      .def_ro("local_memory", &DeviceFacts::local_memory)
+      .def_ro("memory", &DeviceFacts::memory)
+      .def_ro("allocation", &DeviceFacts::allocation)
+      .def_ro("unified_memory", &DeviceFacts::unified_memory)
+      .def_ro("has_images", &DeviceFacts::has_images)
+      .def_ro("has_half", &DeviceFacts::has_half)
+      .def_ro("has_integer_dot", &DeviceFacts::has_integer_dot)
+      .def_ro("has_subgroups", &DeviceFacts::has_subgroups);
+  module.def("problem_of_opencl_loader", problem_of_loader,
+             "Why OpenCL's loader could not be loaded; empty if it was.");
+  module.def("opencl_platforms", gpu::platforms,
+             "Names of OpenCL's platforms. Raises ValueError without a loader.");
+  module.def("opencl_devices", facts_of_all,
+             "OpenClFacts of all devices that are available. Raises ValueError without a loader.");
+  nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes by OpenCL.")
+      .def_prop_ro(
+          "facts", [](const gpu::GpuDevice& device) { return device.context().facts(); },
+          "OpenClFacts of what computes.")
+      .def_prop_ro(
+          "cache_problem",
+          [](const gpu::GpuDevice& device) { return device.context().cache().problem(); },
+          "Why the last compiled kernel was not kept on disk; empty if it was.")
+      .def("counts", &counts, "Dispatches, bytes moved, kernels compiled and read, so far.")
+      .def("take_times", &take_times,
+           "(kernel, seconds by the device's clock) of what ran since this was last asked.");
+}
+
+}  // namespace flownpu::native

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `flownpu doctor` says of OpenCL, on machines that are made up, and on PoCL."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flownpu.doctor.checks import Host, Status
+from flownpu.doctor.opencl import OpenCl, diagnose_opencl, find_opencl
+
+APT = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
+GPU = SimpleNamespace(title="AMD Radeon 780M (rusticl)", kind="gpu", driver="25.0.7", compute_units=12)
+CPU = SimpleNamespace(title="pthread (Portable Computing Language)", kind="cpu", driver="3.0", compute_units=2)
+
+
+@pytest.fixture
+def debian(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "os-release").write_text('ID=debian\nVERSION_CODENAME=trixie\nPRETTY_NAME="Debian 13"\n')
+    return Host(root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "text", "remedy"),
+    [
+        (OpenCl("cannot open libOpenCL.so.1"), Status.NOTE, "no loader (libOpenCL.so.1)", APT),
+        (OpenCl(), Status.NOTE, "a loader, but no implementation", APT),
+        (OpenCl("", ["rusticl"]), Status.NOTE, "rusticl, but no device of it", "export RUSTICL_ENABLE=radeonsi"),
+        (OpenCl("", ["PoCL"], [CPU]), Status.NOTE, f"{CPU.title}: a CPU's, which is there to test", APT),
+        (OpenCl(failure="clGetDeviceIDs ended with CL_OUT"), Status.BAD, "clGetDeviceIDs ended", "update or remove"),
+        (OpenCl("", ["rusticl", "PoCL"], [CPU, GPU]), Status.GOOD, f"{GPU.title}, driver 25.0.7, 12 compute", ""),
+    ],
+)
+def test_what_is_missing_is_told_apart(debian, found, status, text, remedy):
+    check = diagnose_opencl(debian, found)
+    assert (check.name, check.status) == ("opencl", status)
+    assert check.found.startswith(text)
+    assert check.remedy.startswith(remedy)
+    assert bool(check.remedy) == bool(remedy)
+
+
+def test_a_system_whose_packages_are_not_known(tmp_path):
+    check = diagnose_opencl(Host(root=tmp_path), OpenCl())
+    assert check.remedy.startswith("pip install pocl-binary-distribution pyopencl")
+
+
+def test_a_gpu_that_this_user_may_not_open(debian):
+    (debian.root / "dev/dri").mkdir(parents=True)
+    (debian.root / "dev/dri/renderD128").write_text("")
+    host = Host(root=debian.root, may_use=lambda _path: False)
+    check = diagnose_opencl(host, OpenCl("", ["rusticl"]))
+    assert check.remedy.startswith('sudo usermod -aG render "$USER"')
+
+
+@pytest.mark.opencl
+def test_pocl_is_found(pocl, debian):
+    del pocl
+    check = diagnose_opencl(debian, find_opencl())
+    assert check.status is Status.NOTE
+    assert "Portable Computing Language" in check.found
+    assert "a CPU's" in check.found

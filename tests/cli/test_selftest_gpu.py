@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu selftest --device gpu` on PoCL: the table, the report, and what is said of a kernel that is wrong."""
+
+import dataclasses
+import json
+
+import pytest
+
+from flownpu.cli import main
+from flownpu.selftest.gpu import trials
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+TWO = ("--only", "rms_norm", "--only", "fused_dqp, narrow")
+
+
+def selftest(folder, *options):
+    return main(["selftest", "--device", "gpu", "--output", str(folder), *TWO, *options])
+
+
+def test_a_table_and_a_report(tmp_path, capfd):
+    assert selftest(tmp_path) == 0
+    shown = capfd.readouterr().out
+    assert "2 of 2 kernels passed" in shown
+    assert "Portable Computing Language" in shown
+    assert "A CPU computed: its times say nothing of a GPU's" in shown
+    report = json.loads((tmp_path / "gpu" / "report.json").read_text())
+    assert (report["device"], report["passed"], report["is_software"]) == ("gpu", True, True)
+    assert report["opencl"]["kind"] == "cpu"
+    assert report["opencl"]["compute_units"] >= 1
+    assert [each["variant"] for each in report["variants"]] == ["fused_dqp, narrow", "rms_norm"]
+    product = report["variants"][0]
+    assert 0 < product["share"] <= 1
+    assert product["kernels"].keys() == {"fused_dqp"}
+    assert product["seconds"] == pytest.approx(sum(product["kernels"].values()))
+    assert product["read"] == 3 * 11 * 640  # row blocks, groups, bytes of a block
+
+
+def test_the_report_alone(tmp_path, capfd):
+    assert selftest(tmp_path, "--json", "-") == 0
+    assert json.loads(capfd.readouterr().out) == json.loads((tmp_path / "gpu" / "report.json").read_text())
+
+
+def test_a_kernel_that_is_wrong_or_fails(tmp_path, capfd, monkeypatch):
+    """Others go on, and the exit code tells."""
+    known = trials.variants()
+
+    def changed(*, large=True):
+        del large
+        norm, product = (next(each for each in known if each.name == name) for name in TWO[1::2])
+        off = lambda rng: dataclasses.replace(norm.make(rng), attributes={"axis": -1, "epsilon": 0.5})  # noqa: E731
+        no_such = lambda rng: dataclasses.replace(product.make(rng), attributes={"M": 5, "K": 5})  # noqa: E731
+        return [dataclasses.replace(norm, make=off), dataclasses.replace(product, make=no_such)]
+
+    monkeypatch.setattr(trials, "variants", changed)
+    assert selftest(tmp_path) == 1
+    said = capfd.readouterr()
+    assert "0 of 2 kernels passed" in said.out
+    assert "rms_norm: wrong: output 0:" in said.err
+    assert "fused_dqp, narrow: failed: [FusedDQP" in said.err
+
+
+def test_a_kernel_that_there_is_not(tmp_path, capfd):
+    assert selftest(tmp_path, "--only", "no_such*") == 2
+    assert "'fused_dqp, wide'" in " ".join(capfd.readouterr().err.split())

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators as functions on an OpenCL device, against float64 and the CPU's."""
+
+import numpy as np
+import pytest
+
+from flownpu import ops
+from flownpu.ops import q4nx
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+RNG = np.random.default_rng(0)
+WEIGHT = RNG.standard_normal((77, 345), dtype=np.float32)
+BLOCKS = q4nx.pack(*q4nx.quantize(WEIGHT), q4nx.NARROW)
+X = RNG.standard_normal((1, 345), dtype=np.float32)
+
+
+def exact(x):
+    return x.astype(np.float64) @ q4nx.dequantize(BLOCKS, 77, 345).T.astype(np.float64)
+
+
+def test_fused_dqp():
+    """Nothing is rounded but the sum: 345 terms, less than 60 additions of any one (selftest/gpu/products.py)."""
+    y = ops.fused_dqp(X, BLOCKS, rows=77, device="gpu")
+    bound = 60 * 2.0**-24 * (np.abs(X) @ (2 * np.abs(WEIGHT).max(axis=1, keepdims=True) + np.abs(WEIGHT)).T)
+    assert y.shape == (1, 77)
+    assert (np.abs(y - exact(X)) <= bound).all()
+
+
+def test_q4nx_matmul_rounds_as_the_cpu_does():
+    """int8 with a scale for each 32: both devices are off the exact product by half a step for each element."""
+    x = RNG.standard_normal((2, 3, 345), dtype=np.float32)
+    steps = np.abs(np.pad(x, ((0, 0), (0, 0), (0, 7))).reshape(2, 3, -1, 32)).max(axis=-1) / 127
+    bound = 0.5 * steps.repeat(32, axis=-1)[..., :345] @ np.abs(q4nx.dequantize(BLOCKS, 77, 345)).T
+    for device in ("gpu", "cpu"):
+        y = ops.q4nx_matmul(x, BLOCKS, rows=77, device=device)
+        # 1.01: what float32 adds to that.
+        assert (np.abs(y - exact(x)) <= 1.01 * bound).all(), device
+    y = ops.q4nx_matmul(x, BLOCKS, rows=77, device="gpu", options={"activations": "bf16"})
+    assert np.abs(y - exact(x)).max() < 1e-4
+
+
+def test_q4nx_gather():
+    y = ops.q4nx_gather(BLOCKS, np.array([[3, 76]]), rows=77, columns=345, device="gpu")
+    # A product and a sum of numbers below 8, which the device may contract.
+    np.testing.assert_allclose(y, q4nx.dequantize(BLOCKS, 77, 345)[[[3, 76]]], rtol=0, atol=2 * 8 * 2.0**-24)
+
+
+def test_attention_appends_and_attends_as_the_cpu_does():
+    """With all that the host does before: norms of heads, rotation, a cache that grows."""
+    heads = {"num_heads": 4, "kv_num_heads": 2, "head_size": 26}
+    packed = RNG.standard_normal((2, 9, 8 * 26), dtype=np.float32)
+    angles = np.arange(16)[:, None] * 0.1 ** np.arange(13)
+    tables = {"do_rotary": 1, "cos_cache": np.cos(angles), "sin_cache": np.sin(angles)}
+    tables = {name: np.asarray(value, np.float32) if name != "do_rotary" else 1 for name, value in tables.items()}
+    norms = {name: RNG.uniform(0.5, 1.5, 26).astype(np.float32) for name in ("q_norm_weight", "k_norm_weight")}
+    found = {}
+    for device in ("gpu", "cpu"):
+        first, key, value = ops.flow_qkv_attention(packed[:, :8], **heads, **tables, **norms, device=device)
+        past = {"past_key": key, "past_value": value, "seqlens_k": np.full(2, 8, np.int32), "total_sequence_length": 9}
+        token, key, value = ops.flow_kv_attention(packed[:, 8:], **heads, **tables, **norms, **past, device=device)
+        found[device] = first, token, key, value
+    # The CPU's rounds queries and weights of prompts to bfloat16, where it has AVX-512: 2^-8 of values of up to 4.
+    for number, tolerance in enumerate((4 * 2**-7, 1e-5, 0, 0)):
+        np.testing.assert_allclose(found["gpu"][number], found["cpu"][number], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 2}, r"\[fused_dqp\] expected the options activations and opencl_device, got 'threads'"),
+        ({"activations": "int4"}, "expected activations = bf16 or int8, got 'int4'"),
+        ({"opencl_device": "Radeon 999"}, "expected opencl_device to be a part of one of '.*', got 'Radeon 999'"),
+    ],
+)
+def test_options_that_there_are_not(options, message):
+    with pytest.raises(ValueError, match=message):
+        ops.fused_dqp(X, BLOCKS, rows=77, device="gpu", options=options)
+
+
+def test_several_threads_at_once():
+    """They share a queue, one after the other."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    given = [RNG.standard_normal((1, 345), dtype=np.float32) for _ in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: ops.fused_dqp(x, BLOCKS, rows=77, device="gpu"), given))
+    alone = [ops.fused_dqp(x, BLOCKS, rows=77, device="gpu") for x in given]
+    np.testing.assert_array_equal(found, alone)

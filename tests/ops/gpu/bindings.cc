@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing.gpu: the kernel language, kernels by themselves, and what lies below them.
+#include "tests/ops/bindings.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/error.h"
+#include "ops/gpu/language/generate.h"
+#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/opencl/loader.h"
+#include "ops/gpu/opencl/program_cache.h"
+#include "ops/gpu/opencl/status.h"
+#include "ops/gpu/operators/run.h"
+
+namespace nb = nanobind;
+using namespace flownpu::gpu;  // NOLINT(google-build-using-namespace): the module is its face
+
+namespace {
+
+using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+Element element_of(const std::string& name) {
+  constexpr std::array<const char*, 6> kNames{"float", "float16", "bfloat16",
+                                              "int32", "int8",    "q4nx"};
+  for (std::size_t i = 0; i < kNames.size(); ++i)
+    if (name == kNames[i]) return static_cast<Element>(i);
+  flownpu::fail("no element ", name);
+}
+
+std::span<std::byte> bytes_of(const Array& array) {
+  return {static_cast<std::byte*>(array.data()), array.nbytes()};
+}
+
+// A context of the test's own, with its own folder of compiled kernels.
+std::shared_ptr<Context> open(const std::string& device, const std::string& cache) {
+  return std::make_shared<Context>(choose_device(device), cache);
+}
+
+// Runs a kernel; arrays of tensors that are written get their content.
+void run(Context& context, const KernelDescription& kernel,
+         const std::array<std::int64_t, 3>& groups, const std::vector<Array>& arrays,
+         const std::vector<std::int64_t>& parameters) {
+  Run run(context);
+  std::vector<const Buffer*> buffers;
+  for (const Array& array : arrays)
+    buffers.push_back(run.input(std::span<const std::byte>(bytes_of(array))));
+  run.launch(kernel, {.groups = groups, .lanes = kernel.lanes}, buffers, parameters);
+  const std::vector<TensorDescription> tensors = kernel.arguments();
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].access == Access::kWrite) run.read(buffers[i], bytes_of(arrays[i]));
+}
+
+void bind_language(nb::module_& module) {
+  nb::class_<TensorDescription>(module, "Tensor")
+      .def(
+          "__init__",
+          [](TensorDescription* made, const std::string& name, const std::string& element,
+             const std::vector<Size>& sizes, bool written, int group_bits, bool has_minima) {
+            new (made)
+                TensorDescription{.name = name,
+                                  .element = element_of(element),
+                                  .access = written ? Access::kWrite : Access::kRead,
+                                  .sizes = sizes,
+                                  .layout = {.group_bits = group_bits, .has_minima = has_minima}};
+          },
+          nb::arg("name"), nb::arg("element"), nb::arg("sizes"), nb::arg("written") = false,
+          nb::arg("group_bits") = 0, nb::arg("has_minima") = true);
+  nb::class_<Link>(module, "Link")
+      .def(
+          "__init__",
+          [](Link* made, const std::string& code, const std::vector<TensorDescription>& tensors) {
+            new (made) Link{code, tensors};
+          },
+          nb::arg("code"), nb::arg("tensors") = std::vector<TensorDescription>());
+  nb::class_<KernelDescription>(module, "Kernel")
+      .def(
+          "__init__",
+          [](KernelDescription* made, const std::string& body,
+             const std::vector<TensorDescription>& tensors, const Constants& constants,
+             const std::vector<std::string>& parameters, std::int64_t lanes,
+             const std::map<std::string, std::vector<Link>>& links) {
+            new (made) KernelDescription{.name = "tried",
+                                         .body = body,
+                                         .tensors = tensors,
+                                         .constants = constants,
+                                         .parameters = parameters,
+                                         .lanes = lanes,
+                                         .links = links};
+          },
+          nb::arg("body"), nb::arg("tensors"), nb::arg("constants") = Constants(),
+          nb::arg("parameters") = std::vector<std::string>(), nb::arg("lanes") = 1,
+          nb::arg("links") = std::map<std::string, std::vector<Link>>());
+  module.def("generate",
+             [](const KernelDescription& kernel) { return generate(kernel, opencl_c()); });
+}
+
+}  // namespace
+
+void bind_gpu(nb::module_& module) {
+  bind_language(module);
+  nb::class_<Context>(module, "Context")
+      .def_prop_ro("compiled", [](const Context& context) { return context.counts().compiled; })
+      .def_prop_ro("from_cache", [](const Context& context) { return context.counts().from_cache; })
+      .def_prop_ro("work_group", [](const Context& context) { return context.facts().work_group; })
+      .def_prop_ro("cache_problem",
+                   [](const Context& context) { return context.cache().problem(); })
+      .def("allocate",
+           [](Context& context, std::size_t bytes) { return context.allocate(bytes).bytes(); })
+      .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
+           nb::arg("parameters") = std::vector<std::int64_t>());
+  module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "");
+  module.def("load", [](const std::string& file) { load_opencl(file); });
+  module.def("check", [](int code, const std::string& call, const std::string& what,
+                         const std::string& details) { check(code, call, what, details); });
+  module.def("name_of_code", &name_of_code);
+  module.def("constants", [] {
+    return std::map<std::string, std::uint64_t>{
+        {"platform_info.VERSION", cl::kPlatformVersion},
+        {"platform_info.NAME", cl::kPlatformName},
+        {"device_type.ALL", cl::kEveryType},
+        {"device_type.CPU", cl::kTypeCpu},
+        {"device_type.GPU", cl::kTypeGpu},
+        {"device_info.TYPE", cl::kDeviceType},
+        {"device_info.MAX_COMPUTE_UNITS", cl::kDeviceComputeUnits},
+        {"device_info.MAX_WORK_GROUP_SIZE", cl::kDeviceWorkGroupSize},
+        {"device_info.MAX_MEM_ALLOC_SIZE", cl::kDeviceAllocation},
+        {"device_info.IMAGE_SUPPORT", cl::kDeviceImages},
+        {"device_info.GLOBAL_MEM_SIZE", cl::kDeviceMemory},
+        {"device_info.LOCAL_MEM_SIZE", cl::kDeviceLocalMemory},
+        {"device_info.AVAILABLE", cl::kDeviceAvailable},
+        {"device_info.COMPILER_AVAILABLE", cl::kDeviceCompiler},
+        {"device_info.NAME", cl::kDeviceName},
+        {"device_info.VENDOR", cl::kDeviceVendor},
+        {"device_info.DRIVER_VERSION", cl::kDriverVersion},
+        {"device_info.VERSION", cl::kDeviceVersion},
+        {"device_info.EXTENSIONS", cl::kDeviceExtensions},
+        {"device_info.HOST_UNIFIED_MEMORY", cl::kDeviceUnifiedMemory},
+        {"command_queue_properties.PROFILING_ENABLE", cl::kProfiling},
+        {"mem_flags.READ_WRITE", cl::kReadWrite},
+        {"program_info.BINARY_SIZES", cl::kProgramBinarySizes},
+        {"program_info.BINARIES", cl::kProgramBinaries},
+        {"program_build_info.LOG", cl::kBuildLog},
+        {"kernel_work_group_info.WORK_GROUP_SIZE", cl::kKernelWorkGroupSize},
+        {"profiling_info.START", cl::kEventStart},
+        {"profiling_info.END", cl::kEventEnd},
+        {"context_properties.PLATFORM", static_cast<std::uint64_t>(cl::kContextPlatform)}};
+  });
+}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The language of GPU kernels: what becomes of its words, without a device."""
+
+import re
+
+import pytest
+
+from tests.ops.device import testing
+
+Kernel, Link, Tensor = testing.gpu.Kernel, testing.gpu.Link, testing.gpu.Tensor
+
+
+def source(body, *tensors, **keywords):
+    """The kernel, without the dialect's prelude."""
+    text = testing.gpu.generate(Kernel(body, list(tensors), **keywords))
+    return text[text.index("__kernel") :]
+
+
+def squeezed(text):
+    return re.sub(r"\s+", "", text)
+
+
+def test_coordinates_become_a_place_in_memory():
+    made = source("float a = args.x.Read(i, j + 1, k);", Tensor("x", "float", [2, 3, 5]))
+    index = re.search(r"tensor_x\[(.*?)\];", made)
+    assert index is not None
+    expression = index[1].replace("/", "//")
+    places = {eval(expression, {"i": i, "j": j, "k": k}) for i in range(2) for j in range(-1, 2) for k in range(5)}  # noqa: S307
+    assert places == set(range(30))
+
+
+def test_a_size_may_be_a_parameter():
+    made = source("float a = args.x.Read(i, j);", Tensor("x", "float", ["rows", "width"]), parameters=["width"])
+    assert "const int width" in made
+    assert "tensor_x[((i)*width+(j))]" in squeezed(made)
+
+
+def test_constants_are_written_as_numbers():
+    made = source("float a = args.scale * args.n + args.lanes;", constants={"scale": 0.1, "n": -3}, lanes=64)
+    number = re.search(r"a = (\S+) \* -3 \+ 64;", made)
+    assert number is not None
+    assert abs(float.fromhex(number[1].removesuffix("f")) - 0.1) < 2.0**-27  # the nearest float32
+
+
+def test_reads_nest():
+    made = source(
+        "float a = args.x.Read(args.ids.Read(i));", Tensor("x", "float", [9]), Tensor("ids", "int32", [4])
+    )  # fmt: skip
+    assert "tensor_x[(((int)tensor_ids[(i)]))]" in squeezed(made)
+
+
+def test_steps_are_linked_into_their_producer():
+    made = source(
+        "args.y.Write(x * 2, i, j);",
+        Tensor("y", "float", [2, 3], written=True),
+        links={"y": [Link("value += args.r.Read(at);", [Tensor("r", "float", [2, 3])]), Link("value = -value;")]},
+    )
+    order = [made.index(text) for text in ("value = (x * 2)", "value += tensor_r[", "value = -value", "tensor_y[")]
+    assert order == sorted(order)
+    assert "__global const float* restrict tensor_r" in made
+
+
+def test_words_of_others_stay():
+    made = source("my_args.x; struct.args.y; cargs.z;")
+    assert "my_args.x; struct.args.y; cargs.z;" in made
+
+
+READ = Tensor("x", "float", [2, 3])
+WEIGHT = Tensor("w", "q4nx", [64, 64])
+WRITTEN = Tensor("y", "float", [2], written=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("args.z.Read(0);", "a tensor 'z'"),
+        ("args.n", "a constant or a parameter 'n'"),
+        ("args.x.Read(0);", "2 coordinates in args.x.Read, got 1"),
+        ("args.y.Write(1.0f);", "1 coordinates in args.y.Write, got 0"),
+        ("args.x.Write(1.0f, 0, 0);", "no Write of 'x', which is read"),
+        ("args.y.Read(0);", "no Read of 'y', which is written"),
+        ("args.x.Read4(0, 0);", "no Read4 of 'x'"),
+        ("args.w.Read4(0, 0);", "no Read4 of 'w', a Q4NX weight"),
+        ("args.x.Scale(0, 0);", "no Scale of 'x'"),
+        ("args.x.Read", r"'\(' after args.x.Read"),
+        ("args.x.Read(0, (1);", r"'\)' after args.x.Read"),
+    ],
+)
+def test_mistakes_are_named(body, message):
+    with pytest.raises(RuntimeError, match=rf"\[kernel tried\] expected {message}"):
+        source(body, READ, WEIGHT, WRITTEN)
+
+
+def test_a_link_to_what_there_is_not():
+    with pytest.raises(RuntimeError, match="a tensor 'z'"):
+        source("", READ, links={"z": [Link("value = 0;")]})

@@ -74,7 +74,7 @@ class _Writer(DecoderWriter):
         self,
         layer: Layer,  # noqa: ARG002  (a window is an attribute that all have)
         qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value],
+        past: Sequence[ir.Value | None],
         rotary: Sequence[ir.Value | None],
         norms: Sequence[ir.Value | None],
     ) -> tuple[str, list[ir.Value | None], dict[str, int]]:

@@ -76,6 +76,7 @@ def _add_commands(app: typer.Typer) -> None:
         compile_model,
         convert,
         doctor,
+        embed,
         explain,
         export_q4nx,
         inspect,
@@ -93,6 +94,8 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("export-q4nx")(export_q4nx.export_q4nx)
     app.command("run")(run.run)
     app.command("chat")(chat.chat)
+    app.command("embed")(embed.embed)
+    app.command("rerank")(embed.rerank)
     app.command("serve")(serve.serve)
     app.command("batch")(batch.batch)
     app.command("bench")(bench.bench)

@@ -70,7 +70,7 @@ class Reranker:
             advance: hears how many more documents are done.
 
         Raises:
-            FlowNPUError: a text holds what is no character, or the model has several labels.
+            FlowNPUError: a text is no UTF-8, or the model has several labels.
         """
         rows = self._session.tokenizer.rows([(query, document) for document in documents])
         logits = np.empty(len(rows), np.float32)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.model.folder import MANIFEST, read_json
 
 if TYPE_CHECKING:
@@ -62,14 +62,12 @@ class TextTokenizer:
         """The tokens of texts, or of pairs of texts; each is cut at `longest`, of a pair the longer text first.
 
         Raises:
-            FlowNPUError: a text has no token, or holds what is no character.
+            FlowNPUError: a text has no token, or is no UTF-8.
         """
-        try:
-            found = self._tokenizer.encode_batch([self._prepared(text) for text in texts])
-        except UnicodeEncodeError as error:
-            raise FlowNPUError(
-                f"a text holds {error.object[error.start : error.end]!r}, which is no character: expected valid Unicode"
-            ) from None
+        for text in texts:
+            for part in (text,) if isinstance(text, str) else text:
+                check_text(part)
+        found = self._tokenizer.encode_batch([self._prepared(text) for text in texts])
         rows = [TokenRow(list(one.ids), list(one.type_ids), bool(one.overflowing)) for one in found]
         empty = next((index for index, row in enumerate(rows) if not row.ids), None)
         if empty is not None:

@@ -75,6 +75,10 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
     if not path.is_file():
+        if (folder / "modules.json").is_file() and (folder / "model.onnx").is_file():
+            raise FlowNPUError(
+                f"{folder} is a model that embeds texts, and this needs one that generates: `flownpu embed` runs it"
+            )
         if (folder / "config.json").is_file() and (folder / "model.onnx").is_file():
             raise FlowNPUError(
                 f"{folder} is a model for optimum and onnxruntime.InferenceSession (model.onnx, config.json), and this "

@@ -36,6 +36,12 @@ DECODER = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# Shapes of known encoders, for benchmarks: their checkpoints are made in the same way, with the usual initialisation.
+SHAPES = {
+    "minilm-l6": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "bge-small": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "bge-base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
 # EmbeddingGemma's window counts both sides: 5 tokens on each, and the token.
 WINDOW = 10
 PROMPTS = {"query": "find: ", "document": ""}
@@ -53,7 +59,8 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     """A checkpoint, its tokenizer and the files of sentence-transformers.
 
     Args:
-        name: "bert-mean", "bert-cls", "xlm-roberta-mean", "qwen3", "gemma3", "bert-score" or "xlm-roberta-score".
+        name: "bert-mean", "bert-cls", "xlm-roberta-mean", "qwen3", "gemma3", "bert-score", "xlm-roberta-score", or one
+            of SHAPES.
         folder: to make.
     """
     folder.mkdir(parents=True)
@@ -62,7 +69,9 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     model = _model(name, tokenizer.get_vocab_size())
     model.save_pretrained(folder)
     side = "left" if name == "qwen3" else "right"  # as Qwen3-Embedding has it
-    _write(folder / "tokenizer_config.json", {"padding_side": side, "model_max_length": POSITIONS})
+    padding = next(token for token in ("<pad>", "[PAD]") if tokenizer.token_to_id(token) is not None)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": padding, "padding_side": side}
+    _write(folder / "tokenizer_config.json", {**settings, "model_max_length": model.config.max_position_embeddings})
     if name.endswith("score"):
         return folder
     pooling = {"bert-cls": "cls_token", "qwen3": "lasttoken"}.get(name, "mean_tokens")
@@ -77,11 +86,13 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     )
     for module, path in zip(modules, paths, strict=True):
         if module == "Pooling":
-            _write(folder / path / "config.json", {f"pooling_mode_{pooling}": True, "pooling_mode_max_tokens": False})
+            flags = {f"pooling_mode_{flag}": flag == pooling for flag in ("cls_token", "mean_tokens", "lasttoken")}
+            size = model.config.hidden_size
+            _write(folder / path / "config.json", {"word_embedding_dimension": size, **flags})
     if name == "gemma3":
         _dense(folder / paths[2], 128, 192)
         _dense(folder / paths[3], 192, 128)
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": POSITIONS, "do_lower_case": False})
+    _write(folder / "sentence_bert_config.json", {"do_lower_case": False})
     _write(folder / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
     return folder
 
@@ -146,6 +157,8 @@ def _model(name: str, words: int) -> Any:
         "query_pre_attn_scalar": 24,
         "layer_types": ["sliding_attention", "full_attention"],
     }
+    if name in SHAPES:
+        return t.BertModel(t.BertConfig(**SHAPES[name])).eval()
     model = {
         "bert-mean": lambda: t.BertModel(t.BertConfig(**bert)),
         "bert-cls": lambda: t.BertModel(t.BertConfig(**bert, hidden_act="gelu_new")),

@@ -15,7 +15,7 @@ from flownpu.cli.output import bytes_text, error_text, progress_bar, status
 from flownpu.convert.progress import Progress as Done
 from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
-from flownpu.model.folder import MANIFEST, read_json
+from flownpu.model.folder import MANIFEST, is_embedding_folder, read_json
 
 KvDtypeOption = Annotated[
     Literal["bf16", "fp16", "fp32", "int8"],
@@ -102,7 +102,7 @@ def _next_command(output: Path, *, paged: bool) -> str:
         return f"flownpu serve {output}"
     if (output / "genai_config.json").is_file():
         return f'flownpu run {output} -p "some text"'
-    return f'flownpu embed {output} "some text"' if (output / "modules.json").is_file() else f"flownpu explain {output}"
+    return f'flownpu embed {output} "some text"' if is_embedding_folder(output) else f"flownpu explain {output}"
 
 
 def print_made(output: Path, command: str) -> None:

@@ -2,7 +2,6 @@
 """Texts as vectors, and scores of pairs of texts: model folders whose graph has hidden states or a score for output."""
 
 from flownpu.embed.model import Embeddings, EmbeddingModel
-from flownpu.embed.pipeline import is_embedding_folder
 from flownpu.embed.reranker import Reranker, Scores
 
-__all__ = ["EmbeddingModel", "Embeddings", "Reranker", "Scores", "is_embedding_folder"]
+__all__ = ["EmbeddingModel", "Embeddings", "Reranker", "Scores"]

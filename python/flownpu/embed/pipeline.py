@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from flownpu.embed.pooling import POOLINGS
 from flownpu.errors import FlowNPUError
-from flownpu.model.folder import read_json
+from flownpu.model.folder import MODULES, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Pipeline", "is_embedding_folder", "normalised", "read_pipeline"]
+__all__ = ["Pipeline", "normalised", "read_pipeline"]
 
-_MODULES = "modules.json"
 # "pooling_mode_mean_tokens": true, as older versions write it; newer ones write "pooling_mode": "mean".
 _FLAGS = {
     "cls_token": "cls",
@@ -107,21 +106,16 @@ class Pipeline:
         return self.prompts[name]
 
 
-def is_embedding_folder(folder: Path) -> bool:
-    """Whether a model's folder says how to make embeddings of its hidden states."""
-    return (folder / _MODULES).is_file() and not (folder / "genai_config.json").is_file()
-
-
 def read_pipeline(folder: Path) -> Pipeline:
     """Reads a model folder's files.
 
     Raises:
         FlowNPUError: a file is missing, or says something that is not supported.
     """
-    path = folder / _MODULES
+    path = folder / MODULES
     if not path.is_file():
         raise FlowNPUError(
-            f"{folder} holds no {_MODULES}, which says how hidden states become embeddings: convert a checkpoint of "
+            f"{folder} holds no {MODULES}, which says how hidden states become embeddings: convert a checkpoint of "
             "sentence-transformers"
         )
     first, *others = _modules(path)
@@ -174,7 +168,7 @@ def _step(folder: Path, kind: str, place: str) -> Step:
     if kind == "Normalize":
         return normalised
     if kind != "Dense":
-        raise FlowNPUError(f"{folder / _MODULES}: expected modules Pooling, Dense and Normalize, got {kind}")
+        raise FlowNPUError(f"{folder / MODULES}: expected modules Pooling, Dense and Normalize, got {kind}")
     settings = read_json(folder / place / "config.json")
     activation = str(settings.get("activation_function", "")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
+from flownpu.model.folder import MODULES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["has_modules", "sentence_files"]
 
-_MODULES = "modules.json"
 _ROOT = (
-    _MODULES,
+    MODULES,
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
     "config.json",
@@ -37,7 +37,7 @@ _OF_MODULE = ("config.json", "model.safetensors")
 
 def has_modules(source: Path) -> bool:
     """Whether a checkpoint says how its hidden states become embeddings."""
-    return (source / _MODULES).is_file()
+    return (source / MODULES).is_file()
 
 
 def sentence_files(source: Path) -> dict[str, bytes]:
@@ -64,7 +64,7 @@ def sentence_files(source: Path) -> dict[str, bytes]:
 
 def _folders(source: Path) -> list[str]:
     """The folders of the modules but the first, which is the checkpoint itself."""
-    path = source / _MODULES
+    path = source / MODULES
     if not path.is_file():
         return []
     try:

@@ -7,8 +7,8 @@ runs at the root of the repository, and makes an environment with optimum and se
 have one checkpoint of a known model's shape, with random weights, and one set of texts, as long as search queries,
 passages and pages. `onnxruntime` is optimum's export, float32, on ONNX Runtime's CPU provider with all its
 optimisations, in the batches and with the tokenizer of `flownpu embed`; `sentence-transformers` is the same export and
-provider in batches of its own (32 texts). Each round takes all in turn; figures are medians, and the ratios those of the
-rounds. The cosine is to the export's embeddings.
+provider in batches of its own (32 texts). Each round takes all in turn; figures are medians, and the ratios those of
+the rounds. The cosine is to the export's embeddings; random weights give texts embeddings that are much alike.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ from rich.table import Table
 from flownpu.convert import convert
 from flownpu.embed import EmbeddingModel
 from flownpu.machine import describe_machine, usable_cores
-from tests.embed.checkpoints import SHAPES, make_checkpoint
+from tests.embed.checkpoints import SENTENCES, SHAPES, make_checkpoint
 from tests.embed.sentence_transformers_run import encode, environment, export
 
 # Words of the texts: a query, a passage, a page that fills the model.
@@ -37,7 +37,7 @@ _FORMATS = ("bf16", "int8", "q4nx")
 def make_texts(count: int, kind: str) -> list[str]:
     """Texts of words that are a few tokens each."""
     random = np.random.default_rng(5)
-    words = "the quick brown fox jumps over a lazy dog river runs from hills to sea she reads books about weather".split()
+    words = [word for sentence in SENTENCES[:4] for word in sentence.split()]
     least, most = _LENGTHS[kind]
     return [" ".join(random.choice(words, random.integers(least, most + 1))) for _ in range(count)]
 
@@ -72,7 +72,7 @@ def main(
         for _ in range(rounds):
             for name, run in engines.items():
                 seconds[name].append(run())
-            seconds["sentence-transformers"] += encode(python, **peer, rounds=1)["seconds"]
+            seconds["sentence-transformers"] += encode(python, [{**peer, "rounds": 1}])[0]["seconds"]
     table = Table("", "sentences/s", "of onnxruntime", "of sentence-transformers", "cosine, least and mean")
     for name, times in seconds.items():
         ratios = [
@@ -83,7 +83,9 @@ def main(
         table.add_row(name, f"{texts / median(times):.1f}", *ratios, f"{cosines.min():.5f} {cosines.mean():.5f}")
     machine = describe_machine()
     console = Console()
-    console.print(f"{shape}, {texts} {kind}, {activations} activations, {threads} threads, {machine.cpu} ({machine.isa})")
+    console.print(
+        f"{shape}, {texts} {kind}, {activations} activations, {threads} threads, {machine.cpu} ({machine.isa})"
+    )
     console.print(table)
 
 

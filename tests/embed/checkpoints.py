@@ -113,7 +113,7 @@ def _word_tokenizer(is_roberta: bool) -> Tokenizer:
     """WordPiece with the special tokens of BERT, or of RoBERTa in their places."""
     begin, end = ("<s>", "</s>") if is_roberta else ("[CLS]", "[SEP]")
     special = ["<s>", "<pad>", "</s>", "[UNK]"] if is_roberta else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106  (no password)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
@@ -164,9 +164,7 @@ def _model(name: str, words: int) -> Any:
         "bert-cls": lambda: t.BertModel(t.BertConfig(**bert, hidden_act="gelu_new")),
         "bert-score": lambda: t.BertForSequenceClassification(t.BertConfig(**bert, num_labels=1)),
         "xlm-roberta-mean": lambda: t.XLMRobertaModel(t.XLMRobertaConfig(**roberta)),
-        "xlm-roberta-score": lambda: t.XLMRobertaForSequenceClassification(
-            t.XLMRobertaConfig(**roberta, num_labels=1)
-        ),
+        "xlm-roberta-score": lambda: t.XLMRobertaForSequenceClassification(t.XLMRobertaConfig(**roberta, num_labels=1)),
         "qwen3": lambda: t.Qwen3Model(t.Qwen3Config(**decoder, tie_word_embeddings=True)),
         "gemma3": lambda: t.Gemma3TextModel(t.Gemma3TextConfig(**decoder, **gemma)),
     }[name]()

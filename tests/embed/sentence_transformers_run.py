@@ -12,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Exact versions; 5.1 is the newest that takes transformers below 5, and imports scikit-learn and SciPy.
 REQUIREMENTS = (
@@ -36,19 +38,19 @@ def environment() -> Path:
     return optimum_export.environment("sentence-transformers", REQUIREMENTS)
 
 
-def encode(python: Path, **arguments: Any) -> dict[str, Any]:
-    """What the script's `main` gives in that environment.
+def encode(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the script's `embed` gives in that environment, for the arguments of each run; its imports take seconds.
 
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
     # -P: the tests' folders are no packages of that environment.
-    command = [python, "-P", __file__, json.dumps(arguments, default=str)]
+    command = [python, "-P", __file__, json.dumps(runs, default=str)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"sentence-transformers failed:\n{(done.stdout + done.stderr)[-3000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def export(python: Path, checkpoint: Path, folder: Path) -> Path:
@@ -68,7 +70,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def main(
+def embed(
     model: str,
     texts: list[str],
     provider: str,
@@ -94,7 +96,8 @@ def main(
     import onnxruntime
     from sentence_transformers import SentenceTransformer
 
-    if library:
+    known = {device.ep_name for device in onnxruntime.get_ep_devices()}
+    if library and "FlowNPUExecutionProvider" not in known:
         onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     given = {"provider": provider, "provider_options": options or {}, "file_name": file_name, "export": False}
     opened = SentenceTransformer(model, backend="onnx", model_kwargs=given, device="cpu")
@@ -108,4 +111,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps([embed(**run) for run in json.loads(sys.argv[1])]) + "\n")

@@ -87,7 +87,7 @@ def test_prompts_and_dimensions(model: Callable[[str], Model]) -> None:
     np.testing.assert_allclose(first, kept, rtol=0, atol=4 * FLOAT32_ROUNDING)
     with pytest.raises(FlowNPUError, match="expected 1 to 128 dimensions, got 129"):
         embedder.embed(["x"], dimensions=129)
-    with pytest.raises(FlowNPUError, match="no prompt is named 'title': .* has query, document"):
+    with pytest.raises(FlowNPUError, match=r"no prompt is named 'title': .* has query, document"):
         embedder.embed(["x"], prompt_name="title")
     assert embedder.embed([]).vectors.shape == (0, 0)
 

@@ -41,7 +41,7 @@ def test_scores_of_transformers(name: str, model: Callable[[str], Model]) -> Non
 
 
 def test_each_kind_of_model_says_what_it_is_not(model: Callable[[str], Model]) -> None:
-    with pytest.raises(FlowNPUError, match="an output logits, got .* and last_hidden_state"):
+    with pytest.raises(FlowNPUError, match=r"an output logits, got .* and last_hidden_state"):
         Reranker(model("bert-mean").folder, provider="cpu")
-    with pytest.raises(FlowNPUError, match="holds no modules.json"):
+    with pytest.raises(FlowNPUError, match=r"holds no modules\.json"):
         EmbeddingModel(model("bert-score").folder, provider="cpu")

@@ -43,8 +43,8 @@ def embed(
 ) -> None:
     """Embed texts with a model of sentence-transformers that `flownpu convert` converted.
 
-    Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, dense layers, normalisation and
-    prompts are as the model's own files say. Texts longer than the model takes are cut, and a line says so.
+    Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, dense layers, normalisation
+    and prompts are as the model's own files say. Texts longer than the model takes are cut, and a line says so.
     """
     texts = _texts(text)
     if output is not None and output.suffix != ".npy":

@@ -64,7 +64,9 @@ class Dense:
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [N, out]."""
         product = vectors @ self.weight.T
-        result: NDArray[np.float32] = _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
+        result: NDArray[np.float32] = _ACTIVATIONS[self.activation](
+            product if self.bias is None else product + self.bias
+        )
         return result
 
 
@@ -158,8 +160,8 @@ def _poolings(path: Path, prompts: Mapping[str, str]) -> tuple[str, ...]:
         raise FlowNPUError(f"{path}: expected a pooling of {', '.join(POOLINGS)}, got {got}, which is not supported")
     if settings.get("include_prompt", True) is False and any(prompts.values()):
         raise FlowNPUError(
-            f"{path}: include_prompt is false, so that a prompt's tokens would have no part in the pooling: this is not "
-            "supported"
+            f"{path}: include_prompt is false, so that a prompt's tokens would have no part in the pooling: this is "
+            "not supported"
         )
     return tuple(names)
 

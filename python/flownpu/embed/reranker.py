@@ -59,9 +59,7 @@ class Reranker:
         self.load_seconds = self._session.load_seconds
         self.longest = self._session.tokenizer.longest
 
-    def score(
-        self, query: str, documents: Sequence[str], *, advance: Callable[[int], None] = lambda _: None
-    ) -> Scores:
+    def score(self, query: str, documents: Sequence[str], *, advance: Callable[[int], None] = lambda _: None) -> Scores:
         """Scores each document's answer to the query.
 
         Args:

@@ -73,7 +73,9 @@ class Embedder:
                 found = await asyncio.to_thread(model.embed, texts, dimensions=dimensions)
         except TimeoutError:
             raise ApiError(
-                504, f"the embeddings took more than {self.limits.request_seconds:.0f} s, and were given up", code="timeout"
+                504,
+                f"the embeddings took more than {self.limits.request_seconds:.0f} s, and were given up",
+                code="timeout",
             ) from None
         except FlowNPUError as error:
             raise invalid(str(error), "input") from error

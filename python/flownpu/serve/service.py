@@ -101,7 +101,9 @@ class Service:
             ApiError: there is none of that name.
         """
         if name in self.embedders:
-            raise invalid(f"the model {name} embeds texts and generates none: ask /v1/embeddings or /api/embed", "model")
+            raise invalid(
+                f"the model {name} embeds texts and generates none: ask /v1/embeddings or /api/embed", "model"
+            )
         if name not in self._models:
             raise unknown_model(name, self.names)
         return self._models[name]
@@ -132,7 +134,8 @@ class Service:
         if name in self._models:
             others = ", ".join(self.embedders) or "none"
             raise invalid(
-                f"the model {name} generates texts and embeds none; of models that embed there is here: {others}", "model"
+                f"the model {name} generates texts and embeds none; of models that embed there is here: {others}",
+                "model",
             )
         if name not in self.embedders:
             raise unknown_model(name, self.names)

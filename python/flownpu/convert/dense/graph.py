@@ -45,7 +45,9 @@ class EncoderWriter(GraphWriter):
         inputs = [x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias")]
         return self._op("LayerNormalization", inputs, name, axis=-1, epsilon=self.norm_epsilon)
 
-    def _attend(self, qkv: ir.Value, name: str, heads: int, head_size: int, lengths: Sequence[ir.Value] = ()) -> ir.Value:
+    def _attend(
+        self, qkv: ir.Value, name: str, heads: int, head_size: int, lengths: Sequence[ir.Value] = ()
+    ) -> ir.Value:
         """Attention of all tokens to all, [B, S, H d], of packed queries, keys and values [B, S, 3 H d].
 
         Args:

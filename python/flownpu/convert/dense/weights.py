@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DenseFormat", "DenseWeight", "EncoderWeight", "Table", "WordTable", "layer_norm", "linear", "scale_name", "table"]
+__all__ = [
+    "DenseFormat",
+    "DenseWeight",
+    "EncoderWeight",
+    "Table",
+    "WordTable",
+    "layer_norm",
+    "linear",
+    "scale_name",
+    "table",
+]
 
 DenseFormat: TypeAlias = Literal["bf16", "int8", "q4nx"]
 """bfloat16 [K, M]; int8 [K, M] with a float32 scale a column [M], by the name `scale_name`; Q4NX blocks."""

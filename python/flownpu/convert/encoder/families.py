@@ -63,7 +63,11 @@ ENCODERS = {
         EncoderFamily("bert", "bert.", "pooler"),
         *(
             EncoderFamily(
-                name, "roberta.", "dense", counts_from_padding=True, defaults=(("vocab_size", words), ("pad_token_id", 1))
+                name,
+                "roberta.",
+                "dense",
+                counts_from_padding=True,
+                defaults=(("vocab_size", words), ("pad_token_id", 1)),
             )
             for name, words in (("roberta", 50265), ("xlm-roberta", 30522), ("camembert", 30522))
         ),

@@ -162,9 +162,7 @@ def _has(config: Settings, bias: bool | str) -> bool:
     return config.flag(bias) if isinstance(bias, str) else bias
 
 
-def _layers(
-    family: Family, config: Settings, full: Rotary, local: Rotary, *, bidirectional: bool
-) -> tuple[Layer, ...]:
+def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bidirectional: bool) -> tuple[Layer, ...]:
     count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     kinds = _kinds(family, config, count)
     has_window = _LOCAL in kinds

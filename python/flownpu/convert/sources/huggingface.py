@@ -37,9 +37,7 @@ TOKENIZER_FILES = (
 )
 
 
-def convert_checkpoint(
-    request: Request, vision_weights: str | None = None, encoder_weights: str | None = None
-) -> None:
+def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
     """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
 
     Its folder has config.json, safetensors files and a tokenizer. One that embeds texts is embedding_model.py's.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a checkpoint that say how its hidden states become a sentence's embedding, as sentence-transformers has
-them."""
+"""The files of sentence-transformers in a checkpoint, which say how hidden states become a sentence's embedding."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def sentence_files(source: Path) -> dict[str, bytes]:
     Rows are padded on the right, which is what the converted graphs take: the tokenizer is told so.
 
     Raises:
-        ConversionError: tokenizer.json is missing; or modules.json is not of the form that sentence-transformers writes.
+        ConversionError: tokenizer.json is missing; or modules.json is not as sentence-transformers writes it.
     """
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -65,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
             checkpoint = make_checkpoint(name, root / "checkpoint")
             convert(checkpoint, root / "model")
             kind = transformers.AutoModelForSequenceClassification if name.endswith("score") else transformers.AutoModel
-            reference = kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
+            reference: Any = kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
             for place, parameter in reference.named_parameters():
                 if parameter.ndim == 2 and not any(table in place for table in _TABLES):
                     values = _rounded(parameter.detach().numpy(), name in ("qwen3", "gemma3"))
@@ -89,7 +89,7 @@ def cosines(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.
 
 def pooled(hidden: Sequence[NDArray[np.float32]], how: str) -> NDArray[np.float32]:
     """Texts' embeddings of length 1, of hidden states [1, t, D] each: "mean", "cls" or "last"."""
-    each = {"mean": lambda h: h[0].mean(axis=0), "cls": lambda h: h[0, 0], "last": lambda h: h[0, -1]}[how]
-    vectors = np.stack([each(one) for one in hidden])
+    place = {"cls": 0, "last": -1}
+    vectors = np.stack([one[0].mean(axis=0) if how == "mean" else one[0, place[how]] for one in hidden])
     normalised: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return normalised

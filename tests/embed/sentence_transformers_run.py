@@ -45,7 +45,7 @@ def encode(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         RuntimeError: it failed; with the end of what it printed.
     """
     # -P: the tests' folders are no packages of that environment.
-    command = [python, "-P", __file__, json.dumps(runs, default=str)]
+    command = [str(python), "-P", __file__, json.dumps(runs, default=str)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"sentence-transformers failed:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -57,8 +57,17 @@ def export(python: Path, checkpoint: Path, folder: Path) -> Path:
     """optimum's export of an encoder's checkpoint, float32, with the files of sentence-transformers beside it."""
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     made = folder.with_name(f"{folder.name}-made")
-    command = [python, "-P", "-m", "optimum.commands.optimum_cli", "export", "onnx", "--task", "feature-extraction"]
-    command += ["--library", "transformers", "--model", checkpoint, made]
+    command = [
+        str(python),
+        "-P",
+        "-m",
+        "optimum.commands.optimum_cli",
+        "export",
+        "onnx",
+        "--task",
+        "feature-extraction",
+    ]
+    command += ["--library", "transformers", "--model", str(checkpoint), str(made)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"optimum's export failed:\n{(done.stdout + done.stderr)[-3000:]}")
@@ -94,7 +103,7 @@ def embed(
         "vectors", and "seconds" of each round.
     """
     import onnxruntime
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]  # of its own environment
 
     known = {device.ep_name for device in onnxruntime.get_ep_devices()}
     if library and "FlowNPUExecutionProvider" not in known:

@@ -46,7 +46,8 @@ def expected(name: str, model: Model) -> NDArray[np.float32]:
     vectors = np.stack([one[0].mean(axis=0) for one in hidden])
     for place in ("2_Dense", "3_Dense"):
         vectors = vectors @ load_file(model.checkpoint / place / "model.safetensors")["linear.weight"].T
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    normalised: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return normalised
 
 
 @pytest.mark.parametrize("name", POOLING)

@@ -20,7 +20,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.model.folder import MODULES, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -36,7 +36,10 @@ _FLAGS = {
     "weightedmean_tokens": "weightedmean",
     "lasttoken": "lasttoken",
 }
-_ACTIVATIONS = {"Identity": lambda x: x, "Tanh": np.tanh}
+_ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "Identity": lambda vectors: vectors,
+    "Tanh": np.tanh,
+}
 
 
 class Step(Protocol):
@@ -64,10 +67,7 @@ class Dense:
     def __call__(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """float32 [N, out]."""
         product = vectors @ self.weight.T
-        result: NDArray[np.float32] = _ACTIVATIONS[self.activation](
-            product if self.bias is None else product + self.bias
-        )
-        return result
+        return _ACTIVATIONS[self.activation](product if self.bias is None else product + self.bias)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ class Scores:
     def scores(self) -> NDArray[np.float32]:
         """Between 0 and 1: 1 / (1 + e^-logit)."""
         # By tanh, which overflows nowhere.
-        sigmoid: NDArray[np.float32] = (1 + np.tanh(self.logits / 2)) / 2
-        return sigmoid
+        return ((1 + np.tanh(self.logits / 2)) / 2).astype(np.float32)
 
 
 class Reranker:

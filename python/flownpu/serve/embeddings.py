@@ -89,12 +89,12 @@ class Embedder:
         return found
 
     async def _opened(self) -> "EmbeddingModel":
-        if self._model is None:
+        if (model := self._model) is None:
             embed = require("flownpu.embed", extra="embed", purpose="Embeddings")
             settings, started = self.settings, time.perf_counter()
             log.info("%s: loading", self.name)
             try:
-                self._model = await asyncio.to_thread(
+                model = self._model = await asyncio.to_thread(
                     embed.EmbeddingModel,
                     settings.folder,
                     provider=settings.provider,
@@ -106,5 +106,5 @@ class Embedder:
                 message = f"the model {self.name} cannot be loaded: {error}"
                 raise ApiError(503, message, code="model_not_loaded") from error
             seconds = time.perf_counter() - started
-            log.info("%s: loaded in %.1f s. %s", self.name, seconds, self._model.placement)
-        return self._model
+            log.info("%s: loaded in %.1f s. %s", self.name, seconds, model.placement)
+        return model

@@ -80,5 +80,5 @@ class _Writer(DecoderWriter):
     ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         query, key, value = qkv
         if key is not None:  # the operator takes them packed
-            query = self._op("Concat", [query, key, value], f"{past[0].name}/qkv", axis=-1)
+            query = self._op("Concat", [query, key, value], f"{key.name}/qkv", axis=-1)
         return "PagedAttention", [query, *past, self.boundaries, self.pasts, self.table, *rotary, *norms], {}

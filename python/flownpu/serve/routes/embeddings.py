@@ -25,12 +25,11 @@ def embeddings_routes(service: Service) -> APIRouter:
     async def embeddings(request: EmbeddingsRequest, connection: Request) -> dict[str, Any]:
         embedder = service.embedder(request.model)
         found = await unless_gone(connection, embedder.embed(request.texts(), dimensions=request.dimensions))
-        encode = _base64 if request.encoding_format == "base64" else np.ndarray.tolist
-        tokens = sum(found.tokens)
+        tokens, packed = sum(found.tokens), request.encoding_format == "base64"
         return {
             "object": "list",
             "data": [
-                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                {"object": "embedding", "index": index, "embedding": _base64(vector) if packed else vector.tolist()}
                 for index, vector in enumerate(found.vectors)
             ],
             "model": request.model,

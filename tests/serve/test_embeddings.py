@@ -75,7 +75,7 @@ def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
 )
 def test_what_is_refused(model: str, fields: dict[str, object], reason: str, server: Server) -> None:
     with pytest.raises(openai.APIStatusError, match=reason):
-        server.openai().embeddings.create(model=model, **fields)  # type: ignore[arg-type]
+        server.openai().embeddings.create(model=model, **fields)
 
 
 def test_it_does_not_chat(server: Server) -> None:

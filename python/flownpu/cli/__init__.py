@@ -76,7 +76,6 @@ def _add_commands(app: typer.Typer) -> None:
         compile_model,
         convert,
         doctor,
-        embed,
         explain,
         export_q4nx,
         inspect,
@@ -88,6 +87,7 @@ def _add_commands(app: typer.Typer) -> None:
         tune,
         verify,
     )
+    from flownpu.cli.embedding import embed, rerank  # noqa: PLC0415
     from flownpu.cli.serving import batch, serve  # noqa: PLC0415
 
     app.command("convert")(convert.convert)
@@ -95,7 +95,7 @@ def _add_commands(app: typer.Typer) -> None:
     app.command("run")(run.run)
     app.command("chat")(chat.chat)
     app.command("embed")(embed.embed)
-    app.command("rerank")(embed.rerank)
+    app.command("rerank")(rerank.rerank)
     app.command("serve")(serve.serve)
     app.command("batch")(batch.batch)
     app.command("bench")(bench.bench)

@@ -89,12 +89,12 @@ class Embedder:
         return found
 
     async def _opened(self) -> "EmbeddingModel":
-        if (model := self._model) is None:
+        if self._model is None:
             embed = require("flownpu.embed", extra="embed", purpose="Embeddings")
             settings, started = self.settings, time.perf_counter()
             log.info("%s: loading", self.name)
             try:
-                model = self._model = await asyncio.to_thread(
+                model: EmbeddingModel = await asyncio.to_thread(
                     embed.EmbeddingModel,
                     settings.folder,
                     provider=settings.provider,
@@ -105,6 +105,6 @@ class Embedder:
                 log.exception("%s: cannot be loaded", self.name, exc_info=None)
                 message = f"the model {self.name} cannot be loaded: {error}"
                 raise ApiError(503, message, code="model_not_loaded") from error
-            seconds = time.perf_counter() - started
-            log.info("%s: loaded in %.1f s. %s", self.name, seconds, model.placement)
-        return model
+            log.info("%s: loaded in %.1f s. %s", self.name, time.perf_counter() - started, model.placement)
+            self._model = model
+        return self._model

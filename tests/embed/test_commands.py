@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from flownpu.cli import main
 from tests.embed.checkpoints import SENTENCES
@@ -17,6 +16,8 @@ from tests.embed.checkpoints import SENTENCES
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import pytest
 
     from tests.embed.conftest import Model
 

@@ -62,7 +62,7 @@ def test_embeddings_of_transformers(name: str, model: Callable[[str], Model]) ->
         assert found.cut == [TEXTS.index("word " * 200)]
         assert found.tokens[found.cut[0]] == embedder.longest == POSITIONS
         assert found.tokens[0] == len(made.tokenizer.encode(TEXTS[0]).ids)
-        # Of those that are left to ONNX Runtime there is none.
+        # No node is left to ONNX Runtime.
         assert provider == "cpu" or "100.0 %" in embedder.placement
 
 

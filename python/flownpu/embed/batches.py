@@ -18,8 +18,8 @@ MOST_TOKENS = 2048
 """Tokens of a batch, padding included. Products read their weights once for some hundred rows, so that more gain
 nothing; and what lies between two steps, up to 4 D floats a token, stays near the cores' caches."""
 MOST_PADDING = 1 / 8
-"""Of a batch's tokens: what a batch of its own costs a few texts (reading the weights again) is as much as some tens of
-rows."""
+"""The part of a batch that may be padding: reading the weights again, for a batch of its own, costs a few texts as much
+as some tens of rows."""
 
 
 def batches(lengths: Sequence[int]) -> Iterator[NDArray[np.int64]]:

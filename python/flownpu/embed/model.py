@@ -28,7 +28,7 @@ class Embeddings:
     vectors: NDArray[np.float32]
     """[texts, dimensions]."""
     tokens: list[int]
-    """Of each text, prompt and special tokens included, as far as they were computed."""
+    """The tokens of each text, prompt and special tokens included, as far as they were computed."""
     cut: list[int]
     """The texts that were longer than the model takes: their embeddings are of their beginnings."""
 

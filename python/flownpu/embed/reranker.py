@@ -27,7 +27,7 @@ class Scores:
     logits: NDArray[np.float32]
     """[documents]: what the model says, the higher the better."""
     tokens: list[int]
-    """Of each pair, as far as they were computed."""
+    """The tokens of each pair, as far as they were computed."""
     cut: list[int]
     """The pairs that were longer than the model takes."""
 

@@ -4,7 +4,7 @@
 import importlib
 from types import ModuleType
 
-__all__ = ["FlowNPUError", "MissingDependencyError", "require"]
+__all__ = ["FlowNPUError", "MissingDependencyError", "check_text", "require"]
 
 
 class FlowNPUError(RuntimeError):
@@ -31,4 +31,19 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f'{purpose} needs the Python package {error.name or module}: pip install "flownpu[{extra}]"'
+        ) from error
+
+
+def check_text(text: str) -> None:
+    """Raises FlowNPUError if a text has bytes that are no UTF-8 (which Python keeps as halves of surrogate pairs)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(0, error.start - 20) : error.start]
+        given = text[error.start].encode(
+            "utf-8", "surrogatepass" if ord(text[error.start]) < 0xDC80 else "surrogateescape"
+        )
+        raise FlowNPUError(
+            f"expected a text in UTF-8, got the byte 0x{given[0]:02x} after {before!r}: convert "
+            "it (`iconv -f latin1 -t utf-8`)"
         ) from error

@@ -19,8 +19,8 @@ COMMANDS = sorted(CALLBACKS)
 
 def test_the_commands_are_those_of_the_documentation():
     assert COMMANDS == [
-        "batch", "bench", "build", "chat", "compile", "convert", "doctor", "explain", "export-q4nx", "inspect",
-        "make-model", "predict", "run", "selftest", "serve", "trace", "tune", "verify",
+        "batch", "bench", "build", "chat", "compile", "convert", "doctor", "embed", "explain", "export-q4nx",
+        "inspect", "make-model", "predict", "rerank", "run", "selftest", "serve", "trace", "tune", "verify",
     ]  # fmt: skip
 
 

@@ -74,20 +74,25 @@ class ExporterError(RuntimeError):
     """The script failed in its environment."""
 
 
-def environment() -> Path:
+def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
     """The Python interpreter of optimum's environment, which is made if there is none, and kept as the peers' are.
+
+    Args:
+        name: of the environment.
+        more: packages that are installed beside optimum, without what they ask for.
 
     Raises:
         FlowNPUError: pip failed; its last lines, and the file with all of them.
     """
     from flownpu.peers.environment import cache_folder, finished_folder, run
 
-    root, packages = cache_folder() / "optimum", sysconfig.get_paths()["purelib"]
-    with finished_folder(root / "environment", [sys.version, packages, *REQUIREMENTS]) as folder:
+    root, packages = cache_folder() / name, sysconfig.get_paths()["purelib"]
+    requirements = [*REQUIREMENTS, *more]
+    with finished_folder(root / "environment", [sys.version, packages, *requirements]) as folder:
         if folder is not None:
             run([sys.executable, "-m", "venv", "--without-pip", folder], root / "venv.log")
             pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--disable-pip-version-check"]
-            run([*pip, "--no-deps", *REQUIREMENTS], root / "pip.log")
+            run([*pip, "--no-deps", *requirements], root / "pip.log")
             # Last on its path: what was installed above goes before what is newer in the tests' environment.
             site = next((folder / "lib").glob("python*")) / "site-packages"
             (site / "tests_environment.pth").write_text(packages + "\n", encoding="utf-8")

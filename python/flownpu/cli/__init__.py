@@ -87,12 +87,15 @@ def _add_commands(app: typer.Typer) -> None:
         tune,
         verify,
     )
+    from flownpu.cli.embedding import embed, rerank  # noqa: PLC0415
     from flownpu.cli.serving import batch, serve  # noqa: PLC0415
 
     app.command("convert")(convert.convert)
     app.command("export-q4nx")(export_q4nx.export_q4nx)
     app.command("run")(run.run)
     app.command("chat")(chat.chat)
+    app.command("embed")(embed.embed)
+    app.command("rerank")(rerank.rerank)
     app.command("serve")(serve.serve)
     app.command("batch")(batch.batch)
     app.command("bench")(bench.bench)

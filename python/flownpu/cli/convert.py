@@ -15,7 +15,7 @@ from flownpu.cli.output import bytes_text, error_text, progress_bar, status
 from flownpu.convert.progress import Progress as Done
 from flownpu.convert.progress import ProgressCallback
 from flownpu.errors import require
-from flownpu.model.folder import MANIFEST, read_json
+from flownpu.model.folder import MANIFEST, is_embedding_folder, read_json
 
 KvDtypeOption = Annotated[
     Literal["bf16", "fp16", "fp32", "int8"],
@@ -59,6 +59,10 @@ def convert(
             help="Type of the vision tower's matrices; none: the text decoder alone. (default: bf16, if there is one)",
         ),
     ] = None,
+    encoder_weights: Annotated[
+        Literal["bf16", "int8", "q4nx"] | None,
+        typer.Option("--encoder-weights", help="Type of a text encoder's matrices. (default: bf16)"),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
@@ -78,6 +82,7 @@ def convert(
             paged=paged,
             context_length=context_length,
             vision_weights=vision_weights,
+            encoder_weights=encoder_weights,
             force=force,
             progress=report,
         )
@@ -88,12 +93,16 @@ def convert(
                 f"Quantisation error of the vision tower's weights, {vision['format']}", vision["relative_error"]
             )
         )
-    runs = (output / "genai_config.json").is_file()
-    # optimum runs what it exported.
+    print_made(output, _next_command(output, paged=paged))
+
+
+def _next_command(output: Path, *, paged: bool) -> str:
+    """What runs a model that was made; of an optimum export, optimum does."""
     if paged:
-        print_made(output, f"flownpu serve {output}")
-    else:
-        print_made(output, f'flownpu run {output} -p "some text"' if runs else f"flownpu explain {output}")
+        return f"flownpu serve {output}"
+    if (output / "genai_config.json").is_file():
+        return f'flownpu run {output} -p "some text"'
+    return f'flownpu embed {output} "some text"' if is_embedding_folder(output) else f"flownpu explain {output}"
 
 
 def print_made(output: Path, command: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.speculative.model import Speculation
-from flownpu.model.folder import read_genai_config
+from flownpu.model.folder import is_embedding_folder, read_genai_config
 
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
@@ -138,6 +138,7 @@ def served_models(
         name = name if folder == Path(place) and separator else folder.resolve().name
         if name in named:
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
-        read_genai_config(folder)
+        if not is_embedding_folder(folder):
+            read_genai_config(folder)
         named[name] = protocol.ModelSettings(folder, provider, given, threads, context, slots, speculation)
     return named

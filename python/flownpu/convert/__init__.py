@@ -28,6 +28,7 @@ def convert(
     paged: bool = False,
     context_length: int | None = None,
     vision_weights: str | None = None,
+    encoder_weights: str | None = None,
     force: bool = False,
     progress: ProgressCallback = silent,
 ) -> None:
@@ -46,6 +47,8 @@ def convert(
         context_length: positions that the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
             leaves the tower away; None: bf16 where there is one.
+        encoder_weights: how the matrices of a text encoder's checkpoint are stored, "bf16", "int8" or "q4nx"; None:
+            bf16.
         force: replace a model that is at `output`.
         progress: hears how far it is.
 
@@ -64,6 +67,8 @@ def convert(
     is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not any(source.glob("*.onnx"))
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
+    if encoder_weights is not None and not is_checkpoint:
+        raise ConversionError(f"{source}: encoder weights can be chosen for Hugging Face checkpoints only")
     is_graph = source.is_dir() and not is_checkpoint
     if paged and is_graph:
         raise ConversionError(f"{source}: --paged takes Hugging Face checkpoints and GGUF files, not graphs")
@@ -83,7 +88,7 @@ def convert(
     elif (source / "config.json").is_file():
         from flownpu.convert.sources.huggingface import convert_checkpoint  # noqa: PLC0415
 
-        convert_checkpoint(request, vision_weights)
+        convert_checkpoint(request, vision_weights, encoder_weights)
     else:
         raise ConversionError(
             f"{source}: expected a Hugging Face checkpoint (a folder with config.json, safetensors files and "

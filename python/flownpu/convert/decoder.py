@@ -188,7 +188,7 @@ class Layer:
 
     rotary: Rotary
     window: int | None = None
-    """Positions a query sees, its own included; None: all."""
+    """Positions a query sees, its own included; None: all. Where a decoder is bidirectional, so many on each side."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,8 @@ class Decoder:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    bidirectional: bool = False
+    """All tokens see one another: the decoder embeds texts, and generates none."""
     image_token_id: int | None = None
     """The token that stands for a part of a picture. The decoder's graph then takes `inputs_embeds`, and the tokens of
     a picture see one another in both directions."""

@@ -45,13 +45,16 @@ def write_manifest(
         packages: distributions whose versions are recorded.
         advance: hears of each piece of a file that was summed.
     """
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = {
         "format": FORMAT,
         "source": dict(source),
         "settings": dict(settings),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in sorted(packages)}},
-        "files": {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path, advance)} for path in files},
+        "files": {
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path, advance)}
+            for path in files
+        },
         "tensors": tensor_sums(folder),
         "quantisation": dict(quantisation),
     }

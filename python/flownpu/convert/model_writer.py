@@ -19,6 +19,7 @@ from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
 from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_names
 from flownpu.convert.graph.embedding import build_embedding_model
+from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
 
-__all__ = ["ModelOptions", "output_bytes", "write_model"]
-
-_GRAPH_FILE, _DATA_FILE = "model.onnx", "model.onnx.data"
+__all__ = ["ModelOptions", "output_bytes", "write_model", "write_tensors"]
 
 # model.onnx, genai_config.json and the manifest of the deepest model come to less than half of this.
 _SMALL_FILES = 4 << 20
@@ -127,12 +126,63 @@ def write_model(
             "a paged model has one table of RoPE for all lengths, and this one's frequencies change behind "
             f"{decoder.rotaries[0].first_rows(decoder.context_length)} tokens (LongRoPE): leave --paged out"
         )
+    tensors, errors = write_tensors(folder, decoder, weights, stage=stage, progress=progress)
+    if options.paged:
+        model = build_paged_model(decoder, tensors, kv_dtype=options.kv_dtype)
+    else:
+        model = build_model(
+            decoder,
+            tensors,
+            kv_dtype=options.kv_dtype,
+            logits=options.logits,
+            sliding_window_cache=options.sliding_window_cache,
+        )
+    ir.save(model, folder / GRAPH_FILE)
+    if decoder.image_token_id is not None:
+        table = tensors[embedding_table(decoder).name]
+        ir.save(build_embedding_model(decoder, table), folder / EMBEDDING_FILE)
+    settings = genai_config(
+        decoder,
+        filename=GRAPH_FILE,
+        kv_dtype=options.kv_dtype,
+        sliding_window_cache=options.sliding_window_cache,
+        paged=options.paged,
+        generation=generation,
+    )
+    (folder / "genai_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return errors
+
+
+def write_tensors(
+    folder: Path,
+    decoder: Decoder,
+    weights: WeightSource,
+    *,
+    stage: str = "quantise",
+    progress: ProgressCallback = silent,
+) -> tuple[dict[str, ir.TensorProtocol], dict[str, float]]:
+    """Writes model.onnx.data: the weights and the tables of RoPE.
+
+    Args:
+        folder: an existing folder.
+        decoder: whose weights.
+        weights: where their values come from.
+        stage: what the progress is called.
+        progress: hears of it.
+
+    Returns:
+        The tensors by name, and the relative error of each projection, as `write_model`.
+
+    Raises:
+        ConversionError: a weight is missing or wrong.
+        OSError: the folder cannot be written to.
+    """
     plan = weight_plan(decoder)
     total = sum(weight.size for weight in plan if isinstance(weight, ProjectionWeight))
     counter = Stage(progress, stage, total, "weights")
     errors: dict[str, float] = {}
     tensors: dict[str, ir.TensorProtocol] = {}
-    with DataFile(folder / _DATA_FILE) as data:
+    with DataFile(folder / DATA_FILE) as data:
         for weight in plan:
             if isinstance(weight, ProjectionWeight):
                 shape = weight.blocks_shape(weights.layout(weight))
@@ -149,30 +199,7 @@ def write_model(
             caches = rotary.caches(decoder.context_length, decoder.head_size)
             for name, cache in zip(rotary_cache_names(index), caches, strict=True):
                 tensors[name] = data.write(name, ir.DataType.FLOAT, cache.shape, [cache])
-    if options.paged:
-        model = build_paged_model(decoder, tensors, kv_dtype=options.kv_dtype)
-    else:
-        model = build_model(
-            decoder,
-            tensors,
-            kv_dtype=options.kv_dtype,
-            logits=options.logits,
-            sliding_window_cache=options.sliding_window_cache,
-        )
-    ir.save(model, folder / _GRAPH_FILE)
-    if decoder.image_token_id is not None:
-        table = tensors[embedding_table(decoder).name]
-        ir.save(build_embedding_model(decoder, table), folder / EMBEDDING_FILE)
-    settings = genai_config(
-        decoder,
-        filename=_GRAPH_FILE,
-        kv_dtype=options.kv_dtype,
-        sliding_window_cache=options.sliding_window_cache,
-        paged=options.paged,
-        generation=generation,
-    )
-    (folder / "genai_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    return errors
+    return tensors, errors
 
 
 def _narrowest(values: NDArray[np.float32]) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError, check_text, require
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
@@ -234,7 +234,7 @@ class LanguageModel:
         self._tokenizer.update_options(add_special_tokens="false")
         for message in messages:
             if isinstance(content := message.get("content"), str):
-                _check_text(content)
+                check_text(content)
         given = {"tools": json.dumps(tools)} if tools else {}
         text = self._tokenizer.apply_chat_template(json.dumps(messages), add_generation_prompt=True, **given)
         return self._encode(text)
@@ -246,7 +246,7 @@ class LanguageModel:
         return self.tokens_of_text("\n".join(message["content"] for message in messages))
 
     def _encode(self, text: str) -> Tokens:
-        _check_text(text)
+        check_text(text)
         if self._image_processor is not None:
             text = expand_images(text)
         return np.asarray(self._tokenizer.encode(text), dtype=np.int32)
@@ -387,21 +387,6 @@ class LanguageModel:
             )
         length = min(len(prompt) + max_new_tokens, self.context_length)
         yield from self.stream(self.generator(length, sampling), prompt, timing, images)
-
-
-def _check_text(text: str) -> None:
-    """Raises FlowNPUError if a text has bytes that are no UTF-8 (which Python keeps as halves of surrogate pairs)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        before = text[max(0, error.start - 20) : error.start]
-        given = text[error.start].encode(
-            "utf-8", "surrogatepass" if ord(text[error.start]) < 0xDC80 else "surrogateescape"
-        )
-        raise FlowNPUError(
-            f"expected a text in UTF-8, got the byte 0x{given[0]:02x} after {before!r}: convert "
-            "it (`iconv -f latin1 -t utf-8`)"
-        ) from error
 
 
 def _placement(reports: Path, settings: dict[str, Any], *, in_memory: bool = False) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from flownpu.errors import FlowNPUError
 
 # Where `flownpu convert` writes what the model was made of.
 MANIFEST = "flownpu_manifest.json"
+# Where sentence-transformers has how hidden states become embeddings.
+MODULES = "modules.json"
 
 # What is read of genai_config.json. Sizes and token ids are of 32 bits in GenAI.
 _NEEDED = ("model.decoder", "model.context_length", "model.vocab_size")
@@ -46,9 +48,11 @@ _LONGEST_NAME = 255
 
 __all__ = [
     "MANIFEST",
+    "MODULES",
     "chat_template",
     "check_genai_config",
     "has_chat_template",
+    "is_embedding_folder",
     "locate_graph",
     "most_tokens",
     "onnx_path",
@@ -56,6 +60,11 @@ __all__ = [
     "read_genai_config",
     "read_json",
 ]
+
+
+def is_embedding_folder(folder: Path) -> bool:
+    """Whether it holds a model that embeds texts, with the files that say how."""
+    return (folder / MODULES).is_file() and (folder / "model.onnx").is_file()
 
 
 def read_genai_config(folder: Path) -> dict[str, Any]:
@@ -75,6 +84,10 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FlowNPUError(f"no such folder: {folder}. `flownpu convert CHECKPOINT {folder}` makes a model folder")
     if not path.is_file():
+        if is_embedding_folder(folder):
+            raise FlowNPUError(
+                f"{folder} is a model that embeds texts, and this needs one that generates: `flownpu embed` runs it"
+            )
         if (folder / "config.json").is_file() and (folder / "model.onnx").is_file():
             raise FlowNPUError(
                 f"{folder} is a model for optimum and onnxruntime.InferenceSession (model.onnx, config.json), and this "

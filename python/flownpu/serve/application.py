@@ -15,6 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from flownpu import __version__
 from flownpu.serve.errors import ApiError, invalid
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
+from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
 from flownpu.serve.routes.page import page_routes
@@ -33,7 +34,8 @@ CLIENT_GONE = 499
 def application(service: Service) -> FastAPI:
     """The routes over a server's models, behind the guards that its settings want."""
     app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    for router in (openai_routes(service), responses_routes(service), ollama_routes(service), page_routes()):
+    routes = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
+    for router in (*(make(service) for make in routes), page_routes()):
         app.include_router(router)
     _add_state(app, service)
     _add_error_handlers(app)
@@ -54,11 +56,11 @@ def application(service: Service) -> FastAPI:
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        loaded = service.catalogue.loaded()
+        loaded = {*service.catalogue.loaded(), *(name for name, one in service.embedders.items() if one.is_loaded)}
         return {
             "status": "ok",
             "version": __version__,
-            "models": {name: name in loaded for name in service.catalogue.names},
+            "models": {name: name in loaded for name in service.names},
         }
 
     @app.get("/metrics")

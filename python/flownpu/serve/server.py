@@ -75,7 +75,7 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
     catalogue = server.service.catalogue
     try:
         try:
-            await catalogue.get(catalogue.names[0])
+            await server.service.load_first()
         except ApiError as error:
             raise FlowNPUError(error.message) from error
         await server.serve(sockets=[listening])

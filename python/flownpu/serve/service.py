@@ -9,9 +9,11 @@ from typing import Any
 
 from flownpu.generate.language_model import Sampling
 from flownpu.generate.worker import Finished, Likelihood, Piece
+from flownpu.model.folder import is_embedding_folder
 from flownpu.serve.answers import Answers
 from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
+from flownpu.serve.embeddings import Embedder
 from flownpu.serve.errors import invalid, unknown_model
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.processes.protocol import Question
@@ -81,9 +83,15 @@ class Service:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.catalogue = Catalogue(settings)
+        self.embedders = {
+            name: Embedder(name, model, settings.limits)
+            for name, model in settings.models.items()
+            if is_embedding_folder(model.folder)
+        }
+        chats = {name: model for name, model in settings.models.items() if name not in self.embedders}
+        self.catalogue = Catalogue(replace(settings, models=chats))
         self.metrics = Metrics()
-        self._models = {name: ChatModel(model.folder) for name, model in settings.models.items()}
+        self._models = {name: ChatModel(model.folder) for name, model in chats.items()}
         self._decoding = asyncio.Semaphore(DECODING)
 
     def model(self, name: str) -> ChatModel:
@@ -92,9 +100,46 @@ class Service:
         Raises:
             ApiError: there is none of that name.
         """
+        if name in self.embedders:
+            raise invalid(
+                f"the model {name} embeds texts and generates none: ask /v1/embeddings or /api/embed", "model"
+            )
         if name not in self._models:
-            raise unknown_model(name, self.catalogue.names)
+            raise unknown_model(name, self.names)
         return self._models[name]
+
+    @property
+    def names(self) -> list[str]:
+        """All models' names, in the order in which they were given."""
+        return list(self.settings.models)
+
+    async def load_first(self) -> None:
+        """Loads the model that was given first.
+
+        Raises:
+            ApiError: it cannot be loaded.
+        """
+        name = self.names[0]
+        if name in self.embedders:
+            await self.embedders[name].load()
+        else:
+            await self.catalogue.get(name)
+
+    def embedder(self, name: str) -> Embedder:
+        """A model that embeds texts.
+
+        Raises:
+            ApiError: there is none of that name, or it generates texts.
+        """
+        if name in self._models:
+            others = ", ".join(self.embedders) or "none"
+            raise invalid(
+                f"the model {name} generates texts and embeds none; of models that embed there is here: {others}",
+                "model",
+            )
+        if name not in self.embedders:
+            raise unknown_model(name, self.names)
+        return self.embedders[name]
 
     async def chat(self, request: ChatRequest) -> Chat:
         """Begins the answers to a conversation.

@@ -48,7 +48,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_decoder(
-    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, where: str = "config.json"
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any] | None = None,
+    where: str = "config.json",
+    *,
+    embeds: bool = False,
 ) -> Decoder:
     """The decoder that a checkpoint's configuration describes.
 
@@ -57,6 +61,7 @@ def read_decoder(
         generation: generation_config.json, whose token ids go before config.json's (chat models end a turn with a
             token that config.json does not list).
         where: what errors call the configuration.
+        embeds: it is a model that embeds texts, whose tokens may see one another in both directions.
 
     Raises:
         ConversionError: the family is not supported, or the configuration asks for something that is not, or has
@@ -69,4 +74,4 @@ def read_decoder(
             f'{where}: expected model_type to be one of {", ".join(FAMILIES)}, got "{config.get("model_type")}"; '
             f"{OTHER_WAYS}"
         )
-    return read_family(family, settings, Tokens([others, settings]))
+    return read_family(family, settings, Tokens([others, settings]), embeds=embeds)

@@ -43,8 +43,8 @@ class Tokens:
         return next((file.tokens(key) for file in self._files if key in file), ())
 
 
-def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
-    """The decoder that a configuration of that family describes.
+def read_family(family: Family, given: Settings, tokens: Tokens, *, embeds: bool = False) -> Decoder:
+    """The decoder that a configuration of that family describes; only one that `embeds` may be bidirectional.
 
     Raises:
         ConversionError: it asks for something that cannot be converted, or has something else in a setting's place.
@@ -56,7 +56,8 @@ def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
             )
         given = given.section(family.inner)
         tokens = tokens.then(given)
-    if given.flag("use_bidirectional_attention"):
+    bidirectional = given.flag("use_bidirectional_attention")
+    if bidirectional and not embeds:
         raise ConversionError(
             f"{given.where}: use_bidirectional_attention is set; only causal decoders can be converted"
         )
@@ -81,7 +82,8 @@ def read_family(family: Family, given: Settings, tokens: Tokens) -> Decoder:
         head_size=head_size,
         vocabulary_size=config.integer("vocab_size"),
         context_length=context,
-        layers=_layers(family, config, full, local),
+        layers=_layers(family, config, full, local, bidirectional=bidirectional),
+        bidirectional=bidirectional,
         gating=_gating(family, config),  # type: ignore[arg-type]  # one of _GATINGS' values
         # r + m f(norm(r)) is m (s + f(norm(m s))) of s = r / m, and an RMS norm of m s is one of s with epsilon / m^2.
         norm_epsilon=config.number("rms_norm_eps", 1e-6) / residual**2,
@@ -160,11 +162,13 @@ def _has(config: Settings, bias: bool | str) -> bool:
     return config.flag(bias) if isinstance(bias, str) else bias
 
 
-def _layers(family: Family, config: Settings, full: Rotary, local: Rotary) -> tuple[Layer, ...]:
+def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bidirectional: bool) -> tuple[Layer, ...]:
     count = config.integer("num_hidden_layers", most=_MOST_LAYERS)
     kinds = _kinds(family, config, count)
     has_window = _LOCAL in kinds
     window = config.integer("sliding_window") if has_window else 0
+    if bidirectional:  # half of it on each side, and the token itself
+        window = window // 2 + 1
     # A window of the whole context hides nothing.
     seen = window if has_window and window < config.integer("max_position_embeddings") else None
     layers = [Layer(local, seen) if kind == _LOCAL else Layer(full) for kind in kinds]

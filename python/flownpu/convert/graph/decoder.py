@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ONNX graph of a decoder, in the form that ORT GenAI's generators feed; its engine's: paged_decoder.py.
+"""Writes the ONNX graph of a decoder, in the form that ORT GenAI's generators feed.
+
+Its engine's is in paged_decoder.py, that of models that embed in hidden_states.py.
 
 Shapes (B batch, S new tokens, T tokens so far, P capacity of the KV cache, other letters as in `Decoder`):
 
@@ -133,8 +135,7 @@ class DecoderWriter(EmbeddingWriter):
     def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"
         layer = decoder.layers[index]
-        shape = self._cache_shape()
-        past = [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
+        past = self._past(index)
         caches: list[ir.Value | None] = [None, None]
         if layer.rotary.rotated:
             caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
@@ -162,11 +163,20 @@ class DecoderWriter(EmbeddingWriter):
             name=f"/{name}/attention",
         )
         output.name = f"/{name}/attention/output"
+        self._add_present(index, present)
+        return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
+
+    def _past(self, index: int) -> Sequence[ir.Value | None]:
+        """The inputs that a layer's cached keys and values come in."""
+        shape = self._cache_shape()
+        return [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
+
+    def _add_present(self, index: int, present: Sequence[ir.Value]) -> None:
+        """Makes a layer's keys and values outputs of the graph."""
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"present.{index}.{part}"
-            value.dtype, value.shape = self.kv_dtype, ir.Shape(shape)
+            value.dtype, value.shape = self.kv_dtype, ir.Shape(self._cache_shape())
             self.present.append(value)
-        return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
 
     def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
         """Queries, keys and values, packed in the first, or, where all heads have one norm, apart."""
@@ -194,7 +204,7 @@ class DecoderWriter(EmbeddingWriter):
         self,
         layer: Layer,
         qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value],
+        past: Sequence[ir.Value | None],
         rotary: Sequence[ir.Value | None],
         norms: Sequence[ir.Value | None],
     ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
@@ -283,23 +293,6 @@ class _Writer(DecoderWriter):
         logits = self._logits(hidden, ["batch_size", "sequence_length" if self.all_logits else 1])
         return self._model(self.decoder.family, [logits, *self.present])
 
-    def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B], each row's tokens so far less 1, and total_sequence_length int32 scalar.
-
-        Rows are padded on the right, or after a prompt: attention takes the cache's first seqlens_k + 1 places for a
-        row's tokens. A row whose mask begins with 0 would be computed with its padding instead of its last tokens; its
-        seqlens_k is -2, which no attention takes.
-        """
-        counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
-        first = self._op("Gather", [attention_mask, self._integers("index_0", 0)], "first_in_mask", axis=1)
-        is_token = self._op("Cast", [first], "begins_with_token", to=ir.DataType.BOOL.value)
-        counts = self._op("Where", [is_token, counts, self._integers("minus_one", [-1])], "counts_if_not_left_padded")
-        lasts = self._op("Sub", [counts, self._integers("one", [1])], "last_positions")
-        lengths = self._op("Cast", [lasts], "seqlens_k", to=ir.DataType.INT32.value)
-        shape = self._op("Shape", [attention_mask], "attention_mask_shape")
-        total = self._op("Gather", [shape, self._integers("index_1", 1)], "total_tokens", axis=0)
-        return lengths, self._op("Cast", [total], "total_sequence_length", to=ir.DataType.INT32.value)
-
     def _blocks(self, input_ids: ir.Value, image_token: int) -> ir.Value:
         """The block of image tokens that each token is in, int32 [B, S]: 0 of none, else 1 + the texts' tokens before.
 
@@ -339,7 +332,7 @@ class _Writer(DecoderWriter):
         self,
         layer: Layer,
         qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value],
+        past: Sequence[ir.Value | None],
         rotary: Sequence[ir.Value | None],
         norms: Sequence[ir.Value | None],
     ) -> tuple[str, list[ir.Value | None], dict[str, int]]:

@@ -74,11 +74,11 @@ class _Writer(DecoderWriter):
         self,
         layer: Layer,  # noqa: ARG002  (a window is an attribute that all have)
         qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value],
+        past: Sequence[ir.Value | None],
         rotary: Sequence[ir.Value | None],
         norms: Sequence[ir.Value | None],
     ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         query, key, value = qkv
         if key is not None:  # the operator takes them packed
-            query = self._op("Concat", [query, key, value], f"{past[0].name}/qkv", axis=-1)
+            query = self._op("Concat", [query, key, value], f"{key.name}/qkv", axis=-1)
         return "PagedAttention", [query, *past, self.boundaries, self.pasts, self.table, *rotary, *norms], {}

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointWeights"]
 
 # What comes before "embed_tokens.weight" in the checkpoints of the families: a text model, a model with a vision tower
-# as transformers 4 saved it, and as transformers 5 does.
-_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+# as transformers 4 saved it, and as transformers 5 does; a text model without an LM head, as models that embed are.
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 # Frequencies of RoPE, which transformers 4 once saved with each layer, and which config.json says.
 _TOLD_TWICE = "rotary_emb.inv_freq"
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from flownpu.convert.checkpoint import Checkpoint
+from flownpu.convert.checkpoint import Checkpoint, read_json
 from flownpu.convert.decoder_folder import limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
+from flownpu.convert.sources.embedding_model import convert_embedding_model, is_embedding_model
 from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
@@ -36,20 +37,28 @@ TOKENIZER_FILES = (
 )
 
 
-def convert_checkpoint(request: Request, vision_weights: str | None = None) -> None:
+def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
     """Quantises a checkpoint to Q4NX and writes its model folder. AWQ and GPTQ keep their codes.
 
-    Its folder has config.json, safetensors files and a tokenizer.
+    Its folder has config.json, safetensors files and a tokenizer. One that embeds texts is embedding_model.py's.
 
     Args:
         request: what to convert, and where to.
         vision_weights: see `read_pictures`.
+        encoder_weights: see `convert_embedding_model`.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
     """
+    source, config = request.source, read_json(request.source / "config.json")
+    if is_embedding_model(source, config):
+        convert_embedding_model(request, encoder_weights)
+        return
+    if encoder_weights is not None:
+        raise ConversionError(
+            f"{source}: encoder weights can be chosen for text encoders only, got a {config.get('model_type')}"
+        )
     check_output(request.output, force=request.force)
-    source = request.source
     checkpoint = Checkpoint(source)
     decoder = limit_context(
         read_decoder(checkpoint.config, checkpoint.generation), request.context_length, request.source

@@ -3,36 +3,27 @@
 
     pixel_values float32 [N, 3, I, I];  image_features float32 [N, F, D]
 
-Between nodes everything is float32. Patches are a convolution whose kernel is its stride. A layer is layer norm, packed
-QKV product, non-causal attention, output product with the residual; layer norm, fc1 with GELU, fc2 with the residual.
-After the last norm patches are averaged, RMS-normalised and projected. `DenseFormat` says how the products' weights are
-stored; they are initializers by the names of `vision_weights.vision_weight_plan`.
+Patches are a convolution whose kernel is its stride. A layer is layer norm, packed QKV product, non-causal attention,
+output product with the residual; layer norm, fc1 with GELU, fc2 with the residual. After the last norm patches are
+averaged, RMS-normalised and projected. Weights are initializers by the names of `vision_weight_plan`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.writer import GraphWriter
-from flownpu.convert.vision.weights import DenseWeight, vision_weight_plan
-from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
+from flownpu.convert.dense.graph import EncoderWriter
+from flownpu.convert.vision.weights import vision_weight_plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from flownpu.convert.dense.weights import DenseFormat
     from flownpu.convert.vision.tower import VisionTower
 
-__all__ = ["DenseFormat", "build_vision_model", "scale_name"]
-
-DenseFormat: TypeAlias = Literal["bf16", "int8", "q4nx"]
-"""bfloat16 [K, M]; int8 [K, M] with a float32 scale a column [M], by the name `scale_name`; Q4NX blocks."""
-
-
-def scale_name(weight: str) -> str:
-    """The name of an int8 weight's scales."""
-    return f"{weight}_scale"
+__all__ = ["build_vision_model"]
 
 
 def build_vision_model(
@@ -48,12 +39,10 @@ def build_vision_model(
     return _Builder(tower, tensors, dense_format).model()
 
 
-class _Builder(GraphWriter):
+class _Builder(EncoderWriter):
     def __init__(self, tower: VisionTower, tensors: Mapping[str, ir.TensorProtocol], dense_format: DenseFormat) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, vision_weight_plan(tower), dense_format, tower.norm_epsilon)
         self.tower = tower
-        self.dense_format = dense_format
-        self.matrices = {weight.name: weight for weight in vision_weight_plan(tower) if isinstance(weight, DenseWeight)}
 
     def model(self) -> ir.Model:
         tower = self.tower
@@ -78,30 +67,12 @@ class _Builder(GraphWriter):
 
     def _layer(self, hidden: ir.Value, layer: str) -> ir.Value:
         hidden = self._attention(self._layer_norm(hidden, f"{layer}.layer_norm1"), hidden, f"{layer}.self_attn")
-        inner = self._linear(self._layer_norm(hidden, f"{layer}.layer_norm2"), f"{layer}.mlp.fc1", gelu=True)
+        inner = self._linear(self._layer_norm(hidden, f"{layer}.layer_norm2"), f"{layer}.mlp.fc1", gelu="gelu_tanh")
         return self._linear(inner, f"{layer}.mlp.fc2", residual=hidden)
 
     def _attention(self, hidden: ir.Value, residual: ir.Value, name: str) -> ir.Value:
-        tower = self.tower
-        output, *present = self.tape.op_multi_out(
-            "FlowQKVAttention",
-            [self._linear(hidden, f"{name}.qkv_proj")],
-            attributes={
-                "num_heads": tower.heads,
-                "kv_num_heads": tower.heads,
-                "head_size": tower.head_size,
-                "scale": tower.head_size**-0.5,
-                "causal": 0,
-            },
-            num_outputs=3,
-            domain=DOMAIN,
-            version=VERSION,
-            name=f"/{name}/attention",
-        )
-        output.name = f"/{name}/attention/output"
-        # Nothing asks for them, but ONNX Runtime calls a function with all of its outputs.
-        for value, part in zip(present, ("key", "value"), strict=True):
-            value.name = f"/{name}/attention/{part}"
+        qkv = self._linear(hidden, f"{name}.qkv_proj")
+        output = self._attend(qkv, name, self.tower.heads, self.tower.head_size)
         return self._linear(output, f"{name}.out_proj", residual=residual)
 
     def _project(self, hidden: ir.Value) -> ir.Value:
@@ -128,31 +99,3 @@ class _Builder(GraphWriter):
         """A grid of channels [N, C, h, w] as tokens [N, h w, C]."""
         shape = self._integers(f"{name}/shape", [0, self.tower.hidden_size, count])
         return self._op("Transpose", [self._op("Reshape", [grid, shape], f"{name}/flat")], name, perm=[0, 2, 1])
-
-    def _layer_norm(self, x: ir.Value, name: str) -> ir.Value:
-        inputs = [x, self._weight(f"{name}.weight"), self._weight(f"{name}.bias")]
-        return self._op("LayerNormalization", inputs, name, axis=-1, epsilon=self.tower.norm_epsilon)
-
-    def _linear(self, x: ir.Value, name: str, *, gelu: bool = False, residual: ir.Value | None = None) -> ir.Value:
-        """The product with the weight [M, K] transposed, plus its bias; then GELU, or plus a residual."""
-        bias = self._weight(f"{name}.bias")
-        return self._product(x, f"{name}.weight", bias=bias, gelu=gelu, residual=residual)
-
-    def _product(
-        self,
-        x: ir.Value,
-        weight: str,
-        *,
-        bias: ir.Value | None = None,
-        gelu: bool = False,
-        residual: ir.Value | None = None,
-    ) -> ir.Value:
-        name, matrix = weight.removesuffix(".weight"), self.matrices[weight]
-        if self.dense_format == "q4nx":
-            inputs = [x, self._weight(weight), bias, residual]
-            product = self._op("Q4NXMatMul", inputs, name, domain=DOMAIN, M=matrix.rows, K=matrix.columns)
-            return self._op("Gelu", [product], f"{name}/gelu", approximate="tanh") if gelu else product
-        scale = self._weight(scale_name(weight)) if self.dense_format == "int8" else None
-        activation = {"activation": "gelu_tanh"} if gelu else {}
-        inputs = [x, self._weight(weight), scale, bias, residual]
-        return self._op("DenseMatMul", inputs, name, domain=DOMAIN, **activation)

@@ -7,21 +7,22 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from flownpu.convert.dense.weights import DenseFormat
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import PROCESSOR_FILE
 from flownpu.convert.manifest import rounded
 from flownpu.convert.vision.checkpoint import VisionCheckpoint
 from flownpu.convert.vision.configuration import has_vision, image_token_id, read_vision
-from flownpu.convert.vision.graph import DenseFormat
 from flownpu.convert.vision.image_processor import image_processor, read_image_settings
 from flownpu.convert.vision.weights import vision_weight_plan
-from flownpu.convert.vision.writer import VisionSource, vision_bytes, write_vision
+from flownpu.convert.vision.writer import vision_bytes, write_vision
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.decoder import Decoder
+    from flownpu.convert.dense.writer import EncoderSource
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.vision.tower import VisionTower
 
@@ -33,7 +34,7 @@ class Pictures:
     """A vision tower, its weights, and the settings of its pictures."""
 
     tower: VisionTower
-    source: VisionSource
+    source: EncoderSource
     processor: dict[str, Any]
     dense_format: DenseFormat
     image_token_id: int

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from flownpu import __version__
-from flownpu.model.folder import read_genai_config
+from flownpu.model.folder import read_genai_config, read_json
 from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.service import Chat, Delta, End, Service
@@ -33,7 +33,7 @@ def ollama_routes(service: Service) -> APIRouter:
 
     @router.get("/tags")
     async def tags() -> dict[str, Any]:
-        return {"models": [_description(service, name) for name in service.catalogue.names]}
+        return {"models": [_description(service, name) for name in service.names]}
 
     @router.get("/ps")
     async def running() -> dict[str, Any]:
@@ -43,6 +43,12 @@ def ollama_routes(service: Service) -> APIRouter:
     @router.post("/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
+        if name in service.embedders:
+            described = _description(service, name)
+            return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {
+                "capabilities": ["embedding"],
+                "model_info": {"general.architecture": described["details"]["family"]},
+            }
         model = service.model(name)
         settings = read_genai_config(model.folder)["model"]
         abilities = ["completion", *(["vision"] if model.takes_images else []), *(["tools"] if model.template else [])]
@@ -70,6 +76,7 @@ def ollama_routes(service: Service) -> APIRouter:
 
     async def load(name: str, empty: dict[str, Any]) -> Response:
         """Ollama's way to ask for a model before it is needed."""
+        service.model(name.removesuffix(":latest"))
         await service.catalogue.get(name.removesuffix(":latest"))
         return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
 
@@ -93,10 +100,13 @@ def _now() -> str:
 
 
 def _description(service: Service, name: str) -> dict[str, Any]:
-    folder = service.model(name).folder
+    folder = service.settings.models[name].folder
     files = [file.stat() for file in folder.iterdir() if file.is_file()]
     changed = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC).isoformat()
-    kind = str(read_genai_config(folder)["model"].get("type", ""))
+    if name in service.embedders:
+        kind = str(read_json(folder / "config.json").get("model_type", ""))
+    else:
+        kind = str(read_genai_config(folder)["model"].get("type", ""))
     return {
         "name": name,
         "model": name,

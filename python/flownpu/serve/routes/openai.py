@@ -26,11 +26,12 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(name) for name in service.catalogue.names]}
+        return {"object": "list", "data": [model(name) for name in service.names]}
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        service.model(name)
+        if name not in service.embedders:
+            service.model(name)
         return model(name)
 
     @router.post("/chat/completions")

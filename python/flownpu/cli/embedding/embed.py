@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu embed`: texts as vectors."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from flownpu.cli import options
+from flownpu.cli.embedding.texts import Texts, read_texts, say_cut, texts_progress
+from flownpu.cli.output import status
+from flownpu.embed import EmbeddingModel
+
+
+def embed(
+    model: options.ModelFolder,
+    text: Texts = None,
+    prompt_name: Annotated[
+        str | None,
+        typer.Option("--prompt-name", metavar="NAME", help="The model's prompt for such texts, such as query."),
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Only the first of each embedding, of models that were trained for it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="Write the embeddings as a NumPy array.")
+    ] = None,
+    provider: options.ProviderOption = "flownpu",
+    device: options.DeviceOption = None,
+    activations: options.ActivationsOption = None,
+    threads: options.Threads = None,
+    option: options.Option = None,
+) -> None:
+    """Embed texts with a model of sentence-transformers that `flownpu convert` converted.
+
+    Prints a JSON object a line, or writes an array [texts, dimensions] with -o. Pooling, dense layers, normalisation
+    and prompts are as the model's own files say. Texts longer than the model takes are cut, and a line says so.
+    """
+    texts = read_texts(text)
+    if output is not None and output.suffix != ".npy":
+        raise typer.BadParameter(f"expected a name that ends with .npy, got {output}", param_hint="--output")
+    given = options.provider_options(device, activations, option)
+    opened = EmbeddingModel(model, provider=provider, options=given, threads=threads)
+    with texts_progress(len(texts)) as advance:
+        embeddings = opened.embed(texts, prompt_name=prompt_name, dimensions=dimensions, advance=advance)
+    say_cut(embeddings.cut, opened.longest)
+    if output is not None:
+        np.save(output, embeddings.vectors)
+        count, size = embeddings.vectors.shape
+        status(f"{output}: {count} embeddings of {size} dimensions, {sum(embeddings.tokens)} tokens")
+    else:
+        cut = set(embeddings.cut)
+        for index, (vector, tokens) in enumerate(zip(embeddings.vectors.tolist(), embeddings.tokens, strict=True)):
+            print(json.dumps({"index": index, "tokens": tokens, "cut": index in cut, "embedding": vector}))
+    status(opened.placement)

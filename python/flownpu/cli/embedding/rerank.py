@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu rerank`: documents by how well they answer a query."""
+
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from flownpu.cli import options
+from flownpu.cli.embedding.texts import Texts, read_texts, say_cut, texts_progress
+from flownpu.cli.output import print_json, status
+from flownpu.embed import Reranker
+
+
+def rerank(
+    model: options.ModelFolder,
+    query: Annotated[str, typer.Option("--query", "-q", metavar="TEXT", help="What the documents shall answer.")],
+    document: Texts = None,
+    provider: options.ProviderOption = "flownpu",
+    device: options.DeviceOption = None,
+    activations: options.ActivationsOption = None,
+    threads: options.Threads = None,
+    option: options.Option = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Sort documents by how well they answer a query, with a model that scores pairs of texts (a cross-encoder)."""
+    documents = read_texts(document)
+    given = options.provider_options(device, activations, option)
+    opened = Reranker(model, provider=provider, options=given, threads=threads)
+    with texts_progress(len(documents)) as advance:
+        found = opened.score(query, documents, advance=advance)
+    say_cut(found.cut, opened.longest)
+    order = np.argsort(-found.logits, kind="stable").tolist()
+    scores, logits = found.scores.tolist(), found.logits.tolist()
+    if as_json:
+        results = [{"index": index, "score": scores[index], "logit": logits[index]} for index in order]
+        print_json({"model": str(model), "query": query, "results": results})
+    else:
+        for index in order:
+            print(f"{scores[index]:.4f}  {documents[index]}")
+    status(opened.placement)

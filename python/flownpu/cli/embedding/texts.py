@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What these commands share: texts of the command line or of stdin, and what is said of them."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+from flownpu.cli.output import progress_bar, read_all_bytes, status
+from flownpu.errors import FlowNPUError
+
+__all__ = ["Texts", "read_texts", "say_cut", "texts_progress"]
+
+Texts = Annotated[
+    list[str] | None, typer.Argument(metavar="TEXT", help="Texts. Without them, each line of stdin is one.")
+]
+
+
+def read_texts(given: list[str] | None) -> list[str]:
+    """The texts of the command line, or the lines of stdin.
+
+    Raises:
+        FlowNPUError: there is none.
+    """
+    if given:
+        return given
+    if sys.stdin.isatty():
+        raise typer.BadParameter('expected "some text" ..., or a text on each line of stdin', param_hint="TEXT")
+    read_all_bytes()
+    texts = sys.stdin.read().splitlines()
+    if not texts:
+        raise FlowNPUError("expected a text on each line of stdin, and it is empty")
+    return texts
+
+
+def say_cut(cut: list[int], longest: int) -> None:
+    """Says which texts were cut, if any was."""
+    if cut:
+        which = ", ".join(str(index + 1) for index in cut[:10]) + (" ..." if len(cut) > 10 else "")
+        count = "1 text was" if len(cut) == 1 else f"{len(cut)} texts were"
+        status(f"{count} longer than the {longest} tokens that the model takes, and cut there: number {which}")
+
+
+@contextlib.contextmanager
+def texts_progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of the texts that are done, and what advances it."""
+    columns = (TextColumn("Texts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bar(*columns) as bar:
+        task = bar.add_task("texts", total=total)
+        yield lambda count: bar.update(task, advance=count)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the ONNX graph of a decoder's hidden states, of which embeddings are made: no KV cache, and no logits.
+
+Shapes (B batch, S tokens of the longest row, D hidden size):
+
+    input_ids int64 [B, S];  attention_mask int64 [B, S], rows padded on the right
+    last_hidden_state float32 [B, S, D], normalised
+
+Layers are those of decoder.py. In a `bidirectional` decoder all tokens see one another, within the window of a layer
+that has one: there a bias [1, 1, S, S] hides what is farther away, on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from flownpu.convert.graph.decoder import DecoderWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flownpu.convert.decoder import Decoder, Layer
+
+__all__ = ["build_hidden_states_model"]
+
+# What is added to a score that must not count. Scores are far smaller, and e to this power is 0. Not minus infinity: a
+# padded row may see nothing else, and would become NaN, which a pooling that multiplies by the mask would spread.
+_HIDDEN = -1e9
+
+
+def build_hidden_states_model(decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol]) -> ir.Model:
+    """The model of the decoder's last hidden states, with the functions that define its operators.
+
+    Args:
+        decoder: what to write; it takes no pictures, and has one table of RoPE for all lengths.
+        tensors: each weight of `weight_plan` but the LM head, and each rotary cache, by name.
+    """
+    return _Writer(decoder, tensors, ir.DataType.FLOAT).model()
+
+
+class _Writer(DecoderWriter):
+    def model(self) -> ir.Model:
+        shape: list[int | str | None] = ["batch_size", "sequence_length"]
+        input_ids = self._input("input_ids", ir.DataType.INT64, shape)
+        self.lengths = self._lengths(self._input("attention_mask", ir.DataType.INT64, shape))
+        self.windows = {
+            window: self._near(input_ids, window)
+            for window in sorted({layer.window for layer in self.decoder.layers if layer.window is not None})
+            if self.decoder.bidirectional
+        }
+        hidden = self._layers(self._embed(input_ids, self.decoder))
+        output = self._output(hidden, "last_hidden_state", [*shape, self.decoder.hidden_size])
+        return self._model(self.decoder.family, [output])
+
+    def _near(self, input_ids: ir.Value, window: int) -> ir.Value:
+        """What to add to the score of a query and a key, [1, 1, S, S]: 0 where they are less than `window` apart."""
+        name = f"window.{window}"
+        count = self._op("Shape", [input_ids], f"{name}/count", start=1, end=2)
+        limit = self._op("Squeeze", [count, self._integers("axis_0", [0])], f"{name}/limit")
+        places = self._op(
+            "Range", [self._integers("index_0", 0), limit, self._integers("index_1", 1)], f"{name}/places"
+        )
+        queries = self._op("Unsqueeze", [places, self._integers("axis_1", [1])], f"{name}/queries")
+        apart = self._op("Sub", [queries, places], f"{name}/apart")
+        behind = self._op("Less", [apart, self._integers(f"{name}.size", window)], f"{name}/behind")
+        before = self._op("Less", [self._integers(f"{name}.negative", -window), apart], f"{name}/before")
+        near = self._op("And", [behind, before], f"{name}/near")
+        bias = self._op("Where", [near, self._float("seen", 0.0), self._float("hidden", _HIDDEN)], f"{name}/bias")
+        return self._op("Unsqueeze", [bias, self._integers("axes_0_1", [0, 1])], name)
+
+    def _past(self, index: int) -> Sequence[ir.Value | None]:
+        """None: a text is computed at once."""
+        del index
+        return [None, None]
+
+    def _add_present(self, index: int, present: Sequence[ir.Value]) -> None:
+        """Nothing asks for them, but ONNX Runtime calls a function with all of its outputs."""
+        for value, part in zip(present, ("key", "value"), strict=True):
+            value.name = f"/layers.{index}.self_attn/attention/{part}"
+
+    def _attend(
+        self,
+        layer: Layer,
+        qkv: Sequence[ir.Value | None],
+        past: Sequence[ir.Value | None],
+        rotary: Sequence[ir.Value | None],
+        norms: Sequence[ir.Value | None],
+    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        bidirectional = self.decoder.bidirectional
+        bias = self.windows.get(layer.window) if layer.window is not None else None
+        inputs = [*qkv, *past, *self.lengths, *rotary, None, bias, *norms]
+        return "FlowQKVAttention", inputs, {"causal": 0, "local_window_size": -1} if bidirectional else {}

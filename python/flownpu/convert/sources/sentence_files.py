@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of sentence-transformers in a checkpoint, which say how hidden states become a sentence's embedding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from flownpu.convert.checkpoint import read_json
+from flownpu.convert.errors import ConversionError
+from flownpu.model.folder import MODULES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["has_modules", "sentence_files"]
+
+_ROOT = (
+    MODULES,
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+)
+# What a module's folder holds: its settings, and its weights.
+_OF_MODULE = ("config.json", "model.safetensors")
+
+
+def has_modules(source: Path) -> bool:
+    """Whether a checkpoint says how its hidden states become embeddings."""
+    return (source / MODULES).is_file()
+
+
+def sentence_files(source: Path) -> dict[str, bytes]:
+    """The contents of the files that the model's folder has too, by name; names of a module's have its folder.
+
+    Rows are padded on the right, which is what the converted graphs take: the tokenizer is told so.
+
+    Raises:
+        ConversionError: tokenizer.json is missing; or modules.json is not as sentence-transformers writes it.
+    """
+    if not (source / "tokenizer.json").is_file():
+        raise ConversionError(
+            f"{source}: tokenizer.json is missing, by which texts become tokens; download it, or save it with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    names = [*_ROOT, *(f"{folder}/{name}" for folder in _folders(source) for name in _OF_MODULE)]
+    files = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    settings = "tokenizer_config.json"
+    if settings in files and (tokenizer := read_json(source / settings)).get("padding_side", "right") != "right":
+        text = json.dumps({**tokenizer, "padding_side": "right"}, indent=2, ensure_ascii=False)
+        files[settings] = f"{text}\n".encode()
+    return files
+
+
+def _folders(source: Path) -> list[str]:
+    """The folders of the modules but the first, which is the checkpoint itself."""
+    path = source / MODULES
+    if not path.is_file():
+        return []
+    try:
+        modules: Any = json.loads(path.read_text(encoding="utf-8"))
+        folders = [str(module["path"]) for module in modules]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConversionError(
+            f"{path}: expected a list of modules, each with its path, as sentence-transformers writes it, got {error}"
+        ) from error
+    for folder in folders:
+        place = PurePosixPath(folder)
+        if place.is_absolute() or ".." in place.parts or "\\" in folder:
+            raise ConversionError(f"{path}: expected modules in this folder, got {folder!r}")
+    return [folder for folder in folders if folder]

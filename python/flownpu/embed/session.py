@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model folder's graph, opened in ONNX Runtime, and run on texts in batches."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.embed.batches import batches, padded
+from flownpu.embed.tokens import TextTokenizer
+from flownpu.errors import FlowNPUError, require
+from flownpu.model.folder import locate_graph
+from flownpu.model.integrity import check_sizes
+from flownpu.registration import get_ep_name, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from flownpu.embed.tokens import TokenRow
+
+__all__ = ["TextSession"]
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_CPU = "Every node runs on ONNX Runtime's own CPU provider."
+
+
+class TextSession:
+    """A graph of `input_ids`, `attention_mask` and maybe `token_type_ids`, and the tokenizer before it.
+
+    Args:
+        folder: holds model.onnx and tokenizer.json.
+        outputs: names of which the graph has one.
+        provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
+        options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
+        threads: threads of the CPU kernels; None leaves the number to the provider.
+
+    Attributes:
+        placement: what runs where, in a line.
+        load_seconds: what opening took.
+
+    Raises:
+        FlowNPUError: the folder holds no such model, or FlowNPU's options are given to another provider.
+        MissingDependencyError: onnxruntime or tokenizers is not installed.
+        RuntimeError: ONNX Runtime or the provider refuses the model or an option; the message is theirs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        outputs: Sequence[str],
+        *,
+        provider: str = "flownpu",
+        options: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        path, _ = locate_graph(folder)
+        check_sizes(folder)
+        self.tokenizer = TextTokenizer(folder)
+        self._session, self.placement = _open(path, provider, dict(options or {}), threads)
+        self._inputs = [value.name for value in self._session.get_inputs()]
+        found = [value.name for value in self._session.get_outputs()]
+        self._output = next((name for name in outputs if name in found), "")
+        if not self._output or not set(self._inputs) <= set(_INPUTS):
+            raise FlowNPUError(
+                f"{path}: expected a graph of {', '.join(_INPUTS)} with an output {' or '.join(outputs)}, got "
+                f"{', '.join(self._inputs)} and {', '.join(found)}"
+            )
+        self.load_seconds = time.perf_counter() - started
+
+    def run(
+        self, rows: Sequence[TokenRow], advance: Callable[[int], None] = lambda _: None
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]]:
+        """The graph's output for rows of tokens, in batches.
+
+        Args:
+            rows: each has a token.
+            advance: hears of each batch's rows.
+
+        Yields:
+            The rows' indices [N], the output [N, ...] and the rows' tokens [N].
+        """
+        for indices in batches([len(row.ids) for row in rows]):
+            batch = [rows[index] for index in indices]
+            lengths = np.array([len(row.ids) for row in batch], np.int64)
+            ids = padded([row.ids for row in batch], self.tokenizer.padding)
+            made = {
+                "input_ids": ids,
+                "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64),
+                "token_type_ids": padded([row.types for row in batch], 0),
+            }
+            (output,) = self._session.run([self._output], {name: made[name] for name in self._inputs})
+            yield indices, output, lengths
+            advance(len(indices))
+
+
+def _open(path: Path, provider: str, options: dict[str, str], threads: int | None) -> tuple[Any, str]:
+    """The session, and what runs where."""
+    onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
+    session_options = onnxruntime.SessionOptions()
+    session_options.log_severity_level = 3  # the placement says what the log would
+    if provider != "flownpu":
+        if options:
+            raise FlowNPUError(
+                f"{', '.join(sorted(options))}: an option of FlowNPU's provider, given with --provider {provider}; "
+                "leave one of the two out"
+            )
+        session_options.intra_op_num_threads = threads or 0
+        return onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"]), _CPU
+    register()
+    defaults = {"threads": str(threads)} if threads else {}
+    with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
+        report = Path(scratch) / "placement.json"
+        given = {**defaults, **options, "placement": str(report)}
+        providers = [(get_ep_name(), given)]
+        session = onnxruntime.InferenceSession(str(path), session_options, providers=providers)
+        return session, str(json.loads(report.read_text(encoding="utf-8"))["summary"])

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts as tokens, by the model's own tokenizer.json, cut at the length that the model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flownpu.errors import FlowNPUError, check_text, require
+from flownpu.model.folder import MANIFEST, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["TextTokenizer", "TokenRow"]
+
+# Families whose positions count on from the padding token's id.
+_COUNT_FROM_PADDING = {"roberta", "xlm-roberta", "camembert"}
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """The tokens of a text, or of a pair."""
+
+    ids: list[int]
+    types: list[int]
+    """0 of a first text's tokens, 1 of a second's, where the model tells them apart."""
+    is_cut: bool
+
+
+class TextTokenizer:
+    """A model folder's tokenizer.
+
+    Attributes:
+        longest: tokens that a text may have, special ones included.
+        padding: the token that fills rows up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads tokenizer.json and the files that say how long texts may be.
+
+        Raises:
+            FlowNPUError: a file is missing or damaged.
+            MissingDependencyError: tokenizers is not installed.
+        """
+        tokenizers = require("tokenizers", extra="embed", purpose="flownpu embed")
+        path = folder / "tokenizer.json"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # whatever the library makes of a missing or damaged file: it has one type for all
+            raise FlowNPUError(f"{path}: cannot be read as a tokenizer ({error}): convert the model again") from error
+        settings = _settings(folder, "sentence_bert_config.json")
+        self.longest = _longest(folder, settings)
+        self._lowers = settings.get("do_lower_case") is True
+        padding = self._tokenizer.padding or {}
+        self.padding = int(padding.get("pad_id", 0))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(self.longest)
+
+    def rows(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[TokenRow]:
+        """The tokens of texts, or of pairs of texts; each is cut at `longest`, of a pair the longer text first.
+
+        Raises:
+            FlowNPUError: a text has no token, or is no UTF-8.
+        """
+        for text in texts:
+            for part in (text,) if isinstance(text, str) else text:
+                check_text(part)
+        found = self._tokenizer.encode_batch([self._prepared(text) for text in texts])
+        rows = [TokenRow(list(one.ids), list(one.type_ids), bool(one.overflowing)) for one in found]
+        empty = next((index for index, row in enumerate(rows) if not row.ids), None)
+        if empty is not None:
+            raise FlowNPUError(f"text {empty} is empty, and this model's tokenizer makes no token of it: leave it out")
+        return rows
+
+    def _prepared(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
+        if not self._lowers:
+            return text
+        return text.lower() if isinstance(text, str) else (text[0].lower(), text[1].lower())
+
+
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def _longest(folder: Path, settings: dict[str, Any]) -> int:
+    """The least of what the model's files say: its positions, what it was trained for, what its tokenizer makes."""
+    config = _settings(folder, "config.json")
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and config.get("model_type") in _COUNT_FROM_PADDING:
+        positions -= int(config.get("pad_token_id") or 1) + 1
+    limits = [
+        positions,
+        _settings(folder, MANIFEST).get("settings", {}).get("context_length"),
+        settings.get("max_seq_length"),
+        _settings(folder, "tokenizer_config.json").get("model_max_length"),
+    ]
+    known = [int(limit) for limit in limits if isinstance(limit, int | float) and not isinstance(limit, bool)]
+    if not known or min(known) < 1:
+        raise FlowNPUError(
+            f"{folder}: expected config.json to say for how many tokens the model is (max_position_embeddings), got "
+            f"{positions!r}"
+        )
+    return min(known)

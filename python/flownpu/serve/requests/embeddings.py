@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for embeddings, of OpenAI's API and of Ollama's."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from flownpu.serve.requests.openai import Strict
+
+__all__ = ["EmbeddingsRequest", "OllamaEmbed"]
+
+Texts = Annotated[list[str], Field(min_length=1)]
+
+
+class EmbeddingsRequest(Strict):
+    """OpenAI's /v1/embeddings; tokens instead of texts are refused, for they would be those of another tokenizer."""
+
+    model: str
+    input: str | Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None
+
+    def texts(self) -> list[str]:
+        """What to embed."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class OllamaEmbed(Strict):
+    """Ollama's /api/embed."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool = True
+    """Whether texts that are too long are cut; else they are refused."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    # What follows changes no embedding.
+    keep_alive: str | int | None = None
+    options: dict[str, Any] | None = None
+
+    def texts(self) -> list[str]:
+        """What to embed."""
+        return [self.input] if isinstance(self.input, str) else self.input

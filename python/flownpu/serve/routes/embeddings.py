@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v1/embeddings, and Ollama's /api/embed."""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from flownpu.serve.requests.embeddings import EmbeddingsRequest, OllamaEmbed
+from flownpu.serve.service import Service
+from flownpu.serve.streams import unless_gone
+
+__all__ = ["embeddings_routes"]
+
+NANOSECONDS = 1e9
+
+
+def embeddings_routes(service: Service) -> APIRouter:
+    """The routes over a server's models."""
+    router = APIRouter()
+
+    @router.post("/v1/embeddings")
+    async def embeddings(request: EmbeddingsRequest, connection: Request) -> dict[str, Any]:
+        embedder = service.embedder(request.model)
+        found = await unless_gone(connection, embedder.embed(request.texts(), dimensions=request.dimensions))
+        tokens, packed = sum(found.tokens), request.encoding_format == "base64"
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _base64(vector) if packed else vector.tolist()}
+                for index, vector in enumerate(found.vectors)
+            ],
+            "model": request.model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    @router.post("/api/embed")
+    async def embed(request: OllamaEmbed, connection: Request) -> dict[str, Any]:
+        started = time.perf_counter()
+        embedder = service.embedder(request.model.removesuffix(":latest"))
+        await embedder.load()
+        loaded = time.perf_counter()
+        texts = request.texts()
+        asked = embedder.embed(texts, dimensions=request.dimensions, truncate=request.truncate)
+        found = await unless_gone(connection, asked)
+        return {
+            "model": request.model,
+            "embeddings": found.vectors.tolist(),
+            "total_duration": round(NANOSECONDS * (time.perf_counter() - started)),
+            "load_duration": round(NANOSECONDS * (loaded - started)),
+            "prompt_eval_count": sum(found.tokens),
+        }
+
+    return router
+
+
+def _base64(vector: np.ndarray[Any, Any]) -> str:
+    """An embedding's float32, little-endian, as OpenAI's client asks for it."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

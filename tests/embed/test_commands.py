@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu embed` and `flownpu rerank` as they are typed."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flownpu.cli import main
+from tests.embed.checkpoints import SENTENCES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+    from tests.embed.conftest import Model
+
+ON_CPU = ["--device", "cpu", "--activations", "bf16"]
+
+
+def test_embed(
+    model: Callable[[str], Model], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = str(model("bert-mean").folder)
+    texts = [*SENTENCES, "word " * 200]
+    assert main(["embed", folder, *texts, *ON_CPU]) == 0
+    printed = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.out.splitlines()]
+    assert [line["cut"] for line in lines] == [False] * len(SENTENCES) + [True]
+    assert f"cut there: number {len(texts)}" in printed.err
+    assert "FlowNPU:" in printed.err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(texts).encode())))
+    assert main(["embed", folder, "-o", str(tmp_path / "made.npy"), *ON_CPU]) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "made.npy"), np.array([line["embedding"] for line in lines], "f4"))
+
+
+def test_rerank(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rerank", str(model("bert-score").folder), "-q", "a river", *SENTENCES, "--json", *ON_CPU]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert sorted(one["index"] for one in results) == list(range(len(SENTENCES)))
+    assert [one["logit"] for one in results] == sorted((one["logit"] for one in results), reverse=True)
+
+
+def test_commands_that_do_not_fit(model: Callable[[str], Model], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(model("bert-mean").folder)
+    assert main(["run", folder, "-p", "x"]) == 1
+    assert "a model that embeds texts, and this needs one that generates: `flownpu embed`" in capsys.readouterr().err
+    assert main(["embed", folder, "x", "--provider", "cpu", "--device", "cpu"]) == 1
+    assert "leave one of the two out" in capsys.readouterr().err
+    assert main(["embed", str(model("bert-score").checkpoint), "x"]) == 1
+    assert "modules.json" in capsys.readouterr().err

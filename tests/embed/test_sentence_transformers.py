@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sentence-transformers takes the folders as its ONNX backend, and gives the same embeddings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from flownpu.embed import EmbeddingModel
+from flownpu.errors import FlowNPUError
+from tests.embed import sentence_transformers_run
+from tests.embed.checkpoints import SENTENCES
+from tests.embed.test_embeddings import BFLOAT16, BFLOAT16_TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.embed.conftest import Model
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter of its environment; the tests are skipped where it cannot be installed."""
+    try:
+        return sentence_transformers_run.environment()
+    except FlowNPUError as error:
+        pytest.skip(f"sentence-transformers cannot be installed here: {error}")
+
+
+# One that needs token_type_ids, one whose tokenizer padded on the left, and one that has dense layers, too.
+NAMES = ("bert-mean", "qwen3", "gemma3")
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Callable[[str], Model], python: Path, library: Path) -> dict[str, list[list[float]]]:
+    """What sentence-transformers gives, by model."""
+    given = {"texts": SENTENCES, "provider": "FlowNPUExecutionProvider", "options": BFLOAT16, "library": library}
+    found = sentence_transformers_run.encode(python, [{"model": model(name).folder, **given} for name in NAMES])
+    return {name: run["vectors"] for name, run in zip(NAMES, found, strict=True)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_backend(name: str, model: Callable[[str], Model], theirs: dict[str, list[list[float]]]) -> None:
+    ours = EmbeddingModel(model(name).folder, options=BFLOAT16).embed(SENTENCES).vectors
+    # Batches differ, as in test_a_batch_is_its_texts_one_by_one.
+    distances = np.linalg.norm(ours - np.array(theirs[name], np.float32), axis=1)
+    np.testing.assert_array_less(distances, BFLOAT16_TOLERANCE)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server with a model that embeds texts, asked by OpenAI's client and Ollama's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import ollama
+import openai
+import pytest
+
+from flownpu.convert import convert
+from flownpu.embed import EmbeddingModel
+from tests.embed.checkpoints import SENTENCES, make_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.serve.conftest import Server
+
+OPTIONS = ("--device", "cpu", "--activations", "bf16")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("embeds")
+    convert(make_checkpoint("bert-mean", root / "checkpoint"), root / "embeds")
+    return root / "embeds"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Server], folder: Path, topics: Path) -> Server:
+    return start_server(folder, topics, *OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> np.ndarray:
+    return EmbeddingModel(folder, options={"device": "cpu", "activations": "bf16"}).embed(SENTENCES).vectors
+
+
+def test_clients_of_openai(server: Server, expected: np.ndarray) -> None:
+    client = server.openai()
+    # The client asks for base64 unless it is told otherwise.
+    found = client.embeddings.create(model="embeds", input=SENTENCES)
+    np.testing.assert_array_equal(np.array([one.embedding for one in found.data], np.float32), expected)
+    assert [one.index for one in found.data] == list(range(len(SENTENCES)))
+    assert found.usage.prompt_tokens == found.usage.total_tokens > len(SENTENCES)
+    one = client.embeddings.create(model="embeds", input=SENTENCES[0], encoding_format="float", dimensions=8)
+    kept = expected[0, :8] / np.linalg.norm(expected[0, :8])
+    np.testing.assert_allclose(one.data[0].embedding, kept, rtol=0, atol=1e-2)
+    assert [model.id for model in client.models.list()] == ["embeds", "topics"]
+
+
+def test_clients_of_ollama(server: Server, expected: np.ndarray) -> None:
+    client = ollama.Client(host=server.address)
+    found = client.embed(model="embeds:latest", input=SENTENCES)
+    np.testing.assert_allclose(np.array(found.embeddings), expected, rtol=0, atol=1e-6)
+    assert client.show("embeds").capabilities == ["embedding"]
+    assert {model.model for model in client.list().models} == {"embeds", "topics"}
+    with pytest.raises(ollama.ResponseError, match=r"input\.1 is longer than the 64 tokens that the model takes"):
+        client.embed(model="embeds", input=["x", "word " * 200], truncate=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "reason"),
+    [
+        ("topics", {"input": "x"}, "the model topics generates texts and embeds none; .* embeds"),
+        ("none", {"input": "x"}, "no model 'none' here; there is embeds, topics"),
+        ("embeds", {"input": []}, "input"),
+        ("embeds", {"input": "x", "dimensions": 97}, "expected 1 to 96 dimensions, got 97"),
+        ("embeds", {"input": ["x"] * 2049}, "expected 2048 texts at most, got 2049"),
+    ],
+)
+def test_what_is_refused(model: str, fields: dict[str, object], reason: str, server: Server) -> None:
+    with pytest.raises(openai.APIStatusError, match=reason):
+        server.openai().embeddings.create(model=model, **fields)
+
+
+def test_it_does_not_chat(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="embeds texts and generates none: ask /v1/embeddings"):
+        server.openai().chat.completions.create(model="embeds", messages=[{"role": "user", "content": "x"}])
+    assert server.http().get("/health").json()["models"]["embeds"] is True

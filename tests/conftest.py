@@ -52,10 +52,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
 
 
+# The rooms whose files take longest, in the order in which they begin: with several processes none has a minute to do
+# when the rest are done.
+FIRST = ("tests/npu/run", "tests/rewrites", "tests/end_to_end", "tests/cli", "tests/npu", "tests/aie", "tests/fuzz")
+# A room whose fixtures, models that others' exporters write, take longer than its tests: one process makes them, and
+# does all of the room.
+TOGETHER = "tests/rewrites/"
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole models first, which take longest: with several processes none has a minute to do when the rest are done."""
-    items.sort(key=lambda item: "end_to_end" not in item.path.parts)
+    """Long files first, quick ones last."""
+
+    def place(item: pytest.Item) -> int:
+        return next((place for place, room in enumerate(FIRST) if item.nodeid.startswith(f"{room}/")), len(FIRST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands a file at a time to a process of pytest-xdist (`--dist loadfile`), and the files of TOGETHER to one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByRoom(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
+
+    return ByRoom(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from flownpu.aie.check import require_valid
 from flownpu.aie.emulator import Emulator
 from flownpu.aie.plan.data import DTYPES, Plan
-from tests.aie.host_kernels import BUILT, assert_within
+from tests.aie.host_kernels import LIBRARIES, assert_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +34,7 @@ _NEVER_WRITTEN = 0xFF
 
 def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None = None) -> Emulator:
     """An emulator of the array with the kernels of its architecture; `functions`: kernels in Python, which go first."""
-    return Emulator(array, BUILT / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
+    return Emulator(array, LIBRARIES / f"libflownpu_aie_{ARCHITECTURES[array.target]}.so", functions)
 
 
 def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:

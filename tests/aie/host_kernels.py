@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
-    "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "PRODUCT", "ROOT",
+    "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "LIBRARIES", "PRODUCT",
+    "ROOT",
     "Kernels", "assert_within", "bf16", "bits", "blocks_of", "load", "panels", "tiled", "untiled", "wide",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[2]
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", ROOT / "build" / "testing"))
+# The kernels: under the sanitizers they are apart from those that emulated models call (CMakeLists.txt).
+LIBRARIES = BUILT / "kernels" if (BUILT / "kernels").is_dir() else BUILT
 ARCHITECTURES = ("xdna", "xdna2")
 
 _DTYPES = {"uint8": np.uint8, "int32": np.int32, "float32": np.float32, "bfloat16": BFLOAT16, "bfp16ebs8": np.uint8}
@@ -114,7 +117,7 @@ class Kernels:
 
 def load(architecture: str, library: str = "flownpu_aie") -> Kernels:
     """The host build of one architecture, "xdna" or "xdna2"."""
-    return Kernels(BUILT / f"lib{library}_{architecture}.so")
+    return Kernels(LIBRARIES / f"lib{library}_{architecture}.so")
 
 
 def assert_within(actual: np.ndarray, expected: np.ndarray, tolerance: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.aie.kernels import test_decode_layer as layers
 from tests.aie.kernels import test_equations as vectors
 from tests.aie.kernels import test_flow_kv_split as shares
 
+KERNELS = ROOT / "aie" / "kernels"
 # What changes (file, from, to), and the check that must fail.
 MUTATIONS = {
     "the other half of a column": (
@@ -94,7 +96,7 @@ MUTATIONS = {
         lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
     ),
 }
-# The entries of the sources that the checks call, and the sources that a header is in.
+# The entries of the sources that the checks call, and the sources that a header is in and the checks of it call.
 ENTRIES = {
     "rms_norm.cc": ["rms_norm"],
     "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
@@ -113,9 +115,7 @@ ENTRIES = {
 }  # fmt: skip
 INCLUDERS = {
     "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
-    "q4nx.h": ["fused_dqp.cc"],
-    "flow_kv_split.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
-    "flow_kv_merge.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
+    "q4nx.h": ["fused_dqp.cc", "q4nx_dequant.cc"],
 }
 # Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
 # them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
@@ -148,43 +148,82 @@ FLOWNPU_EXPORT_KERNELS(kKernels)
 """
 
 
-def build(folder, mutation):
-    """The kernels that the checks call, for XDNA, with one file changed."""
-    copies = folder / "aie" / "kernels"
-    shutil.copytree(ROOT / "aie" / "kernels", copies)
-    sources = list(ENTRIES)
+class Compiler:
+    """Compiles kernels for an architecture, without optimisation; what no mistake changes is compiled once."""
+
+    def __init__(self, folder, architecture):
+        self._folder = folder
+        options = ["-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", f"-D__AIE_ARCH__={architecture}"]
+        self._command = ["g++", *options, "-I", ROOT / "aie" / "host"]
+        self._objects = {}
+        # aie_api is most of what a kernel's source is made of.
+        (folder / "common.h").write_text("#include <aie_api/aie.hpp>\n", encoding="utf-8")
+        self._run("-I", ROOT, "-x", "c++-header", folder / "common.h", "-o", folder / "common.h.gch")
+
+    def object(self, source, tree=ROOT):
+        """The object of a source, which includes the headers of a tree."""
+        target = (self._folder if tree == ROOT else tree) / f"{source.stem}.o"
+        self._run("-include", self._folder / "common.h", "-I", tree, "-I", ROOT, "-c", source, "-o", target)
+        return target
+
+    def unchanged(self, source):
+        """The object of a source as it is."""
+        if source not in self._objects:
+            self._objects[source] = self.object(source)
+        return self._objects[source]
+
+    def library(self, folder, objects):
+        """The kernels of some objects; of an inline function that several hold, the linker takes the first's."""
+        self._run("-shared", *objects, "-o", folder / "mutated.so")
+        return Kernels(folder / "mutated.so")
+
+    def _run(self, *arguments):
+        # Under the sanitizers, their run time is loaded into every process; the compiler need not suffer it.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        subprocess.run([*self._command, *arguments], check=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    """For XDNA."""
+    return Compiler(tmp_path_factory.mktemp("unchanged"), 20)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The table of the kernels that the checks call."""
+    file = tmp_path_factory.mktemp("table") / "table.cc"
+    entries = (entry for of_source in ENTRIES.values() for entry in of_source)
+    file.write_text(TABLE % ", ".join(f"FLOWNPU_KERNEL({entry})" for entry in entries), encoding="utf-8")
+    return file
+
+
+def build(compiler, table, folder, mutation=None):
+    """The kernels that the checks call, with one file changed."""
+    changed = []
     if mutation:
         name, old, new = mutation
+        copies = Path(shutil.copytree(KERNELS, folder / "aie" / "kernels"))
         text = (copies / name).read_text(encoding="utf-8")
         assert old in text, f"{name} has no longer what the mutation changes"
         (copies / name).write_text(text.replace(old, new), encoding="utf-8")
-        sources = sorted({"epilogue.cc", *INCLUDERS.get(name, [name])})
-    table = ", ".join(f"FLOWNPU_KERNEL({entry})" for source in sources for entry in ENTRIES[source])
-    (folder / "table.cc").write_text(TABLE % table, encoding="utf-8")
-    return compiled(folder, ["table.cc", *(copies / source for source in sources)], architecture=20)
-
-
-def compiled(folder, files, *, architecture):
-    """The library of these files, which include the copies of the kernels' headers in the folder."""
-    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", f"-D__AIE_ARCH__={architecture}"]
-    paths = ["-I", folder, "-I", ROOT / "aie" / "host", "-I", ROOT, "-o", "mutated.so"]
-    # Under the sanitizers, their run time is loaded into every process; the compiler need not suffer it.
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    subprocess.run([*command, *paths, *files], cwd=folder, check=True, env=environment)
-    return Kernels(folder / "mutated.so")
+        changed = INCLUDERS.get(name, [name])
+    objects = [compiler.object(folder / "aie" / "kernels" / source, folder) for source in changed]
+    objects += [compiler.unchanged(KERNELS / source) for source in ENTRIES if source not in changed]
+    return compiler.library(folder, [*objects, compiler.unchanged(table)])
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_mutation_is_caught(tmp_path, rng, name):
+def test_a_mutation_is_caught(compiler, table, tmp_path, rng, name):
     mutation, check = MUTATIONS[name]
-    mutated = build(tmp_path, mutation)
+    mutated = build(compiler, table, tmp_path, mutation)
     with pytest.raises(AssertionError):
         check(mutated, rng)
 
 
-def test_unchanged_kernels_pass_the_same_checks(tmp_path):
+def test_unchanged_kernels_pass_the_same_checks(compiler, table, tmp_path):
     """So that it is the mutations that fail, not the way these libraries are built."""
-    unchanged = build(tmp_path, None)
+    unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():
         check(unchanged, np.random.default_rng(1))
 
@@ -193,12 +232,13 @@ def test_unchanged_kernels_pass_the_same_checks(tmp_path):
 def floor_kernels(tmp_path_factory):
     """All kernels, for XDNA2, none of which sets another rounding than the one at power up."""
     folder = tmp_path_factory.mktemp("floor")
-    copies = folder / "aie" / "kernels"
-    shutil.copytree(ROOT / "aie" / "kernels", copies)
+    copies = Path(shutil.copytree(KERNELS, folder / "aie" / "kernels"))
     for file in copies.iterdir():
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace("rounding_mode::conv_even", "rounding_mode::floor"), encoding="utf-8")
-    return compiled(folder, [ROOT / "aie" / "host" / "kernels.cc", *sorted(copies.glob("*.cc"))], architecture=21)
+    compiler = Compiler(folder, 21)
+    sources = [ROOT / "aie" / "host" / "kernels.cc", *sorted(copies.glob("*.cc"))]
+    return compiler.library(folder, [compiler.object(source, folder) for source in sources])
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -208,5 +248,5 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
 
 
 def test_every_kernel_that_rounds_is_among_them():
-    sources = {file.name for file in (ROOT / "aie" / "kernels").glob("*.cc") if "round" in file.read_text("utf-8")}
+    sources = {file.name for file in KERNELS.glob("*.cc") if "round" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

@@ -110,18 +110,26 @@ def test_a_prompt_is_the_sum_of_its_parts(rng, session_of, embed):
     assert some.tobytes() == one[[4, 5, 11]].tobytes()
 
 
+VARIANT_STEPS = steps_of(40, 41, 50, 51)
+
+
+@pytest.fixture(scope="module")
+def plain(session_of, embed):
+    """Hidden states of a text, and the logits of its steps where nothing is varied."""
+    hidden = embed("gemma3_text", np.random.default_rng(7).integers(3, 300, VARIANT_STEPS[-1][1]))
+    return hidden, run_all(session_of("gemma3_text"), hidden, VARIANT_STEPS)
+
+
 @pytest.mark.parametrize(
     "variant",
     [{"kv_dtype": "fp32"}, {"kv_dtype": "fp16"}, {"sliding_window_cache": True}, {"share": False}],
     ids=lambda variant: next(iter(variant)) + str(next(iter(variant.values()))),
 )
-def test_the_tensors_type_and_capacity_change_nothing(rng, variant, session_of, embed):
-    name, steps = "gemma3_text", steps_of(40, 41, 50, 51)
-    hidden = embed(name, rng.integers(3, 300, steps[-1][1]))
-    expected = run_all(session_of(name), hidden, steps)
+def test_the_tensors_type_and_capacity_change_nothing(variant, session_of, plain):
+    hidden, expected = plain
     share = variant.get("share", True)
     options = {key: value for key, value in variant.items() if key != "share"}
-    session = session_of(name, **options)
+    session = session_of("gemma3_text", **options)
     past = session.past(
         0 if not share else CONTEXT, {"fp32": np.float32, "fp16": np.float16}.get(variant.get("kv_dtype"), BFLOAT16)
     )
@@ -132,7 +140,7 @@ def test_the_tensors_type_and_capacity_change_nothing(rng, variant, session_of, 
             for place, tensor in enumerate(past)
         ]
     found = []
-    for start, stop in steps:
+    for start, stop in VARIANT_STEPS:
         logits, past = session.run(hidden[start:stop], stop, past, share=share)
         found.append(logits)
     assert np.array(found).tobytes() == expected.tobytes()

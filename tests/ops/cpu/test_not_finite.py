@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops import q4nx
-from tests.ops.cpu.test_flow_attention import (
+from tests.ops.cpu.attention.conversation import (
     CACHE_TYPES,
     PAIRS_EPSILON,
     WORDS_EPSILON,

@@ -19,7 +19,7 @@ from flownpu import ops
 from flownpu.ops import eager, eager_call, q4nx
 from flownpu.ops.definitions import OPERATORS, flow_qkv_attention
 from flownpu.ops.definitions import q4nx_matmul as matmul_definition
-from tests.ops.cpu.test_flow_attention import SIZES, Conversation, D, G, H, rope_tables
+from tests.ops.cpu.attention.conversation import SIZES, Conversation, D, G, H, rope_tables
 from tests.ops.cpu.test_q4nx_matmul import accumulation_error, blocks_of, largest_weights, rounded
 from tests.ops.device import ISAS, run
 

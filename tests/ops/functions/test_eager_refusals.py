@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flownpu import ops
-from tests.ops.cpu.test_flow_attention import SIZES, D, G, H
+from tests.ops.cpu.attention.conversation import SIZES, D, G, H
 from tests.ops.functions.test_eager import attention_call, weight_and_rows
 
 NAMES = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops.definitions.flow_qkv_attention import INPUTS
-from tests.ops.cpu.test_flow_attention import SIZES, D, G, H, rope_tables
+from tests.ops.cpu.attention.conversation import SIZES, D, G, H, rope_tables
 from tests.ops.device import Node, run
 
 B, S, CAPACITY, TOTAL = 2, 3, 9, 8

@@ -13,6 +13,7 @@ from flownpu.doctor.checks import Check, Host, Status
 from flownpu.doctor.diagnosis import diagnose_software
 from flownpu.doctor.libraries import BUILD_HERE, NEWER_SYSTEM, REINSTALL, diagnose_module, diagnose_provider
 from flownpu.doctor.limits import HOST_PROCESSOR, MORE_MEMORY, MORE_TIME, NEWER_PROCESSOR, diagnose_machine
+from flownpu.machine import cpu_isa, describe_machine
 from flownpu.registration import get_library_path
 
 CGROUP2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
@@ -135,3 +136,27 @@ def test_a_module_for_another_python(monkeypatch, flownpu):
     assert done.code == 1
     assert "BAD  native module" in done.out
     assert "processor" not in done.out
+
+
+AVX512 = "fma f16c avx2 avx512f avx512bw avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa"),
+    [
+        ("sse2 avx", "generic"),
+        ("avx2 fma f16c", "avx2"),
+        (AVX512, "avx512"),
+        (f"{AVX512} avx512_vnni", "avx512 with vnni"),
+        (f"{AVX512} avx512_vnni avx512_bf16", "avx512 with vnni and bf16"),
+    ],
+)
+def test_instruction_sets(machine, flags, isa):
+    assert cpu_isa(set(flags.split())) == isa
+    machine.file("proc/cpuinfo", f"processor : 0\nmodel name : Ryzen AI 9\nflags : {flags}\nprocessor : 1\nflags :")
+    described = describe_machine(machine.root)
+    assert (described.cpu, described.isa) == ("Ryzen AI 9", isa)
+
+
+def test_a_machine_without_cpuinfo(machine):
+    assert describe_machine(machine.root).isa == "generic"

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.ops.definitions import paged_attention
-from tests.ops.cpu.test_flow_attention import (
+from tests.ops.cpu.attention.conversation import (
     CACHE_EPSILON,
     CACHE_TYPES,
     EPSILON,

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens that see one another (`bidirectional_blocks`), as pictures do, for every instruction set, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.cpu.attention.conversation import CACHE_TYPES, SIZES, Conversation, D, G, H, blocks_of
+from tests.ops.device import ISAS, run
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("attributes", [{}, {"local_window_size": 48}, {"local_window_size": 200}])
+def test_blocks_see_ahead(isa: str, cache: str, attributes: dict[str, int]) -> None:
+    """Pictures of 100 tokens, one after text and two side by side; before a past, on top of it, and with one token."""
+    talk = Conversation(capacity=512, cache=cache, isa=isa, norm=True, **attributes)
+    talk.turn(250, blocks=blocks_of([(0, 7), (1, 100), (0, 13), (2, 100), (3, 30)]))
+    talk.turn(1, blocks=blocks_of([(1, 1)]))
+    talk.turn(130, blocks=blocks_of([(5, 100), (-1, 29), (6, 1)]))
+    # So few queries that a kernel of its own attends, and their keys are cut into parts.
+    talk.turn(2, blocks=blocks_of([(1, 2)]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads", [(2, 1, 256), (3, 3, 72), (5, 1, 33)])
+def test_blocks_of_odd_heads(isa: str, heads: tuple[int, int, int]) -> None:
+    talk = Conversation(capacity=0, cache="bfloat16", isa=isa, heads=heads, rotary=False)
+    talk.turn(600)
+    talk.turn(3, blocks=blocks_of([(0, 1), (1, 2)]))
+    talk.turn(67, blocks=blocks_of([(0, 1), (2, 65), (0, 1)]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_blocks_of_a_ragged_batch(isa: str) -> None:
+    """A block that runs into the padding ends with the row."""
+    talk = Conversation(capacity=64, batch=3, isa=isa, local_window_size=12)
+    talk.turn(20, lengths=[20, 7, 1], blocks=blocks_of([(1, 20)], [(0, 4), (2, 16)], [(3, 10), (4, 10)]))
+    talk.turn(1, blocks=blocks_of(*[[(1, 1)]] * 3))
+
+
+@pytest.mark.parametrize("capacity", [16, 23, 48])
+def test_blocks_in_a_window_sized_cache(capacity: int) -> None:
+    talk = Conversation(capacity=capacity, local_window_size=16, sliding_window_cache=1)
+    talk.turn(40, blocks=blocks_of([(0, 3), (1, 30), (0, 7)]))
+    talk.turn(1)
+    talk.turn(30, blocks=blocks_of([(1, 20), (2, 10)]))
+
+
+def test_blocks_change_nothing_where_all_is_seen() -> None:
+    talk = Conversation(capacity=0, causal=0)
+    talk.turn(19, blocks=blocks_of([(1, 9), (0, 10)]))
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    query = np.zeros((1, 4, (H + 2 * G) * D), np.float32)
+    for blocks, message in (
+        (blocks_of([(2, 1), (1, 3)]), "to grow from block to block, got 1 after 2 in row 0"),
+        (blocks_of([(1, 1), (0, 2), (1, 1)]), "to grow from block to block, got 1 after 1 in row 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("FlowQKVAttention", [query, *[None] * 12, blocks], **SIZES)

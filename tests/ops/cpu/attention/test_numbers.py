@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlowQKVAttention and FlowKVAttention on the CPU, for every instruction set of this machine, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flownpu.ops.definitions import flow_qkv_attention
+from tests.ops.cpu.attention.conversation import (
+    CACHE_EPSILON,
+    CACHE_TYPES,
+    EPSILON,
+    PAIRS_EPSILON,
+    PAIRS_EXP,
+    SIZES,
+    WORDS_EPSILON,
+    Conversation,
+    D,
+    G,
+    H,
+    blocks_of,
+    loaded,
+    multiplies_pairs,
+    rope_tables,
+    stored,
+)
+from tests.ops.device import ISAS, Node, run
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("capacity", [0, 96])
+@pytest.mark.parametrize("window", [-1, 16])
+def test_prefill_decode_and_a_second_turn(isa: str, cache: str, capacity: int, window: int) -> None:
+    talk = Conversation(capacity=capacity, cache=cache, isa=isa, norm=True, local_window_size=window)
+    for tokens in (37, 1, 1, 20, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (6, 2, 80), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
+def test_head_counts_and_sizes(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
+    """Sizes that fill no vector or are odd, single and many heads a group: few and many rows, one to four vectors."""
+    talk = Conversation(capacity=0, isa=isa, cache=cache, heads=heads, rotary=heads[2] % 2 == 0)
+    for tokens in (5, 1, 70, 9, 13):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
+@pytest.mark.parametrize("window", [-1, 300])
+def test_a_long_cache_is_merged_from_parts(isa: str, cache: str, window: int) -> None:
+    """One and several queries on top of a past that is several parts of keys long."""
+    talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
+    talk.remember(1200)
+    for tokens in (1, 3, 40, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
+@pytest.mark.parametrize("window", [-1, 300])
+def test_a_long_prompt(isa: str, cache: str, window: int) -> None:
+    """Every tile of queries over all the keys before it; test_blocks.py has prompts of 250 and 600 tokens."""
+    talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
+    talk.turn(1200)
+
+
+def test_parts_are_merged_in_one_order_whoever_does_them() -> None:
+    """7 parts of 128 KB or more of each head, on more threads than some machines have."""
+    rng = np.random.default_rng(5)
+    past = rng.standard_normal((2, 1, G, 2000, D), dtype=np.float32)
+    query = rng.standard_normal((1, 1, (H + 2 * G) * D), dtype=np.float32)
+    inputs = [query, None, None, past[0], past[1], np.array([1999], np.int32), np.array(2000, np.int32)]
+    node = Node("FlowKVAttention", inputs, ("float", "float", "float"), options={"threads": "5"}, **SIZES)
+    first, *_ = node(*inputs)
+    for _ in range(50):
+        np.testing.assert_array_equal(node(*inputs)[0], first)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("tokens", [1, 63])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_what_is_rounded(isa: str, cache: str, tokens: int, softcap: float) -> None:
+    """Against float64 on the values that are multiplied.
+
+    In pairs of bf16 a query times scale and log2 e is rounded, here as there; so are the probabilities, by a relative
+    u of half an ulp and the exponential's error. As what they are divided by is the sum of the rounded ones, an output
+    is off by at most u sum(p |v - output|), not by u max|v|: the values are far from 0 to tell the two apart. In
+    float32 what is left are the roundings that `Conversation.tolerance` counts.
+    """
+    rng = np.random.default_rng(4)
+    total = 499
+    past = total - tokens
+    query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
+    query[..., -G * D :] += 4
+    keys, values = (rng.standard_normal((1, G, past, D), dtype=np.float32) + mean for mean in (0, 4))
+    bias = rng.standard_normal((1, H, tokens, total), dtype=np.float32) if softcap else None
+    inputs = [query, None, None, *(stored(array, cache) for array in (keys, values))]
+    inputs += [np.array([total - 1], np.int32), np.array(total, np.int32), None, None, None, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "softcap": softcap}
+    options = {"cpu_isa": isa, "threads": "2"}
+    output, keys, values = run("FlowQKVAttention", inputs, outputs=("float", cache, cache), options=options, **sizes)
+    assert output is not None
+    assert keys is not None
+    assert values is not None
+    pairs = multiplies_pairs(cache, isa) and tokens > 1
+    unit = np.float32(1.44269504)
+    for head in range(H):
+        q = query[0, :, head * D : (head + 1) * D] * np.float32(D**-0.5)
+        q = (q * unit).astype(ml_dtypes.bfloat16).astype(np.float64) / unit if pairs else q.astype(np.float64)
+        k, v = (loaded(array[0, head * G // H]) for array in (keys, values))
+        if pairs:  # of int8; a bf16 cache is so
+            k, v = (array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (k, v))
+        scores = q @ k.T
+        if bias is not None:
+            scores = softcap * np.tanh(scores / softcap) + bias[0, head]
+        scores[np.arange(total)[None] > past + np.arange(tokens)[:, None]] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        expected = p @ v
+        # [tokens, d]: how far the values of the keys lie from the output, by their weights.
+        spread = np.stack([weights @ np.abs(v - out) for weights, out in zip(p, expected, strict=True)])
+        score_error = (D + 32) * EPSILON * (np.abs(q) @ np.abs(k).T).max()
+        bound = (2 * score_error + (total + 32) * EPSILON) * np.abs(v).max()
+        if pairs:
+            bound = bound + (PAIRS_EPSILON + PAIRS_EXP) * spread
+        elif cache == "int8" and tokens == 1:
+            # A query's elements, and a key's factor times its scale, are off by half a step each: of codes up to 127,
+            # no more than of max|v|.
+            words = 2 * np.abs(q).max() * np.abs(k).sum(-1).max() + total * p.max()
+            bound = bound + WORDS_EPSILON * words * np.abs(v).max()
+        assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
+@pytest.mark.parametrize("attributes", [{"softcap": 5.0}, {"scale": 0.5}, {"rotary_interleaved": 1}, {"causal": 0}])
+def test_variants(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+    talk = Conversation(capacity=0, isa=isa, cache=cache, **attributes)
+    for tokens in (19, 1):
+        talk.turn(tokens)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("attributes", [{}, {"local_window_size": 16}, {"softcap": 2.0}])
+def test_a_sink_takes_its_share(isa: str, cache: str, attributes: dict[str, Any]) -> None:
+    talk = Conversation(capacity=96, cache=cache, isa=isa, norm=True, sink=True, **attributes)
+    for tokens in (37, 1, 3):
+        talk.turn(tokens)
+    talk.turn(20, blocks=blocks_of([(1, 12), (2, 8)]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_sink_is_added_once_to_parts(isa: str) -> None:
+    talk = Conversation(capacity=0, isa=isa, cache="bfloat16", rotary=False, heads=(2, 1, 256), sink=True)
+    talk.remember(1200)
+    for tokens in (1, 3):
+        talk.turn(tokens)
+
+
+def test_separate_query_key_and_value() -> None:
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((2, 9, H * D), dtype=np.float32)
+    k, v = (rng.standard_normal((2, 9, G * D), dtype=np.float32) for _ in range(2))
+    packed = np.concatenate([q, k, v], axis=-1)
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D}
+    (apart, *_) = run("FlowQKVAttention", [q, k, v], outputs=("float", "", ""), **sizes)
+    (together, *_) = run("FlowQKVAttention", [packed], outputs=("float", "", ""), **sizes)
+    np.testing.assert_array_equal(apart, together)
+
+
+@pytest.mark.parametrize("cache", ["float", "bfloat16"])
+def test_position_ids_and_attention_bias(cache: str) -> None:
+    rng = np.random.default_rng(2)
+    tokens = 11
+    query = rng.standard_normal((2, tokens, (H + 2 * G) * D), dtype=np.float32)
+    ids = rng.integers(0, 500, (2, tokens))
+    bias = rng.standard_normal((1, H, tokens, tokens), dtype=np.float32)
+    bias[..., 3] = -np.inf
+    inputs = [query, *[None] * 6, *rope_tables(), ids, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "do_rotary": 1, "causal": 0}
+    past = [np.zeros((2, G, 0, D), CACHE_TYPES[cache]) for _ in range(2)]
+    inputs[3:5] = past
+    output, *_ = run("FlowQKVAttention", inputs, outputs=("float", cache, cache), **sizes)
+    expected, *_ = flow_qkv_attention.reference(*inputs, **sizes)
+    # As Conversation.tolerance, for this query.
+    norms = np.linalg.norm(query.reshape(-1, H + 2 * G, D), axis=-1)
+    norm, largest = norms[:, :H].max() * norms[:, H : H + G].max(), float(np.abs(query).max()) * 2**0.5
+    flips = 0.0 if cache == "float" else 4 * CACHE_EPSILON[cache]
+    pairs = multiplies_pairs(cache, ISAS[0])
+    score = ((D + 32) * EPSILON + (PAIRS_EPSILON if pairs else 0)) * norm + flips * largest**2
+    weight = (tokens + 32) * EPSILON + (2 * (PAIRS_EPSILON + PAIRS_EXP) if pairs else 0)
+    bound = largest * (2 * D**-0.5 * score + weight + flips)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("tokens", [1, 40, 200])
+def test_a_query_whose_keys_are_all_masked_with_the_lowest_float(isa: str, cache: str, tokens: int) -> None:
+    """Its scores are then all the lowest float, below which nothing moves them, and softmax gives equal weights.
+
+    The masked queries' outputs are the values' mean; PAIRS_EPSILON each for the probabilities and what they sum to, and
+    for int8 values, which are rounded to bf16.
+    The others are as they would be without the mask, to the bit.
+    """
+    rng = np.random.default_rng(5)
+    query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
+    bias = np.zeros((1, 1, tokens, tokens), np.float32)
+    masked = np.arange(tokens) % 3 == 0
+    inputs = [query, *[None] * 9, bias]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D, "causal": 0}
+    options = {"cpu_isa": isa, "threads": "2"}
+    inputs[3:5] = [stored(np.zeros((1, G, 0, D)), cache) for _ in range(2)]
+    node = Node("FlowQKVAttention", inputs, ("float", cache, cache), options=options, **sizes)
+    plain, *_ = node(*inputs)
+    bias[:, :, masked] = np.finfo(np.float32).min
+    output, _, values = node(*inputs)
+    assert output is not None
+    assert plain is not None
+    assert values is not None
+    v = np.repeat(loaded(values[0]), H // G, axis=0)
+    error = np.abs(output[0, masked].reshape(-1, H, D) - v.mean(1))
+    weight = 2 * PAIRS_EPSILON if multiplies_pairs(cache, isa) and tokens > 1 else (tokens + 4) * EPSILON
+    if cache == "int8":
+        weight += PAIRS_EPSILON if weight > PAIRS_EPSILON else 2 * WORDS_EPSILON
+    assert np.all(error <= weight * np.abs(v).mean(1))
+    np.testing.assert_array_equal(output[0, ~masked], plain[0, ~masked])
+
+
+def test_flow_kv_attention_is_the_same_for_one_token() -> None:
+    rng = np.random.default_rng(3)
+    past = rng.standard_normal((2, 1, G, 300, D), dtype=np.float32)
+    query = rng.standard_normal((1, 1, (H + 2 * G) * D), dtype=np.float32)
+    lengths = np.array([299], np.int32)
+    inputs = [query, None, None, past[0], past[1], lengths, np.array(300, np.int32)]
+    sizes = {"num_heads": H, "kv_num_heads": G, "head_size": D}
+    prefill = run("FlowQKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
+    decode = run("FlowKVAttention", inputs, outputs=("float", "float", "float"), **sizes)
+    for a, b in zip(prefill, decode, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match=r"expected one token, got 2"):
+        run(
+            "FlowKVAttention",
+            [np.zeros((1, 2, (H + 2 * G) * D), np.float32)],
+            outputs=("float", "", ""),
+            **sizes,
+        )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("heads", [(4, 1, 256), (6, 2, 64), (2, 2, 64)])
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_a_few_tokens_are_computed_as_in_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:
+    """In float32, where the attention of a prompt's tokens may round queries and weights to bfloat16."""
+    outputs = []
+    for calls in ([tokens], [1] * tokens):
+        conversation = Conversation(capacity=128, cache="bfloat16", isa=isa, heads=heads, local_window_size=40)
+        conversation.turn(60)
+        # The same numbers, however the calls are cut.
+        conversation.rng = np.random.default_rng(1)
+        outputs.append(np.concatenate([conversation.turn(each) for each in calls], axis=1))
+    # Rows that are swept together may be summed in another order: of 64 terms, each rounded once.
+    np.testing.assert_allclose(*outputs, rtol=0, atol=64 * EPSILON * float(np.abs(outputs[0]).max()))

@@ -2,9 +2,9 @@
 """Builds the provider's library for Windows x64 into dist/windows/, and has it generate under Wine.
 
 The compiler is clang as Zig brings it (windows.cmake), from PyPI. The test runs tests/windows/generate.cc with the
-`onnxruntime.dll` and `onnxruntime-genai.dll` of Microsoft's wheels, at the versions of pyproject.toml, and compares its tokens
-with those that ORT GenAI generates with the library of this system, for each instruction set that this processor has. Run it as
-`python -m scripts.release.windows MODEL`; MODEL is a folder that `flownpu convert` made.
+`onnxruntime.dll` and `onnxruntime-genai.dll` of Microsoft's wheels, at the versions of pyproject.toml, and compares its
+tokens with those that ORT GenAI generates with the library of this system, for each instruction set that this
+processor has. Run it as `python -m scripts.release.windows MODEL`; MODEL is a folder that `flownpu convert` made.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ DIST = ROOT / "dist" / "windows"
 LIBRARIES = ("flownpu_ep.dll", "flownpu_aie_xdna.dll", "flownpu_aie_xdna2.dll")
 # The test's program, and what Wine 8 lacks of it.
 PROGRAM = ("generate.exe", "bcryptprimitives.dll")
-# Microsoft's packages of which the libraries are taken, and the C++ run time that those are made for: what Wine 8 has in its
-# place knows a std::mutex of another form, and waits for ever.
+# Microsoft's packages of which the libraries are taken, and the C++ run time that those are made for: Wine 8's own
+# knows a std::mutex of another form, and waits for ever.
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 REDISTRIBUTABLE = "msvc-runtime==14.51.36231"
+RUN_TIME = ("msvcp140", "msvcp140_1", "msvcp140_atomic_wait", "vcruntime140", "vcruntime140_1")
 # The wheels' Python: any that both have wheels for, since nothing of Python is run.
 WHEELS = ("--platform", "win_amd64", "--python-version", "3.12", "--only-binary=:all:", "--no-deps")
 # A prompt that is computed at once, and one of more tokens than a product has rows at a time.
@@ -119,7 +120,7 @@ class Wine:
             "WINEPREFIX": str(work / "prefix"),
             "WINEDEBUG": "-all",
             # Of the C++ run time Microsoft's, not Wine's; and no questions about .NET and a browser.
-            "WINEDLLOVERRIDES": "msvcp140,msvcp140_1,msvcp140_atomic_wait,vcruntime140,vcruntime140_1=n;mscoree,mshtml=",
+            "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;mscoree,mshtml=",
         }
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -119,7 +119,7 @@ class Wine:
         self._environment = os.environ | {
             "WINEPREFIX": str(work / "prefix"),
             "WINEDEBUG": "-all",
-            # Of the C++ run time Microsoft's, not Wine's; and no questions about .NET and a browser.
+            # Microsoft's C++ run time, not Wine's; and no questions about .NET and a browser.
             "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;mscoree,mshtml=",
         }
 

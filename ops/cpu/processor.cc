@@ -41,7 +41,7 @@ bool is_saved(std::uint32_t state) {
   return (low & state) == state;
 }
 
-bool is_intel() {
+bool is_intel() noexcept {
   const Answer name(0, 0);
   return name.ebx == signature_INTEL_ebx && name.edx == signature_INTEL_edx &&
          name.ecx == signature_INTEL_ecx;
@@ -49,7 +49,7 @@ bool is_intel() {
 
 #else
 
-bool is_intel() { return false; }
+bool is_intel() noexcept { return false; }
 
 #endif
 

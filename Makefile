@@ -28,6 +28,7 @@ help:
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
 	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
+	@echo 'make windows   the library for Windows x64, in dist/windows; where there is Wine it must generate under it what it does here'
 	@echo 'make clean     remove what make has made'
 
 demo: .venv/demo
@@ -136,6 +137,11 @@ figures: .venv/test chromium
 .PHONY: wheels
 wheels: | .venv
 	$(BIN)/python -m scripts.release.wheels
+
+.PHONY: windows
+windows: .venv/demo
+	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
+	$(BIN)/python -m scripts.release.windows $(MODEL)
 
 clean:
 	rm -rf .venv build out dist

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "ep/factory.h"
+#include "ops/system/library.h"
 
 #define FLOWNPU_EXPORT __attribute__((visibility("default")))
 
@@ -26,6 +27,7 @@ FLOWNPU_EXPORT OrtStatus* CreateEpFactories(const char* registration_name,
                     ": install a newer one (pip install --upgrade onnxruntime)");
     }
     if (max_factories < 1) flownpu::fail("[FlowNPU] expected room for 1 factory, got 0");
+    flownpu::stay_loaded();
     factories[0] = std::make_unique<Factory>(api, registration_name).release();
     *num_factories = 1;
   });

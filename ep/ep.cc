@@ -15,6 +15,7 @@
 #include "ep/run/profiling.h"
 #include "ops/formats/utf8.h"
 #include "ops/npu/device.h"
+#include "ops/system/paths.h"
 
 namespace flownpu {
 namespace {
@@ -54,12 +55,12 @@ bool is_known_domain(const std::string& domain) {
 
 // Written beside and renamed, so that no one reads half of it.
 void write_file(const std::string& path, const std::string& content) {
-  const std::string unfinished = path + ".unfinished";
+  const std::filesystem::path unfinished = path_of(path + ".unfinished");
   std::ofstream file(unfinished, std::ios::trunc);
   file << content;
   file.close();
   std::error_code error;
-  if (file) std::filesystem::rename(unfinished, path, error);
+  if (file) std::filesystem::rename(unfinished, path_of(path), error);
   if (!file || error) fail("[FlowNPU] option placement: cannot write '", path, "'");
 }
 
@@ -126,7 +127,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   api_.call(ort::Graph_GetParentNode, graph, &parent);
   if (parent != nullptr) return;
 
-  model_name_ = std::filesystem::path(model_path(api_, graph)).stem().string();
+  model_name_ = utf8_of(path_of(model_path(api_, graph)).stem());
   const std::vector<GraphNode> nodes = read_graph(api_, graph);
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);
@@ -251,9 +252,9 @@ std::unique_ptr<CpuProvider> Ep::elsewhere(const std::vector<Node>& nodes, const
 
 CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* graph,
                                     const OrtNode* fused, OrtNode** context_node) {
-  const std::filesystem::path path = model_path(api_, graph);
+  const std::filesystem::path path = path_of(model_path(api_, graph));
   const bool in_current = !path.empty() && !path.has_parent_path();
-  const Lowering lowering{.model_folder = in_current ? "." : path.parent_path().string(),
+  const Lowering lowering{.model_folder = in_current ? "." : utf8_of(path.parent_path()),
                           .outputs = output_names(api_, fused),
                           .obstacle = obstacle_};
   const std::string files = context_files(nodes);
@@ -263,7 +264,7 @@ CompiledPartition Ep::compile_nodes(std::vector<Node> nodes, const OrtGraph* gra
     keep = [&](const std::vector<Node>& lowered) {
       const std::string compatibility = device_->compatibility(lowering);
       compatibility_ = context_compatibility(compatibility);
-      *context_node = write_context(api_, context_, path.string(), partitions_kept_++, fused,
+      *context_node = write_context(api_, context_, utf8_of(path), partitions_kept_++, fused,
                                     compatibility, lowered);
     };
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "aie/emulator/emulator.h"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstring>
 #include <utility>
@@ -27,18 +25,6 @@ FindKernel kernels_of(const aie_host::KernelTable& table) {
     }
     throw Error("[emulator] there is no kernel " + record.entry + " for " + table.architecture);
   };
-}
-
-const aie_host::KernelTable& load_kernels(const std::string& path) {
-  // RTLD_LOCAL: the other architecture's library has functions of the same names.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw Error(std::string("[emulator] ") + dlerror());
-  const auto get =
-      reinterpret_cast<aie_host::GetKernelTable>(dlsym(library, aie_host::kGetKernelTable));
-  if (get == nullptr) {
-    throw Error("[emulator] " + path + " exports no " + aie_host::kGetKernelTable);
-  }
-  return *get();
 }
 
 Emulator::Emulator(Array array, const FindKernel& find_kernel)

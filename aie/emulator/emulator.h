@@ -42,7 +42,7 @@ struct Counts {
 using FindKernel = std::function<KernelCall(const KernelRecord&)>;
 FindKernel kernels_of(const aie_host::KernelTable& table);
 // The table of a shared library, which stays loaded. Throws Error if it cannot be.
-const aie_host::KernelTable& load_kernels(const std::string& path);
+const aie_host::KernelTable& load_kernels(const std::filesystem::path& path);
 
 class Emulator {
  public:

@@ -51,17 +51,17 @@ std::int64_t WordReader::head(WordKind kind) {
   return next();
 }
 
-std::vector<std::int64_t> read_words(const std::string& path) {
+std::vector<std::int64_t> read_words(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) throw Error(path + " cannot be read");
+  if (!file) throw Error(path.string() + " cannot be read");
   const std::streamoff bytes = file.tellg();
   if (bytes < 0 || bytes % static_cast<std::streamoff>(kWord) != 0) {
-    throw Error(path + " ends in the middle of a word");
+    throw Error(path.string() + " ends in the middle of a word");
   }
   std::vector<std::int64_t> words(static_cast<std::size_t>(bytes) / kWord);
   file.seekg(0);
   file.read(reinterpret_cast<char*>(words.data()), bytes);
-  if (!file) throw Error(path + " cannot be read");
+  if (!file) throw Error(path.string() + " cannot be read");
   return words;
 }
 

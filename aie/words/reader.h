@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -81,6 +82,6 @@ class WordReader {
 };
 
 // A file of words, little-endian. Throws Error if it cannot be read, or ends within a word.
-std::vector<std::int64_t> read_words(const std::string& path);
+std::vector<std::int64_t> read_words(const std::filesystem::path& path);
 
 }  // namespace flownpu::words

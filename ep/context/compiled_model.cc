@@ -13,6 +13,7 @@
 #include "ep/model/graph.h"
 #include "ep/options.h"
 #include "ops/error.h"
+#include "ops/system/paths.h"
 
 namespace flownpu {
 namespace {
@@ -22,15 +23,14 @@ constexpr std::string_view kFormat = "flownpu-context 2; ";
 
 // The model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
 std::filesystem::path context_model(const ContextRequest& request, const std::string& model_path) {
-  if (!request.model_path.empty()) return request.model_path;
+  if (!request.model_path.empty()) return path_of(request.model_path);
   if (model_path.empty()) {
     fail(
         "[FlowNPU] ep.context_enable: expected the model in a file, or ep.context_file_path, since "
         "the compiled partitions are written beside the model");
   }
-  std::filesystem::path path = model_path;
-  path.replace_filename(path.stem().string() + "_ctx.onnx");
-  return path;
+  std::filesystem::path path = path_of(model_path);
+  return path.replace_filename(path.stem().concat("_ctx.onnx"));
 }
 
 class Attributes {
@@ -122,12 +122,12 @@ std::vector<Node> expand_contexts(std::vector<Node> nodes, const Lowering& lower
       expanded.push_back(std::move(node));
       continue;
     }
-    const std::filesystem::path name = node.text("ep_cache_context", "");
+    const std::filesystem::path name = path_of(node.text("ep_cache_context", ""));
     if (name.empty() || name.has_parent_path()) {
       fail("[FlowNPU] ", to_string(node), ": expected the name of a file beside the model, got '",
-           name.string(), "'; compile the model again");
+           utf8_of(name), "'; compile the model again");
     }
-    const std::string path = (std::filesystem::path(lowering.model_folder) / name).string();
+    const std::string path = utf8_of(path_of(lowering.model_folder) / name);
     ContextFile file = read_context_file(path, node);
     const std::string compatibility = device.compatibility(lowering);
     if (file.compatibility != compatibility) {
@@ -147,8 +147,8 @@ OrtNode* write_context(const Api& api, const ContextRequest& request, const std:
   const char* fused_name = nullptr;
   api.call(ort::Node_GetName, fused, &fused_name);
   const std::filesystem::path model = context_model(request, model_path);
-  const std::string name = model.stem().string() + "." + std::to_string(partition) + ".flownpu";
-  write_context_file((model.parent_path() / name).string(), compatibility, nodes);
+  const std::string name = utf8_of(model.stem()) + "." + std::to_string(partition) + ".flownpu";
+  write_context_file(utf8_of(model.parent_path() / path_of(name)), compatibility, nodes);
 
   Attributes attributes(api);
   attributes.integer("main_context", 1);

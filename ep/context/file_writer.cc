@@ -15,6 +15,7 @@
 #include "ep/context/file_format.h"
 #include "ops/error.h"
 #include "ops/formats/utf8.h"
+#include "ops/system/paths.h"
 
 namespace flownpu {
 namespace {
@@ -140,7 +141,7 @@ void write_context_file(const std::string& path, const std::string& compatibilit
   begin.number(
       sum_of(std::as_bytes(std::span(sizes.head())), std::as_bytes(std::span(writer.head()))));
 
-  const std::string unfinished = path + ".unfinished";
+  const std::filesystem::path unfinished = path_of(path + ".unfinished");
   std::ofstream file(unfinished, std::ios::binary | std::ios::trunc);
   file << begin.head() << writer.head();
   std::vector<std::byte> memory;
@@ -157,7 +158,7 @@ void write_context_file(const std::string& path, const std::string& compatibilit
   }
   file.close();
   std::error_code error;
-  if (file) std::filesystem::rename(unfinished, path, error);
+  if (file) std::filesystem::rename(unfinished, path_of(path), error);
   if (!file || error) {
     std::filesystem::remove(unfinished, error);
     fail("[FlowNPU] cannot write the compiled partition '", path,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ep/model/initializers.h"
+#include "ops/system/paths.h"
 
 namespace flownpu {
 namespace {
@@ -335,7 +336,9 @@ std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {
 }
 
 std::string model_path(const Api& api, const OrtGraph* graph) {
-  return text(api, graph, ort::Graph_GetModelPath);
+  const ort::ORTCHAR_T* path = nullptr;
+  api.call(ort::Graph_GetModelPath, graph, &path);
+  return path == nullptr ? "" : utf8_of(path);
 }
 
 std::vector<std::string> output_names(const Api& api, const OrtGraph* graph) {

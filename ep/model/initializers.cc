@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/system/paths.h"
+
 namespace flownpu {
 namespace {
 
@@ -33,7 +35,7 @@ void own(Value& value) {
 }
 
 Initializers::Initializers(const Api& api, const std::string& model) : api_(api) {
-  if (!model.empty()) folder_ = std::filesystem::path(model).parent_path();
+  if (!model.empty()) folder_ = path_of(model).parent_path();
 }
 
 std::string Initializers::read(const OrtValueInfo* info, Value& value) {
@@ -77,12 +79,12 @@ bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from
     api_.call(ort::ReleaseExternalInitializerInfo, data);
   };
   const std::unique_ptr<OrtExternalInitializerInfo, decltype(release)> data(found, release);
-  const std::string location = api_.call(ort::ExternalInitializerInfo_GetFilePath, found);
-  from = " from '" + location + "'";
+  const std::filesystem::path location = api_.call(ort::ExternalInitializerInfo_GetFilePath, found);
+  from = " from '" + utf8_of(location) + "'";
   const std::int64_t offset = api_.call(ort::ExternalInitializerInfo_GetFileOffset, found);
   const std::size_t bytes = api_.call(ort::ExternalInitializerInfo_GetByteSize, found);
 
-  const std::shared_ptr<const MappedFile> mapped = file((*folder_ / location).string());
+  const std::shared_ptr<const MappedFile> mapped = file(utf8_of(*folder_ / location));
   const std::size_t expected =
       static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
   if (mapped == nullptr || bytes != expected || offset < 0 || bytes > mapped->bytes().size() ||

@@ -27,15 +27,12 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  std::span<const std::byte> bytes() const {
-    return {static_cast<const std::byte*>(data_), bytes_};
-  }
+  std::span<const std::byte> bytes() const { return bytes_; }
 
  private:
-  MappedFile(void* data, std::size_t bytes) : data_(data), bytes_(bytes) {}
+  explicit MappedFile(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
-  void* data_;
-  std::size_t bytes_;
+  std::span<const std::byte> bytes_;
 };
 
 }  // namespace flownpu

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/run/profiling.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -12,6 +9,7 @@
 #include <vector>
 
 #include "ops/formats/utf8.h"
+#include "ops/system/threads.h"
 
 namespace flownpu {
 namespace {
@@ -28,8 +26,6 @@ struct Event {
   std::int64_t end_ns = 0;
 };
 
-std::int32_t this_thread() { return static_cast<std::int32_t>(::syscall(SYS_gettid)); }
-
 // The events of one profiler. Shared, because threads may still hold it when ORT releases the
 // profiler.
 class Recording final : public StepObserver {
@@ -44,7 +40,7 @@ class Recording final : public StepObserver {
     shapes += shapes.empty() ? "[]" : "]";
     add({.name = node.name,
          .arguments = {{"op_name", node.op_type}, {"output_shapes", shapes}},
-         .thread = this_thread(),
+         .thread = thread_number(),
          .begin_ns = begin_ns,
          .end_ns = end_ns});
   }
@@ -59,7 +55,7 @@ class Recording final : public StepObserver {
                        {"bytes_to_device", std::to_string(dispatch.bytes_to_device)},
                        {"bytes_to_host", std::to_string(dispatch.bytes_to_host)},
                        {"word_bytes", std::to_string(dispatch.word_bytes)}},
-         .thread = this_thread(),
+         .thread = thread_number(),
          .begin_ns = dispatch.begin_ns,
          .end_ns = dispatch.end_ns});
   }
@@ -121,7 +117,7 @@ class Profiler final : public ort::OrtEpProfilerImpl {
         values.push_back(value.c_str());
       }
       OrtProfilingEvent* profiling_event = nullptr;
-      api_.call(ort::CreateProfilingEvent, ort::OrtProfilingEventCategory_KERNEL, ::getpid(),
+      api_.call(ort::CreateProfilingEvent, ort::OrtProfilingEventCategory_KERNEL, process_number(),
                 event.thread, name.c_str(), (event.begin_ns - origin_ns_) / 1000,
                 (event.end_ns - event.begin_ns) / 1000, keys.data(), values.data(), keys.size(),
                 &profiling_event);

@@ -3,34 +3,96 @@
 
 #include <cstdint>
 
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#include "ops/system/processors.h"
 #endif
 
 namespace flownpu::cpu {
 namespace {
 
-bool is_intel() noexcept {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_is("intel") != 0;
+
+// What CPUID answers; zeros where the processor does not know the question.
+struct Answer {
+  Answer(unsigned leaf, unsigned part) { __get_cpuid_count(leaf, part, &eax, &ebx, &ecx, &edx); }
+
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+};
+
+// Whether all these bits are set.
+template <typename... Bits>
+bool has(unsigned answer, Bits... bits) {
+  return (((answer >> bits & 1) != 0) && ...);
+}
+
+// Parts of the state that the system saves when it changes threads (XCR0).
+constexpr std::uint32_t kYmm = 0b110;
+constexpr std::uint32_t kZmm = kYmm | 0b11100000;
+constexpr std::uint32_t kTiles = 0b11 << 17;
+
+bool is_saved(std::uint32_t state) {
+  constexpr int kXgetbv = 27;
+  if (!has(Answer(1, 0).ecx, kXgetbv)) return false;
+  std::uint32_t low = 0;
+  std::uint32_t high = 0;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & state) == state;
+}
+
+bool is_intel() noexcept {
+  const Answer name(0, 0);
+  return name.ebx == signature_INTEL_ebx && name.edx == signature_INTEL_edx &&
+         name.ecx == signature_INTEL_ecx;
+}
+
+#else
+
+bool is_intel() noexcept { return false; }
+
+#endif
+
+}  // namespace
+
+bool has_avx2() {
+#if defined(__x86_64__)
+  constexpr int kFma = 12;
+  constexpr int kF16c = 29;
+  constexpr int kAvx2 = 5;
+  return is_saved(kYmm) && has(Answer(1, 0).ecx, kFma, kF16c) && has(Answer(7, 0).ebx, kAvx2);
 #else
   return false;
 #endif
 }
 
-}  // namespace
+bool has_avx512() {
+#if defined(__x86_64__)
+  constexpr int kF = 16;
+  constexpr int kDq = 17;
+  constexpr int kBw = 30;
+  constexpr int kVl = 31;
+  constexpr int kVbmi = 1;
+  constexpr int kVnni = 11;
+  constexpr int kBf16 = 5;
+  const Answer features(7, 0);
+  return is_saved(kZmm) && has(features.ebx, kF, kDq, kBw, kVl) &&
+         has(features.ecx, kVbmi, kVnni) && features.eax >= 1 && has(Answer(7, 1).eax, kBf16);
+#else
+  return false;
+#endif
+}
 
 const bool kFetchIntoL2 = is_intel();
 
-bool may_use_tiles() noexcept {
-#if defined(__x86_64__) && defined(__linux__)
-  // <asm/prctl.h> has the request since Linux 5.16, and no header the state's number.
-  constexpr std::int64_t kAskForState = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr std::int64_t kTileData = 18;         // XFEATURE_XTILE_DATA
-  return __builtin_cpu_supports("amx-int8") != 0 &&
-         syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+bool may_use_tiles() {
+#if defined(__x86_64__)
+  constexpr int kTile = 24;
+  constexpr int kInt8 = 25;
+  return is_saved(kTiles) && has(Answer(7, 0).edx, kTile, kInt8) && ask_for_tiles();
 #else
   return false;
 #endif

@@ -25,18 +25,9 @@ const Kernels& kernels();
 std::vector<const Kernels*> available_kernels() {
   std::vector<const Kernels*> tables;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
-      __builtin_cpu_supports("avx512bf16")) {
-    if (may_use_tiles()) tables.push_back(&amx::kernels());
-    tables.push_back(&avx512::kernels());
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    tables.push_back(&avx2::kernels());
-  }
+  if (has_avx512() && may_use_tiles()) tables.push_back(&amx::kernels());
+  if (has_avx512()) tables.push_back(&avx512::kernels());
+  if (has_avx2()) tables.push_back(&avx2::kernels());
 #endif
   tables.push_back(&generic::kernels());
   return tables;

@@ -6,15 +6,13 @@
 #include <map>
 #include <utility>
 
-#if defined(__linux__)
-#include <pthread.h>
-#include <sched.h>
-#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "ops/machine_limits.h"
+#include "ops/system/machine_limits.h"
+#include "ops/system/processors.h"
+#include "ops/system/threads.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -52,15 +50,6 @@ constexpr std::int64_t kNone = -1;
 constexpr std::uint64_t kOpen = std::uint64_t{1} << 16;
 constexpr std::uint64_t kInside = kOpen - 1;
 constexpr std::uint64_t kJob = kOpen << 1;
-
-// The core that this process runs on now; -1 if the system does not tell.
-int current_core() {
-#if defined(__linux__)
-  return sched_getcpu();
-#else
-  return -1;
-#endif
-}
 
 }  // namespace
 
@@ -121,28 +110,20 @@ ThreadPool::ThreadPool(int threads)
   for (std::size_t thread = 1; thread < shares_.size(); ++thread)
     workers_.emplace_back([this, thread] { work(thread); });
   worker_cores_ = allowed_processors();
-  caller_core_ = current_core();
+  caller_core_ = current_processor();
   std::erase(worker_cores_, caller_core_);
   if (worker_cores_.size() < workers_.size()) worker_cores_.clear();
   for (std::size_t worker = 0; worker < workers_.size(); ++worker) place(worker);
 }
 
-// Lets a worker run on its cores and nowhere else. The system may refuse (a core was taken away):
-// then it runs where it is put.
+// Lets a worker run on its cores and nowhere else, if the system does.
 void ThreadPool::place(std::size_t worker) {
-  if (worker_cores_.empty()) return;
-#if defined(__linux__)
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (std::size_t i = worker; i < worker_cores_.size(); i += workers_.size())
-    CPU_SET(worker_cores_[i], &set);
-  pthread_setaffinity_np(workers_[worker].native_handle(), sizeof(set), &set);
-#endif
+  if (!worker_cores_.empty()) keep_on(workers_[worker], worker_cores_, worker, workers_.size());
 }
 
 // Gives a worker the core that the caller has left for one of the worker's.
 void ThreadPool::make_room() {
-  const int core = current_core();
+  const int core = current_processor();
   if (core == caller_core_) return;
   const auto taken = std::ranges::find(worker_cores_, core);
   if (taken == worker_cores_.end()) return;
@@ -153,7 +134,7 @@ void ThreadPool::make_room() {
 ThreadPool::~ThreadPool() {
   stopping_ = true;
   ++jobs_;
-  jobs_.notify_all();
+  wake_all(jobs_);
   for (std::thread& worker : workers_) worker.join();
 }
 
@@ -172,7 +153,7 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   deal(tasks);
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
-  jobs_.notify_all();
+  wake_all(jobs_);
   for (std::int64_t index = claim(0); index != kNone; index = claim(0)) call(context, index, 0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   Fetch fetch(*this, 0);
@@ -251,7 +232,7 @@ void ThreadPool::work(std::size_t thread) {
                        computing_.load(std::memory_order_relaxed) < most_;
          ++spin)
       pause();
-    jobs_.wait(seen, std::memory_order_acquire);
+    wait_while(jobs_, seen);
     seen = jobs_.load(std::memory_order_acquire);
   }
 }

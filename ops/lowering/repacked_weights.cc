@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/lowering/repacked_weights.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iterator>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <span>
 #include <thread>
@@ -21,8 +17,9 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
-#include "ops/machine_limits.h"
 #include "ops/nodes/q4nx_matmul.h"
+#include "ops/system/machine_limits.h"
+#include "ops/system/memory.h"
 
 namespace flownpu::lowering {
 namespace {
@@ -36,9 +33,6 @@ constexpr std::string_view kSuffix = "_Q4NX";
 // Weights begin at pages, as in the files that others are mapped from: kernels read whole cache
 // lines, and what begins in the middle of one costs two of them each time.
 constexpr std::size_t kAlignment = 4096;
-// The large pages of x86-64. A step of decoding reads every weight once, in order: with pages of
-// 4 KiB it waits for as many translations. Files are mapped in larger ones already.
-constexpr std::size_t kLargePage = std::size_t{2} << 20;
 // Beyond, a minimum might become infinite when it is rounded.
 constexpr float kLargestWeight = 0x1p127F;
 // Size of a piece of work: some ms, a thousandth of a vocabulary's table.
@@ -46,15 +40,6 @@ constexpr std::int64_t kPieceBytes = std::int64_t{256} << 10;
 
 constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
-}
-
-// Not initialised; in large pages where the system has them.
-std::shared_ptr<std::byte> allocate(std::size_t bytes) {
-  const std::size_t size = round_up(bytes, kLargePage);
-  void* memory = std::aligned_alloc(kLargePage, size);
-  if (memory == nullptr) throw std::bad_alloc();
-  (void)::madvise(memory, size, MADV_HUGEPAGE);  // advice: without it the same, but slower
-  return {static_cast<std::byte*>(memory), std::free};
 }
 
 // Calls work(i) for 0 <= i < count on all cores; throws what one of them throws.
@@ -340,7 +325,9 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
     }
   }
   if (readers.empty()) return;
-  const std::shared_ptr<std::byte> memory = allocate(end);  // all that is read is written
+  // A step of decoding reads every weight once, in order: with pages of 4 KiB it waits for as many
+  // translations. Files are mapped in larger ones already. All that is read is written.
+  const std::shared_ptr<std::byte> memory = allocate_large_pages(end);
   for (const auto& [value, offset] : readers) {
     value->constant = memory.get() + offset;
     value->owner = memory;

@@ -7,7 +7,6 @@
 
 #include "ops/cpu/step.h"
 #include "ops/error.h"
-#include "ops/npu/driver/own_folder.h"
 #include "ops/npu/driver/xrt_plugin.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/nodes/decoder_operators.h"
@@ -16,6 +15,8 @@
 #include "ops/npu/operators/product_step.h"
 #include "ops/npu/run/decoder_layers.h"
 #include "ops/npu/run/encoder_layers.h"
+#include "ops/system/library.h"
+#include "ops/system/paths.h"
 
 namespace flownpu {
 namespace npu {
@@ -63,8 +64,7 @@ std::string NpuDevice::folder(const std::string& model_folder) const {
                       "[FlowNPU] expected the compiled designs of this model beside it, and it was "
                       "not read from a file: set the provider option artifacts to their folder");
   }
-  return (std::filesystem::path(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"))
-      .string();
+  return utf8_of(path_of(model_folder) / "artifacts" / (emulated_ ? "emulate" : "npu2"));
 }
 
 std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder) const {
@@ -179,9 +179,12 @@ Counts NpuDevice::counts() const {
 
 }  // namespace npu
 
-bool npu_built_in() { return std::filesystem::exists(npu::own_folder() / npu::kXrtPlugin); }
+bool npu_built_in() {
+  return std::filesystem::exists(own_folder() / library_file(npu::kXrtPlugin));
+}
 
 std::unique_ptr<Device> make_npu_device(const DeviceOptions& options) {
+  npu::require_npu_system();
   return std::make_unique<npu::NpuDevice>(options, false);
 }
 

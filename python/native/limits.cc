@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "ops/machine_limits.h"
+#include "ops/system/machine_limits.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;

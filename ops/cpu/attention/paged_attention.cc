@@ -13,9 +13,9 @@
 #include "ops/cpu/attention/paged_call.h"
 #include "ops/cpu/attention/plan.h"
 #include "ops/cpu/attention/tiles.h"
-#include "ops/cpu/cache_bytes.h"
 #include "ops/cpu/step.h"
 #include "ops/error.h"
+#include "ops/system/processors.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -37,7 +37,7 @@ struct PagedTile {
 class PagedAttention final : public Step {
  public:
   PagedAttention(const Node& node, const Context& context)
-      : context_(context), attributes_(node), cache_bytes_(cache_bytes()) {
+      : context_(context), attributes_(node), cache_bytes_(second_level_cache_bytes()) {
     check_paged_node(node, attributes_);
   }
 

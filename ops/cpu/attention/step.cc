@@ -6,8 +6,8 @@
 #include <limits>
 #include <string_view>
 
-#include "ops/cpu/cache_bytes.h"
 #include "ops/error.h"
+#include "ops/system/processors.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -92,7 +92,7 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
       attributes_(node),
       keeps_present_(node.has_output(kPresentKey) && node.has_output(kPresentValue)),
       writes_present_(node.has_output(kPresentKey) || node.has_output(kPresentValue)),
-      cache_bytes_(cache_bytes()) {
+      cache_bytes_(second_level_cache_bytes()) {
   check_inputs(node, attributes_);
   for (const AttentionOutput present : {kPresentKey, kPresentValue}) {
     if (node.has_output(present)) cache_type_ = node.outputs[present].type;

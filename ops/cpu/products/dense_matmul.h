@@ -8,8 +8,8 @@
 #include <memory>
 #include <string_view>
 
-#include "ops/cpu/cache_bytes.h"
 #include "ops/cpu/step.h"
+#include "ops/system/processors.h"
 
 namespace flownpu::cpu {
 
@@ -19,7 +19,7 @@ class DenseProduct {
  public:
   // What to round to; products of a few rows round nothing.
   DenseProduct(const Context& context, DenseRounding rounding)
-      : context_(context), rounding_(rounding), cache_bytes_(cache_bytes()) {}
+      : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
 
   // As the option `activations` says, where the instruction set has dot products.
   static DenseProduct rounded(const Context& context);

@@ -11,6 +11,7 @@
 #include "aie/words/reader.h"
 #include "ops/formats/crc32.h"
 #include "ops/npu/driver/runtime.h"
+#include "ops/system/paths.h"
 
 namespace flownpu::npu {
 namespace {
@@ -50,7 +51,7 @@ HostCallRecord read_host_call(WordReader& reader) {
 
 std::int64_t sum_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw words::Error(path.string() + " cannot be read");
+  if (!file) throw words::Error(utf8_of(path) + " cannot be read");
   std::uint32_t sum = 0;
   std::vector<char> piece(1 << 16);
   do {
@@ -58,7 +59,7 @@ std::int64_t sum_of(const fs::path& path) {
     const auto bytes = static_cast<std::size_t>(file.gcount());
     sum = crc32(std::as_bytes(std::span(piece).first(bytes)), sum);
   } while (file);
-  if (file.bad()) throw words::Error(path.string() + " cannot be read");
+  if (file.bad()) throw words::Error(utf8_of(path) + " cannot be read");
   return sum;
 }
 
@@ -66,14 +67,14 @@ std::int64_t sum_of(const fs::path& path) {
 
 Artifacts::Artifacts(std::string folder, bool emulated)
     : folder_(std::move(folder)), emulated_(emulated) {
-  const fs::path index = fs::path(folder_) / "index.words";
+  const fs::path index = path_of(folder_) / "index.words";
   std::error_code ignored;
   if (!fs::exists(index, ignored)) {
     refuse("expected the compiled designs of this model in " + folder_ + ", found no index.words",
            "build them");
   }
   try {
-    read_index(words::read_words(index.string()));
+    read_index(words::read_words(index));
   } catch (const words::Error& error) {
     refuse(error.what(), "build them again");
   }
@@ -105,13 +106,13 @@ void Artifacts::read_index(std::span<const std::int64_t> words) {
 }
 
 std::string Artifacts::build_command() const {
-  const fs::path folder = fs::path(folder_).lexically_normal();
+  const fs::path folder = path_of(folder_).lexically_normal();
   // `flownpu build` writes to MODEL/artifacts/emulate, or the target's name, unless it is told.
   const fs::path artifacts =
       folder.has_filename() ? folder.parent_path() : folder.parent_path().parent_path();
   const bool usual = artifacts.filename() == "artifacts";
   std::string command = "flownpu build ";
-  command += usual ? artifacts.parent_path().string() : "MODEL";
+  command += usual ? utf8_of(artifacts.parent_path()) : "MODEL";
   command += emulated_ ? " --for emulate" : " --for xclbin";
   if (!target_.empty()) command += " --target " + target_;
   return usual ? command : command + " --output " + folder_;
@@ -158,7 +159,7 @@ std::string Artifacts::array_file(const CallRecord& call) const {
 CallFamily Artifacts::family(const CallRecord& call) const {
   const std::string path = checked(call.file, call.crc);
   try {
-    return CallFamily::read(words::read_words(path));
+    return CallFamily::read(words::read_words(path_of(path)));
   } catch (const std::exception& error) {
     refuse(path + ": " + error.what(), "build them again");
   }
@@ -181,13 +182,13 @@ void Artifacts::check(std::span<const ProgramRecord* const> programs) const {
 }
 
 std::string Artifacts::checked(const std::string& file, std::int64_t sum) const {
-  const fs::path path = fs::path(folder_) / file;
+  const fs::path path = path_of(folder_) / path_of(file);
   try {
-    if (sum_of(path) == sum) return path.string();
+    if (sum_of(path) == sum) return utf8_of(path);
   } catch (const words::Error& error) {
     refuse(error.what(), "build them again");
   }
-  refuse(path.string() + " is not the file that was built: its sum is another", "build them again");
+  refuse(utf8_of(path) + " is not the file that was built: its sum is another", "build them again");
 }
 
 }  // namespace flownpu::npu

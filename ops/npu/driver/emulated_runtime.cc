@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/driver/emulated_runtime.h"
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <system_error>
@@ -15,49 +14,33 @@
 
 #include "aie/emulator/emulator.h"
 #include "ops/npu/driver/counters.h"
-#include "ops/npu/driver/own_folder.h"
+#include "ops/system/library.h"
+#include "ops/system/memory.h"
+#include "ops/system/paths.h"
 
 namespace flownpu::npu {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 // What a DMA's addresses are multiples of.
 constexpr std::size_t kDmaWord = 4;
 
-// Zeros, which take memory once they are touched. A page that nobody may touch follows, so that who
-// writes past the end is stopped there.
-class Pages {
- public:
-  explicit Pages(std::size_t bytes) {
-    if (bytes > SIZE_MAX / 2) refuse(bytes);
-    mapped_ = (bytes + kPage - 1) / kPage * kPage + kPage;
-    void* memory =
-        mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) refuse(bytes);
-    data_ = static_cast<std::byte*>(memory);
-    mprotect(data_ + mapped_ - kPage, kPage, PROT_NONE);
-  }
-  Pages(const Pages&) = delete;
-  Pages& operator=(const Pages&) = delete;
-  ~Pages() { munmap(data_, mapped_); }
-
-  std::byte* data() const { return data_; }
-
- private:
-  [[noreturn]] static void refuse(std::size_t bytes) {
+GuardedPages allocate_pages(std::size_t bytes) {
+  try {
+    return GuardedPages(bytes);
+  } catch (const std::bad_alloc&) {
     throw DeviceError(Failure::kMemory, "[FlowNPU] expected a buffer of " + std::to_string(bytes) +
                                             " bytes, there is no memory for it; use a shorter "
                                             "context, or a smaller model");
   }
-
-  std::size_t mapped_ = 0;
-  std::byte* data_ = nullptr;
-};
+}
 
 class EmulatedBuffer final : public Buffer {
  public:
   EmulatedBuffer(std::size_t bytes, std::shared_ptr<Counters> counters)
-      : size_(bytes), host_(bytes), device_(bytes), counters_(std::move(counters)) {
+      : size_(bytes),
+        host_(allocate_pages(bytes)),
+        device_(allocate_pages(bytes)),
+        counters_(std::move(counters)) {
     counters_->buffer_bytes += size_;
   }
   EmulatedBuffer(const EmulatedBuffer&) = delete;
@@ -77,7 +60,8 @@ class EmulatedBuffer final : public Buffer {
   }
 
  private:
-  void move(const Pages& to, const Pages& from, std::size_t offset, std::size_t bytes) const {
+  void move(const GuardedPages& to, const GuardedPages& from, std::size_t offset,
+            std::size_t bytes) const {
     if (offset > size_ || bytes > size_ - offset) {
       fail("[FlowNPU] expected to move bytes of a buffer of ", size_, ", got ", offset, "..",
            offset + bytes);
@@ -86,8 +70,8 @@ class EmulatedBuffer final : public Buffer {
   }
 
   std::size_t size_;
-  Pages host_;
-  Pages device_;
+  GuardedPages host_;
+  GuardedPages device_;
   std::shared_ptr<Counters> counters_;
 };
 
@@ -249,7 +233,7 @@ class EmulatedRuntime final : public Runtime {
 
   std::unique_ptr<npu::Array> load(const std::string& file) override {
     try {
-      emulator::Array array = emulator::read_array(words::read_words(file));
+      emulator::Array array = emulator::read_array(words::read_words(path_of(file)));
       if (array.target != target_) {
         throw words::Error("expected an array of " + target_ + ", got one of " + array.target);
       }
@@ -283,16 +267,15 @@ std::unique_ptr<Runtime> open_emulated_runtime(const std::string& target,
   if (target != "npu1" && target != "npu2")
     throw DeviceError(Failure::kArtifact,
                       "[FlowNPU] expected artifacts of npu1 or npu2, got those of " + target);
-  const std::filesystem::path folder =
-      kernels.empty() ? own_folder() : std::filesystem::path(kernels);
+  const std::filesystem::path folder = kernels.empty() ? own_folder() : path_of(kernels);
   const std::filesystem::path library =
-      folder / (target == "npu2" ? "libflownpu_aie_xdna2.so" : "libflownpu_aie_xdna.so");
+      folder / library_file(target == "npu2" ? "flownpu_aie_xdna2" : "flownpu_aie_xdna");
   try {
-    return std::make_unique<EmulatedRuntime>(target, emulator::load_kernels(library.string()));
+    return std::make_unique<EmulatedRuntime>(target, emulator::load_kernels(library));
   } catch (const words::Error& error) {
     throw DeviceError(Failure::kNoDevice,
                       "[FlowNPU] expected the NPU's kernels, compiled for this machine, in " +
-                          library.string() + ": " + error.what() +
+                          utf8_of(library) + ": " + error.what() +
                           "; install FlowNPU again, which brings them along");
   }
 }

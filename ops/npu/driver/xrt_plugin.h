@@ -10,12 +10,20 @@
 
 namespace flownpu::npu {
 
-// Beside this library, where it was built with XRT's headers.
-inline constexpr const char* kXrtPlugin = "libflownpu_xrt.so";
+// Beside this library (library_file), where it was built with XRT's headers.
+inline constexpr const char* kXrtPlugin = "flownpu_xrt";
+
+// What installs XRT depends on the system, and `flownpu doctor` knows that of each.
+inline constexpr const char* kInstallXrt =
+    "`flownpu doctor` names the command that installs it here";
+
+// Throws DeviceError (kVersion), by name, on a system where FlowNPU drives no NPU: on Windows.
+void require_npu_system();
 
 // Loads a plugin, which stays loaded: XRT's threads and exit handlers do not bear to be unloaded.
-// `file`: empty for libflownpu_xrt.so beside this library. Throws DeviceError (kVersion) that tells
-// apart: there is none, XRT is not installed, XRT does not fit it, it does not fit FlowNPU.
+// `file`: empty for kXrtPlugin beside this library. Throws DeviceError (kVersion) that tells apart:
+// there is none, XRT is not installed, XRT does not fit it, it does not fit FlowNPU; and what
+// require_npu_system() does.
 const xrt_abi::Table& load_xrt_plugin(std::string file);
 
 // Takes what the plugin says in an error.

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/run/program.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -10,6 +8,7 @@
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/system/machine_limits.h"
 
 namespace flownpu::npu {
 namespace {
@@ -48,8 +47,7 @@ std::map<std::string, ProgramBuffer> largest(std::span<const ProgramRecord* cons
 
 // The array's buffers lie in the machine's own memory.
 void require_memory(const std::map<std::string, ProgramBuffer>& buffers) {
-  const auto machine = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-                       static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t machine = machine_memory();
   std::size_t left = machine;
   for (const auto& [name, buffer] : buffers) {
     if (buffer.bytes > left) {

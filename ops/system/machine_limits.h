@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of this machine the process may use: processors, by its affinity and by the CPU quota of its
-// control groups, and memory, by their limit. The whole machine's, where Linux sets no limit.
+// control groups, and memory, by their limit. The whole machine's, where Linux sets no limit. What
+// Windows limits (job objects) is not read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
-#include <vector>
 
 namespace flownpu {
 
@@ -16,9 +17,6 @@ struct GroupLimit {
   Value value{};
   std::filesystem::path file;
 };
-
-// The processors that the process may run on (sched_getaffinity); none if the system does not tell.
-std::vector<int> allowed_processors();
 
 // How many processors' worth of time the process may use: 1.5 is 150 ms in 100 ms. The smallest
 // quota of its group and those around it, of version 2 (cpu.max) or 1 (cpu.cfs_quota_us) of control
@@ -33,5 +31,8 @@ std::optional<GroupLimit<std::int64_t>> memory_limit(const std::filesystem::path
 // quota, at least 1. With one more than that, all would be stopped for the rest of each period (100
 // ms) when the quota is used up, and threads that share out a step wait for the slowest.
 int usable_processors(const std::filesystem::path& root = "/");
+
+// Bytes of main memory that the machine has.
+std::size_t machine_memory();
 
 }  // namespace flownpu

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/driver/own_folder.h"
+#include "ops/system/library.h"
 
 #include <dlfcn.h>
 
 #include <system_error>
 
-namespace flownpu::npu {
+namespace flownpu {
 
 std::filesystem::path own_folder() {
   Dl_info info{};
@@ -15,4 +15,11 @@ std::filesystem::path own_folder() {
   return std::filesystem::absolute(info.dli_fname, ignored).parent_path();
 }
 
-}  // namespace flownpu::npu
+std::string library_file(std::string_view name) {
+  return std::string("lib").append(name).append(".so");
+}
+
+// It is linked so (-z nodelete).
+void stay_loaded() {}
+
+}  // namespace flownpu

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/machine_limits.h"
+#include "ops/system/machine_limits.h"
 
-#include <algorithm>
+#include <unistd.h>
+
 #include <fstream>
 #include <sstream>
 #include <string>
 #include <string_view>
-#include <thread>
-
-#if defined(__linux__)
-#include <sched.h>
-#endif
+#include <vector>
 
 namespace flownpu {
 namespace {
@@ -136,18 +133,6 @@ std::optional<GroupLimit<std::int64_t>> memory_of(const fs::path& folder, bool i
 
 }  // namespace
 
-std::vector<int> allowed_processors() {
-  std::vector<int> processors;
-#if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return processors;
-  for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
-    if (CPU_ISSET(processor, &set)) processors.push_back(processor);
-  }
-#endif
-  return processors;
-}
-
 std::optional<GroupLimit<double>> processor_quota(const fs::path& root) {
   return least<double>(root, "cpu", quota_of);
 }
@@ -156,12 +141,9 @@ std::optional<GroupLimit<std::int64_t>> memory_limit(const fs::path& root) {
   return least<std::int64_t>(root, "memory", memory_of);
 }
 
-int usable_processors(const fs::path& root) {
-  auto allowed = static_cast<int>(allowed_processors().size());
-  if (allowed == 0) allowed = static_cast<int>(std::thread::hardware_concurrency());
-  if (const auto quota = processor_quota(root))
-    allowed = static_cast<int>(std::min<double>(allowed, quota->value));
-  return std::max(allowed, 1);
+std::size_t machine_memory() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace flownpu

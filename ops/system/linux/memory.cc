@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/system/memory.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace flownpu {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+// The large pages of x86-64.
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes) {
+  const std::size_t size = (bytes + kLargePage - 1) / kLargePage * kLargePage;
+  void* memory = std::aligned_alloc(kLargePage, size);
+  if (memory == nullptr) throw std::bad_alloc();
+  (void)::madvise(memory, size, MADV_HUGEPAGE);  // advice: without it the same, but slower
+  return {static_cast<std::byte*>(memory), std::free};
+}
+
+GuardedPages::GuardedPages(std::size_t bytes) {
+  if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
+  mapped_ = (bytes + kPage - 1) / kPage * kPage + kPage;
+  void* memory =
+      ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::byte*>(memory);
+  ::mprotect(data_ + mapped_ - kPage, kPage, PROT_NONE);
+}
+
+GuardedPages::~GuardedPages() { ::munmap(data_, mapped_); }
+
+}  // namespace flownpu

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/system/library.h"
+
+#include <windows.h>
+
+#include "ops/error.h"
+
+namespace flownpu {
+namespace {
+
+// The longest path of an NT kernel, in UTF-16, and the zero behind it.
+constexpr DWORD kMostPath = 32768;
+
+// Null if it cannot be told.
+HMODULE own_module(DWORD flags) {
+  HMODULE module = nullptr;
+  const auto* const inside = reinterpret_cast<const wchar_t*>(&own_folder);
+  return GetModuleHandleExW(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | flags, inside, &module) == 0
+             ? nullptr
+             : module;
+}
+
+}  // namespace
+
+std::filesystem::path own_folder() {
+  std::wstring path(kMostPath, L'\0');
+  HMODULE const module = own_module(GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT);
+  if (module == nullptr) return {};
+  path.resize(GetModuleFileNameW(module, path.data(), kMostPath));
+  return std::filesystem::path(path).parent_path();
+}
+
+std::string library_file(std::string_view name) { return std::string(name).append(".dll"); }
+
+void stay_loaded() {
+  if (own_module(GET_MODULE_HANDLE_EX_FLAG_PIN) == nullptr)
+    fail("[FlowNPU] Windows does not keep this library in the process: error ", GetLastError());
+}
+
+}  // namespace flownpu

@@ -50,6 +50,7 @@ class LayerSequence:
         self.state_size = sum(region.size for region in self.regions.values())
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
         self.weights, self.planned, self._phase = WeightStreams(array.ends.weights), 0, -1
+        self._told: Sweep | None = None  # what the tiles that attend were told last
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
         self._vectors = len(layers) * self._shape.vector_size + (
@@ -145,8 +146,11 @@ class LayerSequence:
 
     def _start_projecting(self, phases: Sequence[Projection], lines: list[int], part: Sweep | None) -> None:
         projecting, columns = self._array.projecting, self._way.columns
+        # A layer that sees what the one before it saw is told nothing new, at any position.
+        moving = 0 if part is not None and part == self._told else MOVING
+        self._told = part
         for number, words in enumerate(self._way.words(self.token, part)):
-            self._array.attending.write(1 + number, words, moving=MOVING)
+            self._array.attending.write(1 + number, words, moving=moving)
         rows = [phase.column_rows(columns) for phase in phases]
         for tile in range(columns * TILES):
             words = [len(phases)]

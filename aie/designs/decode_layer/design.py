@@ -12,7 +12,7 @@ The array (npu2):
     columns 6, 7    two tiles each of those above: one more column that projects, on a stream of either shim tile
 
 **Streams.** A shim tile sends two, the array sixteen. What is neither a weight nor a key takes two of them, one for
-each of the tiles at the bottom: norms, angles, heads and shares come one after the other on the RoPE tile's. So with
+each of the tiles at the bottom: norms, angles and heads come one after the other on the RoPE tile's. So with
 `split` fourteen carry weights and keys; thirteen carry more than main memory gives.
 
 **Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
@@ -25,11 +25,10 @@ neighbour's memory, what the tile after it made (shape.py: `Projection.column_ro
 take 28 tiles as long as 84, and a few streams that are left alone do not keep main memory busy.
 
 **Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
-stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention (with split
-keys twice: for the shares, and for what they make together), for the output projection, for the gated activations, for
-the down projection. What need not go that way does not: the residual
-stream stays in its tile from one norm to the other, norms go to the projecting tiles and queries to the pairs inside
-the array. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does,
+stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention, for the output
+projection, for the gated activations, for the down projection. What need not go that way does not: the residual stream
+stays in its tile from one norm to the other, norms go to the projecting tiles, queries to the pairs, and shares of
+attention from tile to tile inside the array. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does,
 so that no layer of a call waits for the addition, and an entry is the same wherever it is.
 
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream

@@ -38,8 +38,6 @@ _PAIRS_OF_A_COLUMN = TILES // 2
 class PairsOfTiles(Attention):
     """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
 
-    waits = 6
-
     @property
     def pairs(self) -> int:
         """Pairs of tiles: a batch has a head for each."""
@@ -88,7 +86,7 @@ class PairsOfTiles(Attention):
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
-    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
+    def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
         """Those of attention (kernels/README.md), of which the V tile has the first, its chunks."""
         if part is None:
             return []

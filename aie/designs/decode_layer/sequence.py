@@ -202,7 +202,7 @@ class LayerSequence:
             end = (index + 1) * shape.vector_size
             tables[:0] = [(self.buffers.vectors, self._vectors, end - before * d) for before in (2, 1)]
         for buffer, size, first in tables:
-            self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [self._way.batch, d], [0, 1]))
+            self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))
 
     def _append_to_cache(self, index: int) -> None:
         """Queries, keys and values through the RoPE tile; keys, then values, into the cache."""

@@ -227,19 +227,17 @@ class LayerShape:
         return ceil_div(elements, self.line)
 
     def regions(self, more: Mapping[str, int]) -> dict[str, Region]:
-        """The regions of `state`; `more`: sizes of those that a way of attention adds.
+        """The regions of `state`; `more`: sizes of attention's, in their order.
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
-        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output. attended [line]: the output
-        projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
+        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output, one of its own. attended
+        [line]: the output projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
         """
-        attention = self.heads * self.d
         sizes = {
             "hidden": self.hidden,
             "update": self.hidden,
-            "qkv": attention + 2 * self.kv_heads * self.d,
-            "context": attention,
+            "qkv": (self.heads + 2 * self.kv_heads) * self.d,
             "attended": self.hidden,
             "activated": self.feed_forward,
             **more,

@@ -86,8 +86,16 @@ MUTATIONS = {
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
-        ("flow_kv_merge.cc", "multiply_by_power(Accumulator<kTiles>(l), power)", "Accumulator<kTiles>(l)"),
-        shares.test_merging_has_no_bias,
+        ("flow_kv_split.cc", "aie::sub(sides[side], m)", "aie::sub(m, m)"),
+        shares.test_a_meeting_is_exact,
+    ),
+    "a meeting that forgets the others before it": (
+        ("flow_kv_split.cc", "other * 2 * kMostRows", "0 * other"),
+        shares.test_a_meeting_is_exact,
+    ),
+    "a row that meets as another does": (
+        ("flow_kv_split.cc", "of_rows.get(row_of(index, d))", "of_rows.get(0)"),
+        shares.test_a_meeting_is_exact,
     ),
     "a part that begins too early": (
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
@@ -105,17 +113,12 @@ ENTRIES = {
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
     "flow_kv_split.cc": [
-        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_store", "flow_kv_split_share", "flow_kv_split_give",
-    ],
-    "flow_kv_merge.cc": [
-        "flow_kv_merge_take", "flow_kv_merge_weights", "flow_kv_merge", "flow_kv_merge_store",
+        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
 INCLUDERS = {
     "attention.h": ["flow_qkv.cc", "flow_kv.cc"],
     "q4nx.h": ["fused_dqp.cc"],
-    "flow_kv_split.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
-    "flow_kv_merge.cc": ["flow_kv_split.cc", "flow_kv_merge.cc"],
 }
 # Floor rounding, in every kernel that rounds; but for fused_dqp.cc, whose sums are split in two parts: floor's 2^-16 of
 # them (2^-18 to the nearest) is within the tolerance, and its outputs are f32.
@@ -130,7 +133,6 @@ ROUNDED = {
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
-    "flow_kv_merge.cc": shares.test_merging_has_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_a_sum(kernels, rng, 3, 1152, 0),

@@ -114,12 +114,11 @@ class LayerSequence:
         self.wait(attended)
 
         self.send_region(ends.vectors, "attended")
-        self.wait(self._project(gate_up, "activated"))
+        # The residual stream leaves its tile before the x of this projection does.
+        self.wait(self._project(gate_up, "activated") + hidden)
 
         self.send_region(ends.vectors, "activated")
-        update = self._project(down, "update")
-        self.wait(hidden)
-        return update
+        return self._project(down, "update")
 
     def _logits(self, head: Projection, update: list[Any]) -> list[Any]:
         """The LM head: the first half of what the residual tile and the projecting tiles do for a layer."""

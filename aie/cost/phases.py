@@ -9,7 +9,8 @@ made until then. Within a phase everything goes on side by side, so
 The controller goes through a phase's instructions while what its first transfer started is going on already; only what
 comes before that, parameters and barriers, is added.
 
-Cores that call the same kernels are one *kind*, and so are streams into such cores, and out of them. A kind is as busy
+Cores that call the same kernels with what they take are one *kind*, and so are streams into such cores; those out of
+cores, by what they give. A kind is as busy
 as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
 sent ahead of its phase so does not look like a stream that has more than the others. Streams of a kind share main
 memory evenly (`shared_seconds` of memory.py): where some have more than others, they end alone.
@@ -209,23 +210,19 @@ def _name(tile: Tile) -> str:
     return f"({tile.column}, {tile.row})"
 
 
-def _kernels(body: tuple[Statement, ...], port: str = "") -> frozenset[str]:
-    """Those that a program calls; with objects of fifos that it takes from or gives to, where a port is named."""
+def _kernels(body: tuple[Statement, ...], port: str = "consume") -> frozenset[str]:
+    """Those that a program calls with objects that it takes, or gives ("produce")."""
     every = list(statements(body))
     views = {statement.name for statement in every if isinstance(statement, Acquire) and statement.port == port}
     return frozenset(
         statement.kernel
         for statement in every
-        if isinstance(statement, Call)
-        and (not port or any(isinstance(a, Element) and a.view in views for a in statement.arguments))
+        if isinstance(statement, Call) and any(isinstance(a, Element) and a.view in views for a in statement.arguments)
     )
 
 
 def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozenset[str]]]:
-    """The kind of each fifo from or to main memory: its direction, and the kernels at its other end for such objects.
-
-    For any object that a core is sent, or gives: those that one column calls besides make no other kind of its streams.
-    """
+    """The kind of each fifo from or to main memory: its direction, and the kernels at its other end."""
     taking, giving = ({c.tile: _kernels(c.body, port) for c in array.cores} for port in ("consume", "produce"))
     further: dict[str, tuple[str, ...]] = {}
     before: dict[str, tuple[str, ...]] = {}

@@ -23,6 +23,8 @@ from flownpu.aie.designs.flow_kv import Pairs
 from flownpu.aie.iron.compat import Tile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.designs.common import RunTimeParameters
     from flownpu.aie.designs.decode_layer.call import Token

@@ -238,9 +238,10 @@ class SplitKeys(Attention):
             for _ in range_(objects):
                 attend(w.acquire(1), x, rtp, share, turn, heads, rows, d)
                 w.release(1)
-            for part in range_(_HEADS):
-                pass_on(part)
-            for part in range_(_HEADS, _HEADS + heads * rows * d // _PART):
+            if meeting.leaves:
+                for part in range_(_HEADS):
+                    pass_on(part)
+            for part in range_(_HEADS if meeting.leaves else 0, _HEADS + heads * rows * d // _PART):
                 pass_on(part)
                 if meeting.leaves:
                     store(share, y.acquire(1), part, d)

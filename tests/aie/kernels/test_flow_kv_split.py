@@ -166,13 +166,13 @@ def test_a_meeting_is_exact(kernels, rng):
     """Whole numbers of up to 8 bits, whose sums f32 holds: in any order the same bytes, and those of float64."""
     tiles, rows, d = 9, 6, 128
     m = rng.integers(-3, 4, (tiles, PART))
-    l, y = rng.integers(0, 256, (tiles, PART)), rng.integers(-255, 256, (tiles, rows, d))
+    sums, y = rng.integers(0, 256, (tiles, PART)), rng.integers(-255, 256, (tiles, rows, d))
     shares = np.full((tiles, FIRST_PART), np.nan, np.float32)
-    shares = np.concatenate([shares, m, l, y.reshape(tiles, -1)], axis=1).astype(np.float32)
+    shares = np.concatenate([shares, m, sums, y.reshape(tiles, -1)], axis=1).astype(np.float32)
     found = [all_together(kernels, list(shares[rng.permutation(tiles)]), d) for _ in range(3)]
     largest = m.max(0)
     power = np.exp2(m - largest)
-    expected = [largest, (power * l).sum(0), (power[:, :rows, None] * y).sum(0).reshape(-1)]
+    expected = [largest, (power * sums).sum(0), (power[:, :rows, None] * y).sum(0).reshape(-1)]
     for share in found:
         np.testing.assert_array_equal(parts(share).reshape(-1), np.concatenate(expected))
 

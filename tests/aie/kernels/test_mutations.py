@@ -74,7 +74,7 @@ MUTATIONS = {
         shares.test_a_share_is_its_own_attention,
     ),
     "objects of a share that follow one another": (
-        ("flow_kv_split.cc", "key + share.step", "key + kKeys"),
+        ("flow_kv_split.cc", "key + words.step", "key + kKeys"),
         lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (

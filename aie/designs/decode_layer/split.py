@@ -82,7 +82,7 @@ _PART = BLOCK_ROWS  # elements in which a tile gives its results
 _HALF = BLOCK_BYTES // 4  # elements of half an object
 _BUNDLE = 256  # elements of the keys of a bundle at a position, at most: 1280 are five, which the kernel takes at once
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head: kernels/flow_kv_split.cc, as the next one
-# Of a tile's share: position, powers of up to three others and its own, m and l, before Y.
+# What a tile's share has before Y: position, powers of it and of up to three others, m and l.
 _FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
 _HEADS = 2  # parts of a share before those of Y: m and l
 _QUERIES, _TURNS, _WORDS = 9, 10, 12  # words of a tile: see `attend_to_share`

@@ -9,7 +9,8 @@ made until then. Within a phase everything goes on side by side, so
 The controller goes through a phase's instructions while what its first transfer started is going on already; only what
 comes before that, parameters and barriers, is added.
 
-Cores that call the same kernels are one *kind*, and so are streams into such cores, and out of them. A kind is as busy
+Cores that call the same kernels with what they take are one *kind*, and so are streams into such cores; those out of
+cores, by what they give. A kind is as busy
 as the fullest of it over the whole call, phase by phase in proportion to the bytes of all of it: what one of them is
 sent ahead of its phase so does not look like a stream that has more than the others. Streams of a kind share main
 memory evenly (`shared_seconds` of memory.py): where some have more than others, they end alone.
@@ -27,8 +28,9 @@ from typing import TYPE_CHECKING
 from flownpu.aie.cost.memory import contiguous_bytes, relative_efficiency, shared_seconds
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
-from flownpu.aie.plan.data import Await, Call, Loop, Transfer
+from flownpu.aie.plan.data import Acquire, Await, Call, Element, Transfer
 from flownpu.aie.plan.instructions import words_of_step, words_of_steps
+from flownpu.aie.plan.resources import statements
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping
@@ -208,15 +210,20 @@ def _name(tile: Tile) -> str:
     return f"({tile.column}, {tile.row})"
 
 
-def _kernels(body: tuple[Statement, ...]) -> frozenset[str]:
-    """Those that a program calls."""
-    inner = (_kernels(statement.body) for statement in body if isinstance(statement, Loop))
-    return frozenset().union({s.kernel for s in body if isinstance(s, Call)}, *inner)
+def _kernels(body: tuple[Statement, ...], port: str = "consume") -> frozenset[str]:
+    """Those that a program calls with objects that it takes, or gives ("produce")."""
+    every = list(statements(body))
+    views = {statement.name for statement in every if isinstance(statement, Acquire) and statement.port == port}
+    return frozenset(
+        statement.kernel
+        for statement in every
+        if isinstance(statement, Call) and any(isinstance(a, Element) and a.view in views for a in statement.arguments)
+    )
 
 
 def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozenset[str]]]:
-    """The kind of each fifo from or to main memory: its direction, and the kernels of the cores at its other end."""
-    kernels = {core.tile: _kernels(core.body) for core in array.cores}
+    """The kind of each fifo from or to main memory: its direction, and the kernels at its other end."""
+    taking, giving = ({c.tile: _kernels(c.body, port) for c in array.cores} for port in ("consume", "produce"))
     further: dict[str, tuple[str, ...]] = {}
     before: dict[str, tuple[str, ...]] = {}
     for link in array.links:
@@ -225,11 +232,11 @@ def _stream_kinds(array: Array, device: Device) -> dict[str, tuple[bool, frozens
     fifos = {fifo.name: fifo for fifo in array.fifos}
 
     def into(name: str) -> frozenset[str]:
-        here = (kernels.get(end.tile, frozenset()) for end in fifos[name].consumers)
+        here = (taking.get(end.tile, frozenset()) for end in fifos[name].consumers)
         return frozenset().union(*here, *(into(other) for other in further.get(name, ())))
 
     def out_of(name: str) -> frozenset[str]:
-        here = kernels.get(fifos[name].producer.tile, frozenset())
+        here = giving.get(fifos[name].producer.tile, frozenset())
         return here.union(*(out_of(other) for other in before.get(name, ())))
 
     shim = {name: from_shim(fifo, device) for name, fifo in fifos.items()}

@@ -158,14 +158,14 @@ class RunTimeParameters:
         self.barrier = WorkerRuntimeBarrier()
         self._written: dict[tuple[int, int], int] = {}
 
-    def write(self, core: int, words: Sequence[int], *, moving: int = 0) -> None:
-        """In a sequence: write a core's first words; those that hold the value already are left out.
+    def write(self, core: int, words: Sequence[int | None], *, moving: int = 0) -> None:
+        """In a sequence: write a core's first words, but for None; those that hold the value already are left out.
 
         But not the first `moving` of them, which change with the position: with them left out where they happen to be
         equal, the steps of two positions would differ in more than their numbers (programs/call_family.py).
         """
         for index, value in enumerate(words):
-            if index < moving or self._written.get((core, index)) != value:
+            if value is not None and (index < moving or self._written.get((core, index)) != value):
                 self._written[core, index] = value
                 self.buffers[core][index] = value
 

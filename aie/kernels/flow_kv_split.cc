@@ -5,12 +5,13 @@
 // Dataflow: an object holds keys and values of `heads` KV heads, 1280 / (heads d) positions of
 // each. Rows, a query head each, are lanes: five keys at a time give five vectors of scores, and
 // maxima, F and the sums l are made for all rows at once, without reductions; then each row's Y.
-// They stay in the tile until its share is through. What leaves is Y / l in parts of 32 and, after
-// all KV heads', each row's m and l, from which flow_kv_merge.cc makes the attention of all shares.
+// They stay in the tile until its share is through. Then shares meet from tile to tile, part by
+// part: m first, the larger of two is that of both; then l and Y, of which each side is multiplied
+// by a power of 2. The last tile gives Y / l of all shares.
+//
 // Layout: block bf16 in two halves of 1280, of one head [keys | values][position][d], of more
-// [heads / 2 each][position][head][key, value][d]; x [KV heads][rows][d], the queries; state: 16
-// words of position, then m and l, [2][32 lanes]; y [heads][rows][d]; shares f32 [KV heads][m, l][8
-// rows]. Caller: aie/designs/decode_layer/split.py.
+// [heads / 2 each][position][head][key, value][d]; x [KV heads][rows][d], the queries; share f32,
+// see there. Caller: aie/designs/decode_layer/split.py.
 //
 // Arithmetic as in attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
 #include "aie/kernels/attention.h"
@@ -24,15 +25,25 @@ namespace at = attention;
 constexpr std::int32_t kHalf = 1280;  // bf16 of half an object
 constexpr unsigned kKeys = 5;         // taken at once: divides the positions of an object
 constexpr unsigned kMostRows = 32;    // rows at most
-constexpr unsigned kRowsOfHead = 8;   // at most
 constexpr unsigned kPart = 32;
 
+// A share: in a vector of its own the position of the next key; what both sides of a meeting are
+// multiplied by, [others][ours, theirs][32]; then parts of 32: m and l of all rows, Y
+// [heads][rows][d].
+constexpr unsigned kMostOthers = 3;
+constexpr unsigned kPowers = at::kPositionWords;
+constexpr unsigned kMaxima = kPowers + kMostOthers * 2 * kMostRows;
+constexpr unsigned kSums = kMaxima + kMostRows;
+constexpr unsigned kOutputs = kSums + kMostRows;
+constexpr std::int32_t kFirstOutput = 2;  // of the parts
+static_assert(kPart == kMostRows, "maxima, sums and outputs are parts alike");
+
 // The run-time parameters' words (README.md), of which `step` and `head` are this kernel's own.
-struct Share {
+struct Words {
   std::int32_t position, key_end, window, step, head;
   float scale;
 
-  explicit Share(const std::int32_t* rtp) {
+  explicit Words(const std::int32_t* rtp) {
     const auto words = aie::load_v<at::kParameters>(rtp);
     position = words.get(1);
     key_end = words.get(3);
@@ -48,10 +59,19 @@ struct Share {
   }
 };
 
-float* maxima(float* state) { return at::maxima(state); }
-const float* maxima(const float* state) { return state + at::kPositionWords; }
-float* denominators(float* state) { return maxima(state) + kMostRows; }
-const float* denominators(const float* state) { return maxima(state) + kMostRows; }
+// The row of a part of Y.
+unsigned row_of(std::int32_t index, std::int32_t d) {
+  const std::int32_t first = (index - kFirstOutput) * static_cast<std::int32_t>(kPart);
+  unsigned row = 0;
+  for (std::int32_t begin = d; begin <= first; begin += d) ++row;
+  return row;
+}
+
+// value 2^k, exactly.
+Float<kPart> times_power(const Float<kPart>& value, const Float<kPart>& power) {
+  const Bf16<kPart> exact = Accumulator<kPart>(power).to_vector<bfloat16>();
+  return multiply_by_power(Accumulator<kPart>(value), exact).to_vector<float>();
+}
 
 // Where an object has a head's keys and values: element of position 0, and how far the next is.
 struct Place {
@@ -122,109 +142,122 @@ void scores(const bfloat16* block, const bfloat16* q, std::int32_t first, std::i
 
 extern "C" {
 
-void flow_kv_split_start(const std::int32_t* __restrict rtp, float* __restrict state,
-                         float* __restrict y, std::int32_t rows, std::int32_t d) {
+void flow_kv_split_start(const std::int32_t* __restrict rtp, float* __restrict share,
+                         std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
-  aie::store_v(maxima(state), aie::broadcast<float, kMostRows>(at::kLowest));
-  aie::store_v(denominators(state), aie::zeros<float, kMostRows>());
+  aie::store_v(share + kMaxima, aie::broadcast<float, kMostRows>(at::kLowest));
+  aie::store_v(share + kSums, aie::zeros<float, kMostRows>());
   for (std::int32_t i = 0; i < rows * d; i += kPart) {
-    aie::store_v(y + i, aie::zeros<float, kPart>());
+    aie::store_v(share + kOutputs + i, aie::zeros<float, kPart>());
   }
-  at::store_position(state, aie::load_v<at::kParameters>(rtp).get(2));
+  at::store_position(share, aie::load_v<at::kParameters>(rtp).get(2));
 }
 
 void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
-                   const std::int32_t* __restrict rtp, float* __restrict state, float* __restrict y,
-                   std::int32_t turn, std::int32_t heads, std::int32_t rows, std::int32_t d) {
+                   const std::int32_t* __restrict rtp, float* __restrict share, std::int32_t turn,
+                   std::int32_t heads, std::int32_t rows, std::int32_t d) {
   using namespace flownpu;
   event0();
   round_to_nearest();
-  const Share share(rtp);
-  const std::int32_t key = at::load_position(state);
+  const Words words(rtp);
+  const std::int32_t key = at::load_position(share);
   const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
-  const bfloat16* q = x + (share.head + turn * heads) * rows * d;
+  const bfloat16* q = x + (words.head + turn * heads) * rows * d;
   const auto lowest = aie::broadcast<float, kMostRows>(at::kLowest);
   const auto rounder = aie::broadcast<float, kMostRows>(kRounder);
   for (std::int32_t first = 0; (first + 1) * heads * d <= kHalf; first += kKeys) {
     Float<kMostRows> t[kKeys];
-    scores(keys_and_values, q, first, heads, rows, d, share.scale, t);
+    scores(keys_and_values, q, first, heads, rows, d, words.scale, t);
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);
     for (unsigned j = 0; j < kKeys; ++j) {
-      seen[j] = share.sees(key + first + static_cast<std::int32_t>(j));
+      seen[j] = words.sees(key + first + static_cast<std::int32_t>(j));
       if (!seen[j]) t[j] = lowest;
       limited = aie::max(limited, t[j]);
     }
 
     // m: the maximum rounded up, as in attention.h.
-    const Float<kMostRows> m_left = aie::load_v<kMostRows>(maxima(state));
+    const Float<kMostRows> m_left = aie::load_v<kMostRows>(share + kMaxima);
     const auto up = aie::add(aie::add(limited, aie::broadcast<float, kMostRows>(0.5F)), rounder);
     const Float<kMostRows> m = aie::max(m_left, aie::sub(up, rounder));
-    aie::store_v(maxima(state), m);
+    aie::store_v(share + kMaxima, m);
     const auto change =
         aie::max(aie::sub(m_left, m), aie::broadcast<float, kMostRows>(kLowestExponent));
     const Float<kMostRows> correction = power_of_integer(aie::add(change, rounder));
 
     Bf16<kMostRows> f[kKeys];
     const Bf16<kMostRows> exact = Accumulator<kMostRows>(correction).to_vector<bfloat16>();
-    auto l = multiply_by_power(Accumulator<kMostRows>(aie::load_v<kMostRows>(denominators(state))),
-                               exact)
+    auto l = multiply_by_power(Accumulator<kMostRows>(aie::load_v<kMostRows>(share + kSums)), exact)
                  .to_vector<float>();
     for (unsigned j = 0; j < kKeys; ++j) {
       f[j] = seen[j] ? Accumulator<kMostRows>(power_of_two(aie::sub(t[j], m))).to_vector<bfloat16>()
                      : aie::zeros<bfloat16, kMostRows>();
       l = aie::add(l, Accumulator<kMostRows>(f[j]).to_vector<float>());
     }
-    aie::store_v(denominators(state), l);
+    aie::store_v(share + kSums, l);
 
     for (std::int32_t head = 0; head < heads; ++head) {
       const Place place(head, heads, d);
       const bfloat16* v = keys_and_values + place.values + first * place.step;
       for (std::int32_t row = head * rows; row < (head + 1) * rows; ++row) {
-        add_values(f, row, v, place.step, correction.get(row), y + row * d, d);
+        add_values(f, row, v, place.step, correction.get(row), share + kOutputs + row * d, d);
       }
     }
   }
-  at::store_position(state, key + share.step);
+  at::store_position(share, key + words.step);
   event1();
 }
 
-void flow_kv_split_store(const float* __restrict state, const float* __restrict y,
-                         bfloat16* __restrict part, std::int32_t index, std::int32_t d) {
+void flow_kv_split_meet(const float* __restrict part, float* __restrict share, std::int32_t index,
+                        std::int32_t other, std::int32_t d) {
   using namespace flownpu;
   event0();
   round_to_nearest();
-  unsigned row = 0;
-  for (std::int32_t begin = d; begin <= index * static_cast<std::int32_t>(kPart); begin += d) ++row;
-  const float l = aie::load_v<kMostRows>(denominators(state)).get(row);
-  // A share of which the query saw no key has y = 0, as l.
-  const auto limited =
-      aie::max(aie::broadcast<float, kPart>(l), aie::broadcast<float, kPart>(0.25F));
-  const auto inverse = split(reciprocal(Accumulator<kPart>(limited)));
-  const Float<kPart> sums = aie::load_v<kPart>(y + index * kPart);
-  aie::store_v(part, multiply(split(sums), inverse).to_vector<bfloat16>());
+  float* ours = share + kMaxima + index * kPart;
+  float* powers = share + kPowers + other * 2 * kMostRows;
+  Float<kPart> sides[] = {aie::load_v<kPart>(ours), aie::load_v<kPart>(part)};
+  if (index == 0) {
+    const Float<kPart> m = aie::max(sides[0], sides[1]);
+    aie::store_v(ours, m);
+    const auto lowest = aie::broadcast<float, kPart>(kLowestExponent);
+    const auto rounder = aie::broadcast<float, kPart>(kRounder);
+    for (unsigned side = 0; side < 2; ++side) {
+      const Float<kPart> change = aie::max(aie::sub(sides[side], m), lowest);
+      aie::store_v(powers + side * kMostRows, power_of_integer(aie::add(change, rounder)));
+    }
+  } else {
+    for (unsigned side = 0; side < 2; ++side) {
+      const Float<kPart> of_rows = aie::load_v<kPart>(powers + side * kMostRows);
+      const bool of_row = index >= kFirstOutput;
+      sides[side] = times_power(
+          sides[side],
+          of_row ? aie::broadcast<float, kPart>(of_rows.get(row_of(index, d))) : of_rows);
+    }
+    aie::store_v(ours, aie::add(sides[0], sides[1]));
+  }
   event1();
 }
 
-void flow_kv_split_share(const float* __restrict state, float* __restrict shares, std::int32_t turn,
-                         std::int32_t heads, std::int32_t rows) {
+void flow_kv_split_give(const float* __restrict share, float* __restrict part, std::int32_t index) {
   using namespace flownpu;
-  const auto m = aie::load_v<kMostRows>(maxima(state));
-  const auto l = aie::load_v<kMostRows>(denominators(state));
-  for (std::int32_t head = 0; head < heads; ++head) {
-    Float<2 * kRowsOfHead> share = aie::zeros<float, 2 * kRowsOfHead>();
-    for (std::int32_t row = 0; row < rows; ++row) {
-      share.set(m.get(head * rows + row), row);
-      share.set(l.get(head * rows + row), kRowsOfHead + row);
-    }
-    aie::store_v(shares + (turn * heads + head) * 2 * kRowsOfHead, share);
-  }
+  event0();
+  aie::store_v(part, aie::load_v<kPart>(share + kMaxima + index * kPart));
+  event1();
 }
 
-void flow_kv_split_give(const float* __restrict shares, bfloat16* __restrict part,
-                        std::int32_t head) {
-  constexpr unsigned kShare = 2 * flownpu::kRowsOfHead;
-  aie::store_v(reinterpret_cast<float*>(part), aie::load_v<kShare>(shares + head * kShare));
+void flow_kv_split_store(const float* __restrict share, bfloat16* __restrict part,
+                         std::int32_t index, std::int32_t d) {
+  using namespace flownpu;
+  event0();
+  round_to_nearest();
+  const float l = aie::load_v<kMostRows>(share + kSums).get(row_of(index, d));
+  // Where the query saw no key, Y is 0, as l.
+  const auto limited =
+      aie::max(aie::broadcast<float, kPart>(l), aie::broadcast<float, kPart>(0.25F));
+  const auto inverse = split(reciprocal(Accumulator<kPart>(limited)));
+  const Float<kPart> y = aie::load_v<kPart>(share + kMaxima + index * kPart);
+  aie::store_v(part, multiply(split(y), inverse).to_vector<bfloat16>());
+  event1();
 }
 
 }  // extern "C"

@@ -49,22 +49,14 @@ void flow_kv_values(const bfloat16* handoff, const bfloat16* v, float* y, std::i
 void flow_kv_finish(const float* y, bfloat16* o, std::int32_t heads, std::int32_t rows,
                     std::int32_t d);
 
-void flow_kv_split_start(const std::int32_t* rtp, float* state, float* y, std::int32_t rows,
-                         std::int32_t d);
+void flow_kv_split_start(const std::int32_t* rtp, float* share, std::int32_t rows, std::int32_t d);
 void flow_kv_split(const std::uint8_t* block, const bfloat16* x, const std::int32_t* rtp,
-                   float* state, float* y, std::int32_t turn, std::int32_t heads, std::int32_t rows,
+                   float* share, std::int32_t turn, std::int32_t heads, std::int32_t rows,
                    std::int32_t d);
-void flow_kv_split_store(const float* state, const float* y, bfloat16* part, std::int32_t index,
-                         std::int32_t d);
-void flow_kv_split_share(const float* state, float* shares, std::int32_t turn, std::int32_t heads,
-                         std::int32_t rows);
-void flow_kv_split_give(const float* shares, bfloat16* part, std::int32_t head);
-void flow_kv_merge_take(const bfloat16* part, bfloat16* shares, std::int32_t index, std::int32_t n);
-void flow_kv_merge_weights(const bfloat16* shares, float* weights, std::int32_t turns,
-                           std::int32_t rows, std::int32_t tiles);
-void flow_kv_merge(const bfloat16* outputs, const float* weights, float* sum, std::int32_t head,
-                   std::int32_t first, std::int32_t tiles, std::int32_t d);
-void flow_kv_merge_store(const float* sum, bfloat16* o, std::int32_t place, std::int32_t d);
+void flow_kv_split_meet(const float* part, float* share, std::int32_t index, std::int32_t other,
+                        std::int32_t d);
+void flow_kv_split_give(const float* share, float* part, std::int32_t index);
+void flow_kv_split_store(const float* share, bfloat16* part, std::int32_t index, std::int32_t d);
 
 void rms_norm(const bfloat16* x, const bfloat16* weight, bfloat16* y, std::int32_t rows,
               std::int32_t n, std::int32_t epsilon);

@@ -23,13 +23,15 @@ from flownpu.aie.designs.common import (
     tensor,
     worker,
 )
-from flownpu.aie.designs.decode_layer.attention import rope_tile
+from flownpu.aie.designs.decode_layer.attention import Chain, rope_tile
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
 from flownpu.aie.designs.decode_layer.weights import HALF_BLOCK, STREAMS
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
+    from collections.abc import Mapping
+
+    from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds, Meeting
     from flownpu.aie.designs.decode_layer.shape import ColumnRows, LayerShape, Projection
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
@@ -78,8 +80,9 @@ def _columns(count: int) -> list[_Column]:
         for column in range(count - 1)
     ]  # fmt: skip
     beside = RESIDUAL_COLUMN, ROPE_COLUMN
-    # In an order in which each reaches the memory of the one before it.
-    tiles = [Tile(column, first + row) for column, rows in zip(beside, [(1, 2), (2, 1)], strict=True) for row in rows]
+    # In an order in which each reaches the memory of the one before it, and the inner two that of the column before.
+    left, right = beside
+    tiles = [Tile(column, first + row) for column, row in [(right, 1), (left, 1), (left, 2), (right, 2)]]
     streams = [Tile(column, 0) for column in beside]
     return [*whole, _Column(tiles, Tile(RESIDUAL_COLUMN, 1), streams, Tile(RESIDUAL_COLUMN, 0))]
 
@@ -101,7 +104,12 @@ def build(way: Attention) -> DecodeArray:
     attending = RunTimeParameters(["rope_tile", *way.cores])
     x = ObjectFifo(tensor(BLOCK_COLUMNS), name="x")
     places = _columns(way.columns)
-    columns = [_projection_column(way, number, place, x, projecting, attending) for number, place in enumerate(places)]
+    chains = [_chain(column) for column in range(way.columns)]
+    meetings = way.meetings(chains)
+    columns = [
+        _projection_column(way, number, place, x, projecting, attending, chains[number], meetings)
+        for number, place in enumerate(places)
+    ]
     vectors, hidden, residual_worker = _residual_tile(shape, x, projecting)
     heads, queries, key_value, rope_worker = rope_tile(way, attending)
     attention, attending_workers = way.place(queries, attending)
@@ -128,9 +136,16 @@ def build(way: Attention) -> DecodeArray:
 # --- Projections ------------------------------------------------------------------------------------------------------
 
 
+def _chain(column: int) -> list[Chain]:
+    """The ends of a column's tiles: sums of shared rows, and shares of attention, go to the tile before."""
+    fifos = [ObjectFifo(tensor(BLOCK_ROWS, F32), name=f"sum_{column}_{row}") for row in range(TILES - 1)]
+    taken, given = [[fifo.cons()] for fifo in fifos], [[fifo.prod()] for fifo in fifos]
+    return [Chain(*ends) for ends in zip([*taken, []], [[], *given], strict=True)]
+
+
 def _projection_column(
     way: Attention, column: int, place: _Column, x: ObjectFifo, projecting: RunTimeParameters,
-    attending: RunTimeParameters,
+    attending: RunTimeParameters, chain: list[Chain], meetings: Mapping[tuple[int, int], Meeting],
 ) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:  # fmt: skip
     """The streams of weights, the products, and the four tiles of a column."""
     shape, memory, block, product = way.shape, place.memory, tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
@@ -152,24 +167,23 @@ def _projection_column(
     ]
     kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
     share_kinds, share_kernels = way.share()
-    held = [*kinds.values(), *share_kinds.values(), *[tensor(BLOCK_COLUMNS), product, accumulator] * 2]
+    # x, y and what tiles give one another: of shares one fifo more is held at most.
+    fifos_held = [tensor(BLOCK_COLUMNS), product, accumulator, *[accumulator] * bool(share_kinds)]
+    held = [*kinds.values(), *share_kinds.values(), *fifos_held * 2]
     room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
     blocks_ahead = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, room // BLOCK_BYTES))
-    # From each tile to the one before it: sums of shared rows.
-    chain = [ObjectFifo(accumulator, name=f"sum_{column}_{row}") for row in range(TILES - 1)]
     workers = []
     for row in range(TILES):
         number, name = column * TILES + row, f"tile_{column}_{row}"
         fifos = parts[row].cons(depth=blocks_ahead), x.cons(), y_parts[row].prod()
-        sums_in = [fifo.cons() for fifo in chain[row : row + 1]]
-        sums_out = [chain[row - 1].prod()] if row else []
         buffers, share_buffers = (
             [Buffer(kind, name=f"{name}_{what}") for what, kind in of.items()] for of in (kinds, share_kinds)
         )
         # A tile that only projects has no words of attention.
         words = [projecting.buffers[number], *([attending.buffers[1 + number]] if share_kinds else [])]
         arguments = [
-            *fifos, sums_in, sums_out, buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way,
+            *fifos, *chain[row], buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way,
+            meetings.get((column, row)),
         ]  # fmt: skip
         workers.append(worker(_tile, arguments, tile=place.tiles[row]))
     return streams, y, workers
@@ -194,7 +208,7 @@ def phase_words(projection: Projection, rows: ColumnRows, tile: int) -> list[int
 def _tile(
     w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, sums_in: list[ObjectFifoHandle],
     sums_out: list[ObjectFifoHandle], buffers: list[Buffer], words: list[Buffer], barrier: Any, kernels: list[Kernel],
-    share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention,
+    share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention, meeting: Meeting | None,
 ) -> None:  # fmt: skip
     """A projecting tile. Words: phases, and those of each (`phase_words`).
 
@@ -263,9 +277,9 @@ def _tile(
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
     first = 0
-    if share_buffers:
+    if meeting is not None:
         project(0, may_be_gated=False)
-        way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels)
+        way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels, meeting)
         first = 1
     for phase in range_(first, rtp[0]):
         project(phase)

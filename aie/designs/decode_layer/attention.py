@@ -17,7 +17,7 @@ from flownpu.aie.designs.decode_layer.shape import ROPE_COLUMN, LayerShape
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.designs.common import RunTimeParameters
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["Attention", "AttentionEnds", "rope_tile"]
+__all__ = ["Attention", "AttentionEnds", "Chain", "Meeting", "rope_tile"]
 
 
 class AttentionEnds(NamedTuple):
@@ -36,19 +36,40 @@ class AttentionEnds(NamedTuple):
     contexts: list[ObjectFifoHandle]
 
 
+class Chain(NamedTuple):
+    """A tile's ends of the fifos from each tile of a column to the one before it; the first and the last have one."""
+
+    taken: list[ObjectFifoHandle]
+    given: list[ObjectFifoHandle]
+
+
+class Meeting(NamedTuple):
+    """What a tile does with its share of attention.
+
+    Attributes:
+        others: fifos on which other tiles' shares come.
+        onward: the fifo on which all of them go on; none: they have met.
+        leaves: a result goes to the host, with those of the other tiles of the column.
+    """
+
+    others: list[ObjectFifoHandle]
+    onward: list[ObjectFifoHandle]
+    leaves: bool
+
+
 @dataclass(frozen=True)
 class Attention(ABC):
     """A way of attention in layers of a shape: pairs.py, split.py.
 
-    What other tiles do for it besides their own work is a pair of functions each: one makes buffers of the tile, the
-    other is the part of its core's program. Their defaults do nothing.
+    What the projecting tiles do for it besides their own work is a pair of functions: one makes buffers of the tile,
+    the other is the part of its core's program. Their defaults do nothing.
 
     Attributes:
         shape: of the layers.
     """
 
     shape: LayerShape
-    waits: ClassVar[int]  # of a layer, for main memory and the sequence
+    waits: ClassVar[int] = 6  # of a layer, for main memory and the sequence
 
     # --- Sizes --------------------------------------------------------------------------------------------------------
 
@@ -63,14 +84,9 @@ class Attention(ABC):
         """Positions of a chunk, of which attention reads whole ones."""
 
     @property
-    def batch(self) -> int:
-        """Heads that the RoPE tile takes at once, a divisor of the KV heads."""
-        return self.shape.batch
-
-    @property
     def regions(self) -> Mapping[str, int]:
-        """Elements of the regions of `state` that this way adds."""
-        return {}
+        """Elements of the regions of `state` that are attention's: `context`, its output [H d], and others."""
+        return {"context": self.shape.heads * self.shape.d}
 
     @property
     def context_lines(self) -> int:
@@ -99,26 +115,24 @@ class Attention(ABC):
         """Types of the buffers, by name, and kernels that a projecting tile has for attention."""
         return {}, []
 
+    def meetings(self, chains: Sequence[Sequence[Chain]]) -> Mapping[tuple[int, int], Meeting]:  # noqa: ARG002
+        """What projecting tiles do with their shares, by column and row; `chains`: the columns', tile by tile."""
+        return {}
+
     def attend_to_share(  # noqa: B027 (not every way has a share here)
         self, w: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
-        buffers: list[Buffer], kernels: list[Kernel],
+        buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
         """In a projecting tile, after its first phase; `take`: takes parts of x."""
-
-    def merger(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """Types of the buffers, by name, and kernels that the RoPE tile has for attention."""
-        return {}, []
-
-    def merge(  # noqa: B027 (the same)
-        self, heads: ObjectFifoHandle, queries: ObjectFifoHandle, buffers: list[Buffer], kernels: list[Kernel]
-    ) -> None:
-        """In the RoPE tile, after the keys."""
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
-        """Run-time parameters of each of the cores; of a phase without attention (None) what keeps them from it."""
+    def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
+        """Run-time parameters of each of the cores; of a phase without attention (None) what keeps them from it.
+
+        None in place of a word: what it holds is of no matter.
+        """
 
     def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)
         """What the weights' streams carry for a layer after its first projection."""
@@ -138,7 +152,7 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
     The first batches begin with a table each: the norms of queries and keys, if there are any, and the angles. Words:
     epsilon's bits.
     """
-    shape, batch, d = way.shape, way.batch, way.shape.d
+    shape, batch, d = way.shape, way.shape.batch, way.shape.d
     heads_of_batch = tensor(batch * d)
     heads, queries, key_value = (ObjectFifo(heads_of_batch, name=name) for name in ("heads", "queries", "key_value"))
     copy = kernel("copy_part", "copy_heads", heads_of_batch, heads_of_batch, I32, I32)
@@ -149,7 +163,7 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
 
     def core(
         heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle, tables: list[Buffer],
-        rtp: Buffer, barrier: Any, kernels: list[Kernel], merge_buffers: list[Buffer], merge_kernels: list[Kernel],
+        rtp: Buffer, barrier: Any, kernels: list[Kernel],
     ) -> None:  # fmt: skip
         barrier.wait_for_value(1)
         barrier.release_with_value(1)
@@ -170,13 +184,10 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
             copy(heads.acquire(1), key_value.acquire(1), 0, batch * d)
             heads.release(1)
             key_value.release(1)
-        way.merge(heads, queries, merge_buffers, merge_kernels)
 
     names = ["query_norm", "key_norm", "angles"] if shape.qk_norm else ["angles"]
     tables = [Buffer(heads_of_batch, name=name) for name in names]
-    kinds, kernels = way.merger()
-    buffers = [Buffer(kind, name=name) for name, kind in kinds.items()]
     fifos = heads.cons(), queries.prod(), key_value.prod()
-    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, rope], buffers, kernels]
+    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, rope]]
     tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
     return heads, queries, key_value, worker(core, arguments, tile=tile)

@@ -12,7 +12,7 @@ The array (npu2):
     columns 6, 7    two tiles each of those above: one more column that projects, on a stream of either shim tile
 
 **Streams.** A shim tile sends two, the array sixteen. What is neither a weight nor a key takes two of them, one for
-each of the tiles at the bottom: norms, angles, heads and shares come one after the other on the RoPE tile's. So with
+each of the tiles at the bottom: norms, angles and heads come one after the other on the RoPE tile's. So with
 `split` fourteen carry weights and keys; thirteen carry more than main memory gives.
 
 **Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
@@ -22,15 +22,16 @@ use all streams for all there is to move; pairs take head sizes that do not divi
 **Shared rows.** Rows of blocks are dealt to the columns as evenly as may be, neighbours to a column. Four at once are
 whole rows, one a tile; of the one to three rows that are left each tile takes a quarter of K and adds, through its
 neighbour's memory, what the tile after it made (shape.py: `Projection.column_rows`). In groups of four 64 rows would
-take 28 tiles as long as 84, and a few streams that are left alone do not keep main memory busy.
+take 28 tiles as long as 84, and a few streams that are left alone do not keep main memory busy. For the same reason the
+columns with a row more begin where those of the projection before ended: what a column has less of, it sends ahead.
 
 **Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
-stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention (with split
-keys twice: for the shares, and for what they make together), for the output projection, for the gated activations, for
-the down projection. What need not go that way does not: the residual
-stream stays in its tile from one norm to the other, norms go to the projecting tiles and queries to the pairs inside
-the array. A layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does,
-so that no layer of a call waits for the addition, and an entry is the same wherever it is.
+stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention, for the output
+projection, for the gated activations, for the down projection. What need not go that way does not: the residual stream
+stays in its tile from one norm to the other, norms go to the projecting tiles, queries to the pairs, and shares of
+attention from tile to tile inside the array. A layer leaves the *update*, its down projection, unadded: adding it is
+the first thing the next layer does, so that no layer of a call waits for the addition, and an entry is the same
+wherever it is.
 
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
 in L2 and up to four blocks a tile in L1: 700 KB in all, 10 us of what main memory gives.
@@ -53,11 +54,11 @@ What else was thought of:
   only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
 - Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
 
-Resources, largest of all shapes (checked; limits in brackets): a projecting tile 57,804 bytes of L1 (65,536), with
-split keys 62 KB, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 51,276; a V tile
-42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6 channels and 32 of 48 descriptors. All 16 shim streams
-into the array are used, and with split keys 10 of 16 out of it. No core links more than five entries of three sources,
-with split keys ten of four; that they fit 16 KB is expected, not known, until Peano has compiled them.
+Resources, largest of all shapes (checked; limits in brackets): a projecting tile 58,068 bytes of L1 (65,536), with
+split keys 63,584, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 51,276; a V
+tile 42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6 channels and 32 of 48 descriptors. All 16 shim
+streams into the array are used, and with split keys 10 of 16 out of it. No core links more than six entries of two
+sources, with split keys eleven of three; that they fit 16 KB is expected, not known, until Peano has compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """

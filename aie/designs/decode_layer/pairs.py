@@ -23,6 +23,8 @@ from flownpu.aie.designs.flow_kv import Pairs
 from flownpu.aie.iron.compat import Tile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.designs.common import RunTimeParameters
     from flownpu.aie.designs.decode_layer.call import Token
@@ -37,8 +39,6 @@ _PAIRS_OF_A_COLUMN = TILES // 2
 @dataclass(frozen=True)
 class PairsOfTiles(Attention):
     """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
-
-    waits = 6
 
     @property
     def pairs(self) -> int:
@@ -88,7 +88,7 @@ class PairsOfTiles(Attention):
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
-    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
+    def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
         """Those of attention (kernels/README.md), of which the V tile has the first, its chunks."""
         if part is None:
             return []

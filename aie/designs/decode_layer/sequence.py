@@ -50,6 +50,7 @@ class LayerSequence:
         self.state_size = sum(region.size for region in self.regions.values())
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
         self.weights, self.planned, self._phase = WeightStreams(array.ends.weights), 0, -1
+        self._told: Sweep | None = None  # what the tiles that attend were told last
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
         self._vectors = len(layers) * self._shape.vector_size + (
@@ -113,12 +114,11 @@ class LayerSequence:
         self.wait(attended)
 
         self.send_region(ends.vectors, "attended")
-        self.wait(self._project(gate_up, "activated"))
+        # The residual stream leaves its tile before the x of this projection does.
+        self.wait(self._project(gate_up, "activated") + hidden)
 
         self.send_region(ends.vectors, "activated")
-        update = self._project(down, "update")
-        self.wait(hidden)
-        return update
+        return self._project(down, "update")
 
     def _logits(self, head: Projection, update: list[Any]) -> list[Any]:
         """The LM head: the first half of what the residual tile and the projecting tiles do for a layer."""
@@ -145,8 +145,11 @@ class LayerSequence:
 
     def _start_projecting(self, phases: Sequence[Projection], lines: list[int], part: Sweep | None) -> None:
         projecting, columns = self._array.projecting, self._way.columns
+        # A layer that sees what the one before it saw is told nothing new, at any position.
+        moving = 0 if part is not None and part == self._told else MOVING
+        self._told = part
         for number, words in enumerate(self._way.words(self.token, part)):
-            self._array.attending.write(1 + number, words, moving=MOVING)
+            self._array.attending.write(1 + number, words, moving=moving)
         rows = [phase.column_rows(columns) for phase in phases]
         for tile in range(columns * TILES):
             words = [len(phases)]
@@ -198,7 +201,7 @@ class LayerSequence:
             end = (index + 1) * shape.vector_size
             tables[:0] = [(self.buffers.vectors, self._vectors, end - before * d) for before in (2, 1)]
         for buffer, size, first in tables:
-            self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [self._way.batch, d], [0, 1]))
+            self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))
 
     def _append_to_cache(self, index: int) -> None:
         """Queries, keys and values through the RoPE tile; keys, then values, into the cache."""

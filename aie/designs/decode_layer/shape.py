@@ -52,11 +52,15 @@ class ColumnRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Projection:
-    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x)."""
+    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x).
+
+    `before`: rows of the layer's projections before it.
+    """
 
     rows: int
     columns: int
     gated: bool = False
+    before: int = 0
 
     def __post_init__(self) -> None:
         if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
@@ -96,17 +100,18 @@ class Projection:
     def column_rows(self, columns: int) -> list[ColumnRows]:
         """What each of so many columns takes.
 
-        As many rows as any other, or one more: what groups of four leave is shared. Where that brings nothing, or its
+        As many rows as any other, or one more: those of a layer's projections are dealt round and round, and this one
+        begins where the one before it ended. What groups of four leave is shared. Where that brings nothing, or its
         tiles' starts are not apart, a column takes groups only (`row_groups`).
         """
         each, more = divmod(self.rows // BLOCK_ROWS, columns)
-        counts = [each + (column < more) for column in range(columns)]
+        counts = [each + ((column - self.before // BLOCK_ROWS) % columns < more) for column in range(columns)]
         starts = [self.quarter_start(tile) for tile in range(TILES)]
         groups = [self.row_groups(column, columns) for column in range(columns)]
         most = max(count // TILES * self.blocks + count % TILES * self.quarter for count in counts)
         if each < TILES or len(set(starts)) < TILES or most >= len(groups[0]) * self.blocks:
             return [ColumnRows(of[0] if of else 0, 0, of) for of in groups]
-        firsts = [column * each + min(column, more) for column in range(columns)]
+        firsts = [sum(counts[:column]) for column in range(columns)]
         return [
             ColumnRows(first, count % TILES, list(range(first + count % TILES, first + count, TILES)))
             for first, count in zip(firsts, counts, strict=True)
@@ -195,11 +200,12 @@ class LayerShape:
     def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
         """QKV, output, gate and up, down."""
         attention = self.heads * self.d
+        qkv = attention + 2 * self.kv_heads * self.d
         return (
-            Projection(attention + 2 * self.kv_heads * self.d, self.hidden),
-            Projection(self.hidden, attention),
-            Projection(self.feed_forward, self.hidden, gated=True),
-            Projection(self.hidden, self.feed_forward),
+            Projection(qkv, self.hidden),
+            Projection(self.hidden, attention, before=qkv),
+            Projection(self.feed_forward, self.hidden, gated=True, before=qkv + self.hidden),
+            Projection(self.hidden, self.feed_forward, before=qkv + self.hidden + self.feed_forward),
         )
 
     @property
@@ -227,19 +233,17 @@ class LayerShape:
         return ceil_div(elements, self.line)
 
     def regions(self, more: Mapping[str, int]) -> dict[str, Region]:
-        """The regions of `state`; `more`: sizes of those that a way of attention adds.
+        """The regions of `state`; `more`: sizes of attention's, in their order.
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
-        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output. attended [line]: the output
-        projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
+        qkv [(H + 2 G) d]: the projections, before RoPE. context [H d]: attention's output, one of its own. attended
+        [line]: the output projection's. activated [I]: act(gate) * up. Each is padded to whole lines.
         """
-        attention = self.heads * self.d
         sizes = {
             "hidden": self.hidden,
             "update": self.hidden,
-            "qkv": attention + 2 * self.kv_heads * self.d,
-            "context": attention,
+            "qkv": (self.heads + 2 * self.kv_heads) * self.d,
             "attended": self.hidden,
             "activated": self.feed_forward,
             **more,

@@ -13,11 +13,23 @@ runs as long as may be, 512 bytes where a bundle has 256 elements of keys. A shi
 position, no more: of one KV head its key and its value, of more half of them each.
 
 **Split keys.** The streams of a column are of two *classes*, with half of the KV heads each (an odd number of them: one
-class with all). A bundle's keys are dealt to all tiles of its class object by object, in *rounds* of an object each.
-Each tile runs FlowKV over its share (kernels/flow_kv_split.cc) and gives Y / l, m and l; the RoPE tile weighs them
-(kernels/flow_kv_merge.cc). They go there through main memory, (H d + 32 G) / 2 elements a tile: 60 KB a layer for eight
-heads of 256, which is one wait more than with pairs, seven a layer. That they come on one stream is why there are
-classes: fewer shares of each head. Queries go through main memory, too, and come to all tiles as any x.
+class with all): fewer shares of each head. A bundle's keys are dealt to all tiles of its class object by object, in
+*rounds* of an object each. Each tile runs FlowKV over its share (kernels/flow_kv_split.cc): m, l and Y of each head.
+Queries go through main memory and come to all tiles as any x.
+
+**Shares meet** in the array, through memory that neighbours share (`meetings`). A column's tiles give theirs to one of
+the two in its middle, one for each class, and this one gives what they make together to that of the column before; the
+first column has attention's output. So nothing of a share goes through main memory, and a layer waits six times, as
+with pairs. They go part by part, of 32 elements: m of all rows, l, then Y; a tile gives a part on as soon as it has
+what others have to say to it. So a bundle's take the time of its parts, and of two more for each column.
+
+    columns             0        1        2    ..    6
+    last row            3        3        3          3
+                        v        v        v          v
+    class 1    y <----- 2 <----- 2 <----- 2 <- .. -- 2
+    class 0    y <----- 1 <----- 1 <----- 1 <- .. -- 1
+                        ^        ^        ^          ^
+    first row           0        0        0          0
 
 **A sweep takes whole rounds**, so that all tiles do the same at each position and only numbers change with it; keys
 that the token does not see, in the last round beyond it, count nothing. They may be those of the next layer, or lie
@@ -44,25 +56,24 @@ from flownpu.aie.designs.common import (
     PARAMETERS,
     TILES,
     U8,
-    ceil_div,
     kernel,
     limits_of,
     run,
     tensor,
 )
-from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
+from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds, Chain, Meeting
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
 from flownpu.aie.designs.decode_layer.weights import STREAMS
-from flownpu.aie.iron.compat import TensorAccessPattern, Tile, range_
+from flownpu.aie.iron.compat import ObjectFifo, TensorAccessPattern, Tile, range_
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.designs.common import RunTimeParameters
     from flownpu.aie.designs.decode_layer.call import Token
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
-    from flownpu.aie.iron.compat import Buffer, Kernel, ObjectFifo, ObjectFifoHandle, Worker
+    from flownpu.aie.iron.compat import Buffer, Kernel, ObjectFifoHandle, Worker
 
 __all__ = ["SplitKeys"]
 
@@ -71,9 +82,11 @@ _PART = BLOCK_ROWS  # elements in which a tile gives its results
 _HALF = BLOCK_BYTES // 4  # elements of half an object
 _BUNDLE = 256  # elements of the keys of a bundle at a position, at most: 1280 are five, which the kernel takes at once
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head: kernels/flow_kv_split.cc, as the next one
-_STATE = 16 + 2 * _MOST_LANES
-_WEIGHTS_OF_HEAD = 32  # kernels/flow_kv_merge.cc
-_WORDS = 12
+# What a tile's share has before Y: position, powers of it and of up to three others, m and l.
+_FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
+_HEADS = 2  # parts of a share before those of Y: m and l
+_QUERIES, _TURNS, _WORDS = 9, 10, 12  # words of a tile: see `attend_to_share`
+_MEET = 1, 2  # rows of a column in which the shares of classes meet; of one class, in the first
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,6 @@ class SplitKeys(Attention):
 
     d divides 256, so that objects are whole positions; a KV head has eight query heads or fewer.
     """
-
-    waits = 7
 
     def __post_init__(self) -> None:
         d, group = self.shape.d, self.shape.group
@@ -97,11 +108,6 @@ class SplitKeys(Attention):
     def columns(self) -> int:
         """Columns that project, and attend."""
         return _COLUMNS
-
-    @property
-    def batch(self) -> int:
-        """Two where they share the KV heads evenly: they share the tiles of a class, too."""
-        return 2 if self.shape.kv_heads % 2 == 0 else 1
 
     @property
     def classes(self) -> int:
@@ -139,17 +145,16 @@ class SplitKeys(Attention):
     def regions(self) -> Mapping[str, int]:
         """What passes through main memory.
 
-        Queries [H d], normalised and turned; outputs [part of H d][tile of a class][32] from the tiles, and shares
-        [KV head][tile of a class][32], their maxima and sums, of which whole batches are read.
+        Queries [H d], normalised and turned. Around the output is room for what the tiles of the first column give in
+        which no shares meet: before it of one tile, and after it of the others.
         """
-        heads, shares = self.shape.heads * self.shape.d, self.shape.kv_heads * self._line
-        batch = self.batch * self.shape.d
-        return {"queries": heads, "outputs": heads // _PART * self._line, "shares": ceil_div(shares, batch) * batch}
+        heads, of_class = self.shape.heads * self.shape.d, self._outputs_of_class
+        return {"queries": heads, "before": of_class, "context": heads, "after": (TILES - 1) * of_class - heads}
 
     @property
-    def _line(self) -> int:
-        """Elements of a part from all tiles of a class."""
-        return self.sharers * _PART
+    def _outputs_of_class(self) -> int:
+        """Elements of attention's output that are a class's."""
+        return self.shape.heads * self.shape.d // self.classes
 
     @property
     def context_lines(self) -> int:
@@ -168,92 +173,89 @@ class SplitKeys(Attention):
         return [f"share_tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
 
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:  # noqa: ARG002
-        """The queries leave for main memory, and what the RoPE tile puts together after them."""
+        """The queries leave for main memory."""
         return AttentionEnds([], [], [queries.cons(tile=Tile(ROPE_COLUMN, 0))]), []
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """What a tile keeps of a bundle, its outputs, and all its KV heads' maxima and sums."""
-        shape, block, product = self.shape, tensor(BLOCK_BYTES, U8), tensor(_PART)
-        state, rtp, line = tensor(_STATE, F32), tensor(PARAMETERS, I32), tensor(shape.x_size)
-        outputs = tensor(self.bundle * shape.group * shape.d, F32)
-        shares = tensor(shape.kv_heads // self.classes * _PART // 2, F32)
+        """What a tile keeps of a bundle: its maxima and sums, and its outputs."""
+        shape, block, product, part = self.shape, tensor(BLOCK_BYTES, U8), tensor(_PART), tensor(_PART, F32)
+        share, rtp, line = (
+            tensor(_FIRST_OUTPUT + self.bundle * shape.group * shape.d, F32), tensor(PARAMETERS, I32),
+            tensor(shape.x_size),
+        )  # fmt: skip
         kernels = [
-            kernel("flow_kv_split", "flow_kv_split_start", rtp, state, outputs, I32, I32),
-            kernel("flow_kv_split", "flow_kv_split", block, line, rtp, state, outputs, *[I32] * 4),
-            kernel("flow_kv_split", "flow_kv_split_store", state, outputs, product, I32, I32),
-            kernel("flow_kv_split", "flow_kv_split_share", state, shares, *[I32] * 3),
-            kernel("flow_kv_split", "flow_kv_split_give", shares, product, I32),
+            kernel("flow_kv_split", "flow_kv_split_start", rtp, share, I32, I32),
+            kernel("flow_kv_split", "flow_kv_split", block, line, rtp, share, *[I32] * 4),
+            kernel("flow_kv_split", "flow_kv_split_meet", part, share, *[I32] * 3),
+            kernel("flow_kv_split", "flow_kv_split_give", share, part, I32),
+            kernel("flow_kv_split", "flow_kv_split_store", share, product, I32, I32),
         ]
-        return {"state": state, "outputs": outputs, "shares": shares}, kernels
+        return {"share": share}, kernels
+
+    def meetings(self, chains: Sequence[Sequence[Chain]]) -> dict[tuple[int, int], Meeting]:
+        """The chain of a column goes to its first tile: only the first tile's share needs a fifo of its own."""
+        part, meet = tensor(_PART, F32), _MEET[: self.classes]
+        found = dict[tuple[int, int], Meeting]()
+        behind: dict[int, list[ObjectFifoHandle]] = {row: [] for row in meet}
+        for column, chain in reversed(list(enumerate(chains))):
+            first = ObjectFifo(part, name=f"share_{column}")
+            others = [[], [first.cons(), *(chain[1].taken if self.classes == 1 else [])], chain[2].taken, []]
+            onward = [[first.prod()], [], chain[2].given, chain[3].given]
+            for row in meet:
+                across = [ObjectFifo(part, name=f"share_{column}_{row}")] if column else []
+                others[row] = others[row] + behind[row]
+                onward[row], behind[row] = [fifo.prod() for fifo in across], [fifo.cons() for fifo in across]
+            for row in range(TILES):
+                found[column, row] = Meeting(others[row], onward[row], leaves=not column)
+        return found
 
     def attend_to_share(
         self, w: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
-        buffers: list[Buffer], kernels: list[Kernel],
+        buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
-        """The tile's share of each bundle's keys.
+        """The tile's share of each bundle's keys, and those that it is given of others.
 
         Words: those of attention (kernels/README.md), objects a bundle first; word 8, positions from one of the tile's
         objects to the next; word 9, parts of the queries; word 10, bundles: none, where a call has no attention; word
         11, the first KV head of its class.
         """
-        state, outputs, shares = buffers
-        start, attend, store_output, store_share, give_share = kernels
+        (share,) = buffers
+        start, attend, meet, give, store = kernels
         heads, rows, d = self.bundle, self.shape.group, self.shape.d
-        objects, queries, turns = rtp[0], rtp[9], rtp[10]
+        objects, queries, turns = rtp[0], rtp[_QUERIES], rtp[_TURNS]
+
+        def pass_on(part: Any) -> None:
+            for number, other in enumerate(meeting.others):
+                meet(other.acquire(1), share, part, number, d)
+                other.release(1)
+            for onward in meeting.onward:
+                give(share, onward.acquire(1), part)
+                onward.release(1)
+
         take(queries)
         for turn in range_(turns):
-            start(rtp, state, outputs, heads * rows, d)
+            start(rtp, share, heads * rows, d)
             for _ in range_(objects):
-                attend(w.acquire(1), x, rtp, state, outputs, turn, heads, rows, d)
+                attend(w.acquire(1), x, rtp, share, turn, heads, rows, d)
                 w.release(1)
-            for part in range_(heads * rows * d // _PART):
-                store_output(state, outputs, y.acquire(1), part, d)
-                y.release(1)
-            store_share(state, shares, turn, heads, rows)
-        for head in range_(turns * heads):
-            give_share(shares, y.acquire(1), head)
-            y.release(1)
-
-    def merger(self) -> tuple[dict[str, Any], list[Kernel]]:
-        """All tiles' maxima and sums, the weights that follow from them, and a head that is summed."""
-        shape, d = self.shape, self.shape.d
-        batch, shares = tensor(self.batch * d), tensor(self.regions["shares"])
-        weights, total = tensor(shape.heads * _WEIGHTS_OF_HEAD, F32), tensor(d, F32)
-        kernels = [
-            kernel("flow_kv_merge", "flow_kv_merge_take", batch, shares, I32, I32),
-            kernel("flow_kv_merge", "flow_kv_merge_weights", shares, weights, I32, I32, I32),
-            kernel("flow_kv_merge", "flow_kv_merge", batch, weights, total, I32, I32, I32, I32),
-            kernel("flow_kv_merge", "flow_kv_merge_store", total, batch, I32, I32),
-        ]
-        return {"shares": shares, "weights": weights, "total": total}, kernels
-
-    def merge(
-        self, heads: ObjectFifoHandle, queries: ObjectFifoHandle, buffers: list[Buffer], kernels: list[Kernel]
-    ) -> None:
-        """Shares come first on the stream of heads, then outputs, some tiles' of a head in an object."""
-        shape, batch, d = self.shape, self.batch, self.shape.d
-        shares, weights, total = buffers
-        take, weigh, add, store = kernels
-        for part in range_(self.regions["shares"] // (batch * d)):
-            take(heads.acquire(1), shares, part, batch * d)
-            heads.release(1)
-        weigh(shares, weights, shape.kv_heads, shape.group, self.sharers)
-        for number in range_(shape.heads // batch):
-            out = queries.acquire(1)
-            for place in range(batch):
-                for before in range_(self.sharers // batch):
-                    add(heads.acquire(1), weights, total, number * batch + place, before * batch, batch, d)
-                    heads.release(1)
-                store(total, out, place, d)
-            queries.release(1)
+            if meeting.leaves:
+                for part in range_(_HEADS):
+                    pass_on(part)
+            for part in range_(_HEADS if meeting.leaves else 0, _HEADS + heads * rows * d // _PART):
+                pass_on(part)
+                if meeting.leaves:
+                    store(share, y.acquire(1), part, d)
+                    y.release(1)
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
-    def words(self, token: Token, part: Sweep | None) -> list[list[int]]:
+    def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
         """See `attend_to_share`: tiles differ in their first key, and classes in their first KV head."""
         tiles = self.columns * TILES
         if part is None:
-            return [[0] * _WORDS] * tiles
+            nothing: list[int | None] = [None] * _WORDS
+            nothing[_QUERIES] = nothing[_TURNS] = 0
+            return [nothing] * tiles
         shape = self.shape
         chunks, position, first, *others = part.words(token.position, 1)
         queries = shape.lines(shape.heads * shape.d) * shape.line // BLOCK_COLUMNS
@@ -302,44 +304,20 @@ class SplitKeys(Attention):
         """Queries, keys and values as they lie; the queries come back."""
         tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
         steps.send(steps.ends.heads, steps.buffers.state, tap)
-        return [self._drain_heads(steps, "queries")]
+        (end,) = steps.ends.attention.contexts
+        tap = run(steps.state_size, steps.regions["queries"].offset, self.shape.heads * self.shape.d)
+        return [steps.drain(end, steps.buffers.state, tap)]
 
     def attend(self, steps: LayerSequence, index: int) -> list[Any]:  # noqa: ARG002 the taps are known from the start
-        """All tiles attend to their shares, then one puts them together.
+        """All tiles attend to their shares, and those of the first column give what they have then.
 
-        The tiles of a column give a part each at once, first those of outputs, then those of shares. A class has half
-        of them, and half of the parts of a region.
+        Each gives as much as a class's outputs are. The two in which shares meet give attention's output; what the
+        others give lies before and after it.
         """
-        shape, state = self.shape, steps.buffers.state
         steps.send_region(steps.ends.vectors, "queries")
-        parts = {"outputs": shape.heads * shape.d // _PART // self.classes, "shares": shape.kv_heads // self.classes}
-        cell = TILES // self.classes * _PART
-        drains = [
-            steps.drain(
-                end,
-                state,
-                steps.in_state(
-                    steps.regions[region].offset + column * cell,
-                    [count, self.classes, cell],
-                    [self._line, count * self._line, 1],
-                ),
-            )
-            for column, end in enumerate(steps.ends.products)
-            for region, count in parts.items()
-        ]
+        of_class = self._outputs_of_class
+        first = steps.regions["context"].offset - _MEET[0] * of_class
+        tap = steps.in_state(first, [of_class // _PART, TILES, _PART], [_PART, of_class, 1])
+        drain = steps.drain(steps.ends.products[0], steps.buffers.state, tap)
         steps.start_phase()
-        steps.wait(drains)
-
-        context, parts_of_head = self._drain_heads(steps, "context"), shape.d // _PART
-        offsets = {region: steps.regions[region].offset for region in parts}
-        steps.send(steps.ends.heads, state, run(steps.state_size, offsets["shares"], self.regions["shares"]))
-        sizes = [shape.heads, self.sharers, parts_of_head, _PART]
-        strides = [parts_of_head * self._line, _PART, self._line, 1]
-        steps.send(steps.ends.heads, state, steps.in_state(offsets["outputs"], sizes, strides))
-        return [context]
-
-    def _drain_heads(self, steps: LayerSequence, region: str) -> Any:
-        """What comes from the RoPE tile."""
-        (end,) = steps.ends.attention.contexts
-        tap = run(steps.state_size, steps.regions[region].offset, self.shape.heads * self.shape.d)
-        return steps.drain(end, steps.buffers.state, tap)
+        return [drain]

@@ -97,11 +97,8 @@ class WeightStreams:
     def start(self, phase: int) -> None:
         """Start what is left of a phase, and of those to come what there is room for.
 
-        The phases before are over, and x of this one was sent: its tasks may be waited for, to make room.
+        The phases before are over, and x of this one was sent: their tasks may be waited for, to make room.
         """
-        for stream in self.streams:
-            while stream.started and stream.started[0][0] < phase:
-                stream.await_oldest()
         busy = True
         while busy:
             busy = False
@@ -110,7 +107,7 @@ class WeightStreams:
                 if not stream.waiting:
                     continue
                 number, _, _, early = stream.waiting[0]
-                if number > phase and (full or not early):
+                if number > phase and (not early or (full and stream.started[0][0] >= phase)):
                     continue
                 if full:
                     stream.await_oldest()

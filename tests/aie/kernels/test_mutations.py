@@ -76,7 +76,7 @@ MUTATIONS = {
         shares.test_a_share_is_its_own_attention,
     ),
     "objects of a share that follow one another": (
-        ("flow_kv_split.cc", "key + share.step", "key + kKeys"),
+        ("flow_kv_split.cc", "key + words.step", "key + kKeys"),
         lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
@@ -88,8 +88,16 @@ MUTATIONS = {
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
-        ("flow_kv_merge.cc", "multiply_by_power(Accumulator<kTiles>(l), power)", "Accumulator<kTiles>(l)"),
-        shares.test_merging_has_no_bias,
+        ("flow_kv_split.cc", "aie::sub(sides[side], m)", "aie::sub(m, m)"),
+        shares.test_a_meeting_is_exact,
+    ),
+    "a meeting that forgets the others before it": (
+        ("flow_kv_split.cc", "other * 2 * kMostRows", "0 * other"),
+        shares.test_a_meeting_is_exact,
+    ),
+    "a row that meets as another does": (
+        ("flow_kv_split.cc", "of_rows.get(row_of(index, d))", "of_rows.get(0)"),
+        shares.test_a_meeting_is_exact,
     ),
     "a part that begins too early": (
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
@@ -107,10 +115,7 @@ ENTRIES = {
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
     "flow_kv_split.cc": [
-        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_store", "flow_kv_split_share", "flow_kv_split_give",
-    ],
-    "flow_kv_merge.cc": [
-        "flow_kv_merge_take", "flow_kv_merge_weights", "flow_kv_merge", "flow_kv_merge_store",
+        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
 INCLUDERS = {
@@ -130,7 +135,6 @@ ROUNDED = {
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_a_prompt(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
-    "flow_kv_merge.cc": shares.test_merging_has_no_bias,
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_a_sum(kernels, rng, 3, 1152, 0),

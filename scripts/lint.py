@@ -180,9 +180,7 @@ def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
     """
     if not files:
         return True
-    # Without precompiled headers a file must include what it uses.
-    settings = ["-G", "Ninja", "-DFLOWNPU_TESTING=ON", "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON"]
-    settings.append(f"-DPython_EXECUTABLE={sys.executable}")
+    settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DPython_EXECUTABLE={sys.executable}")
     if not run("cmake", "-S", ".", "-B", str(BUILD), *settings):
         return False
     entries = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))

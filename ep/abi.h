@@ -56,7 +56,7 @@ inline constexpr std::uint32_t kProfilerVersion = 25;
 inline constexpr std::uint32_t kInitializationEndVersion = 27;
 
 // What paths are made of: char on Linux, wchar_t (UTF-16) on Windows.
-using ORTCHAR_T = std::filesystem::path::value_type;
+using PathCharacter = std::filesystem::path::value_type;
 
 // Enumerators that are not used are left out; the values are ORT's.
 enum OrtErrorCode : std::uint32_t {
@@ -268,7 +268,7 @@ inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, const OrtValu
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, bool* is_constant)> ValueInfo_IsConstantInitializer{331};
 inline constexpr ApiFunction<OrtStatus*(const OrtValueInfo* value, OrtExternalInitializerInfo** info)> ValueInfo_GetExternalInitializerInfo{327};
 inline constexpr ApiFunction<void(OrtExternalInitializerInfo* info)> ReleaseExternalInitializerInfo{369};
-inline constexpr ApiFunction<const ORTCHAR_T*(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetFilePath{370};
+inline constexpr ApiFunction<const PathCharacter*(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetFilePath{370};
 inline constexpr ApiFunction<std::int64_t(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetFileOffset{371};
 inline constexpr ApiFunction<std::size_t(const OrtExternalInitializerInfo* info)> ExternalInitializerInfo_GetByteSize{372};
 
@@ -283,7 +283,7 @@ inline constexpr ApiFunction<std::uint32_t(const OrtHardwareDevice* device)> Har
 inline constexpr ApiFunction<const OrtEpApi*()> GetEpApi{317};
 inline constexpr ApiFunction<const OrtModelEditorApi*()> GetModelEditorApi{291};
 
-inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const ORTCHAR_T** path)> Graph_GetModelPath{334};
+inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const PathCharacter** path)> Graph_GetModelPath{334};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumOperatorSets{336};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const char** domains, std::int64_t* versions, std::size_t count)> Graph_GetOperatorSets{337};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* count)> Graph_GetNumOutputs{340};

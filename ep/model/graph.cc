@@ -336,7 +336,7 @@ std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {
 }
 
 std::string model_path(const Api& api, const OrtGraph* graph) {
-  const ort::ORTCHAR_T* path = nullptr;
+  const ort::PathCharacter* path = nullptr;
   api.call(ort::Graph_GetModelPath, graph, &path);
   return path == nullptr ? "" : utf8_of(path);
 }

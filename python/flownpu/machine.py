@@ -54,10 +54,12 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cpu_isa(flags: set[str]) -> str:
-    """The name of the best instruction set among these CPU flags: "avx512 with vnni and bf16", "avx2", "generic"."""
+    """The best instruction set among these CPU flags: "avx512 with vnni, bf16 and amx", "avx2", "generic"."""
     if flags >= _AVX512:
-        parts = [name for name in ("vnni", "bf16") if f"avx512_{name}" in flags]
-        return "avx512" + (f" with {' and '.join(parts)}" if parts else "")
+        extensions = {"vnni": "avx512_vnni", "bf16": "avx512_bf16", "amx": "amx_int8"}
+        parts = [name for name, flag in extensions.items() if flag in flags]
+        listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+        return "avx512" + (f" with {listed}" if listed else "")
     return "avx2" if flags >= _AVX2 else "generic"
 
 

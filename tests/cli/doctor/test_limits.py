@@ -149,6 +149,7 @@ AVX512 = "fma f16c avx2 avx512f avx512bw avx512dq avx512vl"
         (AVX512, "avx512"),
         (f"{AVX512} avx512_vnni", "avx512 with vnni"),
         (f"{AVX512} avx512_vnni avx512_bf16", "avx512 with vnni and bf16"),
+        (f"{AVX512} avx512_vnni avx512_bf16 amx_tile amx_int8", "avx512 with vnni, bf16 and amx"),
     ],
 )
 def test_instruction_sets(machine, flags, isa):

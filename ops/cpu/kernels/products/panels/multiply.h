@@ -20,10 +20,8 @@
 // Dataflow, for each row of blocks and each part of 32 rows x 256 columns: scales (PartWeights),
 // then for each tile of up to kPanelTile rows of activations and each strip of 16 rows: dots in
 // registers, two groups at a time, scaled into totals in registers, and those times both scales
-// into `out`. A single tile unpacks codes as it goes, so that memory, unpacking and dots overlap,
-// which is what 5 to 8 rows wait for; for several tiles they are unpacked once before, into
-// PartWeights (10 KB, for L1). That one of several tiles unpacked for the others took 3 % longer on
-// a Granite Rapids, which unpacks and multiplies on the same two ports.
+// into `out`. The first tile unpacks codes and scales as it goes, so that memory, unpacking and
+// dots overlap, and keeps them in PartWeights (10 KB, for L1) for the others.
 #pragma once
 
 #include <algorithm>
@@ -85,59 +83,59 @@ inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip
                        const PanelRows& rows, PartOrder order, const __m512i (&total)[COUNT],
                        float* out) {
   out += strip * q4nx::kStripRows;
-  __m512 sum[COUNT];
-  for (int r = 0; r < COUNT; ++r) {
-    sum[r] = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * q4nx::kBlockRows);
+  // Not unrolled, GCC 12 keeps the totals in memory.
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; ++r, out += q4nx::kBlockRows) {
     // The scales first: a sum of integers times that of large activations may be beyond f32.
     const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows.scales[r]), w.steps[strip]);
-    sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum[r]);
-  }
-  if constexpr (LAYOUT.has_minima) {
-    for (std::int64_t g = 0; g < 2 * groups.pairs(); ++g) {
-      for (int r = 0; r < COUNT; ++r) {
+    __m512 sum = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum);
+    if constexpr (LAYOUT.has_minima) {
+      for (std::int64_t g = 0; g < 2 * groups.pairs(); ++g) {
         const __m512 group_sum = _mm512_set1_ps(rows.sums[r * kGroupsPerPart + g]);
-        sum[r] = _mm512_fmadd_ps(w.minima[strip][g], group_sum, sum[r]);
+        sum = _mm512_fmadd_ps(w.minima[strip][g], group_sum, sum);
       }
     }
+    _mm512_storeu_ps(out, order.last ? reorder(sum) : sum);
   }
-  for (int r = 0; r < COUNT; ++r)
-    _mm512_storeu_ps(out + r * q4nx::kBlockRows, order.last ? reorder(sum[r]) : sum[r]);
 }
 
-// Whether a tile unpacks its codes itself: the only one does, and where there are more they have
-// been unpacked for all.
-enum class Codes : std::uint8_t { kPacked, kUnpacked };
+// Whether a tile finds codes and scales packed, as the first one does, which keeps them where there
+// are more; or as another has kept them.
+enum class Codes : std::uint8_t { kPacked, kPackedToKeep, kKept };
 
 // COUNT rows of activations times a strip of a part, added to out[COUNT][32]. `fetch` is for the
 // first pair of groups; what it fetches lies kGroupBytes apart for each. Inlined by GCC 12, it
 // takes 2 % longer.
 template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
-[[gnu::noinline]] void tile_panels(const PartGroups& groups, const PartWeights& w, int strip,
+[[gnu::noinline]] void tile_panels(const PartGroups& groups, PartWeights& w, int strip,
                                    const PanelRows& rows, PartOrder order, Fetch fetch,
                                    float* out) {
   __m512i total[COUNT];
+#pragma GCC unroll 8
   for (int r = 0; r < COUNT; ++r) total[r] = _mm512_setzero_si512();
   for (std::int64_t pair = 0; pair < groups.pairs(); ++pair) {
     const PackedPair packed = groups.packed<LAYOUT>(pair, strip);
     Fetch lines = fetch.from(pair * kGroupBytes<LAYOUT>);
-    if constexpr (CODES == Codes::kUnpacked) lines.rest();
+    if constexpr (CODES == Codes::kKept) lines.rest();
     __m512i even[COUNT];
     __m512i odd[COUNT];
     for (int r = 0; r < COUNT; ++r)
       even[r] = odd[r] = broadcast_pair(rows.offsets + r * kGroupsPerPart + pair * 2);
     PairCodes next{};
-    if constexpr (CODES == Codes::kPacked) next = packed.unpack(0);
+    if constexpr (CODES != Codes::kKept) next = packed.unpack(0);
     // Not unrolled, GCC 12 moves all dots from register to register: half the speed.
 #pragma GCC unroll 8
     for (int quad = 0; quad < kQuads; ++quad) {
       PairCodes codes;
-      if constexpr (CODES == Codes::kPacked) {
+      if constexpr (CODES == Codes::kKept) {
+        codes = w.load(strip, pair, quad);
+      } else {
         lines.step();
         // Ahead of these codes' dots, behind which it would wait.
         codes = next;
         if (quad + 1 < kQuads) next = packed.unpack(quad + 1);
-      } else {
-        codes = w.load(strip, pair, quad);
+        if constexpr (CODES == Codes::kPackedToKeep) w.keep(strip, pair, quad, codes);
       }
       for (int r = 0; r < COUNT; ++r) {
         const __m512i x =
@@ -146,11 +144,16 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
         odd[r] = _mm512_dpbusd_epi32(odd[r], codes.odd, x);
       }
     }
-    if constexpr (CODES == Codes::kPacked) lines.rest();
-    for (int r = 0; r < COUNT; ++r) {
-      total[r] =
-          _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(even[r], odd[r]), w.scales[strip][pair]);
+    __m512i scales;
+    if constexpr (CODES == Codes::kKept) {
+      scales = w.scales[strip][pair];
+    } else {
+      lines.rest();
+      scales = pair_scales<LAYOUT>(groups, w, pair, strip);
+      if constexpr (CODES == Codes::kPackedToKeep) w.scales[strip][pair] = scales;
     }
+    for (int r = 0; r < COUNT; ++r)
+      total[r] = _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(even[r], odd[r]), scales);
   }
   add_totals<COUNT, LAYOUT>(groups, w, strip, rows, order, total, out);
 }
@@ -161,9 +164,8 @@ template <q4nx::Layout LAYOUT>
 void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
                    const Int8Panels& panels, std::int64_t first, std::int64_t count,
                    PartOrder order, const std::uint8_t* fetch, float* out) {
-  prepare_part<LAYOUT>(groups, w);
+  begin_part<LAYOUT>(groups, w);
   const std::int64_t tiles = q4nx::ceil_div(count, kPanelTile);
-  if (tiles > 1) unpack_part<LAYOUT>(groups, w);
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     const std::int64_t begin = count * tile / tiles;
     const std::int64_t end = count * (tile + 1) / tiles;
@@ -174,10 +176,15 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
         const Fetch lines =
             Fetch(fetch + strip * groups.pairs() * kGroupBytes<LAYOUT>, kGroupBytes<LAYOUT>)
                 .part(tile, tiles);
-        if (tiles == 1) {
-          tile_panels<COUNT, LAYOUT, Codes::kPacked>(groups, w, strip, rows, order, lines, y);
+        const auto multiply = [&]<Codes CODES>() {
+          tile_panels<COUNT, LAYOUT, CODES>(groups, w, strip, rows, order, lines, y);
+        };
+        if (tile > 0) {
+          multiply.template operator()<Codes::kKept>();
+        } else if (tiles > 1) {
+          multiply.template operator()<Codes::kPackedToKeep>();
         } else {
-          tile_panels<COUNT, LAYOUT, Codes::kUnpacked>(groups, w, strip, rows, order, lines, y);
+          multiply.template operator()<Codes::kPacked>();
         }
       }
     });

@@ -63,7 +63,7 @@ def _text(cell: Cell, notes: dict[str, str]) -> str:
     """What stands in the table: the error of the logits' spread, or the letters of a sentence."""
     if cell.refused:
         return f"no ({notes.setdefault(cell.refused, _letters(len(notes)))})"
-    return f"{100 * cell.error / cell.spread:.2g} %{' within its window' if cell.within_window else ''}"
+    return f"{100 * cell.error / cell.spread:.2g} %{f' within {cell.within}' if cell.within else ''}"
 
 
 def _letters(number: int) -> str:

@@ -25,18 +25,22 @@ if TYPE_CHECKING:
 
 SIZES: dict[str, Any] = ARRAY_SIZES | {"eos_token_id": 1}
 # Where a form of tests/convert/conftest.py is one that no GGUF file or export has, or that does not fit these sizes.
-# transformers takes the heads of Phi-3 for hidden size / heads where it looks at LongRoPE's factors.
-_PHI3 = {"hidden_size": 256, "num_attention_heads": 8}
+# Families whose heads are hidden size / heads, at some place in transformers or the exporters.
+_EVEN = {"hidden_size": 256, "num_attention_heads": 8}
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "final_logit_softcapping": 10.0},
     "gemma3_text": {"query_pre_attn_scalar": 32},
     "llama with biases": {"mlp_bias": False},
     "phi3": {
-        **_PHI3,
-        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.75},
+        **_EVEN,
+        "original_max_position_embeddings": SIZES["max_position_embeddings"],  # by which exporters tell LongRoPE
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
     },
-    "phi3 as phi4-mini": _PHI3,
-    "phi3 with longrope": _PHI3,
+    "phi3 as phi4-mini": _EVEN,
+    "phi3 with longrope": _EVEN,
+    "granitemoe": _EVEN,
+    "olmoe": _EVEN,
+    "olmoe with normalised weights": _EVEN,
     "qwen3_moe": {"moe_intermediate_size": 96},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
@@ -53,7 +57,8 @@ def configuration(form: str) -> transformers.PreTrainedConfig:
     if config.rope_parameters and "long_factor" in config.rope_parameters:
         dimensions = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
         factors = {key: longrope(dimensions)[key] for key in ("short_factor", "long_factor")}
-        config.update({"rope_parameters": config.rope_parameters | factors})
+        # Its kind under the older name, too, which GenAI's builder reads.
+        config.update({"rope_parameters": config.rope_parameters | factors | {"type": "longrope"}})
     return config
 
 
@@ -92,6 +97,8 @@ def for_transformers_4(folder: Path) -> None:
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["torch_dtype"] = config.pop("dtype")
+    if "num_local_experts" in config:
+        config.setdefault("num_experts", config["num_local_experts"])
     rope = config.pop("rope_parameters", None) or {}
     if "full_attention" in rope:
         config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]

@@ -32,7 +32,7 @@ NO_FILE = {
     "olmoe with normalised weights": "such files do not say whether weights are normalised",
     "qwen2 with windows": "such files do not have its windows",
 }
-_NO_ARCHITECTURE = "llama.cpp's converter of gguf {version} has no architecture that a test writes"
+_NOT_READ = "`flownpu convert` reads no GGUF files of this family"
 
 
 class RefusedError(Exception):
@@ -50,7 +50,7 @@ def gguf_file(form: str, tiny: TinyModel, folder: Path) -> Made:
     if form in NO_FILE:
         raise RefusedError(NO_FILE[form])
     if config.model_type not in ARCHITECTURES | OTHER_ARCHITECTURES:
-        raise RefusedError(_NO_ARCHITECTURE.format(version=_version("gguf")))
+        raise RefusedError(_NOT_READ)
     before = tiny.reference.model.embed_tokens.weight.clone()
     write_gguf(folder / "model.gguf", tiny.reference, edit=lambda writer: _add_scaling(writer, config))
     assert before.equal(tiny.reference.model.embed_tokens.weight), "the file rounds weights"
@@ -110,8 +110,14 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# Texts that are no longer than the window: what comes this way does not have it, and is another model beyond.
-WITHIN_WINDOW = {("mistral", "GGUF"), ("mistral", "GenAI, as it is")}
+# Texts that are no longer than this: what comes this way has no window, or one table of RoPE, and is another model beyond.
+WITHIN = {
+    ("mistral", "GGUF"): "its window",
+    ("mistral", "GenAI, as it is"): "its window",
+    ("phi3", "GenAI, as it is"): "its window",
+    ("phi3 as phi4-mini", "optimum"): "its first context",
+    ("phi3 with longrope", "optimum"): "its first context",
+}
 
 
 def _converted(source: Path, output: Path, **options: Any) -> Path:
@@ -129,10 +135,8 @@ def told(text: str) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    return told(str(error).strip().splitlines()[-1])
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
+    """The last line of a program's output that names an error."""
+    lines = str(error).strip().splitlines()
+    line = told(next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception): ", line)), lines[-1]))
+    # optimum goes on with what else one might do.
+    return line.partition(", but no custom")[0]

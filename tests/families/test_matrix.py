@@ -20,6 +20,7 @@ from tests.convert.conftest import ALL_CONFIGS
 from tests.families.cells import DEVICES, Cell, array_refusal, recorded_cells, run_form
 from tests.families.checkpoints import configuration
 from tests.families.sources import SOURCES
+from tests.rewrites import optimum_export
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +73,17 @@ def test_cells_are_still_so(form: str, tmp_path: Path, ep_devices: list[Any]) ->
     for source, row in run_form(form, tmp_path, ep_devices, AGAIN[form]).items():
         for device, cell in row.items():
             check(cell, CELLS[form][source][device])
+
+
+def test_optimums_phi3_runs(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """Its attention is not folded, for it lacks a shape: IsNaN and Softmax are the device's."""
+    try:
+        optimum_export.environment()
+    except FlowNPUError as error:
+        pytest.skip(f"optimum's environment cannot be made: {error}")
+    (row,) = run_form("phi3 with longrope", tmp_path, ep_devices, ["optimum"]).values()
+    check(row["cpu"], CELLS["phi3 with longrope"]["optimum"]["cpu"])
+    assert not row["cpu"].refused
 
 
 def check(cell: Cell, recorded: Cell) -> None:

@@ -166,11 +166,14 @@ void Matcher::check_attention(const Node& attention) const {
     if (!fits) fail(to_string(attention), ": expected ", what);
   };
   expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
-  expect(attention.input(kPositionIds) == nullptr, "no position_ids");
+  expect(attention.input(kPositionIds) == nullptr,
+         "no position_ids: the array's tokens follow one another in one table of RoPE (where they "
+         "choose between two, as LongRoPE's, convert with a --context-length of the first)");
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: the array has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
-  expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
+  expect(attention.integer("do_rotary", 0) != 0,
+         "do_rotary = 1: the array's attention turns the queries and keys of every layer");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
   expect(attention.number("softcap", 0) == 0, "no softcap: the array has none");
   expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
@@ -224,9 +227,14 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
 Entry Matcher::first_entry(const Node& attention) {
   const Node* projection = graph_.producer(attention.inputs[kQuery].name);
   if (projection == nullptr || !is_projection(*projection)) {
-    const bool adds = projection != nullptr && is(*projection, "", "Add");
+    const char* got = "";
+    if (projection != nullptr && is(*projection, "", "Add")) {
+      got = ", got an Add: the array's designs have no place for a bias";
+    } else if (projection != nullptr && is_norm(*projection)) {
+      got = ", got a norm of all heads at once: the array's designs have one of each head, or none";
+    }
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
-         adds ? ", got an Add: the array's designs have no place for a bias" : "");
+         got);
   }
   const Node* norm = graph_.producer(projection->inputs[0].name);
   if (norm == nullptr || !is_norm(*norm)) {

@@ -3,7 +3,8 @@
 
     python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
 
-prints a JSON document: for each scenario the logits' tokens, the errors, and what was open in the driver at its end.
+prints a JSON document: for each scenario the logits' tokens, the errors, the placement report, and what was open in the
+driver at its end.
 With names of scenarios behind, only these. The library is a copy with the plugin beside it; a process that has
 registered it is of no further use.
 """
@@ -62,7 +63,8 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
     onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "FlowNPUExecutionProvider"][:1]
     tokens = np.array(json.loads(ids))
-    options = {"device": "npu", "artifacts": artifacts, "activations": "bf16"}
+    report = Path(artifacts).with_name("placement.json")
+    options = {"device": "npu", "artifacts": artifacts, "activations": "bf16", "placement": str(report)}
 
     def open_session(**more: str) -> DecoderSession:
         return DecoderSession(Path(model), devices, options | more)
@@ -85,10 +87,12 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
     def scenario(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         driver.reset()
         driver.use_kernels("npu2")
+        report.unlink(missing_ok=True)
         try:
             found = run()
         except Exception as error:  # noqa: BLE001 (the session could not be made)
             found = {"refused": str(error)}
+        found["placement"] = report.read_text(encoding="utf-8") if report.is_file() else ""
         gc.collect()
         driver.end_hung_calls()  # What they used is kept until then, and until the device is opened again.
         if found.get("errors"):
@@ -120,6 +124,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         },
         **{name: partial(refused, name) for name in REFUSED},
         **{f"{name}, cpu": partial(refused, name, on_unsupported="cpu") for name in REFUSED},
+        "no memory, warn": partial(refused, "no memory", on_unsupported="warn"),
         "well again": lambda: generate(open_session()),
     }
     print(json.dumps({name: scenario(run) for name, run in scenarios.items() if not names or name in names}))

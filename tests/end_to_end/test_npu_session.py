@@ -195,12 +195,27 @@ def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: 
     assert "on_unsupported=cpu" in found["errors"][0]
 
 
-@pytest.mark.parametrize("name", REFUSED)
+REFUSALS = {
+    "no device": ["No such device", "`flownpu doctor` tells"],
+    "permission": ["Permission denied", JOIN_THE_GROUP],
+    "no memory": ["Cannot allocate memory", "use a smaller context", FULL],
+    "no context": ["No space left", FULL],
+    "firmware": ["firmware 1.0.0.63, XRT 2.25: ", TOO_OLD, "`flownpu doctor MODEL`"],
+    "locked memory": [MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT],
+    "too few buffers": ["takes 5 buffers, and its call "],
+}
+
+
+@pytest.mark.parametrize("name", [*(f"{name}, cpu" for name in REFUSED), "no memory, warn"])
 def test_with_leave_to_use_the_cpu_a_session_that_cannot_be_made_is_the_cpus(
     name: str, sessions: dict[str, Any]
 ) -> None:
-    assert "refused" in sessions[name]
-    assert sessions[f"{name}, cpu"]["top"] == sessions["cpu"]["top"]
+    """And its placement report says why, as the refusal did."""
+    found, fault = sessions[name], name.partition(",")[0]
+    assert found["top"] == sessions["cpu"]["top"]
+    reason = REFUSALS[fault][0]
+    assert reason in sessions[fault]["refused"]
+    assert reason in json.loads(found["placement"])["on_host"][0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -224,20 +239,9 @@ def test_a_machine_that_lacks_something(
     assert found["well or cpu"]["top"] == sessions["cpu"]["top"]
 
 
-@pytest.mark.parametrize(
-    ("name", "reasons"),
-    [
-        ("no device", ["No such device", "`flownpu doctor` tells"]),
-        ("permission", ["Permission denied", JOIN_THE_GROUP]),
-        ("no memory", ["Cannot allocate memory", "use a smaller context", FULL]),
-        ("no context", ["No space left", FULL]),
-        ("firmware", ["firmware 1.0.0.63, XRT 2.25: ", TOO_OLD, "`flownpu doctor MODEL`"]),
-        ("locked memory", [MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT]),
-        ("too few buffers", ["takes 5 buffers, and its call "]),
-    ],
-)
-def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str, reasons: list[str]) -> None:
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_session_that_cannot_be_made_says_why(sessions: dict[str, Any], name: str) -> None:
     """What was found, and what to do."""
     assert "FlowNPU" in sessions[name]["refused"]
-    for reason in reasons:
+    for reason in REFUSALS[name]:
         assert reason in sessions[name]["refused"]

@@ -28,9 +28,13 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     yield diagnose_opencl(host, find_opencl())
     npu = list(diagnose_npu(host))
     yield from npu
-    if model is not None:
-        ready = [check.name for check in npu if check.status is Status.GOOD]
-        yield from diagnose_model(host, model, emulated="npu" not in ready)
+    if model is None:
+        return
+    states = {check.status for check in npu if check.name == "npu"}
+    if states == {Status.BAD}:
+        yield Check("a token", Status.NOTE, f"not tried with {model}: the NPU is to be mended first")
+        return
+    yield from diagnose_model(host, model, emulated=Status.GOOD not in states)
 
 
 def diagnose_software() -> Iterator[Check]:

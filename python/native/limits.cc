@@ -57,7 +57,8 @@ void bind_limits(nb::module_& module) {
           names.emplace_back(kernels->isa);
         return names;
       },
-      "The names of the instruction sets that there are kernels for and this processor has, the best "
+      "The names of the instruction sets that there are kernels for and this processor has, the "
+      "best "
       "first.");
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// python.exe: the interpreter is in its library, and Panda3D's wheels lack the program that calls it.
+// python.exe: the interpreter is in its library, and Panda3D's wheels lack the program that calls
+// it.
 #include <windows.h>
 //
 #include <shellapi.h>

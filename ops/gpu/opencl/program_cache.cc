@@ -85,7 +85,8 @@ void ProgramCache::keep(const std::string& key, const std::vector<unsigned char>
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   const std::filesystem::path file = file_of(key);
-  const std::filesystem::path unfinished = path_of(utf8_of(file) + "." + std::to_string(process_number()));
+  const std::filesystem::path unfinished =
+      path_of(utf8_of(file) + "." + std::to_string(process_number()));
   const std::string content = key + std::string(binary.begin(), binary.end());
   const Head head{kMagic, key.size(), binary.size(), sum_of(content)};
   std::ofstream to(unfinished, std::ios::binary | std::ios::trunc);

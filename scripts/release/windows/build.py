@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scripts.release import wheels
 from scripts.release.wheels import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scripts.release.windows.python import Python
 
 __all__ = ["LIBRARIES", "Compiler", "build_wheel"]
@@ -96,4 +95,4 @@ def build_wheel(environment: Path, python: Python, compiler: Compiler, work: Pat
     retag = [environment, "-m", "wheel", "tags", "--platform-tag", TAG, wheel]
     said = subprocess.run(retag, check=True, stdout=subprocess.PIPE, text=True).stdout
     dist.mkdir(parents=True, exist_ok=True)
-    return shutil.move(plain / said.split()[-1], dist / said.split()[-1])
+    return Path(shutil.move(plain / said.split()[-1], dist / said.split()[-1]))

@@ -55,6 +55,18 @@ _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
 _FLAGS = {"generic": set[str](), "avx2": _AVX2, "avx512": _AVX512, "amx": {*_AVX512, "amx_int8"}}
 # Where `lock` locks a byte: behind the end of any file, since others cannot read what is locked.
 _BEYOND = 2**62
+_AT_ONCE, _EXCLUSIVE = 1, 2  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
+
+
+class _Place(ctypes.Structure):
+    """OVERLAPPED: where in a file something is done."""
+
+    _fields_ = (
+        ("internal", ctypes.c_size_t),
+        ("internal_high", ctypes.c_size_t),
+        ("offset", ctypes.c_uint64),
+        ("event", ctypes.c_void_p),
+    )
 
 
 def library_file(name: str) -> str:
@@ -102,15 +114,11 @@ def lock(descriptor: int) -> bool:
 
     Others may still read and write it.
     """
-    before = os.lseek(descriptor, 0, os.SEEK_CUR)
-    os.lseek(descriptor, _BEYOND, os.SEEK_SET)
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    except OSError:
-        return False
-    finally:
-        os.lseek(descriptor, before, os.SEEK_SET)
-    return True
+    kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel.LockFileEx.argtypes = (ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.POINTER(_Place))
+    place = _Place(offset=_BEYOND)
+    # Not msvcrt.locking, which locks where the file is read: systems of files have no such place.
+    return bool(kernel.LockFileEx(msvcrt.get_osfhandle(descriptor), _EXCLUSIVE | _AT_ONCE, 0, 1, 0, place))
 
 
 def open_to_lock(folder: Path) -> int:

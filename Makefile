@@ -28,7 +28,7 @@ help:
 	@echo 'make fuzz      random graphs, decoders and damaged files, under the same; CASES=50000 SEED=1'
 	@echo 'make figures   the pictures of the README and of docs/npu-designs.md, from the real output and the plans'
 	@echo 'make wheels    what is released, in dist: sources, and wheels for Linux of glibc 2.28 or newer'
-	@echo 'make windows   the library for Windows x64, in dist/windows; where there is Wine it must generate under it what it does here'
+	@echo 'make windows   what is for Windows x64, in dist/windows; where there is Wine it must do under it what it does here'
 	@echo 'make clean     remove what make has made'
 
 demo: .venv/demo
@@ -139,9 +139,9 @@ wheels: | .venv
 	$(BIN)/python -m scripts.release.wheels
 
 .PHONY: windows
-windows: .venv/demo
-	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force
-	$(BIN)/python -m scripts.release.windows $(MODEL)
+windows: .venv/test
+	$(BIN)/python -m scripts.release.windows
+	FLOWNPU_WINDOWS=1 $(BIN)/python -m pytest tests/windows
 
 clean:
 	rm -rf .venv build out dist

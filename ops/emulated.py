@@ -15,6 +15,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.ops import q4nx
+from flownpu.system import library_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ __all__ = ["attend", "project", "refuse"]
 
 _TARGET = "npu2"
 # The library of the target's kernels, compiled for this machine, beside the native module.
-_KERNELS = "libflownpu_aie_xdna2.so"
+_KERNELS = library_file("flownpu_aie_xdna2")
 # The least rows of a product, one row of blocks a tile of a column (aie/designs/fused_dqp.py).
 _LEAST_ROWS = 4 * q4nx.BLOCK_ROWS
 # What the designs of attention compute beside the keys that a query sees.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where OpenCL's loader is when the system has none: pyopencl's package brings one, and pocl-binary-distribution PoCL.
 
-The C++ (ops/gpu/opencl/loader.h) takes the system's, `libOpenCL.so.1`, or the file that FLOWNPU_OPENCL names.
+The C++ (ops/gpu/opencl/loader.h) takes the system's, or the file that FLOWNPU_OPENCL names.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import importlib.util
 import os
 from pathlib import Path
 
+from flownpu.system import OPENCL_LOADER
+
 __all__ = ["installed_packages", "use_installed_packages"]
 
-_LOADER = "libOpenCL.so.1"
 _VENDORS = Path("/etc/OpenCL/vendors")
 
 
@@ -52,7 +53,7 @@ def use_installed_packages() -> None:
 def _has_loader() -> bool:
     """Whether the linker finds the system's, which is then loaded for what follows."""
     try:
-        ctypes.CDLL(_LOADER)
+        ctypes.CDLL(OPENCL_LOADER)
     except OSError:
         return False
     return True

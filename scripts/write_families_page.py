@@ -1,87 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the matrix in docs/families.md; a test sees to it that the page is up to date.
 
-A cell says "yes" where a test compares that family out of that source: the lists that those tests go through are read
-here. What the array takes is asked of the execution provider, of a small model in each form.
+    python -m scripts.write_families_page              # of what is recorded
+    python -m scripts.write_families_page run          # runs all cells anew, some 20 minutes, and records them
+    python -m scripts.write_families_page run qwen3 "llama with yarn"
+
+The cells, each run beside transformers with the same weights, are those of tests/families/.
 """
 
 import re
+import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from flownpu.convert.families import FAMILIES, read_decoder
-from flownpu.convert.make_model import RandomWeights
-from flownpu.convert.model_writer import ModelOptions, write_model
-from flownpu.errors import FlowNPUError
-from flownpu.npu.decoder import read_decoder as read_shape
+import onnxruntime
+
+import flownpu
+from flownpu.convert.families import FAMILIES
 from tests.convert.conftest import ALL_CONFIGS
-from tests.convert.sources.gguf_files import ARCHITECTURES
-from tests.convert.sources.test_gguf import OTHER_FORMS
-from tests.npu.models import SIZES
-from tests.rewrites.genai_export import OTHER_CONFIGS
-from tests.rewrites.sources import MODEL_TYPES
+from tests.families.cells import DEVICES, Cell, read_record, recorded_cells, run_form, write_record
+from tests.families.sources import SOURCES
+from tests.rewrites.optimum_export import REQUIREMENTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "families.md"
 _SECTION = re.compile(r"(<!-- begin matrix -->\n).*?(<!-- end matrix -->)", re.DOTALL)
-# What was tried with exporters by hand (GenAI 0.18.0, optimum-onnx 0.1.0) and is no test; None: not tried.
-_EXPORTERS: dict[str, tuple[str | None, str | None]] = {
-    "mistral": ("up to the window as it is; converted, also beyond it", None),
-    "olmo2": ("no: its builder does not know the family", None),
-    "phi3 with longrope": (None, "no: `IsNaN`, which no device runs"),
-    "smollm3": ("no: its builder fails (`KeyError: 'position_ids'`)", None),
+_HEADINGS = {
+    "cpu": "**On the CPU device**, as one partition:",
+    "emulate": "**On the NPU's array**, emulated, with all decoder layers and the LM head in it:",
 }
-# What the column of GGUF files says where there is no test of one.
-_GGUF = {"mistral": "as Llama: such files do not have its window", "llama with yarn": "no: its scaling is refused"}
 
 
 def page(text: str) -> str:
-    """The page's text with its matrix as it is now."""
-    return _SECTION.sub(lambda found: f"{found[1]}{_table()}\n{found[2]}", text)
+    """The page's text with its matrix as it is recorded."""
+    return _SECTION.sub(lambda found: f"{found[1]}{_matrix()}\n{found[2]}", text)
 
 
-def _table() -> str:
-    head = ("family", "`model_type`", "checkpoint", "GGUF", "GenAI, as it is and converted", "optimum", "NPU's array")
-    rows = [_row(form) for form in sorted(ALL_CONFIGS)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows))
+def _matrix() -> str:
+    cells = recorded_cells()
+    notes: dict[str, str] = {}
+    tables = [f"{_HEADINGS[device]}\n\n{_table(device, cells, notes)}" for device in DEVICES]
+    versions = ", ".join(f"{name} {number}" for name, number in read_record()["versions"].items())
+    listed = "\n".join(f"- **{letters}**: {sentence}" for sentence, letters in notes.items())
+    return "\n\n".join([*tables, f"The sentences ({versions}):", listed])
 
 
-def _row(form: str) -> tuple[str, ...]:
-    config = ALL_CONFIGS[form]()
-    family = FAMILIES[config.model_type]
-    detail = form.removeprefix(config.model_type).strip()
-    genai, optimum = _EXPORTERS.get(form, (None, None))
-    in_exports = config.model_type in MODEL_TYPES.values() and not detail
-    from_gguf = form in ARCHITECTURES or form in OTHER_FORMS
-    return (
-        f"{family.title} {detail}".strip(),
-        f"`{config.model_type}`",
-        "yes",
-        "yes" if from_gguf else _GGUF.get(form, "not tried"),
-        genai or ("yes" if in_exports or form in OTHER_CONFIGS else "not tried"),
-        optimum or ("yes" if in_exports else "not tried"),
-        _array(config),
-    )
+def _table(device: str, cells: dict[str, dict[str, dict[str, Cell]]], notes: dict[str, str]) -> str:
+    head = ("family", "`model_type`", *SOURCES)
+    rows = [
+        (*_names(form), *(_text(cells[form][source][device], notes) for source in SOURCES)) for form in sorted(cells)
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
 
-def _array(config: Any) -> str:
-    """Whether the array takes the decoder, or why not."""
-    rope = dict(config.rope_parameters)
-    config.update(SIZES)
-    for key in ("short_factor", "long_factor"):  # as many as the larger head has
-        if key in rope:
-            rope[key] = (rope[key] * 2)[: int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2]
-    config.update({"rope_parameters": rope})
-    decoder = read_decoder(config.to_dict())
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), decoder, RandomWeights(0), ModelOptions())
-        try:
-            read_shape(Path(folder))
-        except FlowNPUError as error:
-            reason = str(error).partition("': ")[2].replace("the QKV projection ", "").replace("|", ", ")
-            return f"no: {reason}"
-    return "yes"
+def _names(form: str) -> tuple[str, str]:
+    model_type = ALL_CONFIGS[form]().model_type
+    detail = form.removeprefix(model_type).strip()
+    return f"{FAMILIES[model_type].title} {detail}".strip(), f"`{model_type}`"
+
+
+def _text(cell: Cell, notes: dict[str, str]) -> str:
+    """What stands in the table: the error of the logits' spread, or the letters of a sentence."""
+    if cell.refused:
+        return f"no ({notes.setdefault(cell.refused, _letters(len(notes)))})"
+    return f"{100 * cell.error / cell.spread:.2g} %{f' within {cell.within}' if cell.within else ''}"
+
+
+def _letters(number: int) -> str:
+    """A .. z, aa, ab .."""
+    tens, ones = divmod(number, 26)
+    return (chr(ord("a") + tens - 1) if tens else "") + chr(ord("a") + ones)
+
+
+def run(forms: list[str]) -> None:
+    """Runs the cells of these forms and records them; prints what is beyond its bound."""
+    flownpu.register()
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "FlowNPUExecutionProvider"]
+    packages = dict(line.split("==") for line in REQUIREMENTS)
+    versions = {"transformers": version("transformers"), "GenAI": version("onnxruntime-genai"), "gguf": version("gguf")}
+    versions["optimum-onnx"] = f"{packages['optimum-onnx']} with transformers {packages['transformers']}"
+    cells = recorded_cells()
+    for form in forms:
+        with tempfile.TemporaryDirectory() as folder:
+            cells[form] = run_form(form, Path(folder), devices)
+        write_record(versions, cells)
+        for source, row in cells[form].items():
+            for device, cell in row.items():
+                outcome = cell.refused or f"{cell.error:.3g}, at most {cell.bound:.3g} of {cell.spread:.3g}"
+                print(f"{'WRONG ' * (cell.error > cell.bound)}{form}, {source}, {device}: {outcome}", flush=True)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["run"]:
+        run(sys.argv[2:] or sorted(ALL_CONFIGS))
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

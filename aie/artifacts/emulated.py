@@ -172,5 +172,5 @@ def _sources() -> str:
     sums = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):
-        sums.update(f"{file.relative_to(root)} {digest(file.read_bytes())}\n".encode())
+        sums.update(f"{file.relative_to(root).as_posix()} {digest(file.read_bytes())}\n".encode())
     return sums.hexdigest()

@@ -251,7 +251,7 @@ class ArtifactFolder:
         return self._file(file)
 
     def _file(self, file: Path) -> dict[str, str]:
-        return {"file": str(file.relative_to(self.path)), "sha256": digest(file.read_bytes())}
+        return {"file": file.relative_to(self.path).as_posix(), "sha256": digest(file.read_bytes())}
 
     def _write_manifest(self) -> None:
         write_text(self.path / MANIFEST, json.dumps(self._manifest, indent=1, sort_keys=True) + "\n")

@@ -14,11 +14,22 @@ namespace {
 // Nodes that an error lists one by one.
 constexpr std::size_t kListed = 20;
 
-// Nodes that a device made for itself: in a domain of its own beside ours.
+// A node that a device made for itself: in a domain of its own beside ours.
+bool is_devices_own(const Node& node) {
+  return node.domain.starts_with(std::string(kDomain) + ".");
+}
+
 bool has_devices_own(const std::vector<Node>& nodes) {
-  const std::string beside = std::string(kDomain) + ".";
-  return std::ranges::any_of(nodes,
-                             [&](const Node& node) { return node.domain.starts_with(beside); });
+  return std::ranges::any_of(nodes, is_devices_own);
+}
+
+// The device's own nodes, for a reason that is not known yet.
+std::vector<Lowered::OnHost> devices_own(const std::vector<Node>& nodes) {
+  std::vector<Lowered::OnHost> own;
+  for (const Node& node : nodes) {
+    if (is_devices_own(node)) own.push_back({to_string(node), node.op_type, ""});
+  }
+  return own;
 }
 
 // One line for each reason: an NPU that is not there has the same for all operators.
@@ -52,16 +63,27 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
 
   if (keep) keep(lowered.nodes);
 
-  // What is on the device may fail. A compiled model has the device's nodes only.
-  std::unique_ptr<const Program> other;
-  if (options.on_unsupported == OnUnsupported::kCpu && has_devices_own(lowered.nodes) &&
-      !has_devices_own(nodes)) {
+  // What is on the device may fail, now or in a run. A compiled model has the device's nodes only.
+  const bool may_be_the_cpus = options.on_unsupported != OnUnsupported::kError &&
+                               has_devices_own(lowered.nodes) && !has_devices_own(nodes);
+  const auto on_cpu = [&] {
     const std::shared_ptr<const Device> cpu = make_cpu_device(options.device_options);
-    other = std::make_unique<Program>(cpu, cpu->lower(std::move(nodes), lowering).nodes, inputs,
-                                      lowering.outputs);
+    return std::make_unique<Program>(cpu, cpu->lower(std::move(nodes), lowering).nodes, inputs,
+                                     lowering.outputs);
+  };
+  std::unique_ptr<const Program> other;
+  if (may_be_the_cpus && options.on_unsupported == OnUnsupported::kCpu) other = on_cpu();
+  std::unique_ptr<const Program> program;
+  std::vector<Lowered::OnHost> own = devices_own(lowered.nodes);
+  try {
+    program = std::make_unique<Program>(device, std::move(lowered.nodes), inputs, lowering.outputs);
+  } catch (const DeviceFailed& error) {
+    if (!may_be_the_cpus) throw;
+    program = other == nullptr ? on_cpu() : std::move(other);
+    for (Lowered::OnHost& node : own) node.reason = error.what();
+    lowered.on_host = std::move(own);
+    lowered.summary.clear();
   }
-  auto program =
-      std::make_unique<Program>(device, std::move(lowered.nodes), inputs, lowering.outputs);
   CompiledPartition compiled;
   compiled.multiply_adds = program->multiply_adds();
   compiled.why_whole = program->why_whole();

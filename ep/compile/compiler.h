@@ -31,7 +31,8 @@ using KeepNodes = std::function<void(const std::vector<Node>&)>;
 
 // `nodes` in topological order; `inputs`: names of the values that enter the partition. Throws
 // Error if `on_unsupported` is error and the device leaves operators to its host, or if a node
-// cannot be prepared. `keep` may be empty.
+// cannot be prepared; but where only the device cannot, and `on_unsupported` says so, the program
+// is the CPU's, and `on_host` has the reason. `keep` may be empty.
 CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                     const Options& options, std::vector<Node> nodes,
                                     const std::vector<std::string>& inputs,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMoE: a mixture of experts, each a gated feed-forward with Q4NX weights, of which a router chooses some a row.
 
-    logits = X . router^T
+    logits = X . router^T, or router_logits
     T      = the k experts of the largest logits; of equal ones, those of lower numbers
     p_e    = softmax over T of logits[e],               with normalize_routing_weights = 1
              softmax over all experts of logits[e],     otherwise
@@ -12,9 +12,10 @@ are divided by their sum after a softmax over all experts are the softmax over t
 
 Inputs, of E experts with D = hidden_size and I = expert_size:
     X float32 [..., D]
-    router float32 or bfloat16 [E, D]
+    router float32 or bfloat16 [E, D], or absent
     gate_up uint8, Q4NX blocks in any layout (see `q4nx`): expert by expert those of gate [I, D], then those of up
     down uint8, likewise those of down [D, I]
+    router_logits float32 [..., E], where there is no router: what another node made of X
 Output: Y float32 [..., D]
 Attributes: num_experts, experts_per_token (k), hidden_size, expert_size (integers, required);
 normalize_routing_weights = 0 or 1 (default); gating = "swiglu" (default) or "geglu".
@@ -28,19 +29,28 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul
-from flownpu.ops.definitions.onnx_function import build, positive, require_inputs
+from flownpu.ops.definitions.onnx_function import build, has_input, positive
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
 NAME = "Q4NXMoE"
-INPUTS = ("X", "router", "gate_up", "down")
+INPUTS = ("X", "router", "gate_up", "down", "router_logits")
 OUTPUTS = ("Y",)
 SIZES = ("num_experts", "experts_per_token", "hidden_size", "expert_size")
 ATTRIBUTES = (*SIZES, "normalize_routing_weights: int = 1", 'gating: string = "swiglu"')
 GATINGS = ("swiglu", "geglu")
 
+_LOGITS = {
+    "": """
+    router_float = Cast <to = 1> (router)
+    router_columns = Transpose <perm = [1, 0]> (router_float)
+    logits = MatMul (x, router_columns)""",
+    "logits": """
+    logits_shape = Concat <axis = 0> (any, num_experts)
+    logits = Reshape <allowzero = 1> (router_logits, logits_shape)""",
+}
 _WEIGHTS = {
     "": "routing = Softmax <axis = -1> (largest)",
     "all": "probabilities = Softmax <axis = -1> (logits)  routing = GatherElements <axis = 1> (probabilities, experts)",
@@ -58,9 +68,9 @@ _BODY = """
     width = Reshape (width_scalar, any)
     row_shape = Concat <axis = 0> (any, width)
     x = Reshape <allowzero = 1> (X, row_shape)
-    router_float = Cast <to = 1> (router)
-    router_columns = Transpose <perm = [1, 0]> (router_float)
-    logits = MatMul (x, router_columns)
+    num_experts_scalar = Constant <value_int: int = @num_experts> ()
+    num_experts = Reshape (num_experts_scalar, any)
+    {logits}
     k_scalar = Constant <value_int: int = @experts_per_token> ()
     k = Reshape (k_scalar, any)
     largest, experts = TopK <axis = -1> (logits, k)
@@ -68,8 +78,6 @@ _BODY = """
     chosen = Unique <sorted = 1> (experts)
     trips = Size (chosen)
 
-    num_experts_scalar = Constant <value_int: int = @num_experts> ()
-    num_experts = Reshape (num_experts_scalar, any)
     codes_in, scale_in, minimum_in = ai.flownpu.Q4NXUnpack (gate_up)
     codes_out, scale_out, minimum_out = ai.flownpu.Q4NXUnpack (down)
     rows_in_all = Shape <start = 0, end = 1> (codes_in)
@@ -114,12 +122,18 @@ _BODY = """
 
 
 def features(node: ir.Node) -> list[str]:
-    """What this node has of "all" (routing weights are of a softmax over all experts) and "geglu": its variant.
+    """The variant: what a node has of "all" (weights are of a softmax over all experts), "geglu" and "logits".
 
     Raises:
         ValueError: an input or a size is missing, or an attribute has a value that it cannot have.
     """
-    require_inputs(node, INPUTS)
+    has = {name: has_input(node, i) for i, name in enumerate(INPUTS)}
+    for name in ("X", "gate_up", "down"):
+        if not has[name]:
+            raise ValueError(f"[{NAME}] expected an input {name} at node {node.name!r}, got none")
+    if has["router"] == has["router_logits"]:
+        got = "both" if has["router"] else "none"
+        raise ValueError(f"[{NAME}] expected an input router, or router_logits, at node {node.name!r}, got {got}")
     experts, taken, *_ = (positive(node, name) for name in SIZES)
     if taken > experts:
         raise ValueError(
@@ -138,14 +152,19 @@ def features(node: ir.Node) -> list[str]:
         raise ValueError(
             f"[{NAME}] expected gating to be one of {', '.join(GATINGS)}, got {gating!r} at node {node.name!r}"
         )
-    return ([] if normalize else ["all"]) + (["geglu"] if gating == "geglu" else [])
+    found = {"all": not normalize, "geglu": gating == "geglu", "logits": has["router_logits"]}
+    return [feature for feature, there in found.items() if there]
 
 
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
     found = overload.split("_")
     gating = "geglu" if "geglu" in found else "swiglu"
-    body = _BODY.format(weights=_WEIGHTS["all" if "all" in found else ""], activation=q4nx_matmul.ACTIVATION[gating])
+    body = _BODY.format(
+        logits=_LOGITS["logits" if "logits" in found else ""],
+        weights=_WEIGHTS["all" if "all" in found else ""],
+        activation=q4nx_matmul.ACTIVATION[gating],
+    )
     return build(NAME, overload, ATTRIBUTES, INPUTS, OUTPUTS, body)
 
 
@@ -167,9 +186,10 @@ def route(
 
 def reference(
     x: NDArray[Any],
-    router: NDArray[Any],
+    router: NDArray[Any] | None,
     gate_up: NDArray[np.uint8],
     down: NDArray[np.uint8],
+    router_logits: NDArray[Any] | None = None,
     *,
     num_experts: int,
     experts_per_token: int,
@@ -180,7 +200,12 @@ def reference(
 ) -> NDArray[np.float64]:
     """The equation in float64, with the float32 weights that the blocks hold."""
     rows = x.reshape(-1, hidden_size).astype(np.float64)
-    logits = rows @ router.astype(np.float64).T
+    if router is not None:
+        logits = rows @ router.astype(np.float64).T
+    elif router_logits is not None:
+        logits = router_logits.reshape(-1, num_experts).astype(np.float64)
+    else:
+        raise ValueError(f"[{NAME}] expected router or router_logits, got neither")
     experts, weights = route(logits, experts_per_token, normalize=bool(normalize_routing_weights))
     act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating]
     y = np.zeros_like(rows)

@@ -163,11 +163,16 @@ void Matcher::check_attention(const Node& attention) const {
     if (!fits) fail(to_string(attention), ": expected ", what);
   };
   expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
-  expect(attention.input(kPositionIds) == nullptr, "no position_ids");
+  expect(attention.input(kPositionIds) == nullptr,
+         "no position_ids: " + limits_.who +
+             "'s tokens follow one another in one table of RoPE (where they choose between two, as "
+             "LongRoPE's, convert with a --context-length of the first)");
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
-  expect(attention.integer("do_rotary", 0) != 0, "do_rotary = 1");
+  expect(attention.integer("do_rotary", 0) != 0,
+         "do_rotary = 1: " + limits_.who +
+             "'s attention turns the queries and keys of every layer");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
   expect(limits_.softcap || attention.number("softcap", 0) == 0,
          "no softcap: " + limits_.who + " has none");
@@ -222,9 +227,14 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
 Entry Matcher::first_entry(const Node& attention) {
   const Node* projection = graph_.producer(attention.inputs[kQuery].name);
   if (projection == nullptr || !is_projection(*projection)) {
-    const bool adds = projection != nullptr && is(*projection, "", "Add");
+    std::string got;
+    if (projection != nullptr && is(*projection, "", "Add")) {
+      got = ", got an Add: " + limits_.means + " have no place for a bias";
+    } else if (projection != nullptr && is_norm(*projection)) {
+      got = ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
+    }
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
-         adds ? ", got an Add: " + limits_.means + " have no place for a bias" : "");
+         got);
   }
   const Node* norm = graph_.producer(projection->inputs[0].name);
   if (norm == nullptr || !is_norm(*norm)) {

@@ -37,6 +37,7 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
 constexpr Rule kRules[] = {
     {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
     {"q4nx_gather", q4nx_gather, For::kAll, &kGatherBlockQuantized, q4nx_gather_obstacle},
+    {"q4nx_moe", q4nx_moe, For::kAll, &kQMoE, q4nx_moe_obstacle},
     {"flow_qkv_attention", of_graph<flow_qkv_attention>, For::kAll, &kGroupQueryAttention,
      flow_qkv_attention_obstacle},
     {"qk_norm", of_graph<qk_norm>},
@@ -51,8 +52,6 @@ constexpr Rule kRules[] = {
 // No more is asked of them than what they have: unknown_part.
 constexpr Port kOne[] = {{.name = "X"}};
 constexpr Contract kPlain[] = {{.domain = "", .op_type = "Cos", .inputs = kOne, .outputs = kOne},
-                               {.domain = "", .op_type = "Erf", .inputs = kOne, .outputs = kOne},
-                               {.domain = "", .op_type = "IsNaN", .inputs = kOne, .outputs = kOne},
                                {.domain = "", .op_type = "Sin", .inputs = kOne, .outputs = kOne}};
 
 const Rule* rule_of(const Node& node) {
@@ -91,13 +90,14 @@ Node lowered_alone(const Node& node, const Producer& producer, ContractCheck che
   const Rule& rule = *rule_of(node);
   for (const std::string& reason : {check(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
-  // With those that make constants of constants, which a rule may look through.
+  // With those that a rule may look through: what makes constants of constants, and Reshape.
   std::vector<Node> nodes;
   for (const Value& input : node.inputs) {
     const Node* maker = input.name.empty() || !producer ? nullptr : producer(input.name);
     const auto is_constant = [](const Value& v) { return v.name.empty() || v.constant != nullptr; };
-    if (maker != nullptr && std::ranges::all_of(maker->inputs, is_constant))
-      nodes.push_back(*maker);
+    if (maker == nullptr) continue;
+    const bool reshapes = maker->op_type == "Reshape" && maker->domain.empty();
+    if (reshapes || std::ranges::all_of(maker->inputs, is_constant)) nodes.push_back(*maker);
   }
   nodes.push_back(node);
   std::vector<std::string> outputs;

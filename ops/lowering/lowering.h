@@ -7,6 +7,7 @@
 //
 //   q4nx_matmul         MatMulNBits -> Q4NXMatMul
 //   q4nx_gather         GatherBlockQuantized -> Q4NXGather
+//   q4nx_moe            QMoE -> Q4NXMoE
 //   flow_qkv_attention  GroupQueryAttention -> FlowQKVAttention
 //   qk_norm             norms of query and key -> inside the attention
 //   split_qkv           Split before the attention -> packed query, key and value
@@ -80,6 +81,9 @@ void q4nx_matmul(Graph& graph, RepackedWeights& weights);
 extern const Contract kGatherBlockQuantized;
 std::string q4nx_gather_obstacle(const Node& node);
 void q4nx_gather(Graph& graph, RepackedWeights& weights);
+extern const Contract kQMoE;
+std::string q4nx_moe_obstacle(const Node& node);
+void q4nx_moe(Graph& graph, RepackedWeights& weights);
 extern const Contract kGroupQueryAttention;
 std::string flow_qkv_attention_obstacle(const Node& node);
 void flow_qkv_attention(Graph& graph);

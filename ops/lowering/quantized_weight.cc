@@ -88,10 +88,10 @@ std::string QuantizedWeight::damage() const {
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
   if (zero_points.name.empty()) return kDefaultZeroPoint;
   if (zero_points.type == DataType::kFloat32)
-    return static_cast<const float*>(zero_points.constant)[row * blocks() + block];
+    return static_cast<const float*>(zero_points.constant)[at(row) * blocks() + block];
   // Each row begins with a byte of its own.
   return static_cast<float>(
-      nibble(zero_points.constant, row * q4nx::ceil_div(blocks(), 2) * 2 + block));
+      nibble(zero_points.constant, at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block));
 }
 
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
@@ -105,6 +105,15 @@ q4nx::Layout QuantizedWeight::layout() const {
     }
   }
   return q4nx::kSymmetric;
+}
+
+QuantizedWeight QuantizedWeight::some_rows(std::int64_t first, std::int64_t step,
+                                           std::int64_t count) const {
+  QuantizedWeight some = *this;
+  some.rows = count;
+  some.first_row = first;
+  some.row_step = step;
+  return some;
 }
 
 double Difference::relative() const { return squares > 0 ? std::sqrt(squared_error / squares) : 0; }
@@ -126,8 +135,8 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
 
 float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
   const std::int64_t block = column / block_size;
-  const int code = nibble(codes.constant, row * blocks() * block_size + column);
-  return static_cast<const float*>(scales.constant)[row * blocks() + block] *
+  const int code = nibble(codes.constant, at(row) * blocks() * block_size + column);
+  return static_cast<const float*>(scales.constant)[at(row) * blocks() + block] *
          (static_cast<float>(code) - zero_point(row, block));
 }
 
@@ -135,9 +144,9 @@ float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
 Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const std::int64_t block = first / block_size;
   Q4NXGroup group;
-  group.scale = to_bfloat16(static_cast<const float*>(scales.constant)[row * blocks() + block]);
+  group.scale = to_bfloat16(static_cast<const float*>(scales.constant)[at(row) * blocks() + block]);
   group.minimum = to_bfloat16(-from_bfloat16(group.scale) * zero_point(row, block));
-  const std::int64_t row_codes = row * blocks() * block_size;
+  const std::int64_t row_codes = at(row) * blocks() * block_size;
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     group.codes[static_cast<std::size_t>(k - first)] =
         static_cast<std::uint8_t>(nibble(codes.constant, row_codes + k));

@@ -47,12 +47,17 @@ struct QuantizedWeight {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t block_size = 32;
+  // Where the tensors have more rows: row r of the weight is theirs of number first + r * step.
+  std::int64_t first_row = 0;
+  std::int64_t row_step = 1;
 
   // Why it cannot become Q4NX; empty if it can.
   std::string obstacle() const;
   // What no weight is: numbers that are not finite, or too large for bf16. Of one without obstacle.
   std::string damage() const;
   bool keeps_codes() const;
+  // Some of its rows, as a weight; `this` is one without obstacle, whose rows are all there are.
+  QuantizedWeight some_rows(std::int64_t first, std::int64_t step, std::int64_t count) const;
   // The smallest that holds it.
   q4nx::Layout layout() const;
   // Writes `count` rows of blocks from the `first` on, to where the blocks of the whole weight
@@ -62,6 +67,8 @@ struct QuantizedWeight {
 
  private:
   std::int64_t blocks() const;
+  // Where the tensors have a row.
+  std::int64_t at(std::int64_t row) const { return first_row + row * row_step; }
   float zero_point(std::int64_t row, std::int64_t block) const;
   Q4NXGroup group(std::int64_t row, std::int64_t first) const;
   Q4NXGroup new_group(std::int64_t row, std::int64_t first) const;

@@ -116,8 +116,8 @@ bool same_bytes(const Value& a, const Value& b) {
 // The same weight, perhaps in another copy: ORT folds a Reshape of a constant into one.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
-         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
-         same_bytes(a.codes, b.codes);
+         a.first_row == b.first_row && a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
+         same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
 // Bits of -8 s, of the bits of s in bf16: three more in the exponent, and the other sign.
@@ -262,6 +262,14 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
   if (name.ends_with(kCodesSuffix)) name.remove_suffix(kCodesSuffix.size());
   return promise(graph_.unique_name(std::string(name).append(kSuffix)),
                  Q4NXConstant({{weight, weight.rows, weight.columns, weight.layout()}}));
+}
+
+Value RepackedWeights::stack(const std::vector<QuantizedWeight>& weights, const std::string& name) {
+  std::vector<Q4NXConstant::Part> parts;
+  parts.reserve(weights.size());
+  for (const QuantizedWeight& weight : weights)
+    parts.push_back({weight, weight.rows, weight.columns, weight.layout()});
+  return promise(graph_.unique_name(name + std::string(kSuffix)), Q4NXConstant(std::move(parts)));
 }
 
 void RepackedWeights::take(const std::string& name, Q4NXConstant constant) {

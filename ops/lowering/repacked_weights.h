@@ -78,6 +78,8 @@ class RepackedWeights {
   // The constant of a weight; of one that was added before (a table that is embedding and LM head),
   // the same.
   Value add(const QuantizedWeight& weight);
+  // The constant of several below one another.
+  Value stack(const std::vector<QuantizedWeight>& weights, const std::string& name);
   // Why the weights of several Q4NXMatMul cannot be one; empty if they can.
   std::string join_obstacle(const std::vector<const Node*>& products) const;
   // The constant of them below one another. `name`: the last part of its name, behind what theirs

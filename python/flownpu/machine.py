@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from flownpu.system import processor
+
 __all__ = ["Machine", "cpu_isa", "describe_machine", "module_folders", "module_versions", "usable_cores"]
 
 # The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
@@ -34,7 +36,9 @@ class Machine:
 
 def describe_machine(root: Path = Path("/")) -> Machine:
     """Reads the machine's description; `root` is where /proc is looked for."""
-    model, flags = _read_cpuinfo(root / "proc/cpuinfo")
+    from flownpu import _native  # noqa: PLC0415 where it does not load, `flownpu doctor` is to say so
+
+    model, flags = processor(root, _native.instruction_sets())
     return Machine(
         cpu=model,
         isa=cpu_isa(flags),
@@ -48,7 +52,7 @@ def describe_machine(root: Path = Path("/")) -> Machine:
 
 def usable_cores(root: Path = Path("/")) -> int:
     """How many threads can compute at once, as the CPU kernels count them; `root` is where /proc and /sys are."""
-    from flownpu import _native  # noqa: PLC0415 where it does not load, `flownpu doctor` is to say so
+    from flownpu import _native  # noqa: PLC0415 likewise
 
     return _native.usable_processors(root)
 
@@ -83,14 +87,3 @@ def module_folders(name: str) -> dict[str, str]:
     for distribution in distributions(name=name):
         found.setdefault(str(Path(str(distribution.locate_file(""))).resolve()), distribution.version)
     return found
-
-
-def _read_cpuinfo(path: Path) -> tuple[str, set[str]]:
-    """The model name and the flags of the first processor; the platform's name and no flags where there is no file."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine(), set()
-    # x86 says "model name" and "flags", Arm "Features" and no name.
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    return fields.get("model name", platform.machine()), set(fields.get("flags", fields.get("Features", "")).split())

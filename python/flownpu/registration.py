@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import Any
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.system import library_file
 
 __all__ = ["get_ep_name", "get_library_path", "register"]
 
-LIBRARY_NAME = "libflownpu_ep.so"
+LIBRARY_NAME = library_file("flownpu_ep")
 # API 24 has the operator domains that `ai.flownpu` needs, but before 1.27 ONNX Runtime does not tell a provider that a
 # session is ready: bad options and models that cannot run would then go to the CPU provider without a word.
 MINIMUM_ONNXRUNTIME = (1, 27)

@@ -22,8 +22,8 @@ void bind_gpu(nanobind::module_& module);
 void bind_emulator(nanobind::module_& module);
 // ProgramRunner, of programs of a folder of artifacts (aie/programs/).
 void bind_programs(nanobind::module_& module);
-// usable_processors(), processor_quota() and memory_limit(): what of this machine the process may
-// use.
+// usable_processors(), processor_quota(), memory_limit() and instruction_sets(): what of this
+// machine the process may use.
 void bind_limits(nanobind::module_& module);
 
 }  // namespace flownpu::native

@@ -5,13 +5,16 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "ops/cpu/kernels.h"
 #include "ops/system/machine_limits.h"
 #include "python/native/bindings.h"
 
@@ -46,6 +49,17 @@ void bind_limits(nb::module_& module) {
       nb::arg("root") = "/",
       "Bytes that the processes of the control group may use together, and the file that says so; "
       "None: any.");
+  module.def(
+      "instruction_sets",
+      [] {
+        std::vector<std::string> names;
+        for (const cpu::Kernels* kernels : cpu::available_kernels())
+          names.emplace_back(kernels->isa);
+        return names;
+      },
+      "The names of the instruction sets that there are kernels for and this processor has, the "
+      "best "
+      "first.");
 }
 
 }  // namespace flownpu::native

@@ -23,7 +23,7 @@ from scripts import xrt_headers
 from scripts.debian_packages import UnavailableError
 from scripts.release import sysroot
 
-__all__ = ["ROOT", "build", "commit", "pythons"]
+__all__ = ["ROOT", "build", "commit", "environment", "pythons", "tools"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLATFORM = "manylinux_2_28_x86_64"
@@ -57,10 +57,10 @@ def build(work: Path, dist: Path) -> list[Path]:
     dist.mkdir(parents=True, exist_ok=True)
     for old in dist.glob("flownpu-*"):
         old.unlink()
-    environments = [_environment(work, python) for python in found]
+    environments = [environment(work, python) for python in found]
     source = _source(environments[0], work, dist)
-    for environment in environments:
-        _wheel(environment, environments, work, dist)
+    for each in environments:
+        _wheel(each, environments, work, dist)
     _debug_files(work / "cmake", dist / f"{source.name}-{PLATFORM}-debug.tar.xz")
     made = sorted([*dist.glob("flownpu-*.tar.gz"), *dist.glob("flownpu-*.whl")])
     for wheel in made:
@@ -102,17 +102,22 @@ def _python(version: str) -> Path | None:
     return None
 
 
-def _environment(work: Path, python: Path) -> Path:
-    """An environment of a Python with what builds wheels, at pyproject.toml's versions; returns its Python."""
+def tools(extra: str) -> list[str]:
+    """The requirements of an extra of pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    tools = project["optional-dependencies"]["release"]
+    return list(project["optional-dependencies"][extra])
+
+
+def environment(work: Path, python: Path, extra: str = "release") -> Path:
+    """An environment of a Python with what builds wheels, at pyproject.toml's versions; returns its Python."""
+    wanted = tools(extra)
     version = subprocess.run([python, "-V"], check=True, capture_output=True, text=True).stdout.split()[1]
     folder = work / f"python{version}"
     installed = folder / "installed"
-    if not installed.is_file() or installed.read_text(encoding="utf-8") != "\n".join(tools):
+    if not installed.is_file() or installed.read_text(encoding="utf-8") != "\n".join(wanted):
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *tools], check=True)
-        installed.write_text("\n".join(tools), encoding="utf-8")
+        subprocess.run([folder / "bin" / "pip", "install", "--quiet", *wanted], check=True)
+        installed.write_text("\n".join(wanted), encoding="utf-8")
     return folder / "bin" / "python"
 
 
@@ -258,9 +263,9 @@ def main() -> None:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="what gets the files")
     arguments = parser.parse_args()
     try:
-        environment = _environment(arguments.work.resolve(), pythons()[0])
-        if Path(sys.prefix) != environment.parent.parent:
-            again = [str(environment), "-m", "scripts.release.wheels", *sys.argv[1:]]
+        builder = environment(arguments.work.resolve(), pythons()[0])
+        if Path(sys.prefix) != builder.parent.parent:
+            again = [str(builder), "-m", "scripts.release.wheels", *sys.argv[1:]]
             sys.exit(subprocess.run(again, cwd=ROOT, check=False).returncode)
         made = build(arguments.work.resolve(), arguments.dist.resolve())
     except (UnavailableError, RuntimeError) as error:

@@ -12,10 +12,11 @@ from tests.docs.pages import ROOT, table
 
 # What a folder may include or import of this project.
 CXX = {"ops": {"ops", "aie"}, "ep": {"ep", "ops"}, "aie": {"aie"}, "python": {"python", "ops", "aie"}}
-# The native module is the C++ of ops/.
+# The native module is the C++ of ops/; `system` is what systems have each in their own way, below all else.
 PYTHON = {
     "aie": {"aie", "_native"},
-    "ops": {"ops", "_native", "aie"},
+    "ops": {"ops", "_native", "aie", "system"},
+    "python/flownpu/system": {"system"},
     "graph_rewrites": {"graph_rewrites", "ops", "_native"},
 }
 INCLUDE = re.compile(r'^#include "([\w/.]+)"', re.MULTILINE)

@@ -97,6 +97,21 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     return folder
 
 
+def make_generating_reranker(folder: Path) -> Path:
+    """A decoder and its tokenizer, which has the words that Qwen3-Reranker was trained with."""
+    folder.mkdir(parents=True)
+    tokenizer = _byte_tokenizer()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"})
+    torch.manual_seed(0)
+    sizes = DECODER | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 512}
+    t.Qwen3ForCausalLM(t.Qwen3Config(**sizes, tie_word_embeddings=True)).save_pretrained(folder)
+    return folder
+
+
 def _write(path: Path, contents: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(contents), encoding="utf-8")

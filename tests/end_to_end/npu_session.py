@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of the small model with device=npu, over XRT, one after the other in one process of a machine with an NPU.
+"""Sessions of the small model with device=npu, over XRT, one after the other in one process of a machine.
 
     python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
 
-prints a JSON document: for each scenario the logits' tokens, the errors, and what was open in the driver at its end.
-The library is a copy with the plugin beside it; a process that has registered it is of no further use.
+prints a JSON document: for each scenario the logits' tokens, the errors, the placement report, and what was open in the
+driver at its end.
+With names of scenarios behind, only these. The library is a copy with the plugin beside it; a process that has
+registered it is of no further use.
 """
 
 from __future__ import annotations
@@ -14,38 +16,55 @@ import json
 import sys
 import time
 from errno import EACCES, EAGAIN, EINVAL, ENODEV, ENOMEM, ENOSPC, EOPNOTSUPP
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 
 from tests.decoding import DecoderSession
-from tests.npu.xrt import FIRMWARE, Driver
+from tests.npu.firmware import DEVELOPED, FIRST
+from tests.npu.xrt import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
 WATCHDOG_MS = 50
-# What goes wrong in a run, with the driver's number for it; and at which step, after how many calls of it.
-FAULTS = {"error": ERROR, "hang": WATCHDOG_MS, "lost": 0, "submit": EINVAL}
-PLACES = {"first": (0, 0), "middle": (3, 0), "in a list": (0, 3)}
-# What goes wrong when a session is made; after how many times that it goes well, and with which firmware.
-REFUSED = {
-    "no device": ("open", ENODEV, 0, FIRMWARE),
-    "permission": ("open", EACCES, 0, FIRMWARE),
-    "no memory": ("allocate", ENOMEM, 2, FIRMWARE),
-    "no context": ("context", ENOSPC, 0, FIRMWARE),
-    "firmware": ("context", EOPNOTSUPP, 0, "1.0.0.63"),
-    "locked memory": ("lock memory", EAGAIN, 0, FIRMWARE),
+# What goes wrong in a run: the driver's fault, with its number.
+FAULTS = {
+    "error": ("error", ERROR),
+    "watchdog": ("hang", WATCHDOG_MS),
+    "hang": ("hang", -1),
+    "lost": ("lost", 0),
+    "submit": ("submit", EINVAL),
+    "no memory": ("submit", ENOMEM),
+    "locked memory": ("submit", EAGAIN),
+    "firmware": ("submit", EOPNOTSUPP),
 }
+PLACES = {"first": (0, 0), "middle": (3, 0), "in a list": (0, 3)}
+# What goes wrong when a session is made; after how many times that it goes well.
+REFUSED = {
+    "no device": ("open", ENODEV, 0),
+    "permission": ("open", EACCES, 0),
+    "no memory": ("allocate", ENOMEM, 2),
+    "no context": ("context", ENOSPC, 0),
+    "firmware": ("context", EOPNOTSUPP, 0),
+    "locked memory": ("lock memory", EAGAIN, 0),
+}
+# The firmware is an old one where it is what does not take the request.
+FIRMWARE = {"firmware": FIRST}
 
 
-def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: str) -> None:
+def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: str, *names: str) -> None:
     driver = Driver()
     onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "FlowNPUExecutionProvider"][:1]
     tokens = np.array(json.loads(ids))
-    options = {"device": "npu", "artifacts": artifacts, "activations": "bf16"}
+    report = Path(artifacts).with_name("placement.json")
+    options = {"device": "npu", "artifacts": artifacts, "activations": "bf16", "placement": str(report)}
 
     def open_session(**more: str) -> DecoderSession:
         return DecoderSession(Path(model), devices, options | more)
@@ -65,46 +84,50 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
                     found["errors"].append(str(error))
         return found
 
-    def scenario(run: Any) -> dict[str, Any]:
+    def scenario(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         driver.reset()
         driver.use_kernels("npu2")
+        report.unlink(missing_ok=True)
         try:
-            found: dict[str, Any] = run()
+            found = run()
         except Exception as error:  # noqa: BLE001 (the session could not be made)
             found = {"refused": str(error)}
+        found["placement"] = report.read_text(encoding="utf-8") if report.is_file() else ""
         gc.collect()
         driver.end_hung_calls()  # What they used is kept until then, and until the device is opened again.
         if found.get("errors"):
             time.sleep(0.05)  # until the driver's threads have seen that
         return found | {"alive": driver.alive(), "violations": driver.violations()}
 
-    def failing(fault: str, amount: int = 0, *, step: int = 3, after: int = 0, **more: str) -> dict[str, Any]:
+    def failing(fault: str, place: str, **more: str) -> dict[str, Any]:
+        (what, amount), (step, after) = FAULTS[fault], PLACES[place]
+        driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
         decoder = open_session(**more)
-        return generate(decoder, lambda at: driver.inject(fault, amount, after=after) if at == step else None)
+        return generate(decoder, lambda at: driver.inject(what, amount, after=after) if at == step else None)
 
-    def refused(fault: str, amount: int, after: int, firmware: str) -> dict[str, Any]:
-        driver.use_firmware(firmware)
-        driver.inject(fault, amount, after=after)
-        return generate(open_session())
+    def refused(fault: str, **more: str) -> dict[str, Any]:
+        what, amount, after = REFUSED[fault]
+        driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
+        driver.inject(what, amount, after=after)
+        return generate(open_session(**more))
 
-    document = {
-        "cpu": scenario(lambda: generate(open_session(device="cpu"))),
-        "well": scenario(lambda: generate(open_session())),
-        "error": scenario(lambda: failing("error", ERROR)),
-        "never ends": scenario(lambda: failing("hang", -1, on_unsupported="cpu")),
+    scenarios: dict[str, Callable[[], dict[str, Any]]] = {
+        "cpu": lambda: generate(open_session(device="cpu")),
+        "well": lambda: generate(open_session()),
+        "well or cpu": lambda: generate(open_session(on_unsupported="cpu")),
+        "error": lambda: failing("error", "middle"),
+        "too few buffers": lambda: generate(open_session(artifacts=too_few_buffers)),
+        **{
+            f"{name}, {place}": partial(failing, name, place, on_unsupported="cpu")
+            for name in FAULTS
+            for place in PLACES
+        },
+        **{name: partial(refused, name) for name in REFUSED},
+        **{f"{name}, cpu": partial(refused, name, on_unsupported="cpu") for name in REFUSED},
+        "no memory, warn": partial(refused, "no memory", on_unsupported="warn"),
+        "well again": lambda: generate(open_session()),
     }
-    for fault, amount in FAULTS.items():
-        for place, (step, after) in PLACES.items():
-            document[f"{fault}, {place}"] = scenario(
-                lambda fault=fault, amount=amount, step=step, after=after: failing(
-                    fault, amount, step=step, after=after, on_unsupported="cpu"
-                )
-            )
-    for name, arguments in REFUSED.items():
-        document[name] = scenario(lambda arguments=arguments: refused(*arguments))
-    document["too few buffers"] = scenario(lambda: generate(open_session(artifacts=too_few_buffers)))
-    document["well again"] = scenario(lambda: generate(open_session()))
-    print(json.dumps(document))
+    print(json.dumps({name: scenario(run) for name, run in scenarios.items() if not names or name in names}))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pytest
 
 from flownpu.doctor.npu import DRIVER_LOG, TOO_OLD
 from flownpu.doctor.npu_packages import release_of
+from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.xdna_driver_artifacts import build_for_xdna_driver
 
@@ -68,11 +69,39 @@ STATES: dict[str, tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str
         },
     ),
     "another firmware": (
-        {"firmware": "1.0.0.63", "settings": f"context={EOPNOTSUPP}"},
+        {"firmware": FIRST, "settings": f"context={EOPNOTSUPP}"},
         [],
         {
             "npu": ("good", r"accel0, firmware 1\.0\.0\.63$", "^$"),
             "a token": ("bad", rf"on NPU Strix, firmware 1\.0\.0\.63, XRT 2\.25: .*{TOO_OLD}", FIRMWARE),
+        },
+    ),
+    "no firmware": (
+        {"firmware": None},
+        [],
+        {
+            "npu": (
+                "bad",
+                "driver amdxdna is loaded, and finds no firmware in /lib/firmware/amdnpu/17f0_10$",
+                FIRMWARE,
+            ),
+            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
+        },
+    ),
+    "firmware that Linux 6.19 does not take": (
+        {"firmware": CURRENT, "linux": "6.19.8"},
+        [],
+        {
+            "npu": ("bad", r"npu_7\.sbin is npu\.sbin\.1\.1\.2\.64, Incompatible firmware protocol major 7", FIRMWARE),
+            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
+        },
+    ),
+    "firmware that Linux 7 does not take": (
+        {"firmware": Firmware("1.0.0.5", (6, 1))},
+        [],
+        {
+            "npu": ("bad", r"npu\.sbin is npu\.sbin\.1\.0\.0\.5, start npu failed, ret -95", FIRMWARE),
+            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
         },
     ),
     "a call that hangs": (

@@ -18,6 +18,7 @@ import pytest
 from scripts import xrt_headers, xrt_runtime
 from tests.aie.host_kernels import BUILT
 from tests.npu import xrt
+from tests.npu.firmware import DEVELOPED, Firmware, driver_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +54,9 @@ class Machine:
         folder: is to hold it.
         devices: how many NPUs it has; None: no driver.
         watchdog: the driver's, in ms; None: of a driver that does not tell.
-        firmware: the version of the NPUs'.
+        firmware: of the NPUs; None: there is none. What the driver does not take it does not start: such an NPU is on
+            the bus and has no device file, and the kernel's log says why.
+        linux: the kernel's version.
         settings: of the driver (xdna_driver/state.h): "timelines=0".
         ini: lines of XRT's settings.
     """
@@ -64,12 +67,17 @@ class Machine:
         *,
         devices: int | None = 1,
         watchdog: int | None = WATCHDOG_MS,
-        firmware: str = xrt.FIRMWARE,
+        firmware: Firmware | None = DEVELOPED,
+        linux: str = "7.3.4",
         settings: str = "",
         ini: str = "",
     ) -> None:
         self.root = folder / "machine"
         self._settings, self._ini = settings, ini
+        self._firmware, self._linux = firmware, linux
+        if firmware is not None:
+            self._settings += f" protocol={xrt.setting_of(firmware)}"
+            self._install(firmware)
         (self.root / "sys/bus/pci/devices").mkdir(parents=True)
         if devices is None:
             return
@@ -79,21 +87,46 @@ class Machine:
         if watchdog is not None:
             parameter.write_text(f"{watchdog}\n", encoding="utf-8")
         for number in range(devices):
-            self._add_device(number, firmware)
+            self._add_device(number)
 
-    def _add_device(self, number: int, firmware: str) -> None:
+    def _install(self, firmware: Firmware) -> None:
+        """Puts firmware where linux-firmware does: Linux 7 looks for npu_7.sbin first, older ones for npu.sbin."""
+        folder = self.root / "lib/firmware/amdnpu/17f0_10"
+        folder.mkdir(parents=True)
+        file = folder / f"npu.sbin.{firmware.version}.zst"
+        file.touch()
+        (folder / ("npu_7.sbin.zst" if firmware.protocol[0] >= 7 else "npu.sbin.zst")).symlink_to(file.name)
+
+    def _add_device(self, number: int) -> None:
         address = f"0000:c{5 + number}:00.1"
         device = self.root / f"sys/devices/pci0000:00/{address}"
-        (device / f"accel/accel{number}").mkdir(parents=True)
-        for file, content in [
-            ("vbnv", "NPU Strix"), ("device_type", "0"), ("vendor", "0x1022"), ("device", "0x17f0"),
-            ("revision", "0x10"), ("fw_version", firmware),
-        ]:  # fmt: skip
+        device.mkdir(parents=True)
+        on_bus = self.root / "sys/bus/pci/devices" / address
+        on_bus.symlink_to(os.path.relpath(device, on_bus.parent))
+        files = {"vendor": "0x1022", "device": "0x17f0", "revision": "0x10"}
+        said = driver_log(self._firmware, self._linux, address)
+        if self._firmware is not None and not said:
+            files |= {"vbnv": "NPU Strix", "device_type": "0", "fw_version": self._firmware.version}
+            self._start(number, device)
+        for file, content in files.items():
             (device / file).write_text(content + "\n", encoding="utf-8")
+        with (self.root / "kernel_log").open("a", encoding="utf-8") as log:
+            log.write(said)
+        self._say_the_log()
+
+    def _say_the_log(self) -> None:
+        """What a user of dmesg sees."""
+        command = self.root / "bin/dmesg"
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/sh\ncat '{self.root.resolve()}/kernel_log'\n", encoding="utf-8")
+        command.chmod(0o755)
+
+    def _start(self, number: int, device: Path) -> None:
+        """What there is of an NPU that the driver has started."""
         accel = device / f"accel/accel{number}"
+        accel.mkdir(parents=True)
         for link, target in [
-            (self.root / "sys/bus/pci/drivers/amdxdna" / address, device),
-            (self.root / "sys/bus/pci/devices" / address, device),
+            (self.root / "sys/bus/pci/drivers/amdxdna" / device.name, device),
             (self.root / f"sys/class/accel/accel{number}", accel),
             (accel / "device", device),
         ]:
@@ -115,6 +148,7 @@ class Machine:
             xrt.ROOT: str(self.root.resolve()),
             xrt.SETTINGS: self._settings,
             xrt.KERNELS: str(xrt.kernels_of("npu2").resolve()),
+            "PATH": os.pathsep.join([str(self.root.resolve() / "bin"), os.environ["PATH"]]),
             "LD_PRELOAD": " ".join([*before, str(xrt.DRIVER.resolve())]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "FLOWNPU_TESTING_DIR": str(BUILT.resolve()),

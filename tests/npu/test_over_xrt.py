@@ -19,6 +19,7 @@ import pytest
 from scripts import xrt_runtime
 from tests.aie.host_kernels import BUILT
 from tests.npu import xrt
+from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import ROOT, Machine, require
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ except npu.DeviceError as error:
 
 # What installs it depends on the machine.
 INSTALL = "; `flownpu doctor` names the command that installs it here"
+NOT_STARTED = (
+    "no_device .*XRT finds no NPU, though the driver amdxdna is loaded; this machine has none, or the driver could not "
+    "start it, as where its firmware is missing or of another age than the driver: `flownpu doctor` tells which"
+)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ INSTALL = "; `flownpu doctor` names the command that installs it here"
     [
         (2, (), "opened NPU Strix, firmware 255.0.5.35, XRT 2.25"),
         (None, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells"),
-        (0, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells"),
+        (0, (), r"no_device .*XRT finds no NPU, though the driver amdxdna is loaded; this machine has none, or the "),
         (
             1,
             ["libxrt_driver_xdna"],
@@ -85,6 +90,23 @@ def test_machines(devices: int | None, without: list[str], said: str, tmp_path: 
     assert re.match(said, done.stdout.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("firmware", "linux", "said"),
+    [
+        (FIRST, "6.19.8", "opened NPU Strix, firmware 1.0.0.63, XRT 2.25"),
+        (CURRENT, "6.19.8", NOT_STARTED),
+        (Firmware("1.0.0.5", (6, 1)), "7.3.4", NOT_STARTED),
+        (None, "7.3.4", NOT_STARTED),
+    ],
+)
+def test_firmware_and_driver(firmware: Firmware | None, linux: str, said: str, tmp_path: Path) -> None:
+    """What the driver does not take it does not start: there is no device file."""
+    require()
+    done = Machine(tmp_path, firmware=firmware, linux=linux).python("-c", OPEN)
+    assert done.returncode == 0, done.stderr
+    assert re.match(said, done.stdout.splitlines()[-1])
+
+
 def test_a_library_that_xrt_needs_is_missing(tmp_path: Path) -> None:
     require()
     plugin = tmp_path / xrt.PLUGIN.name
@@ -97,16 +119,16 @@ def test_a_library_that_xrt_needs_is_missing(tmp_path: Path) -> None:
 def test_xrt_and_sysfs_say_the_same_of_the_firmware(tmp_path: Path) -> None:
     """XRT's own program, which asks the driver."""
     require()
-    machine = Machine(tmp_path, firmware="1.5.7.391")
+    machine = Machine(tmp_path, firmware=CURRENT)
     root = xrt_runtime.FOLDER / "root/usr"
     done = subprocess.run(
         xrt_runtime.command([root / "bin/xrt-smi", "examine"]),
         env=os.environ | machine.variables() | {"XILINX_XRT": str(root)},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert re.search(r"NPU Firmware Version *: 1\.5\.7\.391\n", done.stdout), done.stdout + done.stderr
+    assert re.search(r"NPU Firmware Version *: 1\.1\.2\.64\n", done.stdout), done.stdout + done.stderr
     opened = machine.python("-c", OPEN)
-    assert opened.stdout.splitlines()[-1] == "opened NPU Strix, firmware 1.5.7.391, XRT 2.25"
+    assert opened.stdout.splitlines()[-1] == "opened NPU Strix, firmware 1.1.2.64, XRT 2.25"
 
 
 # --- Without XRT ------------------------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from tests.aie.emulation import ARCHITECTURES
 from tests.aie.host_kernels import BUILT
 from tests.npu import xclbin
 from tests.npu.arrays import Bench, npu
+from tests.npu.firmware import DEVELOPED, Firmware
 
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Plan
 
 __all__ = [
-    "DRIVER", "FIRMWARE", "KERNELS", "PLUGIN", "ROOT", "SETTINGS", "Driver", "XrtBench", "halves", "kernels_of",
+    "DRIVER", "KERNELS", "PLUGIN", "ROOT", "SETTINGS", "Driver", "XrtBench", "halves", "kernels_of", "setting_of",
     "write_xclbin",
 ]  # fmt: skip
 
@@ -35,8 +36,6 @@ ROOT = "XDNA_DRIVER_ROOT"
 KERNELS = "XDNA_DRIVER_KERNELS"
 # Another: how the driver is in all tests of the process, "timelines=0 separate=1".
 SETTINGS = "XDNA_DRIVER_SETTINGS"
-# The version of a machine's firmware, where a test does not say another.
-FIRMWARE = "255.0.5.35"
 
 
 class Driver:
@@ -56,12 +55,13 @@ class Driver:
     def reset(self) -> None:
         """Forget faults, violations and other firmware."""
         self._library.xdna_driver_reset()
-        self.use_firmware(FIRMWARE)
+        self.use_firmware(DEVELOPED)
 
-    def use_firmware(self, version: str) -> None:
-        """What the driver says of the NPU's firmware, in sysfs and when it is asked."""
-        for device in Path(os.environ[ROOT], "sys/bus/pci/drivers/amdxdna").iterdir():
-            (device / "fw_version").write_text(version + "\n", encoding="utf-8")
+    def use_firmware(self, firmware: Firmware) -> None:
+        """What the driver says of the NPU's firmware, in sysfs and when it is asked; and what it may ask of it."""
+        for device in Path(os.environ[ROOT]).glob("sys/bus/pci/drivers/amdxdna/*"):
+            (device / "fw_version").write_text(firmware.version + "\n", encoding="utf-8")
+        self.inject("protocol", setting_of(firmware))
 
     def inject(self, fault: str, amount: int = 0, *, after: int = 0) -> None:
         """A fault, or a setting (state.h)."""
@@ -80,6 +80,12 @@ class Driver:
         text = ctypes.create_string_buffer(1 << 16)
         self._library.xdna_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()
+
+
+def setting_of(firmware: Firmware) -> int:
+    """The driver's setting `protocol` (state.h)."""
+    major, minor = firmware.protocol
+    return 1000 * major + minor
 
 
 def kernels_of(target: str) -> Path:

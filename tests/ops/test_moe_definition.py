@@ -53,6 +53,39 @@ def test_the_function_is_the_equation(leading: tuple[int, ...], attributes: dict
     np.testing.assert_allclose(y, expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
 
 
+@pytest.mark.parametrize("leading", [(2, 3), (4,)])
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None:
+    rng = np.random.default_rng(1)
+    x, logits = (rng.standard_normal((*leading, size), dtype=np.float32) for size in (HIDDEN, EXPERTS))
+    _, *given = weights()
+    attributes = SIZES | {"normalize_routing_weights": normalize}
+    rows, ranks = value("X", x), value("router_logits", logits)
+    constants = [value(name, array) for name, array in zip(NAMES[1:], given, strict=True)]
+    nodes = [node("Q4NXMoE", [rows, None, *constants, ranks], **attributes)]
+    model = model_of(nodes, [rows, ranks], dict(zip(constants, given, strict=True)))
+    (y,) = run(with_functions(model), {"X": x, "router_logits": logits})
+    expected = q4nx_moe.reference(x, None, *given, logits, **attributes)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)  # as above
+
+
+@pytest.mark.parametrize(
+    ("inputs", "got"), [(("X", None, "gate_up", "down"), "none"), ((*"X", *NAMES, "router_logits"), "both")]
+)
+def test_a_router_or_logits(inputs: tuple[str | None, ...], got: str) -> None:
+    arrays = dict(
+        zip(
+            ("X", *NAMES, "router_logits"),
+            (np.zeros((1, HIDDEN), np.float32), *weights(), np.zeros((1, EXPERTS), np.float32)),
+            strict=True,
+        )
+    )
+    values = {name: value(name, arrays[name]) for name in inputs if name}
+    nodes = [node("Q4NXMoE", [values[name] if name else None for name in inputs], **SIZES)]
+    with pytest.raises(ValueError, match=f"expected an input router, or router_logits, .*, got {got}"):
+        with_functions(model_of(nodes, [*values.values()]))
+
+
 def test_layouts_and_types_of_weights_are_the_same_numbers() -> None:
     x = np.random.default_rng(1).standard_normal((3, HIDDEN), dtype=np.float32)
     narrow, wide = weights(), weights(q4nx.WIDE)

@@ -84,7 +84,7 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     import torch
     import transformers
 
-    vocabulary = _make_tokenizer(folder)
+    vocabulary = make_tokenizer(folder)
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {**SIZES, "vocab_size": vocabulary}
     model: Any
@@ -152,7 +152,7 @@ def round_scales(folder: Path) -> None:
     onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data")
 
 
-def _make_tokenizer(folder: Path) -> int:
+def make_tokenizer(folder: Path) -> int:
     """Writes a tokenizer of 256 bytes and the special tokens; returns the size of its vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -166,6 +166,13 @@ def _export(output: str, names: list[str]) -> None:
         main()
 
 
+def _export_checkpoint(checkpoint: str, output: str) -> None:
+    """Exports a decoder that is there already."""
+    from optimum.exporters.onnx import main_export
+
+    main_export(checkpoint, output, task="text-generation-with-past", do_validation=False)
+
+
 def _generate(library: str, runs: list[dict[str, Any]]) -> None:
     """Greedy generation of batches.
 
@@ -202,4 +209,5 @@ def _generate_one(model: str, provider: str, options: dict[str, str], inputs: st
 
 
 if __name__ == "__main__":
-    {"export": _export, "generate": _generate}[sys.argv[1]](**json.loads(sys.argv[2]))
+    tasks = {"export": _export, "export_checkpoint": _export_checkpoint, "generate": _generate}
+    tasks[sys.argv[1]](**json.loads(sys.argv[2]))

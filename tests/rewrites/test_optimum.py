@@ -12,8 +12,11 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 
 from flownpu.convert import ConversionError, convert
+from flownpu.embed import EmbeddingModel
 from tests.rewrites.optimum_export import DECODER, DECODERS, ENCODER, NEW_TOKENS, TASKS, WINDOW, call, family
 from tests.rewrites.optimum_reference import (
     BFLOAT16_TOLERANCE,
@@ -23,6 +26,7 @@ from tests.rewrites.optimum_reference import (
     feeds_of,
     open_session,
     valid,
+    write_reference,
 )
 
 if TYPE_CHECKING:
@@ -151,6 +155,32 @@ def _to_float16(model: onnx.ModelProto) -> None:
 
 def _to_opset_99(model: onnx.ModelProto) -> None:
     next(opset for opset in model.opset_import if opset.domain == "").version = 99
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "onnx/model.onnx"])
+def test_the_folder_of_an_embedding_model(place: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:
+    """As sentence-transformers lays it out, with optimum's graph: `flownpu embed` pools as its files say."""
+    source = tmp_path / "source"
+    shutil.copytree(optimum_exports["bert"], source)
+    (source / place).parent.mkdir(exist_ok=True)
+    shutil.move(source / "model.onnx", source / place)
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "the", "river", "runs"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))  # noqa: S106  (no password)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(source / "tokenizer.json"))
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    convert(source, tmp_path / "model")
+    found = EmbeddingModel(tmp_path / "model", options=OPTIONS).embed(["the river runs", "the"]).vectors
+    reference = open_session(write_reference(optimum_exports["bert"], tmp_path / "reference"))
+    for vector, ids in zip(found, ([2, 3, 4], [2]), strict=True):
+        feeds = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, len(ids)), np.int64)}
+        feeds["token_type_ids"] = np.zeros_like(feeds["input_ids"])
+        pooled = reference.run(["last_hidden_state"], feeds)[0][0].mean(0)
+        assert np.linalg.norm(vector - pooled / np.linalg.norm(pooled)) <= BFLOAT16_TOLERANCE
 
 
 def _to_int8(model: onnx.ModelProto) -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element by element, one float to one float: activations and roots.
+// Element by element, one float to one float: activations, roots, the error function.
 #include <cmath>
 
 #include "ops/cpu/broadcast.h"
@@ -74,6 +74,7 @@ float exponential(float x) { return std::exp(x); }
 float square_root(float x) { return std::sqrt(x); }
 float reciprocal(float x) { return 1.0F / x; }
 float negative(float x) { return -x; }
+float error_function(float x) { return std::erf(x); }
 
 constexpr Port kX[] = {{.name = "X", .types = kFloat}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
@@ -86,6 +87,7 @@ constexpr Operator kOperators[] = {
     {{"", "Sqrt", 6, 13, kX, kY}, make_unary<square_root>},
     {{"", "Reciprocal", 6, 13, kX, kY}, make_unary<reciprocal>},
     {{"", "Neg", 6, 13, kX, kY}, make_unary<negative>},
+    {{"", "Erf", 9, 13, kX, kY}, make_unary<error_function>},
     {{"", "Gelu", 20, 20, kX, kY, kGelu}, make<Gelu>},
     {{"com.microsoft", "Gelu", 1, 1, kX, kY}, make<Gelu>},
 };

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons, which make masks, and the logic that joins them. A true element is 1, a false one 0.
+// Comparisons and tests, which make masks, and the logic that joins them. A true element is 1, a
+// false one 0.
+#include <cmath>
 #include <functional>
 
 #include "ops/cpu/elements.h"
@@ -32,9 +34,11 @@ class Logic final : public Binary {
   }
 };
 
-class Not final : public Step {
+// One element to one truth: Function's of an Element.
+template <typename Element, typename Function>
+class Test final : public Step {
  public:
-  Not(const Node& /*node*/, const Context& context) : context_(context) {}
+  Test(const Node& /*node*/, const Context& context) : context_(context) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -44,15 +48,19 @@ class Not final : public Step {
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const auto* x = inputs[0].as<const bool>();
+    const auto* x = inputs[0].as<const Element>();
     auto* y = outputs[0].as<bool>();
     in_parallel(*context_.pool, inputs[0].shape.elements(), [&](auto begin, auto end) {
-      for (std::int64_t i = begin; i < end; ++i) y[i] = !x[i];
+      for (std::int64_t i = begin; i < end; ++i) y[i] = Function()(x[i]);
     });
   }
 
  private:
   Context context_;
+};
+
+struct IsNaN {
+  bool operator()(float x) const { return std::isnan(x); }
 };
 
 std::unique_ptr<Step> make_equal(const Node& node, const Context& context) {
@@ -69,8 +77,9 @@ constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 
                                 {.name = "B", .types = kNumbers, .type_letter = 'T'}};
 constexpr Port kTwoBools[] = {{.name = "A", .types = kBool}, {.name = "B", .types = kBool}};
 constexpr Port kOneBool[] = {{.name = "X", .types = kBool}};
+constexpr Port kOneFloat[] = {{.name = "X", .types = kFloat}};
 constexpr Port kResult[] = {{.name = "C", .types = kBool}};
-constexpr Port kNegated[] = {{.name = "Y", .types = kBool}};
+constexpr Port kTruth[] = {{.name = "Y", .types = kBool}};
 
 constexpr Operator kOperators[] = {
     {{"", "Equal", 7, 19, kEqual, kResult}, make_equal},
@@ -81,7 +90,8 @@ constexpr Operator kOperators[] = {
     {{"", "And", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_and<std::uint8_t>>>},
     {{"", "Or", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_or<std::uint8_t>>>},
     {{"", "Xor", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_xor<std::uint8_t>>>},
-    {{"", "Not", 1, 1, kOneBool, kNegated}, make<Not>},
+    {{"", "Not", 1, 1, kOneBool, kTruth}, make<Test<bool, std::logical_not<>>>},
+    {{"", "IsNaN", 9, 20, kOneFloat, kTruth}, make<Test<float, IsNaN>>},
 };
 
 }  // namespace

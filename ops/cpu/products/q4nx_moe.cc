@@ -7,6 +7,7 @@
 // rows are rounded by how many there are (Int8Order).
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "ops/cpu/products/expert_rows.h"
 #include "ops/cpu/products/q4nx_matmul.h"
@@ -20,6 +21,8 @@ namespace {
 // second-level cache or two: so the threads read weights expert by expert, in one stream. More are
 // added to Y where they are made, by threads that have some columns each.
 constexpr std::int64_t kKeptBytes = 2 << 20;
+
+enum Input : std::uint8_t { kX, kRouter, kGateUp, kDown, kLogits };
 
 class Q4NXMoE final : public Step {
  public:
@@ -37,47 +40,67 @@ class Q4NXMoE final : public Step {
       fail("[", name_, "] expected experts_per_token to be at most num_experts, ", experts_,
            ", got ", per_row_);
     }
-    const Value* router = node.input(1);
+    const Value* router = node.input(kRouter);
+    if ((router == nullptr) == (node.input(kLogits) == nullptr)) {
+      fail("[", name_, "] expected an input router, or router_logits, got ",
+           router == nullptr ? "none" : "both");
+    }
     const Shape expected{experts_, hidden_};
-    if (router->shape != expected) {
+    if (router != nullptr && router->shape != expected) {
       fail("[", name_, "] expected a router of shape ", to_string(expected), ", got ",
            router->shape ? to_string(*router->shape) : "an unknown shape");
     }
-    router_type_ = router->type;
+    if (router != nullptr) router_type_ = router->type;
+    has_router_ = router != nullptr;
     inner_blocks_ = q4nx::row_blocks(inner_);
     outer_blocks_ = q4nx::row_blocks(hidden_);
-    gate_up_layout_ = q4nx_layout(node, 2, experts_ * 2 * inner_blocks_, hidden_);
-    down_layout_ = q4nx_layout(node, 3, experts_ * outer_blocks_, inner_);
+    gate_up_layout_ = q4nx_layout(node, kGateUp, experts_ * 2 * inner_blocks_, hidden_);
+    down_layout_ = q4nx_layout(node, kDown, experts_ * outer_blocks_, inner_);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& x = inputs[0].shape;
+    const Shape& x = inputs[kX].shape;
     if (x.rank() == 0 || x[-1] != hidden_)
       fail("[", name_, "] expected X of shape [.., ", hidden_, "], got ", to_string(x));
+    if (!has_router_) {
+      Shape expected = x;
+      expected[-1] = experts_;
+      if (inputs[kLogits].shape != expected) {
+        fail("[", name_, "] expected router_logits of shape ", to_string(expected), ", got ",
+             to_string(inputs[kLogits].shape));
+      }
+    }
     outputs[0] = x;
   }
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
     Scratch scratch;
-    const Work work(*this, scratch, inputs[0].shape.elements() / hidden_);
+    const Work work(*this, scratch, inputs[kX].shape.elements() / hidden_);
     return scratch.bytes();
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> memory) const override {
-    const std::int64_t rows = inputs[0].shape.elements() / hidden_;
+    const std::int64_t rows = inputs[kX].shape.elements() / hidden_;
     if (rows == 0) return;
     Scratch scratch(memory.data());
     Work work(*this, scratch, rows);
-    const float* x = inputs[0].as<const float>();
-    route(x, DenseWeight{inputs[1].data, router_type_, hidden_, experts_, true}, rows, work);
+    const float* x = inputs[kX].as<const float>();
+    if (has_router_) {
+      rank(x, DenseWeight{inputs[kRouter].data, router_type_, hidden_, experts_, true}, rows, work);
+    } else {
+      std::memcpy(work.logits, inputs[kLogits].data,
+                  static_cast<std::size_t>(rows * experts_) * sizeof(float));
+    }
+    route(rows, work);
     work.by_expert.sort();
     round_by_expert(gate_up_, work.taken, work.by_expert,
                     [&](std::int64_t place) { return x + work.by_expert.row(place) * hidden_; });
-    multiply_inwards(Q4NXRows(inputs[2].as<const std::uint8_t>(), gate_up_layout_, hidden_), work);
+    multiply_inwards(Q4NXRows(inputs[kGateUp].as<const std::uint8_t>(), gate_up_layout_, hidden_),
+                     work);
     round_by_expert(down_, work.inside, work.by_expert,
                     [&](std::int64_t place) { return work.products + place * inner_; });
-    const Q4NXRows down(inputs[3].as<const std::uint8_t>(), down_layout_, inner_);
+    const Q4NXRows down(inputs[kDown].as<const std::uint8_t>(), down_layout_, inner_);
     if (work.answers != nullptr) {
       multiply_outwards(down, work);
       add_up(rows, work, outputs[0].as<float>());
@@ -87,14 +110,17 @@ class Q4NXMoE final : public Step {
   }
 
   // What of the weights comes first; which experts' come next nobody knows.
-  std::optional<std::size_t> streamed_input() const override { return 1; }
+  std::optional<std::size_t> streamed_input() const override {
+    if (!has_router_) return std::nullopt;
+    return kRouter;
+  }
 
   std::optional<Slicing> slicing(const Node& node) const override {
-    return slice_rows(node, {0}, 1);
+    return has_router_ ? slice_rows(node, {kX}, 1) : slice_rows(node, {kX, kLogits}, 1);
   }
 
   std::int64_t multiply_adds() const override {
-    return experts_ * hidden_ + per_row_ * 3 * hidden_ * inner_;
+    return (has_router_ ? experts_ * hidden_ : 0) + per_row_ * 3 * hidden_ * inner_;
   }
 
  private:
@@ -121,8 +147,8 @@ class Q4NXMoE final : public Step {
     float* answers;
   };
 
-  // The experts of each row, and their weights.
-  void route(const float* x, const DenseWeight& router, std::int64_t rows, Work& work) const {
+  // What the router makes of each row.
+  void rank(const float* x, const DenseWeight& router, std::int64_t rows, const Work& work) const {
     const std::int64_t threads = context_.pool->threads();
     const std::int64_t parts = rows < threads ? std::min(threads, experts_) : 1;
     context_.pool->run(rows * parts, [&](std::int64_t task) {
@@ -131,6 +157,10 @@ class Q4NXMoE final : public Step {
       context_.kernels.dense_dots(router, x + row * hidden_, begin, end,
                                   work.logits + row * experts_);
     });
+  }
+
+  // The experts of each row, and their weights.
+  void route(std::int64_t rows, Work& work) const {
     context_.pool->run_rows(rows, [&](std::int64_t row) {
       float* logits = work.logits + row * experts_;
       std::int32_t* chosen = work.by_expert.chosen() + row * per_row_;
@@ -244,6 +274,7 @@ class Q4NXMoE final : public Step {
   bool normalize_;
   Q4NXProduct gate_up_;
   Q4NXProduct down_;
+  bool has_router_ = false;
   DataType router_type_ = DataType::kFloat32;
   std::int64_t inner_blocks_ = 0;
   std::int64_t outer_blocks_ = 0;
@@ -256,12 +287,17 @@ std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context) {
 }
 
 constexpr Types kUInt8{DataType::kUInt8};
-constexpr Types kRouter{DataType::kFloat32, DataType::kBFloat16};
+constexpr Types kRouterTypes{DataType::kFloat32, DataType::kBFloat16};
 constexpr Port kInputs[] = {
     {.name = "X", .types = kFloat, .shape = "[..,?]"},
-    {.name = "router", .types = kRouter, .shape = "[?,?]", .constant = true},
+    {.name = "router",
+     .types = kRouterTypes,
+     .presence = Presence::kOptional,
+     .shape = "[?,?]",
+     .constant = true},
     {.name = "gate_up", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
-    {.name = "down", .types = kUInt8, .shape = "[?,?,?]", .constant = true}};
+    {.name = "down", .types = kUInt8, .shape = "[?,?,?]", .constant = true},
+    {.name = "router_logits", .types = kFloat, .presence = Presence::kOptional, .shape = "[..,?]"}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {
     required(count("num_experts", 1)), required(count("experts_per_token", 1)),

@@ -20,15 +20,19 @@ constexpr const char* kBody = R"(
   float product[args.parts];
   for (int part = 0; part < args.parts; ++part) {
     const int row = (block + part * args.row_blocks) * 32 + strip * 16;
-    float16 sum = (float16)(0.0f);
+    float8 sum[2] = {(float8)(0.0f), (float8)(0.0f)};
     for (int g = 0; g < args.groups; ++g) {
       const int k = g * 32 + column;
       if (k < args.columns) {
-        const float16 weight = args.w.Minima(row, g) + args.w.Scales(row, g) * args.w.Codes(row, k);
-        sum += args.x.Read(token, k) * weight;
+        const float x = args.x.Read(token, k);
+        for (int octet = 0; octet < 2; ++octet) {
+          const int of_octet = row + octet * 8;
+          sum[octet] += x * (args.w.Minima(of_octet, g) +
+                            args.w.Scales(of_octet, g) * args.w.Codes(of_octet, k));
+        }
       }
     }
-    vstore16(sum, lane(), sums);
+    for (int octet = 0; octet < 2; ++octet) vstore8(sum[octet], lane() * 2 + octet, sums);
     synchronise();
     product[part] = 0.0f;
     if (lane() < 32) {

@@ -26,7 +26,8 @@ constexpr const char* kBody = R"(
     for (int t = 0; t < args.each; ++t) product[part][t] = 0.0f;
     for (int g = 0; g < args.groups; ++g) {
       char unpacked[16];
-      vstore16(args.w.ByteCodes(of_blocks + strip * 16, g * 32 + column), 0, unpacked);
+      for (int octet = 0; octet < 2; ++octet)
+        vstore8(args.w.ByteCodes(of_blocks + strip * 16 + octet * 8, g * 32 + column), octet, unpacked);
       for (int r = 0; r < 16; ++r) codes[(strip * 16 + r) * 32 + column] = unpacked[r];
       synchronise();
       const float scale = args.w.Scale(row, g);

@@ -10,14 +10,14 @@
 //   args.w.Scale(row, group), args.w.Minimum(row, group)
 //                                 of a Q4NX weight (ops/formats/q4nx.h), float
 //   args.w.Scales(row, group), args.w.Minima(row, group), args.w.Codes(row, column)
-//                                 of the 16 rows from `row` on, a multiple of 16: float16
-//   args.w.ByteCodes(row, column) the same, char16
+//                                 of the 8 rows from `row` on, a multiple of 8: float8
+//   args.w.ByteCodes(row, column) the same, char8
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one
 //                                 another
 //   dot4(a, b, c)                 c + the dot product of two char4, int
-// and float16, char16, char4 and C's functions as OpenCL C has them (dialect.h says what a dialect
+// and float8, char8, char4 and C's functions as OpenCL C has them (dialect.h says what a dialect
 // must give).
 #pragma once
 

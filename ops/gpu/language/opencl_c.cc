@@ -21,11 +21,11 @@ ushort to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)((bits >> 16) | 0x40u);
   return (ushort)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-float16 from_bfloat16s(ushort16 bits) { return as_float16(convert_uint16(bits) << 16); }
-uchar16 codes_of(uchar8 bytes) {
-  uchar16 codes;
-  codes.even = bytes & (uchar8)(15);
-  codes.odd = bytes >> (uchar8)(4);
+float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
+uchar8 codes_of(uchar4 bytes) {
+  uchar8 codes;
+  codes.even = bytes & (uchar4)(15);
+  codes.odd = bytes >> (uchar4)(4);
   return codes;
 }
 int dot4(char4 a, char4 b, int c) {
@@ -114,14 +114,14 @@ class OpenClC final : public Dialect {
     return text_of("from_bfloat16(*", parameters(weight, offset), ")");
   }
   std::string bfloat16s(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("from_bfloat16s(vload16(0, ", parameters(weight, offset), "))");
+    return text_of("from_bfloat16s(vload8(0, ", parameters(weight, offset), "))");
   }
   std::string codes(const TensorDescription& weight, const std::string& offset) const override {
-    return text_of("convert_float16(codes_of(vload8(0, ", variable(weight), " + ", offset, ")))");
+    return text_of("convert_float8(codes_of(vload4(0, ", variable(weight), " + ", offset, ")))");
   }
   std::string byte_codes(const TensorDescription& weight,
                          const std::string& offset) const override {
-    return text_of("as_char16(codes_of(vload8(0, ", variable(weight), " + ", offset, ")))");
+    return text_of("as_char8(codes_of(vload4(0, ", variable(weight), " + ", offset, ")))");
   }
   std::string code(const TensorDescription& weight, const std::string& offset,
                    const std::string& row) const override {

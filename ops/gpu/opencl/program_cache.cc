@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/gpu/opencl/program_cache.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -14,6 +12,8 @@
 #include <system_error>
 
 #include "ops/formats/crc32.h"
+#include "ops/system/paths.h"
+#include "ops/system/threads.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -85,7 +85,8 @@ void ProgramCache::keep(const std::string& key, const std::vector<unsigned char>
   std::error_code error;
   std::filesystem::create_directories(folder_, error);
   const std::filesystem::path file = file_of(key);
-  const std::filesystem::path unfinished = file.string() + "." + std::to_string(getpid());
+  const std::filesystem::path unfinished =
+      path_of(utf8_of(file) + "." + std::to_string(process_number()));
   const std::string content = key + std::string(binary.begin(), binary.end());
   const Head head{kMagic, key.size(), binary.size(), sum_of(content)};
   std::ofstream to(unfinished, std::ios::binary | std::ios::trunc);
@@ -93,12 +94,12 @@ void ProgramCache::keep(const std::string& key, const std::vector<unsigned char>
   to.write(content.data(), static_cast<std::streamsize>(content.size()));
   to.close();
   if (!to) {
-    problem_ = "could not write " + unfinished.string();
+    problem_ = "could not write " + utf8_of(unfinished);
     std::filesystem::remove(unfinished, error);
     return;
   }
   std::filesystem::rename(unfinished, file, error);
-  if (error) problem_ = "could not write " + file.string() + ": " + error.message();
+  if (error) problem_ = "could not write " + utf8_of(file) + ": " + error.message();
 }
 
 }  // namespace flownpu::gpu

@@ -11,11 +11,12 @@
 
 namespace flownpu::npu::xrt_abi {
 
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 
 enum class Status : std::int32_t {
   kOk,
   kNoDevice,      // XRT finds no NPU, or lost it
+  kNotStarted,    // XRT finds no NPU, though its driver is loaded
   kPermission,    // the device file is not for this user
   kLockedMemory,  // the driver may not lock as much memory as it needs
   kTooOld,        // XRT, the driver below it, or the NPU's firmware

@@ -26,6 +26,11 @@ Meaning meaning_of(Status status) {
           Failure::kNoDevice,
           "load the driver (sudo modprobe amdxdna); `flownpu doctor` tells whether the NPU, its "
           "driver or its firmware is missing"};
+    case Status::kNotStarted:
+      return {Failure::kNoDevice,
+              "this machine has none, or the driver could not start it, as where its firmware is "
+              "missing or of another age than the driver: `flownpu doctor` tells which, and names "
+              "the command that mends it"};
     case Status::kPermission:
       return {Failure::kPermission,
               "join the group of the device file: sudo usermod -aG render \"$USER\", then log in "

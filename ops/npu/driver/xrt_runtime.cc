@@ -25,6 +25,11 @@ struct Connection {
   const xrt_abi::Table& table;
   std::string description;
   Counters counters;
+
+  // What is too old, its versions tell.
+  std::string versions(Status status) const {
+    return status == Status::kTooOld ? " on " + description : "";
+  }
 };
 
 class XrtBuffer final : public Buffer {
@@ -130,9 +135,10 @@ class XrtSequence final : public Sequence {
     std::vector<std::uint32_t> narrow(words.size());
     std::transform(words.begin(), words.end(), narrow.begin(), word_of);
     ErrorText error;
-    error.check(table_.make_sequence(array_->handle(), narrow.data(), narrow.size(), &handle_,
-                                     error.text()),
-                "words for the array " + array_->file());
+    const Status status = table_.make_sequence(array_->handle(), narrow.data(), narrow.size(),
+                                               &handle_, error.text());
+    error.check(status,
+                "words for the array " + array_->file() + array_->connection().versions(status));
   }
   ~XrtSequence() override { table_.free_sequence(handle_); }
   XrtSequence(const XrtSequence&) = delete;
@@ -231,10 +237,7 @@ class XrtSubmission final : public Submission {
                                         &word_bytes, error.text());
     // Some of several calls may have run.
     if (status != Status::kOk && flat.size() > 1) array_->fail_since(all_names());
-    // What is too old, its versions tell.
-    const std::string where =
-        status == Status::kTooOld ? " on " + array_->connection().description : "";
-    error.check(status, all_names() + where);
+    error.check(status, all_names() + array_->connection().versions(status));
     Counters& counters = array_->connection().counters;
     counters.dispatches += 1;
     counters.calls += flat.size();

@@ -31,8 +31,8 @@ Status failure_at(Stage stage) {
 }  // namespace
 
 // The numbers are those that the driver (amdxdna) and XRT's part for it give: EACCES for the device
-// file; EAGAIN where memory that is to be locked, 64 MB at opening, is over the limit; ENOTTY and
-// ENOTSUP for what the driver does not know yet.
+// file; EAGAIN where memory that is to be locked, 64 MB at opening and that of each buffer and
+// command, is over the limit; ENOTTY and ENOTSUP for what the driver does not know yet.
 Status status_of(int number, Stage stage) {
   switch (number) {
     case EACCES:
@@ -46,15 +46,15 @@ Status status_of(int number, Stage stage) {
     case ENOTSUP:
       return Status::kTooOld;
     case EAGAIN:
-      if (stage == Stage::kOpen || stage == Stage::kAllocate) return Status::kLockedMemory;
+      if (stage != Stage::kLoad && stage != Stage::kWait) return Status::kLockedMemory;
       break;
     default:
       break;
   }
   const bool is_full = number == EAGAIN || number == EBUSY || number == ENOSPC || number == ENOMEM;
   if (stage == Stage::kLoad && is_full) return Status::kContexts;
-  if (stage == Stage::kOpen && number == ENOMEM) return Status::kLockedMemory;
-  return failure_at(stage);
+  if (number != ENOMEM) return failure_at(stage);
+  return stage == Stage::kOpen ? Status::kLockedMemory : Status::kMemory;
 }
 
 namespace {

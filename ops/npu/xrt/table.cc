@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // libflownpu_xrt.so: the functions of ../driver/xrt_abi.h over XRT.
 #include <dlfcn.h>
+#include <unistd.h>
 #include <xrt/experimental/xrt_ext.h>
 #include <xrt/experimental/xrt_system.h>
 #include <xrt/experimental/xrt_version.h>
@@ -36,6 +37,9 @@ std::string version_text(unsigned int code) {
 // The parts of XRT that are not linked but looked for: its core, and the core's part for NPUs.
 constexpr const char* kCore = "libxrt_core.so.2";
 constexpr const char* kNpuPart = "libxrt_driver_xdna.so.2";
+
+// There as long as the driver is loaded, whether or not it has started an NPU.
+constexpr const char* kDriver = "/sys/bus/pci/drivers/amdxdna";
 
 bool is_loaded(const char* library) {
   void* const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
@@ -94,7 +98,11 @@ Status open_device(Device** device, Text description, Text error) {
       throw StatusError(Status::kTooOld, "expected XRT " + version_text(kOldest) +
                                              " or newer, found " + version_text(code));
     }
-    if (count_devices() == 0) throw StatusError(Status::kNoDevice, "XRT finds no NPU");
+    if (count_devices() == 0) {
+      if (access(kDriver, F_OK) != 0) throw StatusError(Status::kNoDevice, "XRT finds no NPU");
+      throw StatusError(Status::kNotStarted,
+                        "XRT finds no NPU, though the driver amdxdna is loaded");
+    }
     auto opened = std::make_unique<Device>(Device{xrt::device(0)});
     write(description,
           name_of(opened->device) + firmware_of(opened->device) + ", XRT " + version_text(code));

@@ -17,6 +17,7 @@ from typing import Any
 
 from flownpu.bench.roofline import read_bandwidth
 from flownpu.errors import FlowNPUError
+from flownpu.system import NEW_GROUP
 
 __all__ = ["Case", "Engine", "Measurement", "Measurements", "Spread", "measure"]
 
@@ -221,10 +222,8 @@ def _answers(engine: Engine, request: dict[str, Any]) -> Iterator[dict[str, Any]
         # -P: the folder of the worker holds files that have the names of packages.
         command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, "measure", path]
         with (Path(scratch) / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-            # In a session of its own, so that Ctrl-C is ours to handle.
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-            )
+            # Ctrl-C is ours to handle.
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **NEW_GROUP)
             assert process.stdout is not None
             try:
                 for line in process.stdout:

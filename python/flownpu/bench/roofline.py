@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bounds a decode step: the bytes that it must read, and how fast this machine reads memory."""
 
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 from flownpu.model.folder import onnx_path, read_genai_config
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.ops.contracts import input_position
+from flownpu.system import allowed_processors, keep_on
 
 __all__ = ["DecodeTraffic", "decode_traffic", "graph_traffic", "read_bandwidth"]
 
@@ -139,7 +139,7 @@ def read_bandwidth(threads: int | None = None) -> float:
     several on one core for the first tenth of a second, and with threads that go where the scheduler puts them, since a
     core of this machine may be busy with something else. The better of the two is the roof.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = allowed_processors()
     parts = np.array_split(np.ones(_BUFFER_BYTES // 4, np.int32), threads or len(cores))
     return max(_median_rate(parts, cores), _median_rate(parts, None))
 
@@ -149,7 +149,7 @@ def _median_rate(parts: list[np.ndarray], cores: list[int] | None) -> float:
 
     def bind(number: Iterator[int]) -> None:
         if cores is not None:
-            os.sched_setaffinity(0, {cores[next(number) % len(cores)]})  # 0: the calling thread.
+            keep_on(cores[next(number) % len(cores)])
 
     times: list[float] = []
     with ThreadPoolExecutor(len(parts), initializer=bind, initargs=(count(),)) as pool:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,6 +16,7 @@ import psutil
 
 from flownpu.bench.crowd import Answer, Crowd, Service, ask_all, first_model
 from flownpu.errors import FlowNPUError, require
+from flownpu.system import NEW_GROUP, end_with_children
 
 __all__ = ["CrowdMeasurement", "CrowdMeasurements", "CrowdRun", "Server", "measure_servers", "resident", "running"]
 
@@ -148,14 +147,14 @@ def running(server: Server) -> Iterator[tuple[Service, psutil.Process | None]]:
     port = _free_port()
     command = [part.replace(PORT, str(port)) for part in server.command]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        # In a session of its own, so that Ctrl-C is ours to handle.
-        process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
+        # Ctrl-C is ours to handle.
+        process = subprocess.Popen(command, stdout=said, stderr=said, **NEW_GROUP)
         try:
             _wait(server.name, f"http://127.0.0.1:{port}/health", process, said)
             url = f"http://127.0.0.1:{port}/v1"
             yield Service(url, first_model(url)), psutil.Process(process.pid)
         finally:
-            _end(process)
+            end_with_children(process, _STOP_SECONDS)
 
 
 def _free_port() -> int:
@@ -180,17 +179,6 @@ def _wait(name: str, url: str, process: subprocess.Popen[bytes], said: IO[str]) 
 def _last(said: IO[str]) -> str:
     said.seek(0)
     return (said.read().strip() or "it said nothing").splitlines()[-1]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a server, and what it started."""
-    process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def resident(process: psutil.Process | None) -> int:

@@ -22,6 +22,7 @@ from flownpu.doctor.checks import Status
 from flownpu.doctor.libraries import diagnose_module
 from flownpu.errors import FlowNPUError
 from flownpu.machine import module_versions
+from flownpu.system import ENDING_SIGNALS, prepare_streams
 
 __all__ = ["application", "main"]
 
@@ -118,6 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    prepare_streams()
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # The converter warns of what it leaves as it is; a progress bar may be on the screen at that time.
@@ -159,9 +161,10 @@ def _endings_clean_up() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     # One that is ignored (nohup) stays so.
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    before = {
+        number: signal.getsignal(number) for number in ENDING_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+    }
     for number in before:
         signal.signal(number, leave)
     try:

@@ -14,7 +14,7 @@ from flownpu.cli.output import console, print_json, progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:
-    from flownpu.verify.comparison import Stage, Verification
+    from flownpu.verify.comparison import Int8Cost, Stage, Verification
 
 
 def verify(
@@ -39,6 +39,7 @@ def verify(
     Shows the Kullback-Leibler divergence of the next tokens, how often both find the same likeliest, the perplexities,
     and each layer's relative error: its own, starting from the source's hidden states, and that of the whole run. A
     layer's tolerance is derived from the arithmetic and stands beside its error; the first layer beyond it is named.
+    Says, too, what int8 activations, the default of other commands, cost this model, and when bf16 is better.
     """
     if text is not None and file is not None:
         raise typer.BadParameter("give the text with --text or with --file, not both", param_hint="--file")
@@ -63,7 +64,9 @@ def verify(
     first = found.first_divergence
     if as_json:
         stages = [{**asdict(stage), "diverges": stage.diverges} for stage in found.stages]
-        print_json({**asdict(found), "stages": stages, "first_divergence": first.name if first else None})
+        int8 = found.int8 and {**asdict(found.int8), "is_large": found.int8.is_large}
+        rest = {"stages": stages, "first_divergence": first.name if first else None, "int8": int8}
+        print_json({**asdict(found), **rest})
     else:
         _print(found, first)
     if first is not None:
@@ -94,6 +97,8 @@ def _print(found: "Verification", first: "Stage | None") -> None:
         "Own: each stage starts from the source's hidden states. Q4NX: what rounding its weights does to the source's "
         f"stage. Tolerance: {found.basis}."
     )
+    if found.int8 is not None:
+        _print_int8(found.int8)
     if first is None:
         _line("Every stage is within its tolerance.")
     else:
@@ -103,6 +108,16 @@ def _print(found: "Verification", first: "Stage | None") -> None:
         )
         if all(stage.diverges for stage in found.stages):
             _line("Every stage diverges: the two are not one model, or were quantised apart; take their checkpoint")
+
+
+def _print_int8(cost: "Int8Cost") -> None:
+    weights = "" if cost.weights_kl_mean is None else f"; its 4-bit weights, {cost.weights_kl_mean:.2e}"
+    _line(
+        f"int8 activations: KL divergence {cost.kl_mean:.2e} from those in bf16, same likeliest token after "
+        f"{100 * cost.top1_agreement:.1f} %{weights}."
+    )
+    if cost.is_large:
+        _line("Run it with --activations bf16: int8 costs this model more than 4-bit weights do.")
 
 
 def _line(text: str) -> None:

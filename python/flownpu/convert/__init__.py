@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Progress, silent
 from flownpu.errors import require
+from flownpu.model.folder import EXPORTED_GRAPH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +65,7 @@ def convert(
 
     options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged)
     request = Request(source, output, options, context_length, force, progress)
-    is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not any(source.glob("*.onnx"))
+    is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not _has_graph(source)
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if encoder_weights is not None and not is_checkpoint:
@@ -81,7 +82,7 @@ def convert(
         from flownpu.convert.sources.genai_folder import convert_genai_folder  # noqa: PLC0415
 
         convert_genai_folder(request)
-    elif (source / "config.json").is_file() and any(source.glob("*.onnx")):
+    elif (source / "config.json").is_file() and _has_graph(source):
         from flownpu.convert.sources.optimum_folder import convert_optimum_folder  # noqa: PLC0415
 
         convert_optimum_folder(request)
@@ -96,3 +97,9 @@ def convert(
             "(a folder with genai_config.json), or an optimum export (a folder with model.onnx and config.json), and "
             "it is none of them"
         )
+
+
+def _has_graph(source: Path) -> bool:
+    """Whether a folder is an export's: some checkpoints have one beside their weights, in a folder of its own."""
+    apart = (source / EXPORTED_GRAPH).is_file() and not any(source.glob("*.safetensors"))
+    return apart or any(source.glob("*.onnx"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.convert.errors import ConversionError
 from flownpu.model.folder import MANIFEST
+from flownpu.system import lock, open_to_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,7 @@ def _is_mount_point(folder: Path) -> bool:
     if os.path.ismount(folder):
         return True
     # A folder mounted on one of the same file system, as in a container; field 5 is the place, spaces in it as \\040.
-    places = _MOUNTS.read_text().splitlines() if _MOUNTS.is_file() else []
+    places = _MOUNTS.read_text(encoding="utf-8").splitlines() if _MOUNTS.is_file() else []
     return str(folder.resolve()).replace(" ", r"\040") in {line.split()[4] for line in places}
 
 
@@ -115,17 +116,11 @@ def _sibling(output: Path, kind: str) -> Path:
 
 def _lock(folder: Path) -> int:
     """A descriptor that holds a folder as long as this process lives; -1 if it is held already, or cannot be."""
-    if os.name != "posix":  # temporary folders are then not told from those of a living process, and stay
-        return -1
-    import fcntl  # noqa: PLC0415  not on other systems
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process writes into it; or a file system without locks, where such folders stay
-        os.close(descriptor)
-        return -1
-    return descriptor
+    descriptor = open_to_lock(folder)
+    if lock(descriptor):
+        return descriptor
+    os.close(descriptor)  # another process writes into it; or a file system has no locks, and such folders stay
+    return -1
 
 
 def _remove_left(output: Path) -> None:

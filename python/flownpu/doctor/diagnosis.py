@@ -5,11 +5,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from flownpu.doctor import windows
 from flownpu.doctor.checks import Check, Host, Status
 from flownpu.doctor.libraries import diagnose_module, diagnose_provider
 from flownpu.errors import FlowNPUError
 from flownpu.machine import module_folders, module_versions
 from flownpu.registration import check_onnxruntime_version, get_ep_name, register
+from flownpu.system import IS_WINDOWS
 
 __all__ = ["diagnose", "diagnose_software"]
 
@@ -21,16 +23,26 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     if any(check.name == "native module" and check.status is Status.BAD for check in software):
         return  # with it, or through it, all the rest is looked at
     from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 of the native module
-    from flownpu.doctor.npu import diagnose_model, diagnose_npu  # noqa: PLC0415 likewise
-    from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
+    from flownpu.doctor.npu import diagnose_model  # noqa: PLC0415 likewise
 
     yield from diagnose_machine(host)
+    devices = list(windows.diagnose_devices() if IS_WINDOWS else _diagnose_devices(host))
+    yield from devices
+    if model is None:
+        return
+    states = {check.status for check in devices if check.name == "npu"}
+    if states == {Status.BAD}:
+        yield Check("a token", Status.NOTE, f"not tried with {model}: the NPU is to be mended first")
+        return
+    yield from diagnose_model(host, model, emulated=Status.GOOD not in states)
+
+
+def _diagnose_devices(host: Host) -> Iterator[Check]:
+    from flownpu.doctor.npu import diagnose_npu  # noqa: PLC0415 of the native module
+    from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
+
     yield diagnose_opencl(host, find_opencl())
-    npu = list(diagnose_npu(host))
-    yield from npu
-    if model is not None:
-        ready = [check.name for check in npu if check.status is Status.GOOD]
-        yield from diagnose_model(host, model, emulated="npu" not in ready)
+    yield from diagnose_npu(host)
 
 
 def diagnose_software() -> Iterator[Check]:
@@ -78,8 +90,11 @@ def _diagnose_genai() -> Check:
 
 
 def _diagnose_registration() -> Check:
-    import onnxruntime  # noqa: PLC0415 optional, and the check before this one has seen it
-
+    try:
+        import onnxruntime  # noqa: PLC0415 optional, and the check before this one has seen it
+    except ImportError as error:
+        remedy = windows.RUN_TIME if IS_WINDOWS else "pip install --force-reinstall onnxruntime"
+        return Check("registration", Status.BAD, f"onnxruntime does not load: {error}", remedy)
     try:
         register()
     except Exception as error:  # noqa: BLE001 whatever ORT raises is what this check reports

@@ -12,6 +12,7 @@ from flownpu.build_info import build_info
 from flownpu.doctor.checks import Check, Status
 from flownpu.errors import FlowNPUError
 from flownpu.registration import get_library_path
+from flownpu.system import IS_WINDOWS
 
 __all__ = ["REINSTALL", "diagnose_module", "diagnose_provider"]
 
@@ -20,8 +21,11 @@ REINSTALL = "pip install --force-reinstall --no-deps flownpu (built from source:
 OLDEST_GLIBC = (2, 28)
 BUILD_HERE = "pip install --force-reinstall --no-deps --no-binary flownpu flownpu, which takes g++ 12 or newer"
 NEWER_SYSTEM = "a system with glibc 2.28 or newer (Debian 10, Ubuntu 20.04, RHEL 8), or a container of one"
-# ELF's e_machine, as platform.machine() names it.
+# ELF's e_machine, as platform.machine() names it; and the like of Windows' files, by Linux's names.
 ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+ARCHITECTURES_OF_WINDOWS = {0x14C: "i686", 0x8664: "x86_64", 0xAA64: "aarch64"}
+# platform.machine() on Windows.
+NAMES = {"AMD64": "x86_64", "ARM64": "aarch64", "x86": "i686"}
 
 
 def diagnose_provider() -> Check:
@@ -45,12 +49,14 @@ def diagnose_module() -> Check:
     try:
         module = importlib.import_module("flownpu._native")
     except ImportError as error:
-        # An import names the file only where the loader has refused it, not where there is none for this Python.
-        file = re.match(r"(/\S+\.so)", str(error))
+        # An import names the file only where the loader has refused it, not where there is none for this Python. The
+        # message, which is in the user's language on Windows, begins with it on Linux.
+        said = re.match(r"(/\S+\.so)", str(error))
+        file = said[1] if said else error.path
         if file is None:
             found = f"{error}: it was built for another Python than {platform.python_version()}, or not at all"
             return Check(name, Status.BAD, found, REINSTALL)
-        return _refused(name, Path(file[1]), str(error))
+        return _refused(name, Path(file), str(error))
     return Check(name, Status.GOOD, str(module.__file__))
 
 
@@ -59,7 +65,8 @@ def _refused(name: str, library: Path, said: str) -> Check:
     made_for, here = _architecture(library), _own_architecture()
     if made_for and made_for != here:
         found = f"is for {made_for}, and this Python is of {here}"
-        return Check(name, Status.BAD, found, f"a Python for {made_for}, or {BUILD_HERE}")
+        remedy = f"a Python for {made_for}" + ("" if IS_WINDOWS else f", or {BUILD_HERE}")
+        return Check(name, Status.BAD, found, remedy)
     wanted = [tuple(map(int, version.split("."))) for version in re.findall(r"version [`']GLIBC_([\d.]+)' not", said)]
     if wanted:
         have = platform.libc_ver()[1] or "none"
@@ -72,12 +79,15 @@ def _refused(name: str, library: Path, said: str) -> Check:
 
 
 def _architecture(library: Path) -> str:
-    """The architecture that an ELF file is for; empty if it is not one that we know."""
+    """The architecture that a library is for; empty if it is not one that we know."""
     try:
         with library.open("rb") as file:
-            header = file.read(20)
+            header = file.read(1024)
     except OSError:
         return ""
+    if header[:2] == b"MZ":  # where Windows' own header begins is at 0x3c, and the machine is behind its "PE\0\0"
+        place = int.from_bytes(header[0x3C:0x40], "little") + 4
+        return ARCHITECTURES_OF_WINDOWS.get(int.from_bytes(header[place : place + 2], "little"), "")
     if len(header) < 20 or header[:4] != b"\x7fELF":
         return ""
     # e_ident's sixth byte is 2 where the file is big-endian.
@@ -86,7 +96,7 @@ def _architecture(library: Path) -> str:
 
 def _own_architecture() -> str:
     """This Python's, which may have fewer bits than the machine."""
-    machine = platform.machine()
+    machine = NAMES.get(platform.machine(), platform.machine())
     if struct.calcsize("P") == 4:
         return {"x86_64": "i686", "aarch64": "armv7l"}.get(machine, machine)
     return machine

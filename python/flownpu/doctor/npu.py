@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
-from flownpu.doctor.npu_packages import release_of
+from flownpu.doctor.npu_packages import Release, release_of
 from flownpu.doctor.xrt import diagnose_xrt
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
@@ -26,6 +26,9 @@ CAP_IPC_LOCK = 14
 ALL_USERS = "0 0 4294967295"
 """The map of users outside of containers; the kernel asks for the capability there."""
 DRIVER_LOG = "sudo dmesg | grep amdxdna"
+# What the driver says of firmware whose protocol it does not know: in words up to Linux 6.19 (aie2_pci.c), later by its
+# error number alone, EOPNOTSUPP (aie.c), which nothing else of its start gives.
+REFUSED_FIRMWARE = r"amdxdna.*\b(Incompatible firmware.*|Firmware minor version.*|start npu failed, ret -95)"
 # A session says this, too (ops/npu/driver/xrt_plugin.cc): that the driver or the firmware does not know a request, that
 # there is no room, and what is to be done. For pam_limits `*` is everybody but root.
 TOO_OLD = "a firmware of the NPU of its age"
@@ -89,12 +92,25 @@ def _diagnose_driver(host: Host, npu: _Npu) -> Check:
     if npu.revision and not any((host.root / folder).glob("*.sbin*")):
         found = f"{npu.name}; its driver amdxdna is loaded, and finds no firmware in /{folder}"
         return Check("npu", Status.BAD, found, release.firmware)
-    # aie2_check_protocol() of the driver, in Linux up to 6.19 and in later ones.
-    refused = re.search(r"amdxdna.*(Incompatible firmware.*|Firmware minor version.*)", host.kernel_log())
+    refused = re.search(REFUSED_FIRMWARE, host.kernel_log())
     if refused:
-        found = f"{npu.name}; its driver amdxdna does not take the firmware in /{folder} ({refused[1]})"
-        return Check("npu", Status.BAD, found, release.firmware)
+        files = ", ".join([*_firmware_files(host.root / folder), refused[1]])
+        found = f"{npu.name}; its driver amdxdna does not take the firmware in /{folder} ({files})"
+        return Check("npu", Status.BAD, found, _other_versions(release))
     return Check("npu", Status.BAD, f"{npu.name}; its driver amdxdna is loaded, and could not start it", DRIVER_LOG)
+
+
+def _firmware_files(folder: Path) -> list[str]:
+    """The names that the driver asks for, with what they are links to: "npu.sbin is npu.sbin.1.0.0.63"."""
+    links = [(file, file.readlink().name) for file in sorted(folder.glob("*.sbin*")) if file.is_symlink()]
+    return [f"{file.name.removesuffix('.zst')} is {target.removesuffix('.zst')}" for file, target in links]
+
+
+def _other_versions(release: Release) -> str:
+    """What brings a firmware and a driver that take one another."""
+    if release.firmware == release.driver:
+        return release.driver
+    return f"{release.firmware}, and if that changes nothing {release.driver}"
 
 
 def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
@@ -164,7 +180,7 @@ def _remedy_of_a_failure(host: Host, error: str) -> str:
     """What mends what a session says: the same that it says, as far as that depends on the machine."""
     release = release_of(host.root)
     remedies = {
-        TOO_OLD: f"{release.firmware}, and if that changes nothing {release.driver}",
+        TOO_OLD: _other_versions(release),
         JOIN_THE_GROUP: JOIN_THE_GROUP,
         MORE_LOCKED_MEMORY: _more_locked_memory(host),
         FULL: "xrt-smi examine --report aie-partitions, which names the programs that use the NPU: close them",

@@ -10,11 +10,12 @@ from flownpu.doctor.checks import Check, Host, Status
 from flownpu.doctor.libraries import REINSTALL
 from flownpu.doctor.npu_packages import release_of
 from flownpu.registration import get_library_path
+from flownpu.system import library_file
 
 __all__ = ["PLUGIN", "diagnose_xrt", "load_plugin"]
 
 # What talks to XRT, beside the provider's library where it was built (ops/npu/xrt).
-PLUGIN = "libflownpu_xrt.so"
+PLUGIN = library_file("flownpu_xrt")
 # Debian's and Ubuntu's place, other distributions', and that of AMD's own packages.
 _FOLDERS = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "opt/xilinx/xrt/lib*")
 _AMD = Path("opt/xilinx/xrt")

@@ -2,6 +2,6 @@
 """Texts as vectors, and scores of pairs of texts: model folders whose graph has hidden states or a score for output."""
 
 from flownpu.embed.model import EmbeddingModel, Embeddings
-from flownpu.embed.reranker import Reranker, Scores
+from flownpu.embed.reranker import GeneratingReranker, Reranker, Scores, open_reranker
 
-__all__ = ["EmbeddingModel", "Embeddings", "Reranker", "Scores"]
+__all__ = ["EmbeddingModel", "Embeddings", "GeneratingReranker", "Reranker", "Scores", "open_reranker"]

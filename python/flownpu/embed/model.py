@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.embed.pipeline import normalised, read_pipeline
-from flownpu.embed.session import TextSession
+from flownpu.embed.session import TextModel, cut_rows
 from flownpu.errors import FlowNPUError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,34 +32,18 @@ class Embeddings:
     """The texts that were longer than the model takes: their embeddings are of their beginnings."""
 
 
-class EmbeddingModel:
-    """A folder that `flownpu convert` made of a model of sentence-transformers.
-
-    Args:
-        folder: holds model.onnx, tokenizer.json, modules.json and what that names.
-        provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
-        options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
-        threads: threads of the CPU kernels; None leaves the number to the provider.
+class EmbeddingModel(TextModel):
+    """A model of sentence-transformers: the folder also holds modules.json and what that names.
 
     Raises:
-        FlowNPUError, RuntimeError: as `TextSession` and `read_pipeline`.
+        FlowNPUError, RuntimeError: as `TextModel` and `read_pipeline`.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        provider: str = "flownpu",
-        options: Mapping[str, str] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self.folder = folder
-        self.pipeline = read_pipeline(folder)
-        outputs = ("last_hidden_state", "token_embeddings")
-        self._session = TextSession(folder, outputs, provider=provider, options=options, threads=threads)
-        self.placement = self._session.placement
-        self.load_seconds = self._session.load_seconds
-        self.longest = self._session.tokenizer.longest
+    outputs = ("last_hidden_state", "token_embeddings")
+
+    def prepare(self) -> None:
+        """Reads what follows the graph."""
+        self.pipeline = read_pipeline(self.folder)
 
     def embed(
         self,
@@ -83,9 +66,9 @@ class EmbeddingModel:
             FlowNPUError: there is no such prompt, a text has no token, or there are not so many dimensions.
         """
         prompt = self.pipeline.prompt(prompt_name)
-        rows = self._session.tokenizer.rows([prompt + text for text in texts])
+        rows = self.session.tokenizer.rows([prompt + text for text in texts])
         vectors: NDArray[np.float32] | None = None
-        for indices, hidden, lengths in self._session.run(rows, advance):
+        for indices, hidden, lengths in self.session.run(rows, advance):
             batch = self.pipeline.embeddings(hidden, lengths)
             if vectors is None:
                 vectors = np.empty((len(rows), self._kept(batch.shape[1], dimensions)), np.float32)
@@ -94,8 +77,7 @@ class EmbeddingModel:
             vectors = np.empty((0, dimensions or 0), np.float32)
         if dimensions is not None and self.pipeline.normalises:
             vectors = normalised(vectors)
-        cut = [index for index, row in enumerate(rows) if row.is_cut]
-        return Embeddings(vectors, [len(row.ids) for row in rows], cut)
+        return Embeddings(vectors, [len(row.ids) for row in rows], cut_rows(rows))
 
     def _kept(self, size: int, dimensions: int | None) -> int:
         if dimensions is not None and not 1 <= dimensions <= size:

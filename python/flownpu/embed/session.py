@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model folder's graph, opened in ONNX Runtime, and run on texts in batches."""
+"""A model folder's graph, opened in ONNX Runtime, and run on texts in batches; what all models of texts are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from flownpu.embed.tokens import TextTokenizer
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.folder import locate_graph
 from flownpu.model.integrity import check_sizes
+from flownpu.model.kv_cache import PAST, empty_past
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from flownpu.embed.tokens import TokenRow
 
-__all__ = ["TextSession"]
+__all__ = ["TextModel", "TextSession", "cut_rows"]
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CPU = "Every node runs on ONNX Runtime's own CPU provider."
@@ -34,8 +35,10 @@ _CPU = "Every node runs on ONNX Runtime's own CPU provider."
 class TextSession:
     """A graph of `input_ids`, `attention_mask` and maybe `token_type_ids`, and the tokenizer before it.
 
+    A decoder's KV cache begins empty with each batch, and is not kept.
+
     Args:
-        folder: holds model.onnx and tokenizer.json.
+        folder: holds a graph and tokenizer.json.
         outputs: names of which the graph has one.
         provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
         options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
@@ -61,11 +64,16 @@ class TextSession:
         threads: int | None = None,
     ) -> None:
         started = time.perf_counter()
-        path, _ = locate_graph(folder)
+        path, settings = locate_graph(folder)
         check_sizes(folder)
         self.tokenizer = TextTokenizer(folder)
+        self._onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
+        self._value = self._onnxruntime.OrtValue.ortvalue_from_numpy
         self._session, self.placement = _open(path, provider, dict(options or {}), threads)
-        self._inputs = [value.name for value in self._session.get_inputs()]
+        given = self._session.get_inputs()
+        self._inputs = [value.name for value in given if not value.name.startswith(PAST)]
+        self._past = [value for value in given if value.name.startswith(PAST)]
+        self._head_size = int(settings.get("decoder", {}).get("head_size", 0))
         found = [value.name for value in self._session.get_outputs()]
         self._output = next((name for name in outputs if name in found), "")
         if not self._output or not set(self._inputs) <= set(_INPUTS):
@@ -96,9 +104,58 @@ class TextSession:
                 "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64),
                 "token_type_ids": padded([row.types for row in batch], 0),
             }
-            (output,) = self._session.run([self._output], {name: made[name] for name in self._inputs})
-            yield indices, output, lengths
+            feeds = {name: self._value(made[name]) for name in self._inputs}
+            for value in self._past:
+                feeds[value.name] = empty_past(self._onnxruntime, value, batch=len(indices), head_size=self._head_size)
+            (output,) = self._session.run_with_ort_values([self._output], feeds)
+            yield indices, output.numpy(), lengths
             advance(len(indices))
+
+
+class TextModel:
+    """A model folder that is run on texts; what it is asked for is its kind's.
+
+    Args:
+        folder: what `flownpu convert` made.
+        provider: "flownpu", or "cpu" for ONNX Runtime's own CPU provider.
+        options: options of FlowNPU's provider by key, such as {"device": "cpu"}.
+        threads: threads of the CPU kernels; None leaves the number to the provider.
+
+    Attributes:
+        placement: what runs where, in a line.
+        load_seconds: what opening took.
+        longest: tokens that a text may have, special ones included.
+
+    Raises:
+        FlowNPUError: the folder holds no model of this kind, or FlowNPU's options are given to another provider.
+        MissingDependencyError: onnxruntime or tokenizers is not installed.
+        RuntimeError: ONNX Runtime or the provider refuses the model or an option; the message is theirs.
+    """
+
+    outputs: ClassVar[tuple[str, ...]]
+    """Names of outputs of which the graph has one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        provider: str = "flownpu",
+        options: Mapping[str, str] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.prepare()
+        self.session = TextSession(folder, self.outputs, provider=provider, options=options, threads=threads)
+        self.placement, self.load_seconds = self.session.placement, self.session.load_seconds
+        self.longest = self.session.tokenizer.longest
+
+    def prepare(self) -> None:
+        """Reads what else the folder holds, before the graph is opened."""
+
+
+def cut_rows(rows: Sequence[TokenRow]) -> list[int]:
+    """The rows that were cut."""
+    return [index for index, row in enumerate(rows) if row.is_cut]
 
 
 def _open(path: Path, provider: str, options: dict[str, str], threads: int | None) -> tuple[Any, str]:

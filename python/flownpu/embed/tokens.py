@@ -56,7 +56,6 @@ class TextTokenizer:
         padding = self._tokenizer.padding or {}
         self.padding = int(padding.get("pad_id", 0))
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(self.longest)
 
     def rows(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[TokenRow]:
         """The tokens of texts, or of pairs of texts; each is cut at `longest`, of a pair the longer text first.
@@ -67,12 +66,50 @@ class TextTokenizer:
         for text in texts:
             for part in (text,) if isinstance(text, str) else text:
                 check_text(part)
+        self._tokenizer.enable_truncation(self.longest)
         found = self._tokenizer.encode_batch([self._prepared(text) for text in texts])
         rows = [TokenRow(list(one.ids), list(one.type_ids), bool(one.overflowing)) for one in found]
         empty = next((index for index, row in enumerate(rows) if not row.ids), None)
         if empty is not None:
             raise FlowNPUError(f"text {empty} is empty, and this model's tokenizer makes no token of it: leave it out")
         return rows
+
+    def framed_rows(self, before: str, texts: Sequence[str], behind: str) -> list[TokenRow]:
+        """The tokens of texts between those of two others, without the special ones that the tokenizer would add.
+
+        A text is cut so that all three are `longest` tokens.
+
+        Raises:
+            FlowNPUError: a text is no UTF-8, or the two are as long as what the model takes.
+        """
+        for text in texts:
+            check_text(text)
+        self._tokenizer.no_truncation()
+        first, last = (self._tokenizer.encode(text, add_special_tokens=False).ids for text in (before, behind))
+        room = self.longest - len(first) - len(last)
+        if room < 1:
+            raise FlowNPUError(
+                f"the model takes {self.longest} tokens, and {len(first) + len(last)} of them are what stands around "
+                "a text: nothing of a text can be read"
+            )
+        self._tokenizer.enable_truncation(room)
+        found = self._tokenizer.encode_batch([self._prepared(text) for text in texts], add_special_tokens=False)
+        rows = [[*first, *one.ids, *last] for one in found]
+        return [TokenRow(ids, [0] * len(ids), bool(one.overflowing)) for ids, one in zip(rows, found, strict=True)]
+
+    def token(self, word: str) -> int:
+        """The number of a word that is one token.
+
+        Raises:
+            FlowNPUError: it is none.
+        """
+        number = self._tokenizer.token_to_id(word)
+        if number is None:
+            raise FlowNPUError(
+                f"expected a tokenizer in which {word!r} is a token, got one that has no such: the model "
+                "was not trained to answer so"
+            )
+        return int(number)
 
     def _prepared(self, text: str | tuple[str, str]) -> str | tuple[str, str]:
         if not self._lowers:

@@ -14,6 +14,8 @@ from flownpu.errors import FlowNPUError
 MANIFEST = "flownpu_manifest.json"
 # Where sentence-transformers has how hidden states become embeddings.
 MODULES = "modules.json"
+# Where it puts the graph that optimum exports.
+EXPORTED_GRAPH = "onnx/model.onnx"
 
 # What is read of genai_config.json. Sizes and token ids are of 32 bits in GenAI.
 _NEEDED = ("model.decoder", "model.context_length", "model.vocab_size")
@@ -47,6 +49,7 @@ _log = logging.getLogger(__name__)
 _LONGEST_NAME = 255
 
 __all__ = [
+    "EXPORTED_GRAPH",
     "MANIFEST",
     "MODULES",
     "chat_template",

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,8 @@ def make_environment(
         FlowNPUError: pip failed; its last lines, and the file with all of them.
     """
     root = cache_folder() / name
-    python = root / "environment" / "bin" / "python"
+    base = str(root / "environment")
+    python = Path(sysconfig.get_path("scripts", "venv", {"base": base, "platbase": base}), "python")
     contents = [sys.version, list(requirements), list(from_source), dict(build_environment or {})]
     with finished_folder(root / "environment", contents) as folder:
         if folder is not None:

@@ -36,13 +36,6 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def memory() -> dict[str, int]:
-    """Resident bytes of this process: all, those that no file backs, and the most there were."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    kib = {key: int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "VmHWM")}
-    return {"resident": kib["VmRSS"], "anonymous": kib["RssAnon"], "peak": kib["VmHWM"]}
-
-
 def random_tokens(seed: int, count: int, vocabulary_size: int) -> Any:
     """Token ids, the same on every machine; what they say does not change the work."""
     return np.random.default_rng(seed).integers(0, vocabulary_size, count, dtype=np.int32)
@@ -66,6 +59,7 @@ def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -
 
 def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
     """Loads the model, warms up, runs the cases."""
+    memory = load(Path(__file__).with_name("memory.py")).memory
     before = memory()
     cases = request["cases"]
     context = max(case["depth"] + case["prompt"] + case["generate"] for case in cases)

@@ -7,7 +7,6 @@ are answered; those that it has already are not asked again.
 """
 
 import asyncio
-import fcntl
 import json
 import os
 import uuid
@@ -28,6 +27,7 @@ from flownpu.serve.routes.openai import chat_completion, completion
 from flownpu.serve.routes.responses import response
 from flownpu.serve.service import Service
 from flownpu.serve.settings import ServerSettings
+from flownpu.system import lock
 
 __all__ = ["Batch", "BatchProgress", "run_batch"]
 
@@ -171,10 +171,8 @@ async def run_batch(batch: Batch, settings: ServerSettings, report: Callable[[Ba
 @asynccontextmanager
 async def _opened(path: Path) -> AsyncIterator[_Target]:
     with path.open("a+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise FlowNPUError(f"another batch writes to {path}: wait for its end, or give another file") from error
+        if not lock(file.fileno()):
+            raise FlowNPUError(f"another batch writes to {path}: wait for its end, or give another file")
         file.seek(0)
         yield _Target(path, file)
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-__all__ = ["PARAGRAPH", "Stage", "Verification", "is_made_of", "tokens_of", "verify"]
+__all__ = ["PARAGRAPH", "Int8Cost", "Stage", "Verification", "is_made_of", "tokens_of", "verify"]
 
 PARAGRAPH = (
     "The harbour was quiet before sunrise. A fisherman mended his nets by the light of a lamp, while gulls waited on "
@@ -60,6 +60,9 @@ PARAGRAPH = (
 _SAME_STEP = 2.0  # see the module
 _PRODUCT_ROUNDINGS, _ATTENTION_ROUNDINGS, _LAYER_PRODUCTS = 2, 2, 4
 _BFLOAT16, _INT8, _INT8_GROUP = 2.0**-8, 1 / 254, 32
+# Nats that 4-bit weights cost the small trained model of the tests (docs/performance.md, "Accuracy"): what int8
+# activations are measured by where the source has 4-bit weights as well.
+_COST_OF_WEIGHTS = 1.2e-2
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,28 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Int8Cost:
+    """What rounding activations to int8, FlowNPU's default on a CPU, does to a model, on these tokens.
+
+    Attributes:
+        kl_mean: Kullback-Leibler divergence of the next tokens from those with bf16, nats, mean over tokens.
+        top1_agreement: share of tokens after which both find the same next token likeliest.
+        weights_kl_mean: the same divergence, of the model with bf16 from its source: what 4-bit weights cost it. None:
+            the source has them too.
+    """
+
+    kl_mean: float
+    top1_agreement: float
+    weights_kl_mean: float | None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is more than 4-bit weights cost, so that the model should be run with bf16; or no number."""
+        accepted = _COST_OF_WEIGHTS if self.weights_kl_mean is None else self.weights_kl_mean
+        return not self.kl_mean <= accepted
+
+
+@dataclass(frozen=True)
 class Verification:
     """What `flownpu verify` shows.
 
@@ -105,6 +130,7 @@ class Verification:
         model_perplexity: of the text.
         source_perplexity: see there.
         stages: in order.
+        int8: what int8 activations cost; None: FlowNPU does not run the model.
     """
 
     model: str
@@ -117,6 +143,7 @@ class Verification:
     model_perplexity: float
     source_perplexity: float
     stages: tuple[Stage, ...]
+    int8: Int8Cost | None = None
 
     @property
     def first_divergence(self) -> Stage | None:
@@ -139,7 +166,8 @@ def verify(
         model: a model folder that GenAI feeds.
         source: a checkpoint folder, or a model folder, which ONNX Runtime's CPU provider runs.
         text: what to run them on, in the model's tokens.
-        options: of FlowNPU's provider for the model; None: ONNX Runtime's CPU provider runs it.
+        options: of FlowNPU's provider for the model, activations in bf16 unless they say; None: ONNX Runtime's CPU
+            provider runs it.
         most_tokens: of the text that are used.
         report: hears what is done next.
 
@@ -148,6 +176,8 @@ def verify(
         MissingDependencyError: onnxruntime, or a package of the extras "convert" and "verify", is not installed.
         RuntimeError: ONNX Runtime or the provider refuses the model or an option.
     """
+    activations = (options or {}).get("activations", "bf16")
+    options = options if options is None else {**options, "activations": activations}
     file, settings = locate_graph(model)
     if "embedding" in settings:
         raise FlowNPUError(
@@ -170,9 +200,15 @@ def verify(
     report("running each layer by itself")
     forced = GraphRun(file, head_size, options, forced=True)
     alone = forced.run(tokens, of_source.run.hidden)
-    rounding = _INT8 if (options or {}).get("activations") == "int8" else _BFLOAT16
+    rounding = _INT8 if activations == "int8" else _BFLOAT16
     states = [_moved(state, rounding) for state in of_source.run.hidden]
     moved = _Moved(forced.run(tokens, states), relative_error(states[0], of_source.run.hidden[0]), rounding)
+    int8 = None
+    if options is not None:
+        report("rounding activations in the other way")
+        other = {**options, "activations": "bf16" if activations == "int8" else "int8"}
+        runs = {activations: whole, other["activations"]: GraphRun(file, head_size, other).run(tokens)}
+        int8 = _int8_cost(runs["int8"], runs["bf16"], of_source, tokens)
     return Verification(
         model=str(model),
         source=str(source),
@@ -180,6 +216,7 @@ def verify(
         tokens=len(tokens),
         **_distributions(whole.logits, of_source.run.logits, tokens),
         stages=tuple(_stages(of_source, whole, alone, moved)),
+        int8=int8,
     )
 
 
@@ -346,6 +383,14 @@ def _stages(source: _Source, whole: Run, alone: Run, moved: _Moved) -> list[Stag
         tolerance = from_weights + from_roundings
         stages.append(Stage(name, error, tolerance, from_weights, from_roundings, quantisation, accumulated))
     return stages
+
+
+def _int8_cost(int8: Run, bf16: Run, source: _Source, tokens: NDArray[np.int64]) -> Int8Cost:
+    between = _distributions(int8.logits, bf16.logits, tokens)
+    of_weights = None
+    if source.quantisation[0] is not None:  # floats
+        of_weights = _distributions(bf16.logits, source.run.logits, tokens)["kl_mean"]
+    return Int8Cost(between["kl_mean"], between["top1_agreement"], of_weights)
 
 
 def _distributions(model: Floats, source: Floats, tokens: NDArray[np.int64]) -> dict[str, float]:

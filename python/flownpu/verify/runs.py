@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.model.kv_cache import PAST, empty_past
 from flownpu.ops import q4nx
 from flownpu.registration import get_ep_name, register
 from flownpu.verify.graph import DecoderGraph, hidden_input
@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "GraphRun", "Run", "relative_error"]
 
-# ONNX's number of bfloat16, and how numpy holds its bits.
-_BFLOAT16 = 16
-_TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(int8)": np.int8,
-}
+_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 # Rows of the LM head that are quantised at once: 64 MB of 2048 columns.
 _ROWS = 8192
 
@@ -117,14 +109,9 @@ class GraphRun:
         known = {"input_ids": tokens, "attention_mask": np.ones(count), "position_ids": np.arange(count)}
         if value.name in known:
             return make(np.ascontiguousarray(known[value.name][None], dtype=_TYPES[value.type]))
-        if not value.name.startswith("past_key_values."):
+        if not value.name.startswith(PAST):
             raise FlowNPUError(f"expected a decoder of text, got one with the input {value.name}: it cannot be fed")
-        heads, size = value.shape[1], value.shape[3]
-        shape = (1, heads, 0, size if isinstance(size, int) else self._head_size)
-        if value.type == "tensor(bfloat16)":
-            empty = np.zeros(shape, ml_dtypes.bfloat16).view(np.uint16)
-            return self._onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, _BFLOAT16)
-        return make(np.zeros(shape, _TYPES[value.type]))
+        return empty_past(self._onnxruntime, value, head_size=self._head_size)
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------------------------

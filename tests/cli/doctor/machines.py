@@ -24,8 +24,11 @@ class MadeUp:
     def driver(self):
         self.file("sys/module/amdxdna/version", "2.21")
 
-    def firmware(self, folder="17f0_11"):
-        self.file(f"lib/firmware/amdnpu/{folder}/npu.sbin.zst")
+    def firmware(self, folder="17f0_11", version="1.0.0.63"):
+        """Where linux-firmware puts it, and the link that the driver asks for."""
+        file = f"lib/firmware/amdnpu/{folder}/npu.sbin.{version}.zst"
+        self.file(file)
+        (self.root / file).with_name("npu.sbin.zst").symlink_to(f"npu.sbin.{version}.zst")
 
     def node(self, name="accel0", vendor="0x1022", device="0x17f0"):
         self.file(f"dev/accel/{name}")

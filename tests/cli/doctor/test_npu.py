@@ -8,6 +8,7 @@ import pytest
 from flownpu.doctor.checks import Check, Host, Status
 from flownpu.doctor.npu import MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, diagnose_npu
 from tests.cli.doctor.machines import FORKY, PPA, RELEASES, UPGRADE
+from tests.npu.firmware import CURRENT, FIRST, Firmware, driver_log
 
 
 def test_no_npu_is_nothing_broken(machine):
@@ -95,19 +96,36 @@ def test_a_driver_without_firmware(machine, release, remedy):
     assert check.remedy == remedy
 
 
-def test_a_driver_that_does_not_take_the_firmware(machine):
+@pytest.mark.parametrize(
+    ("protocol", "linux", "said"),
+    [
+        ((7, 2), "6.19.8", "Incompatible firmware protocol major 7 minor 2"),
+        ((6, 1), "6.19.8", "Firmware minor version smaller than supported"),
+        ((6, 1), "7.3.4", "start npu failed, ret -95"),
+        ((5, 8), "7.3.4", "start npu failed, ret -95"),
+    ],
+)
+def test_a_driver_that_does_not_take_the_firmware(machine, protocol, linux, said):
     machine.release(FORKY)
     machine.npu()
     machine.driver()
-    machine.firmware()
-    log = (
-        "[    5.1] amdxdna 0000:c5:00.1: [drm] *ERROR* aie2_check_protocol: Incompatible firmware protocol major 7 "
-        "minor 2\n[    5.2] amdxdna 0000:c5:00.1: [drm] *ERROR* aie2_hw_start: firmware is not alive"
-    )
-    check = machine.checks(log=log)["npu"]
+    machine.firmware(version="1.2.3.4")
+    check = machine.checks(log=driver_log(Firmware("1.2.3.4", protocol), linux, "0000:c5:00.1"))["npu"]
     assert check.status is Status.BAD
-    assert "does not take the firmware in /lib/firmware/amdnpu/17f0_11 (Incompatible firmware protocol" in check.found
-    assert check.remedy.startswith("sudo apt install firmware-amd-graphics && ")
+    assert check.found.endswith(
+        "its driver amdxdna does not take the firmware in /lib/firmware/amdnpu/17f0_11 "
+        f"(npu.sbin is npu.sbin.1.2.3.4, {said})"
+    )
+    assert check.remedy == (
+        "sudo apt install firmware-amd-graphics && sudo modprobe -r amdxdna && sudo modprobe amdxdna, and if that "
+        "changes nothing sudo apt install linux-image-amd64 && sudo reboot"
+    )
+
+
+@pytest.mark.parametrize(("firmware", "linux"), [(FIRST, "6.19.8"), (FIRST, "7.3.4"), (CURRENT, "7.3.4")])
+def test_a_driver_that_takes_its_firmware_says_nothing(firmware, linux):
+    """Or the test before would show nothing."""
+    assert driver_log(firmware, linux, "0000:c5:00.1") == ""
 
 
 def test_a_driver_that_could_not_start_the_npu(machine):

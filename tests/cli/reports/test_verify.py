@@ -135,10 +135,41 @@ def test_activations_in_8_bits_may_differ_by_more(verified, model):
         assert stage["tolerance"] > finer["tolerance"]
 
 
+def test_what_int8_costs_is_told_beside_what_weights_cost(verified, flownpu, model, checkpoint):
+    _, document = verified(model, "--against", checkpoint)
+    cost = document["int8"]
+    assert cost["weights_kl_mean"] == document["kl_mean"]
+    assert 0 < cost["kl_mean"] < cost["weights_kl_mean"]
+    assert not cost["is_large"]
+    # Whichever way the model itself is run.
+    _, other = verified(model, "--against", checkpoint, "--activations", "int8")
+    assert other["int8"] == cost
+    text = flownpu("verify", model, "--against", checkpoint, "--device", "cpu").out
+    assert "int8 activations: KL divergence" in text
+    assert "--activations bf16" not in text
+
+
+def outlier(data):
+    """One column of what a norm makes is far above its neighbours: they share its step in int8."""
+    data.view(np.float32)[7] = 3000
+
+
+def test_a_model_that_int8_costs_more_is_told_to_take_bf16(verified, flownpu, model_copy):
+    for layer in range(6):
+        plant(model_copy, f"layers.{layer}.pre_feedforward_layernorm", outlier)
+    code, document = verified(model_copy, "--against", model_copy)
+    assert code == 0
+    assert document["int8"]["weights_kl_mean"] is None
+    assert document["int8"]["is_large"]
+    text = flownpu("verify", model_copy, "--against", model_copy, "--device", "cpu").out
+    assert "Run it with --activations bf16: int8 costs this model more than 4-bit weights do." in text
+
+
 def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, model):
     done = flownpu("verify", model, "--against", model, "--provider", "cpu", "--json")
     document = json.loads(done.out)
     assert done.code == 0
+    assert document["int8"] is None
     assert document["top1_agreement"] == 1
     # The whole run is the same twice; from given states, a norm of a sum becomes a norm, in float32.
     assert {stage["accumulated"] for stage in document["stages"]} == {0}

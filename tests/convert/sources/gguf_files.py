@@ -145,7 +145,7 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         local_layers = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_array(f"{architecture}.attention.sliding_window_pattern", local_layers)
     if architecture == "phi3":
-        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)

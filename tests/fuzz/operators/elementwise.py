@@ -41,6 +41,11 @@ def logical_not(b: Builder) -> None:
     b.node("Not", [x], [(TensorProto.BOOL, x.shape)])
 
 
+def is_nan(b: Builder) -> None:
+    x = b.operand("IsNaN", "T1")
+    b.node("IsNaN", [x], [(TensorProto.BOOL, x.shape)])
+
+
 def binary(b: Builder, op_type: str, result: int | None = None) -> None:
     parameter = "T1" if op_type in ("And", "Or", "Xor") else "T"
     x = b.operand(op_type, parameter)
@@ -132,6 +137,8 @@ OPERATORS: Operators = [
     *((4, op_type, 7, partial(binary, op_type=op_type, result=TensorProto.BOOL)) for op_type in LOGIC),
     (6, "Pow", 7, power),
     (4, "Not", 7, logical_not),
+    (5, "Erf", 9, partial(unary, op_type="Erf")),
+    (4, "IsNaN", 9, is_nan),
     (8, "Gelu", 20, gelu),
     (5, "Gelu", 7, partial(unary, op_type="Gelu", domain=MICROSOFT)),
     (7, "FastGelu", 7, fast_gelu),

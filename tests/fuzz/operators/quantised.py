@@ -228,6 +228,8 @@ def q4nx_moe(b: Builder) -> None:
 
     router = b.source(b.choices.pick((FLOAT, TensorProto.BFLOAT16)), (experts, hidden), constant=True)
     inputs = [x, router, weight(inner, hidden, gated=True), weight(hidden, inner, gated=False)]
+    if b.choices.chance(25):
+        inputs = [x, ABSENT, *inputs[2:], b.like(FLOAT, (*x.shape[:-1], experts))]
     sizes = {
         "num_experts": experts,
         "experts_per_token": 1 + b.choices.below(experts),

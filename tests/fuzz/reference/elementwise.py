@@ -262,6 +262,13 @@ def logical_not(node: Node) -> Bounds:
     return truth(~x.high, ~x.low)
 
 
+def is_nan(node: Node) -> Bounds:
+    x = node.float(0)
+    if x.nan is None:
+        return truth(np.zeros(x.shape, np.bool_), np.zeros(x.shape, np.bool_))
+    return truth(x.nan == ALWAYS, x.nan != NEVER)
+
+
 def absolute(node: Node) -> Bounds:
     x = node.float(0)
     spans = (x.low < 0) & (x.high > 0)
@@ -351,6 +358,8 @@ TABLE: Table = {
     ("", "Sqrt"): unary(np.sqrt, 1.0),
     ("", "Reciprocal"): reciprocal,
     ("", "Neg"): negative,
+    ("", "Erf"): unary(erf, FUNCTION_UNITS),
+    ("", "IsNaN"): is_nan,
     ("", "Gelu"): standard_gelu,
     ("com.microsoft", "Gelu"): standard_gelu,
     ("com.microsoft", "FastGelu"): fast_gelu,

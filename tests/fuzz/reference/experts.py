@@ -20,13 +20,13 @@ def q4nx_moe(node: Node) -> Bounds:
     experts, taken, hidden, inner = (
         node.attributes[name] for name in ("num_experts", "experts_per_token", "hidden_size", "expert_size")
     )
-    given, router = node.float(0), node.float(1)
-    if min(taken, inner) < 1 or taken > experts or router.shape != (experts, hidden):
+    given = node.float(0)
+    if min(taken, inner) < 1 or taken > experts or node.has(1) == node.has(4):
         raise Unknown
     if any(node.input(i).shape[0] % experts for i in (2, 3)):
         raise Unknown  # there are no such blocks
     x = given.map(lambda array: array.reshape(-1, hidden))
-    logits = product(x, router.map(np.transpose)._replace(dtype=x.dtype))
+    logits = _logits(node, x, experts, hidden)
     chosen, weights = _route(logits, taken, normalize=bool(node.attributes.get("normalize_routing_weights", 1)))
     gate_up, down = (np.split(node.input(i).exact(), experts) for i in (2, 3))
     y = of(np.zeros(x.shape, np.float32))
@@ -41,6 +41,15 @@ def q4nx_moe(node: Node) -> Bounds:
         weight = weights.map(lambda array, rows=rows, e=e: array[rows, e][:, None])
         y = _with_rows(y, rows, sum_of(y.map(lambda array, rows=rows: array[rows]), product_of(answer, weight)))
     return y.map(lambda array: array.reshape(given.shape))
+
+
+def _logits(node: Node, x: Bounds, experts: int, hidden: int) -> Bounds:
+    if node.has(4):
+        return node.float(4).map(lambda array: array.reshape(-1, experts))
+    router = node.float(1)
+    if router.shape != (experts, hidden):
+        raise Unknown
+    return product(x, router.map(np.transpose)._replace(dtype=x.dtype))
 
 
 def _route(logits: Bounds, taken: int, *, normalize: bool) -> tuple[Array, Bounds]:

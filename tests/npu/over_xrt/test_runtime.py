@@ -20,9 +20,12 @@ from tests.npu import xrt
 from tests.npu.arrays import npu, read, whole
 from tests.npu.driver import test_emulated_runtime as emulated
 from tests.npu.driver.test_emulated_runtime import BYTES, ROWS, N, device_error
+from tests.npu.firmware import DEVELOPED, FIRST
 
 # After so many ms the driver ends a call that hangs.
 WATCHDOG = 60
+# Instructions of 20 MB.
+MANY_WORDS = np.zeros((20 << 20) // 4, np.int64)
 # States of a command (ert.h).
 ERROR, ABORT, TIMEOUT = 5, 6, 8
 
@@ -49,7 +52,7 @@ def test_results_are_the_emulators(driver, target, rng, tmp_path):
     driver.use_kernels(target)
     case = fused_dqp_case(FusedDQP(target, 512, 16, "geglu"), 160, 300, rng)
     bench = xrt.XrtBench(case.plan, tmp_path)
-    assert bench.runtime.description == f"NPU Strix, firmware {xrt.FIRMWARE}, XRT 2.25"
+    assert bench.runtime.description == f"NPU Strix, firmware {DEVELOPED.version}, XRT 2.25"
     buffers = bench.buffers(case.plan, **case.inputs)
     bench.run((bench.sequence(case.plan), whole(*buffers.values())))
     buffers["y"].to_host(0, 2 * 160)
@@ -219,7 +222,7 @@ NEEDED = (
 @pytest.mark.parametrize("fault", ["context", "submit"])
 def test_firmware_that_does_not_know_a_request(driver, case, tmp_path, fault):
     """The driver has taken it; which it is is said, what is needed, and what tells more."""
-    driver.use_firmware("1.0.0.63")
+    driver.use_firmware(FIRST)
     bench = xrt.XrtBench(case.plan, tmp_path)
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
     sequence = bench.sequence(case.plan)
@@ -283,9 +286,23 @@ def test_too_little_memory_may_be_locked(bench, driver):
 
 def test_the_heap_grows(bench):
     """Instructions of 80 MB: XRT's first heap is of 64."""
-    words = np.zeros((20 << 20) // 4, np.int64)
-    sequences = [bench.array.sequence(words) for _ in range(4)]
+    sequences = [bench.array.sequence(MANY_WORDS) for _ in range(4)]
     assert len(sequences) == 4
+
+
+def test_the_heap_of_old_firmware_does_not_grow(case, driver, tmp_path):
+    """A context has the first part of the heap alone there, and a new one is refused once there are more."""
+    driver.use_firmware(FIRST)
+    bench = xrt.XrtBench(case.plan, tmp_path)
+    sequences = [bench.array.sequence(MANY_WORDS) for _ in range(3)]
+    for _ in range(2):
+        with device_error(
+            "version", rf"words for the array .* on NPU Strix, firmware 1\.0\.0\.63, XRT 2\.25: .*{NEEDED}"
+        ):
+            bench.array.sequence(MANY_WORDS)
+    with device_error("version", rf"xclbin on NPU Strix, firmware 1\.0\.0\.63, XRT 2\.25: .*{NEEDED}"):
+        bench.runtime.load(bench.file)
+    assert len(sequences) == 3
 
 
 @own_memory

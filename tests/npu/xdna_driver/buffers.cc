@@ -175,6 +175,11 @@ std::size_t Buffers::open_count() {
   return by_handle_.size() - heap_.size();
 }
 
+std::size_t Buffers::heap_parts() {
+  const std::lock_guard lock(mutex_);
+  return heap_.size();
+}
+
 void Buffers::clear() {
   const std::lock_guard lock(mutex_);
   by_handle_.clear();

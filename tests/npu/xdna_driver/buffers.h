@@ -76,6 +76,7 @@ class Buffers {
   std::optional<Place> at(std::uint64_t address);
   // How many are open, without the heap.
   std::size_t open_count();
+  std::size_t heap_parts();
   void clear();
 
  private:

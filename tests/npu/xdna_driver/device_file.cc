@@ -34,6 +34,10 @@ constexpr ArrayInfo kArray = {
     .shim = {.rows = 1, .first_row = 0, .dma_channels = 2, .locks = 16, .events = 128, .pad = {}},
 };
 constexpr std::int64_t kContexts = 16;
+// The firmware's, unless a test says another; and the first of XDNA2's from which on a context may
+// have more than the first part of the heap (npu4_regs.c of Linux 7).
+constexpr std::int64_t kProtocol = 7003;
+constexpr std::int64_t kGrowingHeap = 6018;
 
 // What the test wrote into sysfs, "255.0.5.35": the driver says the same wherever it is asked.
 FirmwareInfo firmware() {
@@ -121,6 +125,7 @@ int DeviceFile::handle(Request request, void* argument) {
 
 int DeviceFile::create_context(CreateContext& request) {
   if (const int error = refused("context"); error != 0) return error;
+  if (has_more_heap_than_the_firmware_takes()) return -EOPNOTSUPP;
   const std::lock_guard lock(mutex_);
   if (contexts_.size() >= static_cast<std::size_t>(setting("contexts", kContexts))) return -ENOSPC;
   auto made = std::make_shared<Context>(buffers_);
@@ -161,14 +166,20 @@ int DeviceFile::configure_context(const ConfigureContext& request) {
 
 int DeviceFile::create_buffer(CreateBuffer& request) {
   const auto type = static_cast<BufferType>(request.type);
-  // Commands are XRT's own.
-  if (type != BufferType::kCommand) {
-    if (const int error = refused(type == BufferType::kHeap ? "heap" : "allocate"); error != 0) {
-      return error;
-    }
-  }
+  const char* const fault = type == BufferType::kHeap      ? "heap"
+                            : type == BufferType::kCommand ? "command"
+                                                           : "allocate";
+  if (const int error = refused(fault); error != 0) return error;
   const std::int64_t made = buffers_.create(type, request.size);
   if (made < 0) return static_cast<int>(made);
+  // The heap's new part is told to the contexts when something is put into it.
+  if (type == BufferType::kDevice && has_more_heap_than_the_firmware_takes()) {
+    const std::lock_guard lock(mutex_);
+    if (!contexts_.empty()) {
+      buffers_.close(static_cast<std::uint32_t>(made));
+      return -EOPNOTSUPP;
+    }
+  }
   request.handle = static_cast<std::uint32_t>(made);
   return 0;
 }
@@ -275,6 +286,10 @@ int DeviceFile::close_buffer(const Close& request) {
 int DeviceFile::destroy_timeline(const Close& request) {
   const std::lock_guard lock(mutex_);
   return timelines_.erase(request.handle) == 1 ? 0 : -EINVAL;
+}
+
+bool DeviceFile::has_more_heap_than_the_firmware_takes() {
+  return buffers_.heap_parts() > 1 && setting("protocol", kProtocol) < kGrowingHeap;
 }
 
 std::shared_ptr<Context> DeviceFile::context(std::uint32_t handle) {

@@ -42,6 +42,8 @@ class DeviceFile {
   int destroy_timeline(const Close& request);
 
   std::shared_ptr<Context> context(std::uint32_t handle);
+  // Whether the firmware takes no more than the first part of the heap, and there are more.
+  bool has_more_heap_than_the_firmware_takes();
 
   Alive alive_{"file"};
   Buffers buffers_;

@@ -32,8 +32,9 @@ namespace {
 using xdna_driver::machine_root;
 
 // What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
-constexpr std::array<std::string_view, 5> kRedirected = {
-    "/sys/bus/", "/sys/module/amdxdna", "/sys/class/accel", "/sys/devices/pci", "/dev/accel"};
+constexpr std::array<std::string_view, 6> kRedirected = {
+    "/sys/bus/",        "/sys/module/amdxdna", "/sys/class/accel",
+    "/sys/devices/pci", "/dev/accel",          "/lib/firmware/amdnpu"};
 constexpr std::string_view kDevice = "/dev/accel/accel";
 // More than tests allocate; a file without content takes no room.
 constexpr off_t kMemory = off_t{1} << 42;
@@ -47,7 +48,7 @@ Function next(const char* name) {
 class Redirected {
  public:
   explicit Redirected(const char* path) : path_(path) {
-    if (path == nullptr || path[0] != '/' || (path[1] != 's' && path[1] != 'd')) return;
+    if (path == nullptr || path[0] != '/' || std::strchr("sdl", path[1]) == nullptr) return;
     for (const std::string_view prefix : kRedirected) {
       if (!machine_root().empty() && std::string_view(path).substr(0, prefix.size()) == prefix) {
         elsewhere_ = machine_root() + path;

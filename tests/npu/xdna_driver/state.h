@@ -17,14 +17,15 @@ void xdna_driver_use_kernels(const char* library);
 // Forgets faults, but those of the environment, and violations; what is alive stays so.
 void xdna_driver_reset();
 // The opportunity number `after` (0: the next) of a fault is taken, once:
-//   open, lock memory, heap, context, allocate, move, submit: the request fails with error number
-//     `amount`
+//   open, lock memory, heap, context, allocate, command, move, submit: the request fails with error
+//     number `amount`; command: the memory of a command, which is XRT's own
 //   delay: a call takes `amount` us more
 //   error: a call ends in the state `amount` (XRT's ert.h)
 //   hang: a call does not end; after `amount` ms the driver's watchdog ends it; -1: it never does
 //   lost: a call does not end, and the device is gone while it hangs
 // These hold until xdna_driver_reset():
 //   contexts: how many there may be; version: of XRT, XRT_VERSION(major, minor)
+//   protocol: the firmware's, 1000 * major + minor: what the driver asks of it
 //   timelines: 0: a context has none, and is waited for with a request of the driver's own
 //   separate: 1: the array has memory of its own, which is moved only where the driver is asked to
 void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amount);

@@ -116,7 +116,15 @@ def test_gelu(isa: str, approximate: str) -> None:
     np.testing.assert_array_equal(fused[:, 0], standard("Gelu", [rounded], isa=isa, approximate=approximate))
 
 
-@pytest.mark.parametrize("op_type", ["Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Neg"])
+def test_is_nan() -> None:
+    """Also with the payload and the sign that other NaNs have."""
+    others = np.array([0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
+    x = np.concatenate([SPECIAL, others, np.float32([1e-45, -0.0])])[None]
+    found = standard("IsNaN", [x], output="bool")
+    np.testing.assert_array_equal(found, np.isnan(x))
+
+
+@pytest.mark.parametrize("op_type", ["Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Neg", "Erf"])
 def test_functions(op_type: str) -> None:
     x = np.concatenate([SPECIAL, np.array([-90, -20, 20, 90, -0.0], np.float32)])
     (expected,) = ort(op_type, [x], ("float",), "")

@@ -236,6 +236,20 @@ def test_of_equal_logits_the_lower_number_is_chosen(isa: str) -> None:
     np.testing.assert_allclose(y, (apart[0] + apart[1]) / 2, rtol=0, atol=4 * EPSILON * np.abs(apart).max())
 
 
+@pytest.mark.parametrize("leading", [(1,), (2, 3), (700,)])
+@pytest.mark.parametrize("normalize", [0, 1])
+def test_logits_that_are_given(leading: tuple[int, ...], normalize: int) -> None:
+    """The bits of a router that makes them: of four columns in quarters, products and their sums are exact."""
+    of = mixture(WHOLE, experts=5, taken=2, normalize_routing_weights=normalize)
+    router = np.zeros_like(of.router)
+    x = rows_of(int(np.prod(leading)), WHOLE[0]).reshape(*leading, -1)
+    router[:, :4], x[..., :4] = (np.round(4 * part) / 4 for part in (rows_of(5, 4, seed=9), x[..., :4]))
+    expected = run(x, replace(of, router=router))
+    logits = x[..., :4] @ router[:, :4].T
+    found = one("Q4NXMoE", [x, None, of.gate_up, of.down, logits], constants=(2, 3), **of.attributes)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_not_a_number_stays_in_its_row() -> None:
     of = mixture()
     x = rows_of(6, ODD[0])
@@ -268,6 +282,25 @@ def test_wrong_attributes_are_refused(wrong: dict[str, Any], message: str) -> No
     of = mixture()
     with pytest.raises(ValueError, match=message):
         run(rows_of(1, ODD[0]), replace(of, attributes={**of.attributes, **wrong}))
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 6), (12,)])
+def test_other_logits_are_refused(shape: tuple[int, ...]) -> None:
+    of = mixture()
+    inputs = [rows_of(2, ODD[0]), None, of.gate_up, of.down, np.zeros(shape, np.float32)]
+    with pytest.raises(ValueError, match=r"expected router_logits of shape \[2,6\]"):
+        one("Q4NXMoE", inputs, constants=(2, 3), **of.attributes)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_router_or_logits(both: bool) -> None:
+    of = mixture()
+    logits = np.zeros((2, 6), np.float32) if both else None
+    inputs = [rows_of(2, ODD[0]), of.router if both else None, of.gate_up, of.down, logits]
+    with pytest.raises(
+        ValueError, match=f"expected an input router, or router_logits, got {'both' if both else 'none'}"
+    ):
+        one("Q4NXMoE", inputs, constants=(1, 2, 3) if both else (2, 3), **of.attributes)
 
 
 def test_rows_of_another_width_are_refused() -> None:

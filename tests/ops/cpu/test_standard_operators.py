@@ -94,7 +94,7 @@ def test_exact(op_type: str, inputs: list[np.ndarray], attributes: dict[str, Any
 
 @pytest.mark.parametrize(
     ("op_type", "domain", "attributes"),
-    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
+    [("Tanh", "", {}), ("Sigmoid", "", {}), ("Erf", "", {}), ("Gelu", "", {"approximate": "tanh"}), ("Gelu", "", {})],
 )
 def test_activations(op_type: str, domain: str, attributes: dict[str, Any]) -> None:
     x = np.linspace(-12, 12, 1001, dtype=np.float32)

@@ -67,7 +67,7 @@ def test_dots_of_integers_are_exact(context):
 
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE], ids=["narrow", "symmetric", "wide"])
 def test_words_of_a_weight(context, layout):
-    """Every element of a weight of several blocks, by Read and by strips of 16 rows, is the host's."""
+    """Every element of a weight of several blocks, by Read and by 8 rows at once, is the host's."""
     rows, columns = 70, 300
     rng = np.random.default_rng(2)
     scale = rng.uniform(0.5, 1, (rows, 10)).astype(ml_dtypes.bfloat16)
@@ -82,8 +82,11 @@ def test_words_of_a_weight(context, layout):
     body = """
       const int row = group(1) * 16, k = group(0);
       float strip[16]; char bytes[16];
-      vstore16(args.w.Minima(row, k / 32) + args.w.Scales(row, k / 32) * args.w.Codes(row, k), 0, strip);
-      vstore16(args.w.ByteCodes(row, k), 0, bytes);
+      for (int octet = 0; octet < 2; ++octet) {
+        const int first = row + 8 * octet;
+        vstore8(args.w.Minima(first, k / 32) + args.w.Scales(first, k / 32) * args.w.Codes(first, k), octet, strip);
+        vstore8(args.w.ByteCodes(first, k), octet, bytes);
+      }
       for (int r = 0; r < 16; ++r) {
         args.one.Write(args.w.Read(row + r, k), row + r, k);
         args.strip.Write(strip[r], row + r, k);

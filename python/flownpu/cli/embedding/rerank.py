@@ -9,13 +9,18 @@ import typer
 from flownpu.cli import options
 from flownpu.cli.embedding.texts import Texts, read_texts, say_cut, texts_progress
 from flownpu.cli.output import print_json, status
-from flownpu.embed import Reranker
+from flownpu.embed import GeneratingReranker, open_reranker
+from flownpu.errors import FlowNPUError
 
 
 def rerank(
     model: options.ModelFolder,
     query: Annotated[str, typer.Option("--query", "-q", metavar="TEXT", help="What the documents shall answer.")],
     document: Texts = None,
+    instruction: Annotated[
+        str | None,
+        typer.Option("--instruction", metavar="TEXT", help="What an answer is, of models that are told it."),
+    ] = None,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -23,10 +28,17 @@ def rerank(
     option: options.Option = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Sort documents by how well they answer a query, with a model that scores pairs of texts (a cross-encoder)."""
+    """Sort documents by how well they answer a query, with a model that scores pairs of texts.
+
+    Such are cross-encoders, and generating models that were trained to answer yes or no, such as Qwen3-Reranker.
+    """
     documents = read_texts(document)
     given = options.provider_options(device, activations, option)
-    opened = Reranker(model, provider=provider, options=given, threads=threads)
+    opened = open_reranker(model, provider=provider, options=given, threads=threads)
+    if instruction is not None:
+        if not isinstance(opened, GeneratingReranker):
+            raise FlowNPUError(f"{model} classifies pairs of texts and is told nothing else: leave --instruction out")
+        opened.instruction = instruction
     with texts_progress(len(documents)) as advance:
         found = opened.score(query, documents, advance=advance)
     say_cut(found.cut, opened.longest)

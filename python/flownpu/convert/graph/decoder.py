@@ -18,7 +18,7 @@ the residual; `Decoder` says which norms and biases there are. Weights are initi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import onnx_ir as ir
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder, Layer, Rotary
     from flownpu.convert.mixture import Mixture
 
-__all__ = ["DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
+__all__ = ["Attended", "DecoderWriter", "Logits", "build_model", "rotary_cache_names"]
 
 Logits = Literal["last", "all"]
 
@@ -61,6 +61,19 @@ def build_model(
         sliding_window_cache: layers with a window keep a cache of the window's size.
     """
     return _Writer(decoder, tensors, KV_DTYPES[kv_dtype], logits, sliding_window_cache).model()
+
+
+class Attended(NamedTuple):
+    """What every layer's attention takes; values that it does not have are None."""
+
+    qkv: Sequence[ir.Value | None]
+    """Queries, keys and values, or all three in the first."""
+    past: Sequence[ir.Value | None]
+    """Keys and values of the tokens before."""
+    rotary: Sequence[ir.Value | None]
+    """Tables of cos and sin."""
+    norms: Sequence[ir.Value | None]
+    """Weights of the norms of each head's queries and keys."""
 
 
 class DecoderWriter(EmbeddingWriter):
@@ -141,7 +154,7 @@ class DecoderWriter(EmbeddingWriter):
             caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
         norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
         qkv = self._query_key_value(hidden, name)
-        op_type, inputs, more = self._attend(layer, qkv, past, caches, norms)
+        op_type, inputs, more = self._attend(layer, Attended(qkv, past, caches, norms))
         attributes: dict[str, int | float] = {
             "num_heads": decoder.heads,
             "kv_num_heads": decoder.kv_heads,
@@ -200,14 +213,7 @@ class DecoderWriter(EmbeddingWriter):
         """The shape of a layer's keys, and of its values."""
         raise NotImplementedError
 
-    def _attend(
-        self,
-        layer: Layer,
-        qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value | None],
-        rotary: Sequence[ir.Value | None],
-        norms: Sequence[ir.Value | None],
-    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         """A layer's operator of attention, its inputs, and attributes that it has beside those that all have."""
         raise NotImplementedError
 
@@ -328,18 +334,11 @@ class _Writer(DecoderWriter):
         # GroupQueryAttention write a present that has grown into the memory of the past.
         return ["batch_size", self.decoder.kv_heads, None, cache_columns(self.kv_dtype, self.decoder.head_size)]
 
-    def _attend(
-        self,
-        layer: Layer,
-        qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value | None],
-        rotary: Sequence[ir.Value | None],
-        norms: Sequence[ir.Value | None],
-    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         windowed = layer.window is not None and self.sliding_window_cache
         positions = self.positions.get(self.decoder.rotaries.index(layer.rotary)) if layer.rotary.rotated else None
-        inputs = [*qkv, *past, *self.lengths, *rotary, positions, None, *norms, self.image_blocks]
-        return "FlowQKVAttention", inputs, {"sliding_window_cache": int(windowed)}
+        inputs = [*given.qkv, *given.past, *self.lengths, *given.rotary, positions, None, *given.norms]
+        return "FlowQKVAttention", [*inputs, self.image_blocks], {"sliding_window_cache": int(windowed)}
 
     def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
         """Each row's last token, [B, 1, D]: min(seqlens_k, S - 1), for a ragged first prompt is padded on the right."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.decoder import DecoderWriter
+from flownpu.convert.graph.decoder import Attended, DecoderWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,15 +80,8 @@ class _Writer(DecoderWriter):
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/layers.{index}.self_attn/attention/{part}"
 
-    def _attend(
-        self,
-        layer: Layer,
-        qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value | None],
-        rotary: Sequence[ir.Value | None],
-        norms: Sequence[ir.Value | None],
-    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         bidirectional = self.decoder.bidirectional
         bias = self.windows.get(layer.window) if layer.window is not None else None
-        inputs = [*qkv, *past, *self.lengths, *rotary, None, bias, *norms]
+        inputs = [*given.qkv, *given.past, *self.lengths, *given.rotary, None, bias, *given.norms]
         return "FlowQKVAttention", inputs, {"causal": 0, "local_window_size": -1} if bidirectional else {}

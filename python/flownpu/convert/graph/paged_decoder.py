@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.decoder import DecoderWriter
+from flownpu.convert.graph.decoder import Attended, DecoderWriter
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from flownpu.convert.decoder import Decoder, Layer
 
@@ -70,15 +70,10 @@ class _Writer(DecoderWriter):
     def _cache_shape(self) -> list[int | str | None]:
         return ["num_blocks", "block_size", self.decoder.kv_heads, self.decoder.head_size]
 
-    def _attend(
-        self,
-        layer: Layer,  # noqa: ARG002  (a window is an attribute that all have)
-        qkv: Sequence[ir.Value | None],
-        past: Sequence[ir.Value | None],
-        rotary: Sequence[ir.Value | None],
-        norms: Sequence[ir.Value | None],
-    ) -> tuple[str, list[ir.Value | None], dict[str, int]]:
-        query, key, value = qkv
+    def _attend(self, layer: Layer, given: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
+        del layer  # a window is an attribute that all have
+        query, key, value = given.qkv
         if key is not None:  # the operator takes them packed
             query = self._op("Concat", [query, key, value], f"{key.name}/qkv", axis=-1)
-        return "PagedAttention", [query, *past, self.boundaries, self.pasts, self.table, *rotary, *norms], {}
+        lengths = self.boundaries, self.pasts, self.table
+        return "PagedAttention", [query, *given.past, *lengths, *given.rotary, *given.norms], {}

@@ -11,7 +11,9 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
+from flownpu.convert.sources.sentence_files import module_files
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
+from flownpu.model.folder import EXPORTED_GRAPH
 from flownpu.npu.attention_folding import prompt_folding
 from flownpu.ops.definitions.onnx_function import DOMAIN
 
@@ -30,10 +32,11 @@ _log = logging.getLogger(__name__)
 def convert_optimum_folder(request: Request) -> None:
     """Folds a plain graph into FlowNPU's operators and quantises its projections.
 
-    The source is a folder with model.onnx and config.json; all its other files are copied, and the tables of RoPE are
-    made for the context's length. Inputs and outputs stay what they are, so that what ran the export runs the output: a
-    KV cache is in float32 (other options are refused), and the logits are those of all tokens, whatever the options'
-    defaults are for other sources. What no rule could fold stays as it is, and is logged as a warning with the reason.
+    The source is a folder with model.onnx and config.json; all its other files are copied, those of the modules that
+    sentence-transformers puts behind a model too, and the tables of RoPE are made for the context's length. Inputs and
+    outputs stay what they are, so that what ran the export runs the output: a KV cache is in float32 (other options are
+    refused), and the logits are those of all tokens, whatever the options' defaults are for other sources. What no rule
+    could fold stays as it is, and is logged as a warning with the reason.
 
     Raises:
         ConversionError: the source cannot be converted, or the output not be written; nothing is left behind.
@@ -45,8 +48,8 @@ def convert_optimum_folder(request: Request) -> None:
             f"{source}: optimum feeds a KV cache in float32 that grows with every token; convert it without "
             "--sliding-window-cache and --kv-dtype"
         )
-    path = source / GRAPH_FILE
-    if not path.is_file():
+    path = next((path for path in (source / GRAPH_FILE, source / EXPORTED_GRAPH) if path.is_file()), None)
+    if path is None:
         others = ", ".join(sorted(file.name for file in source.glob("*.onnx")))
         raise ConversionError(
             f"{source}: expected {GRAPH_FILE}, a model in one graph, and found {others or 'no ONNX file'}"
@@ -69,6 +72,7 @@ def convert_optimum_folder(request: Request) -> None:
         for file in sorted(source.iterdir())
         if file.is_file() and file not in data_files and file.suffix != ".onnx"
     ]
+    copied += module_files(source)
     make_rewritten_folder(
         request,
         model,

@@ -53,7 +53,7 @@ def make_rewritten_folder(
         model: as `graph_rewrites` left it.
         report: what that did.
         stage: what is done to the weights: "repack" or "quantise".
-        copied: files of the source that the output has too.
+        copied: files of the source that the output has too, in the same places.
         read: the other files of the source; the manifest has the sums of both.
         texts: further files of the output, by name.
         source: what the manifest says of the source, but for its files.
@@ -71,17 +71,22 @@ def make_rewritten_folder(
     with output_folder(request.output, force=request.force, size=size) as folder:
         errors = save_graph(model, folder, request.progress, source=request.source, stage=stage)
         for file in copied:
-            shutil.copyfile(file, folder / file.name)
+            place = folder / file.relative_to(request.source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-        written = sum(file.stat().st_size for file in folder.iterdir())
+        written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         counter = Stage(request.progress, "sum", written + sum(file.stat().st_size for file in files), "B")
         write_manifest(
             folder,
             source={
                 **source,
                 "name": request.source.resolve().name,
-                "files": {file.name: {"sha256": sha256(file, counter.advance)} for file in files},
+                "files": {
+                    file.relative_to(request.source).as_posix(): {"sha256": sha256(file, counter.advance)}
+                    for file in files
+                },
             },
             settings=settings,
             quantisation={

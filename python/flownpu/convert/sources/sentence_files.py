@@ -14,7 +14,7 @@ from flownpu.model.folder import MODULES
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["has_modules", "sentence_files"]
+__all__ = ["has_modules", "module_files", "sentence_files"]
 
 _ROOT = (
     MODULES,
@@ -52,13 +52,23 @@ def sentence_files(source: Path) -> dict[str, bytes]:
             f"{source}: tokenizer.json is missing, by which texts become tokens; download it, or save it with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
-    names = [*_ROOT, *(f"{folder}/{name}" for folder in _folders(source) for name in _OF_MODULE)]
-    files = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    paths = [path for name in _ROOT if (path := source / name).is_file()] + module_files(source)
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in paths}
     settings = "tokenizer_config.json"
     if settings in files and (tokenizer := read_json(source / settings)).get("padding_side", "right") != "right":
         text = json.dumps({**tokenizer, "padding_side": "right"}, indent=2, ensure_ascii=False)
         files[settings] = f"{text}\n".encode()
     return files
+
+
+def module_files(source: Path) -> list[Path]:
+    """The files of the modules that follow the transformer, each module's in a folder.
+
+    Raises:
+        ConversionError: modules.json is not as sentence-transformers writes it.
+    """
+    paths = [source / folder / name for folder in _folders(source) for name in _OF_MODULE]
+    return [path for path in paths if path.is_file()]
 
 
 def _folders(source: Path) -> list[str]:

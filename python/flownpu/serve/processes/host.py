@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one model: `python -m flownpu.serve.processes.host FILE_DESCRIPTOR`, started by `ModelProcess`.
+"""The process of one model: `python -m flownpu.serve.processes.host`, started by `ModelProcess`.
 
 GenAI holds Python's lock while it computes, for seconds with a long prompt: a server in the same process would not even
 say that it is alive. And a crash here ends one model's requests instead of the server.
@@ -10,7 +10,6 @@ goes: a `ModelFacts` or an exception, then (number, Event). The connection's end
 
 import os
 import signal
-import sys
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
@@ -24,6 +23,7 @@ from flownpu.generate.language_model import LanguageModel, Tokens
 from flownpu.generate.worker import Event, Failed, Finished, Request, Worker
 from flownpu.model.folder import read_genai_config
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
+from flownpu.system import connect_to_parent
 
 __all__ = ["main"]
 
@@ -137,12 +137,12 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
         raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
 
 
-def main(descriptor: int) -> None:
+def main() -> None:
     """Runs until the connection ends."""
     # Ctrl-C and a service manager's SIGTERM reach every process of a group; when to end is the server's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    connection = Connection(descriptor)
+    connection = connect_to_parent()
     try:
         settings = connection.recv()
         read_genai_config(settings.folder)
@@ -169,4 +169,4 @@ def main(descriptor: int) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    main(int(sys.argv[1]))
+    main()

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
@@ -15,6 +14,7 @@ import psutil
 from flownpu.errors import FlowNPUError
 from flownpu.generate.worker import Deliver, Failed, Finished
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
+from flownpu.system import start_connected
 
 __all__ = ["ModelProcess"]
 
@@ -37,15 +37,7 @@ class ModelProcess:
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "flownpu.serve.processes.host", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-            )
-        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self._process, self._connection = start_connected([sys.executable, "-m", "flownpu.serve.processes.host"])
         self._numbers = itertools.count()
         self._delivers: dict[int, Deliver] = {}
         self._lock = threading.Lock()  # of `_delivers`, and of whether the process has ended

@@ -96,9 +96,9 @@ inline void dot_codes(const PanelTiles::Codes& codes, const std::int8_t* x, std:
 
 // A part in the first row of blocks times `count` rows of panels.
 template <q4nx::Layout LAYOUT>
-void multiply_part_tiles(const PartGroups& groups, PartWeights& w, const PanelRows& x,
-                         std::int64_t count, PartOrder order, const std::uint8_t* fetch,
-                         PanelTiles& tiles, float* out) {
+void multiply_part_tiles(const PartGroups& groups, PartWeights& w, PanelRows x, std::int64_t count,
+                         PartOrder order, const std::uint8_t* fetch, PanelTiles& tiles,
+                         float* out) {
   prepare_part<LAYOUT>(groups, w);
   const std::int64_t pairs = groups.pairs();
   for (std::int64_t step = 0; step < 2 * pairs + 2; ++step) {
@@ -108,7 +108,7 @@ void multiply_part_tiles(const PartGroups& groups, PartWeights& w, const PanelRo
                   tiles.codes[step % 2]);
     }
     if (step > 0 && step <= 2 * pairs) {
-      dot_codes(tiles.codes[(step - 1) % 2], x.values + (step - 1) % pairs * kTileBytes, count,
+      dot_codes(tiles.codes[(step - 1) % 2], x.values() + (step - 1) % pairs * kTileBytes, count,
                 tiles.zeros, tiles.dots[(step - 1) % 2]);
     }
     if (step < 2) continue;

@@ -20,10 +20,8 @@
 // Dataflow, for each row of blocks and each part of 32 rows x 256 columns: scales (PartWeights),
 // then for each tile of up to kPanelTile rows of activations and each strip of 16 rows: dots in
 // registers, two groups at a time, scaled into totals in registers, and those times both scales
-// into `out`. A single tile unpacks codes as it goes, so that memory, unpacking and dots overlap,
-// which is what 5 to 8 rows wait for; for several tiles they are unpacked once before, into
-// PartWeights (10 KB, for L1). That one of several tiles unpacked for the others took 3 % longer on
-// a Granite Rapids, which unpacks and multiplies on the same two ports.
+// into `out`. The first tile unpacks codes and scales as it goes, so that memory, unpacking and
+// dots overlap, and keeps them in PartWeights (10 KB, for L1) for the others.
 #pragma once
 
 #include <algorithm>
@@ -40,29 +38,27 @@ namespace {
 // 8 x 2 dots, 8 totals, two registers of codes and one of activations are 27 of 32 registers.
 constexpr int kPanelTile = 8;
 
-// Some rows of a part in panels.
-struct PanelRows {
-  const std::int8_t* values;
-  const std::int32_t* offsets;
-  const float* scales;
-  const float* sums;
+// Rows of a part in panels. Where they begin is computed by whoever reads them: four pointers GCC
+// 12 computes in vector registers, behind whose dots they wait.
+class PanelRows {
+ public:
+  PanelRows(const Int8Panels& panels, std::int64_t part, std::int64_t row)
+      : panels_(&panels), at_(part * panels.rows + row) {}
 
-  PanelRows(const Int8Panels& panels, std::int64_t part, std::int64_t row) {
-    const std::int64_t at = part * panels.rows + row;
-    values = panels.values + at * kPartColumns;
-    offsets = panels.offsets + at * kGroupsPerPart;
-    scales = panels.scales + at;
-    sums = panels.sums + at * kGroupsPerPart;
-  }
+  const std::int8_t* values() const { return panels_->values + at_ * kPartColumns; }
+  const std::int32_t* offsets() const { return panels_->offsets + at_ * kGroupsPerPart; }
+  const float* scales() const { return panels_->scales + at_; }
+  const float* sums() const { return panels_->sums + at_ * kGroupsPerPart; }
 
   PanelRows from(std::int64_t row) const {
     PanelRows rows = *this;
-    rows.values += row * kPartColumns;
-    rows.offsets += row * kGroupsPerPart;
-    rows.scales += row;
-    rows.sums += row * kGroupsPerPart;
+    rows.at_ += row;
     return rows;
   }
+
+ private:
+  const Int8Panels* panels_;
+  std::int64_t at_;
 };
 
 // 8 bytes in every 64-bit lane.
@@ -81,76 +77,79 @@ struct PartOrder {
 // The totals of COUNT rows of activations with a strip of a part, times both scales, and what the
 // groups' minima leave, added to out[COUNT][32].
 template <int COUNT, q4nx::Layout LAYOUT>
-inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip,
-                       const PanelRows& rows, PartOrder order, const __m512i (&total)[COUNT],
-                       float* out) {
+inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip, PanelRows rows,
+                       PartOrder order, const __m512i (&total)[COUNT], float* out) {
   out += strip * q4nx::kStripRows;
-  __m512 sum[COUNT];
-  for (int r = 0; r < COUNT; ++r) {
-    sum[r] = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out + r * q4nx::kBlockRows);
+  // Not unrolled, GCC 12 keeps the totals in memory.
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; ++r, out += q4nx::kBlockRows) {
     // The scales first: a sum of integers times that of large activations may be beyond f32.
-    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows.scales[r]), w.steps[strip]);
-    sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum[r]);
-  }
-  if constexpr (LAYOUT.has_minima) {
-    for (std::int64_t g = 0; g < 2 * groups.pairs(); ++g) {
-      for (int r = 0; r < COUNT; ++r) {
-        const __m512 group_sum = _mm512_set1_ps(rows.sums[r * kGroupsPerPart + g]);
-        sum[r] = _mm512_fmadd_ps(w.minima[strip][g], group_sum, sum[r]);
+    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows.scales()[r]), w.steps[strip]);
+    __m512 sum = order.first ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total[r]), scale, sum);
+    if constexpr (LAYOUT.has_minima) {
+      for (std::int64_t g = 0; g < 2 * groups.pairs(); ++g) {
+        const __m512 group_sum = _mm512_set1_ps(rows.sums()[r * kGroupsPerPart + g]);
+        sum = _mm512_fmadd_ps(w.minima[strip][g], group_sum, sum);
       }
     }
+    _mm512_storeu_ps(out, order.last ? reorder(sum) : sum);
   }
-  for (int r = 0; r < COUNT; ++r)
-    _mm512_storeu_ps(out + r * q4nx::kBlockRows, order.last ? reorder(sum[r]) : sum[r]);
 }
 
-// Whether a tile unpacks its codes itself: the only one does, and where there are more they have
-// been unpacked for all.
-enum class Codes : std::uint8_t { kPacked, kUnpacked };
+// Whether a tile finds codes and scales packed, as the first one does, which keeps them where there
+// are more; or as another has kept them.
+enum class Codes : std::uint8_t { kPacked, kPackedToKeep, kKept };
 
 // COUNT rows of activations times a strip of a part, added to out[COUNT][32]. `fetch` is for the
 // first pair of groups; what it fetches lies kGroupBytes apart for each. Inlined by GCC 12, it
 // takes 2 % longer.
 template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
-[[gnu::noinline]] void tile_panels(const PartGroups& groups, const PartWeights& w, int strip,
-                                   const PanelRows& rows, PartOrder order, Fetch fetch,
-                                   float* out) {
+[[gnu::noinline]] void tile_panels(const PartGroups& groups, PartWeights& w, int strip,
+                                   PanelRows rows, PartOrder order, Fetch fetch, float* out) {
   __m512i total[COUNT];
+#pragma GCC unroll 8
   for (int r = 0; r < COUNT; ++r) total[r] = _mm512_setzero_si512();
   for (std::int64_t pair = 0; pair < groups.pairs(); ++pair) {
     const PackedPair packed = groups.packed<LAYOUT>(pair, strip);
     Fetch lines = fetch.from(pair * kGroupBytes<LAYOUT>);
-    if constexpr (CODES == Codes::kUnpacked) lines.rest();
+    if constexpr (CODES == Codes::kKept) lines.rest();
     __m512i even[COUNT];
     __m512i odd[COUNT];
     for (int r = 0; r < COUNT; ++r)
-      even[r] = odd[r] = broadcast_pair(rows.offsets + r * kGroupsPerPart + pair * 2);
+      even[r] = odd[r] = broadcast_pair(rows.offsets() + r * kGroupsPerPart + pair * 2);
     PairCodes next{};
-    if constexpr (CODES == Codes::kPacked) next = packed.unpack(0);
+    __m512i scales;
+    if constexpr (CODES == Codes::kKept) {
+      scales = w.scales[strip][pair];
+    } else {
+      next = packed.unpack(0);
+      scales = pair_scales<LAYOUT>(groups, w, pair, strip);
+      if constexpr (CODES == Codes::kPackedToKeep) w.scales[strip][pair] = scales;
+    }
     // Not unrolled, GCC 12 moves all dots from register to register: half the speed.
 #pragma GCC unroll 8
     for (int quad = 0; quad < kQuads; ++quad) {
       PairCodes codes;
-      if constexpr (CODES == Codes::kPacked) {
+      if constexpr (CODES == Codes::kKept) {
+        codes = w.load(strip, pair, quad);
+      } else {
         lines.step();
         // Ahead of these codes' dots, behind which it would wait.
         codes = next;
         if (quad + 1 < kQuads) next = packed.unpack(quad + 1);
-      } else {
-        codes = w.load(strip, pair, quad);
+        if constexpr (CODES == Codes::kPackedToKeep) w.keep(strip, pair, quad, codes);
       }
       for (int r = 0; r < COUNT; ++r) {
         const __m512i x =
-            broadcast_pair(rows.values + r * kPartColumns + (pair * kQuads + quad) * 8);
+            broadcast_pair(rows.values() + r * kPartColumns + (pair * kQuads + quad) * 8);
         even[r] = _mm512_dpbusd_epi32(even[r], codes.even, x);
         odd[r] = _mm512_dpbusd_epi32(odd[r], codes.odd, x);
       }
     }
-    if constexpr (CODES == Codes::kPacked) lines.rest();
-    for (int r = 0; r < COUNT; ++r) {
-      total[r] =
-          _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(even[r], odd[r]), w.scales[strip][pair]);
-    }
+    if constexpr (CODES != Codes::kKept) lines.rest();
+    for (int r = 0; r < COUNT; ++r)
+      total[r] = _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(even[r], odd[r]), scales);
   }
   add_totals<COUNT, LAYOUT>(groups, w, strip, rows, order, total, out);
 }
@@ -161,9 +160,8 @@ template <q4nx::Layout LAYOUT>
 void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
                    const Int8Panels& panels, std::int64_t first, std::int64_t count,
                    PartOrder order, const std::uint8_t* fetch, float* out) {
-  prepare_part<LAYOUT>(groups, w);
+  begin_part<LAYOUT>(groups, w);
   const std::int64_t tiles = q4nx::ceil_div(count, kPanelTile);
-  if (tiles > 1) unpack_part<LAYOUT>(groups, w);
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     const std::int64_t begin = count * tile / tiles;
     const std::int64_t end = count * (tile + 1) / tiles;
@@ -174,10 +172,15 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
         const Fetch lines =
             Fetch(fetch + strip * groups.pairs() * kGroupBytes<LAYOUT>, kGroupBytes<LAYOUT>)
                 .part(tile, tiles);
-        if (tiles == 1) {
-          tile_panels<COUNT, LAYOUT, Codes::kPacked>(groups, w, strip, rows, order, lines, y);
+        const auto multiply = [&]<Codes CODES>() {
+          tile_panels<COUNT, LAYOUT, CODES>(groups, w, strip, rows, order, lines, y);
+        };
+        if (tile > 0) {
+          multiply.template operator()<Codes::kKept>();
+        } else if (tiles > 1) {
+          multiply.template operator()<Codes::kPackedToKeep>();
         } else {
-          tile_panels<COUNT, LAYOUT, Codes::kUnpacked>(groups, w, strip, rows, order, lines, y);
+          multiply.template operator()<Codes::kPacked>();
         }
       }
     });
@@ -197,15 +200,18 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
   const std::int64_t parts = q4nx::ceil_div(a.filled_groups, kGroupsPerPart);
   const bool in_order = count * a.padded_k <= kRereadBytes;
   const std::int64_t ahead = (kFetchIntoL2 ? 4 : 2) * kGroupsPerPart * kGroupBytes<LAYOUT>;
+  // Kept, and changed a word at a time: a copy, which loads what has just been stored in other
+  // pieces, waits for all that is under way.
+  PartGroups groups{weight, 0, 0};
   for (std::int64_t step = 0; step < parts * row_blocks; ++step) {
     const std::int64_t part = in_order ? step % parts : step / row_blocks;
     const std::int64_t block = in_order ? step / parts : step % row_blocks;
-    const Q4NXRows row = weight.from(block);
-    const std::int64_t first_group = part * kGroupsPerPart;
-    const PartGroups groups{row, first_group,
-                            std::min(kGroupsPerPart, a.filled_groups - first_group)};
+    groups.weight.bytes = weight.bytes + block * weight.row_bytes;
+    groups.first = part * kGroupsPerPart;
+    groups.count = std::min(kGroupsPerPart, a.filled_groups - groups.first);
     // What is multiplied some parts later, or the next row of blocks.
-    const std::uint8_t* fetch = row.scales(first_group) + (in_order ? ahead : row.row_bytes);
+    const std::uint8_t* fetch =
+        groups.weight.scales(groups.first) + (in_order ? ahead : weight.row_bytes);
     multiply(groups, part, PartOrder{part == 0, part + 1 == parts}, fetch,
              out + block * count * q4nx::kBlockRows);
   }

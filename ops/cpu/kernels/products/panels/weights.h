@@ -24,18 +24,22 @@ struct PairCodes {
 // 32 rows of the weight x 256 columns. Packing puts the dots of 16 rows into the order 0, 2, 1, 3
 // of each four; everything here that is [16] is in this order.
 struct alignas(64) PartWeights {
-  // PairCodes of each strip; of a single tile of activations, which unpacks them itself, not
-  // filled.
+  // PairCodes of each strip; not filled for a single tile of activations, nor are scales.
   std::byte codes[2][kPartPairs][kQuads][2][64];
   // 16 bits for each of two groups, [16].
   __m512i scales[2][kPartPairs];
-  // f32 [16].
+  // f32 [16]: steps; and what divides by them, in the order of the rows.
   __m512 steps[2];
+  __m512 inverses[2];
   __m512 minima[2][kGroupsPerPart];
 
   PairCodes load(int strip, std::int64_t pair, int quad) const {
     return {_mm512_load_si512(codes[strip][pair][quad][0]),
             _mm512_load_si512(codes[strip][pair][quad][1])};
+  }
+  void keep(int strip, std::int64_t pair, int quad, const PairCodes& unpacked) {
+    _mm512_store_si512(codes[strip][pair][quad][0], unpacked.even);
+    _mm512_store_si512(codes[strip][pair][quad][1], unpacked.odd);
   }
 };
 static_assert(sizeof(PartWeights) <= kMatMulScratchBytes);
@@ -141,52 +145,56 @@ struct PartGroups {
   }
 };
 
+// The steps of both strips, and what the groups' scales leave of their minima.
 template <q4nx::Layout LAYOUT>
-void unpack_part(const PartGroups& groups, PartWeights& out) {
-  for (int strip = 0; strip < 2; ++strip) {
-    for (std::int64_t pair = 0; pair < groups.pairs(); ++pair) {
-      const PackedPair packed = groups.packed<LAYOUT>(pair, strip);
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const PairCodes codes = packed.unpack(quad);
-        _mm512_store_si512(out.codes[strip][pair][quad][0], codes.even);
-        _mm512_store_si512(out.codes[strip][pair][quad][1], codes.odd);
-      }
-    }
-  }
-}
-
-// Everything but the codes, which the first tile of activations unpacks.
-template <q4nx::Layout LAYOUT>
-void prepare_part(const PartGroups& groups, PartWeights& out) {
+inline void begin_part(const PartGroups& groups, PartWeights& out) {
   Q4NXRows weight = groups.weight;
   weight.layout = LAYOUT;
   Step16 steps[2];
   find_steps(weight, groups.first, groups.count, steps);
   for (int strip = 0; strip < 2; ++strip) {
     out.steps[strip] = reorder(steps[strip].step);
-    const auto at = [&](const std::uint8_t* bf16) {
-      return load_strip_rows(bf16 + strip * q4nx::kStripRows * 2);
-    };
-    // Group g's scale in steps; and what is left of its minimum. A scale is 0, and nothing is left,
-    // where there is no such group: K may end with an odd one.
-    const auto scale_of = [&](std::int64_t g) {
-      if (g == groups.count) {
-        if constexpr (LAYOUT.has_minima) out.minima[strip][g] = _mm512_setzero_ps();
-        return _mm512_setzero_si512();
+    out.inverses[strip] = steps[strip].inverse;
+  }
+  if constexpr (LAYOUT.has_minima) {
+    for (int strip = 0; strip < 2; ++strip) {
+      const auto at = [&](const std::uint8_t* bf16) {
+        return load_strip_rows(bf16 + strip * q4nx::kStripRows * 2);
+      };
+      for (std::int64_t g = groups.first; g < groups.first + groups.count; ++g) {
+        out.minima[strip][g - groups.first] = reorder(
+            _mm512_fmadd_ps(at(weight.scales(g)), _mm512_set1_ps(8.0F), at(weight.minima(g))));
       }
-      const __m512 scale = at(weight.scales(groups.first + g));
-      if constexpr (LAYOUT.has_minima) {
-        out.minima[strip][g] = reorder(
-            _mm512_fmadd_ps(scale, _mm512_set1_ps(8.0F), at(weight.minima(groups.first + g))));
-      }
-      return _mm512_cvtps_epi32(_mm512_mul_ps(scale, steps[strip].inverse));
-    };
-    for (std::int64_t pair = 0; pair < groups.pairs(); ++pair) {
-      constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
-      const __m512i one = scale_of(2 * pair);
-      const __m512i other = _mm512_slli_epi32(scale_of(2 * pair + 1), 16);
-      out.scales[strip][pair] = reorder(_mm512_mask_blend_epi16(kHighHalves, one, other));
+      // Nothing is left where there is no group: K may end with an odd one.
+      if (groups.count % 2 != 0) out.minima[strip][groups.count] = _mm512_setzero_ps();
     }
+  }
+}
+
+// The scales of a pair of groups in steps, 16 bits each; that of a group that is not there is 0.
+template <q4nx::Layout LAYOUT>
+inline __m512i pair_scales(const PartGroups& groups, const PartWeights& w, std::int64_t pair,
+                           int strip) {
+  Q4NXRows weight = groups.weight;
+  weight.layout = LAYOUT;
+  const auto scale_of = [&](std::int64_t g) {
+    const std::uint8_t* bf16 = weight.scales(groups.first + g) + strip * q4nx::kStripRows * 2;
+    return _mm512_cvtps_epi32(_mm512_mul_ps(load_strip_rows(bf16), w.inverses[strip]));
+  };
+  constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
+  const __m512i one = scale_of(2 * pair);
+  const __m512i other =
+      2 * pair + 1 < groups.count ? scale_of(2 * pair + 1) : _mm512_setzero_si512();
+  return reorder(_mm512_mask_blend_epi16(kHighHalves, one, _mm512_slli_epi32(other, 16)));
+}
+
+// Everything but the codes.
+template <q4nx::Layout LAYOUT>
+void prepare_part(const PartGroups& groups, PartWeights& out) {
+  begin_part<LAYOUT>(groups, out);
+  for (int strip = 0; strip < 2; ++strip) {
+    for (std::int64_t pair = 0; pair < groups.pairs(); ++pair)
+      out.scales[strip][pair] = pair_scales<LAYOUT>(groups, out, pair, strip);
   }
 }
 

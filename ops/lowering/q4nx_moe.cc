@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// QMoE(X, router_probs, gate_up, scales, , down, scales; k) -> Q4NXMoE(X, , gate_up, down,
+// router_logits)
+//
+// What QMoE calls probabilities are logits: of the k largest ONNX Runtime's CPU kernel takes the
+// softmax, whatever `normalize_routing_weights` says. They have a row for each row of X; behind a
+// Reshape to [-1, experts], as exporters write it, is a value with the axes of X.
+//
+// Rows of gate and up take turns (`swiglu_fusion` 1), or gate is above up (2). Biases must be 0:
+// exporters write such ones where a model has none.
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/lowering/lowering.h"
+
+namespace flownpu::lowering {
+namespace {
+
+enum Input : std::uint8_t {
+  kX,
+  kLogits,
+  kGateUp,
+  kGateUpScales,
+  kGateUpBias,
+  kDown,
+  kDownScales,
+  kDownBias,
+  kUp,
+  kUpScales,
+  kUpBias,
+  kGateUpZeroPoints,
+  kDownZeroPoints
+};
+constexpr std::int64_t kInTurns = 1;
+constexpr std::int64_t kAbove = 2;
+
+constexpr Types kUInt8{DataType::kUInt8};
+constexpr std::string_view kOneInput = "gate and up must be one input; export with swiglu_fusion=1";
+constexpr Port kInputs[] = {
+    {.name = "input",
+     .types = kFloat,
+     .shape = "[..,D]",
+     .advice = "export with float32 inputs and outputs"},
+    {.name = "router_probs", .types = kFloat, .shape = "[..,E]"},
+    {.name = "fc1_experts_weights", .types = kUInt8, .shape = "[E,?,?]", .constant = true},
+    {.name = "fc1_scales", .types = kFloat, .presence = Presence::kOptional, .constant = true},
+    {.name = "fc1_experts_bias",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .constant = true},
+    {.name = "fc2_experts_weights", .types = kUInt8, .shape = "[E,D,?]", .constant = true},
+    {.name = "fc2_scales", .types = kFloat, .presence = Presence::kOptional, .constant = true},
+    {.name = "fc2_experts_bias",
+     .types = kFloat,
+     .presence = Presence::kOptional,
+     .constant = true},
+    {.name = "fc3_experts_weights",
+     .types = kNone,
+     .presence = Presence::kOptional,
+     .advice = kOneInput},
+    {.name = "fc3_scales", .types = kNone, .presence = Presence::kOptional, .advice = kOneInput},
+    {.name = "fc3_experts_bias",
+     .types = kNone,
+     .presence = Presence::kOptional,
+     .advice = kOneInput},
+    {.name = "fc1_zero_points", .types = kUInt8, .presence = Presence::kOptional, .constant = true},
+    {.name = "fc2_zero_points", .types = kUInt8, .presence = Presence::kOptional, .constant = true},
+    {.name = "fc3_zero_points",
+     .types = kNone,
+     .presence = Presence::kOptional,
+     .advice = kOneInput},
+    {.name = "router_weights",
+     .types = kNone,
+     .presence = Presence::kOptional,
+     .advice = "experts are weighed by what they are chosen by"}};
+constexpr Port kOutputs[] = {{.name = "output", .types = kFloat, .shape = "[..,D]"}};
+
+constexpr std::string_view kFourBits = "Q4NX stores 4-bit codes; export experts with 4 bits";
+constexpr std::string_view kPlainGate = "experts are down(silu(gate) * up)";
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr AttributeRule kAttributes[] = {
+    required(count("k", 1)),
+    advised(required(text("activation_type", "swiglu")), kPlainGate),
+    advised(required(integer("swiglu_fusion", kInTurns, kAbove)), kOneInput),
+    advised(number("activation_alpha", 1, 1), kPlainGate),
+    advised(number("activation_beta", 0, 0), kPlainGate),
+    advised(number("swiglu_limit", kInfinity, kInfinity), kPlainGate),
+    advised(only("expert_weight_bits", 4), kFourBits),
+    advised(only("fc1_expert_weight_bits", 4), kFourBits),
+    advised(only("fc2_expert_weight_bits", 4), kFourBits),
+    advised(only("fc3_expert_weight_bits", 4), kFourBits),
+    advised(text("quant_type", "int"), kFourBits),
+    count("block_size", 1),
+    flag("normalize_routing_weights"),
+    advised(only("use_sparse_mixer", 0), "experts are chosen by their logits, all at once"),
+    advised(integer("weights_prepacked", -1, 0),
+            "the codes are in an order made for a GPU; export without it"),
+    integer("accuracy_level", 0, 4)};
+
+}  // namespace
+
+constexpr Contract kQMoE{"com.microsoft", "QMoE", 1, 1, kInputs, kOutputs, kAttributes};
+
+namespace {
+
+// The weights of all experts below one another; without a block_size a row has one scale. Of codes
+// [E, rows, bytes of a row].
+QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zero_points) {
+  QuantizedWeight weight{.codes = input_or_none(node, codes),
+                         .scales = input_or_none(node, scales),
+                         .zero_points = input_or_none(node, zero_points)};
+  if (!weight.codes.shape || weight.codes.shape->rank() != 3) return weight;
+  const Shape& shape = *weight.codes.shape;
+  weight.rows = shape[0] * shape[1];
+  weight.columns = shape[2] * 2;
+  weight.block_size = node.integer("block_size", weight.columns);
+  return weight;
+}
+
+QuantizedWeight gate_up_of(const Node& node) {
+  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints);
+}
+
+QuantizedWeight down_of(const Node& node) {
+  return weight_of(node, kDown, kDownScales, kDownZeroPoints);
+}
+
+std::int64_t experts_of(const QuantizedWeight& weight) {
+  return weight.codes.shape ? (*weight.codes.shape)[0] : 0;
+}
+
+bool is_zero(const Value* bias) {
+  if (bias == nullptr) return true;
+  if (bias->constant == nullptr || bias->type != DataType::kFloat32 || !bias->shape) return false;
+  const auto* values = static_cast<const float*>(bias->constant);
+  return std::all_of(values, values + bias->shape->elements(), [](float b) { return b == 0; });
+}
+
+// Why its weights are none of a Q4NXMoE; empty if they are.
+std::string weight_obstacle(const Node& node) {
+  for (const Input bias : {kGateUpBias, kDownBias}) {
+    if (!is_zero(node.input(bias)))
+      return node.inputs[bias].name + " is not 0: experts have no biases here";
+  }
+  const QuantizedWeight gate_up = gate_up_of(node);
+  const QuantizedWeight down = down_of(node);
+  for (const QuantizedWeight* weight : {&gate_up, &down}) {
+    if (weight->scales.name.empty()) return weight->codes.name + " has no scales";
+    if (std::string reason = weight->obstacle(); !reason.empty()) return reason;
+  }
+  const std::int64_t experts = experts_of(gate_up);
+  if (gate_up.rows != 2 * experts * down.columns || down.rows != experts * gate_up.columns) {
+    return "experts of " + std::to_string(gate_up.rows / experts) + " x " +
+           std::to_string(gate_up.columns) + " and " + std::to_string(down.rows / experts) + " x " +
+           std::to_string(down.columns) + ", expected 2 I x D and D x I";
+  }
+  return "";
+}
+
+// The logits with the axes of X, before a Reshape to [-1, experts]; nothing if they are no such.
+Value logits_of(Graph& graph, const Node& node, std::int64_t experts) {
+  const Value& given = node.inputs[kLogits];
+  const Node* reshape = graph.producer(given.name, "Reshape", "");
+  const std::vector<std::int64_t> flat{-1, experts};
+  if (reshape != nullptr && constant_integers(reshape->input(1)) == flat) return reshape->inputs[0];
+  const auto& rows = node.inputs[kX].shape;
+  return rows && rows->rank() == 2 ? given : Value{};
+}
+
+}  // namespace
+
+std::string q4nx_moe_obstacle(const Node& node) {
+  std::string reason = weight_obstacle(node);
+  for (const QuantizedWeight& weight : {gate_up_of(node), down_of(node)})
+    if (reason.empty()) reason = weight.damage();
+  return reason;
+}
+
+void q4nx_moe(Graph& graph, RepackedWeights& weights) {
+  graph.each("QMoE", "com.microsoft", [&](Node& node) {
+    if (const std::string reason = damage(kQMoE, node); !reason.empty())
+      return graph.damaged("q4nx_moe", node, reason);
+    if (std::string reason = obstacle(kQMoE, weight_obstacle, node); !reason.empty())
+      return graph.missed("q4nx_moe", node, std::move(reason));
+    const QuantizedWeight gate_up = gate_up_of(node);
+    const QuantizedWeight down = down_of(node);
+    for (const QuantizedWeight* weight : {&gate_up, &down}) {
+      if (const std::string reason = weight->damage(); !reason.empty())
+        return graph.damaged("q4nx_moe", node, reason);
+    }
+    const std::int64_t experts = experts_of(gate_up);
+    const Value logits = logits_of(graph, node, experts);
+    if (logits.name.empty()) {
+      return graph.missed("q4nx_moe", node,
+                          "router_probs are not made by a Reshape to [-1, " +
+                              std::to_string(experts) + "] of logits with the axes of its input");
+    }
+    std::vector<QuantizedWeight> inner;
+    std::vector<QuantizedWeight> outer;
+    const bool in_turns = node.required_integer("swiglu_fusion") == kInTurns;
+    for (std::int64_t expert = 0; expert < experts; ++expert) {
+      const std::int64_t first = expert * 2 * down.columns;
+      for (const std::int64_t half : {0, 1}) {
+        inner.push_back(in_turns ? gate_up.some_rows(first + half, 2, down.columns)
+                                 : gate_up.some_rows(first + half * down.columns, 1, down.columns));
+      }
+      outer.push_back(down.some_rows(expert * gate_up.columns, 1, gate_up.columns));
+    }
+    const std::int64_t taken = node.required_integer("k");
+    node.inputs = {node.inputs[kX], Value{}, weights.stack(inner, gate_up.codes.name),
+                   weights.stack(outer, down.codes.name), logits};
+    node.op_type = "Q4NXMoE";
+    node.domain = kDomain;
+    node.since_version = 1;
+    node.attributes = {{"num_experts", experts},
+                       {"experts_per_token", taken},
+                       {"hidden_size", gate_up.columns},
+                       {"expert_size", down.columns}};
+    graph.applied("q4nx_moe");
+  });
+  graph.changed();
+}
+
+}  // namespace flownpu::lowering

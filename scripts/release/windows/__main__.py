@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds what is for Windows x64 into dist/windows/: `python -m scripts.release.windows`.
+
+There is a wheel for Python 3.11 and one for all later ones, as far as this machine has these Pythons; and the libraries
+by themselves. Where there is Wine, what tests/windows run under it is laid out in build/release/windows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.debian_packages import UnavailableError
+from scripts.release import wheels
+from scripts.release.windows import DIST, WORK
+from scripts.release.windows.wine import Wine
+
+
+def main() -> None:
+    """Builds, and says what with its size and sum."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wheels.tools("windows")], check=True)
+    from scripts.release.windows import build, layout  # noqa: PLC0415 of what was installed just now
+    from scripts.release.windows.python import Python  # noqa: PLC0415 likewise
+
+    try:
+        pythons = wheels.pythons()
+    except UnavailableError as error:
+        sys.stdout.write(f"only the wheel for this Python: {error}\n")
+        pythons = [Path(sys.executable)]
+    compiler = build.Compiler.of(Path(sys.executable), WORK)
+    has_wine = Wine.find(WORK / "prefix") is not None
+    for found in pythons:
+        environment = wheels.environment(WORK, found, "windows")
+        python = Python.of(environment, WORK, compiler.zig)
+        wheel = build.build_wheel(environment, python, compiler, WORK, DIST)
+        for file in [wheel, *(Path(shutil.copy(WORK / "cmake" / name, DIST)) for name in build.LIBRARIES)]:
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            sys.stdout.write(f"{digest}  {file.stat().st_size / 2**20:5.2f} MiB  {file.name}\n")
+        if has_wine:
+            layout.install(python, wheel, compiler, WORK)
+    if has_wine:
+        layout.lay_out_program(WORK)
+
+
+if __name__ == "__main__":
+    main()

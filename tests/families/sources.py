@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What FlowNPU runs of a checkpoint that comes to it by another way: as a GGUF file, or as an exporter's model.
+
+Each function of SOURCES returns that folder, and the exporter's, where there is one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import gguf
+
+from flownpu.convert import convert
+from flownpu.errors import FlowNPUError
+from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, write_gguf
+from tests.families.checkpoints import for_transformers_4
+from tests.rewrites import genai_export, optimum_export
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.convert.conftest import TinyModel
+
+    Made = tuple[Path, Path | None]
+
+# What no file of llama.cpp's can say, as its converter writes none.
+NO_FILE = {
+    "llama with dynamic": "llama.cpp's converter has no such RoPE",
+    "olmoe with normalised weights": "such files do not say whether weights are normalised",
+    "qwen2 with windows": "such files do not have its windows",
+}
+_NOT_READ = "`flownpu convert` reads no GGUF files of this family"
+
+
+class RefusedError(Exception):
+    """There is no model to run; the text says who refuses it and why."""
+
+
+def checkpoint(_form: str, tiny: TinyModel, folder: Path) -> Made:
+    """Converted from the checkpoint itself."""
+    return _converted(tiny.folder, folder / "model"), None
+
+
+def gguf_file(form: str, tiny: TinyModel, folder: Path) -> Made:
+    """Converted from a GGUF file with the weights in Q4_0."""
+    config = tiny.reference.config
+    if form in NO_FILE:
+        raise RefusedError(NO_FILE[form])
+    if config.model_type not in ARCHITECTURES | OTHER_ARCHITECTURES:
+        raise RefusedError(_NOT_READ)
+    before = tiny.reference.model.embed_tokens.weight.clone()
+    write_gguf(folder / "model.gguf", tiny.reference, edit=lambda writer: _add_scaling(writer, config))
+    assert before.equal(tiny.reference.model.embed_tokens.weight), "the file rounds weights"
+    return _converted(folder / "model.gguf", folder / "model"), None
+
+
+def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+    """What write_settings leaves out of RoPE's scaling."""
+    import numpy as np
+
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+
+
+def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path) -> Made:
+    """The folder that ORT GenAI's builder writes: int4 in blocks of 32, activations in float32."""
+    made = folder.parent / "genai"
+    if made.is_dir():
+        return made, made
+    try:
+        genai_export.export(genai_export.Export(str(tiny.folder), str(made), ("accuracy_level=0",)))
+    except RuntimeError as error:
+        shutil.rmtree(made, ignore_errors=True)
+        raise RefusedError(f"its builder fails ({_last_line(error)})") from error
+    return made, made
+
+
+def genai_converted(form: str, tiny: TinyModel, folder: Path) -> Made:
+    """The same, converted."""
+    export, _ = genai_as_it_is(form, tiny, folder)
+    return _converted(export, folder / "model", logits="last"), export
+
+
+def optimum(_form: str, tiny: TinyModel, folder: Path) -> Made:
+    """Converted from what optimum exports."""
+    copy = shutil.copytree(tiny.folder, folder / "checkpoint")
+    for_transformers_4(copy)
+    try:
+        arguments = {"checkpoint": copy, "output": folder / "export"}
+        optimum_export.call(optimum_export.environment(), "export_checkpoint", **arguments)
+    except optimum_export.ExporterError as error:
+        raise RefusedError(f"optimum fails ({_last_line(error)})") from error
+    return _converted(folder / "export", folder / "model"), folder / "export"
+
+
+SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
+    "checkpoint": checkpoint,
+    "GGUF": gguf_file,
+    "GenAI, as it is": genai_as_it_is,
+    "GenAI, converted": genai_converted,
+    "optimum": optimum,
+}
+# Texts that are no longer than this: what comes this way has no window, or one table of RoPE, and is another model beyond.
+WITHIN = {
+    ("mistral", "GGUF"): "its window",
+    ("mistral", "GenAI, as it is"): "its window",
+    ("phi3", "GenAI, as it is"): "its window",
+    ("phi3 as phi4-mini", "optimum"): "its first context",
+    ("phi3 with longrope", "optimum"): "its first context",
+}
+
+
+def _converted(source: Path, output: Path, **options: Any) -> Path:
+    try:
+        convert(source, output, **options)
+    except FlowNPUError as error:
+        raise RefusedError(told(str(error))) from error
+    return output
+
+
+def told(text: str) -> str:
+    """The first line of a message, without the paths of this run."""
+    line = re.sub(r"(/[^\s:'\"]+)+", lambda found: found[0].rsplit("/", 1)[-1], text.strip().splitlines()[0])
+    return line.replace("|", ", ")
+
+
+def _last_line(error: Exception) -> str:
+    """The last line of a program's output that names an error."""
+    lines = str(error).strip().splitlines()
+    line = told(next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception): ", line)), lines[-1]))
+    # optimum goes on with what else one might do.
+    return line.partition(", but no custom")[0]

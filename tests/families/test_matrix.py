@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix of families: what is recorded is whole, within bounds, on the page, and still so where it is run again.
+
+All cells take some 20 minutes and exporters; `python -m scripts.write_families_page run` runs and records them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flownpu.convert.families import FAMILIES, read_decoder
+from flownpu.convert.make_model import RandomWeights
+from flownpu.convert.model_writer import ModelOptions, write_model
+from flownpu.errors import FlowNPUError
+from flownpu.npu.decoder import read_decoder as read_shape
+from scripts import write_families_page
+from tests.convert.conftest import ALL_CONFIGS
+from tests.families.cells import DEVICES, Cell, array_refusal, recorded_cells, run_form
+from tests.families.checkpoints import configuration
+from tests.families.sources import SOURCES
+from tests.rewrites import optimum_export
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CELLS = recorded_cells()
+# Each with all that others may lack, so that few are enough: the array takes the first two, the builder the last.
+AGAIN = {
+    "granite": ("checkpoint", "GGUF"),
+    "phi3 as phi4-mini": ("checkpoint",),
+    "qwen2": ("GenAI, as it is", "GenAI, converted"),
+}
+
+
+def test_every_form_has_every_cell() -> None:
+    assert sorted(CELLS) == sorted(ALL_CONFIGS), "run: python -m scripts.write_families_page run FORM"
+    for form, rows in CELLS.items():
+        assert list(rows) == list(SOURCES), form
+        assert all(list(row) == list(DEVICES) for row in rows.values()), form
+    assert set(FAMILIES) == {ALL_CONFIGS[form]().model_type for form in CELLS}
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_what_ran_is_within_bounds_that_tell(form: str) -> None:
+    for source, row in CELLS[form].items():
+        for device, cell in row.items():
+            if not cell.refused:
+                assert 0 < cell.error < cell.bound < cell.spread / 4, (source, device)
+
+
+def test_the_page_has_what_is_recorded() -> None:
+    text = write_families_page.PAGE.read_text(encoding="utf-8")
+    assert text == write_families_page.page(text), "run: python -m scripts.write_families_page"
+
+
+@pytest.mark.parametrize("form", sorted(ALL_CONFIGS))
+def test_the_array_still_says_so(form: str, tmp_path: Path) -> None:
+    """What the provider says of a form: of all of them, for it takes no run."""
+    decoder = read_decoder(configuration(form).to_dict())
+    write_model(tmp_path, decoder, RandomWeights(0), ModelOptions())
+    refused = ""
+    try:
+        read_shape(tmp_path)
+    except FlowNPUError as error:
+        refused = array_refusal(error)
+    assert refused == CELLS[form]["checkpoint"]["emulate"].refused
+
+
+@pytest.mark.parametrize("form", AGAIN)
+def test_cells_are_still_so(form: str, tmp_path: Path, ep_devices: list[Any]) -> None:
+    for source, row in run_form(form, tmp_path, ep_devices, AGAIN[form]).items():
+        for device, cell in row.items():
+            check(cell, CELLS[form][source][device])
+
+
+def test_optimums_phi3_runs(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """Its attention is not folded, for it lacks a shape: IsNaN and Softmax are the device's."""
+    try:
+        optimum_export.environment()
+    except FlowNPUError as error:
+        pytest.skip(f"optimum's environment cannot be made: {error}")
+    (row,) = run_form("phi3 with longrope", tmp_path, ep_devices, ["optimum"]).values()
+    check(row["cpu"], CELLS["phi3 with longrope"]["optimum"]["cpu"])
+    assert not row["cpu"].refused
+
+
+def check(cell: Cell, recorded: Cell) -> None:
+    assert cell.refused == recorded.refused
+    # On another machine other kernels round: their errors have one bound.
+    assert cell.error <= cell.bound
+    assert cell.bound == pytest.approx(recorded.bound, rel=0.1)

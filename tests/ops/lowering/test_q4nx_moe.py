@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QMoE, as ORT GenAI's builder writes it, against ONNX Runtime's own kernel of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from flownpu.graph_rewrites import testing
+from flownpu.ops import q4nx
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERTS, TAKEN, HIDDEN, INNER = 5, 2, 64, 96
+MODEL = """
+moe (float[B, S, {hidden}] x, float[B, S, {experts}] logits) => (float[B, S, {hidden}] y) {{
+    rows = Constant <value_ints = [-1, {experts}]> ()
+    router_probs = Reshape (logits, rows)
+    y = com.microsoft.QMoE <{attributes}>
+        (x, router_probs, gate_up, gate_up_scales, {gate_up_bias}, down, down_scales, {down_bias}, , , ,
+         {gate_up_zero_points}, {down_zero_points})
+}}
+"""
+ATTRIBUTES: dict[str, Any] = {
+    "k": TAKEN,
+    "activation_type": '"swiglu"',
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+    "swiglu_fusion": 1,
+    "normalize_routing_weights": 1,
+    "use_sparse_mixer": 0,
+    "expert_weight_bits": 4,
+}
+
+
+class Case:
+    """A random QMoE: its model, and the float32 weights that the operator's description defines."""
+
+    def __init__(
+        self,
+        block_size: int | None = 32,
+        *,
+        zero_points: bool = False,
+        constants: dict[str, testing.Array] | None = None,
+        **attributes: Any,
+    ) -> None:
+        generator = np.random.default_rng(3)
+        given: dict[str, testing.Array] = {
+            "gate_up_bias": np.zeros((EXPERTS, 2 * INNER), np.float32),
+            "down_bias": np.zeros((EXPERTS, HIDDEN), np.float32),
+        }
+        self.weights = {}
+        for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
+            blocks = columns // (block_size or columns)
+            codes = generator.integers(0, 16, (EXPERTS * rows, columns), np.uint8)
+            scales = testing.bfloat16_values(generator, EXPERTS * rows, blocks) / 4
+            if zero_points:  # of powers of two, bfloat16 has the minimum as well
+                scales = np.exp2(np.round(np.log2(scales)))
+            points = generator.integers(4, 12, (EXPERTS * rows, blocks), np.uint8) if zero_points else None
+            given[name] = testing.pack_nibbles(codes).reshape(EXPERTS, rows, -1)
+            shape = (EXPERTS, rows, blocks) if block_size else (EXPERTS, rows)
+            given[f"{name}_scales"] = scales.reshape(shape)
+            if points is not None:
+                given[f"{name}_zero_points"] = testing.pack_nibbles(points).reshape(EXPERTS, rows, -1)
+            scale, zero = (
+                np.repeat(values.astype(np.float32), columns // blocks, axis=1)
+                for values in (scales, np.full_like(codes[:, :blocks], 8) if points is None else points)
+            )
+            self.weights[name] = (scale * (codes - zero)).reshape(EXPERTS, rows, columns)
+        given |= constants or {}
+        sizes = {"block_size": block_size} if block_size else {}
+        text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | sizes | attributes).items())
+        names = ("gate_up_bias", "down_bias", "gate_up_zero_points", "down_zero_points")
+        named = {name: name if name in given else "" for name in names}
+        self.model = testing.parse(MODEL.format(hidden=HIDDEN, experts=EXPERTS, attributes=text, **named), **given)
+
+    def feeds(self) -> dict[str, testing.Array]:
+        generator = np.random.default_rng(5)
+        return {
+            "x": generator.standard_normal((2, 3, HIDDEN), np.float32),
+            "logits": generator.standard_normal((2, 3, EXPERTS), np.float32),
+        }
+
+
+# Sums of HIDDEN and of INNER terms behind one another, in any order and on both sides; 4 for what cancels in a sum.
+TOLERANCE = 2 * 4 * (HIDDEN + INNER) * testing.FLOAT32_ROUNDING
+
+
+@pytest.mark.parametrize("normalize", [0, 1])
+@pytest.mark.parametrize("block_size", [32, None])
+def test_experts_are_ort_s(block_size: int | None, normalize: int) -> None:
+    case = Case(block_size, normalize_routing_weights=normalize)
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert testing.operator_names(model) == ["Q4NXMoE"]
+    assert misses == []
+    (expected,), (found,) = (testing.run(m, case.feeds()) for m in (case.model, model))
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+    testing.check(model)
+
+
+def test_codes_stay_and_rows_are_sorted() -> None:
+    """Gate and up, whose rows take turns, stand below one another in each expert's blocks."""
+    case = Case()
+    model, _ = testing.rewritten(case.model, "q4nx_moe")
+    (node,) = (node for node in model.graph if node.op_type == "Q4NXMoE")
+    gate_up, down = (np.split(node.inputs[place].const_value.numpy(), EXPERTS) for place in (2, 3))
+    for expert in range(EXPERTS):
+        for part, blocks in enumerate(np.split(gate_up[expert], 2)):
+            expected = case.weights["gate_up"][expert, part::2]
+            np.testing.assert_array_equal(q4nx.dequantize(blocks, INNER, HIDDEN), expected)
+        np.testing.assert_array_equal(q4nx.dequantize(down[expert], HIDDEN, INNER), case.weights["down"][expert])
+
+
+def test_gate_above_up() -> None:
+    """swiglu_fusion=2, which ONNX Runtime's CPU kernel does not have: the same experts as with rows in turns."""
+    turns = Case()
+    given = {name: turns.model.graph.initializers[name].const_value.numpy() for name in ("gate_up", "gate_up_scales")}
+    apart = {name: np.concatenate([array[:, 0::2], array[:, 1::2]], axis=1) for name, array in given.items()}
+    above = Case(swiglu_fusion=2, constants=apart)
+    results = [testing.run(testing.rewritten(case.model, "q4nx_moe")[0], turns.feeds())[0] for case in (turns, above)]
+    np.testing.assert_array_equal(*results)
+
+
+def test_zero_points() -> None:
+    case = Case(zero_points=True)
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert misses == []
+    (expected,), (found,) = (testing.run(m, case.feeds()) for m in (case.model, model))
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def test_a_session_runs_them(ep_devices: list[Any], tmp_path: Path) -> None:
+    case, path = Case(), tmp_path / "model.onnx"
+    ir.save(case.model, path)
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(ep_devices[:1], {"device": "cpu", "activations": "bf16"})
+    (found,) = ort.InferenceSession(path, options).run(None, case.feeds())
+    (expected,) = testing.run(case.model, case.feeds())
+    # X and what is between the two products are rounded to bfloat16.
+    assert np.abs(found - expected).max() <= 4 * testing.BFLOAT16_ROUNDING * np.abs(expected).max()
+
+
+BIAS = np.zeros((EXPERTS, HIDDEN), np.float32)
+BIAS[2, 5] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case(expert_weight_bits=8), "expert_weight_bits=8: Q4NX stores 4-bit codes; export experts with 4 bits"),
+        (Case(use_sparse_mixer=1), "use_sparse_mixer=1: experts are chosen by their logits, all at once"),
+        (Case(activation_alpha=1.702), "activation_alpha=1.702: experts are down(silu(gate) * up)"),
+        (Case(swiglu_limit=7.0), "swiglu_limit=7: experts are down(silu(gate) * up)"),
+        (Case(activation_type='"silu"'), "activation_type"),
+        (Case(swiglu_fusion=0), "swiglu_fusion=0: gate and up must be one input; export with swiglu_fusion=1"),
+        (Case(weights_prepacked=1), "weights_prepacked=1: the codes are in an order made for a GPU; export without it"),
+        (Case(constants={"down_bias": BIAS}), "down_bias is not 0: experts have no biases here"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_others_are_left_with_the_reason(case: Case, reason: str) -> None:
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert "QMoE" in testing.operator_names(model)
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_moe", reason)]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, in a Python for Windows: its commands do what they do on this system."""
+
+import hashlib
+import json
+
+import pytest
+
+from tests.windows.installed import FIXTURE, here
+
+IMPORTS = """
+import importlib, json, pkgutil, flownpu
+failed = {}
+names = [module.name for module in pkgutil.walk_packages(flownpu.__path__, "flownpu.")]
+for name in names:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        failed[name] = repr(error)
+print(json.dumps({"count": len(names), "failed": failed}))
+"""
+PROMPT = [
+    "--no-chat-template",
+    "--temperature",
+    "0",
+    "--max-new-tokens",
+    "24",
+    "--prompt",
+    'The "for" statement is used to',
+]
+QUESTIONS = ["What is a list?", "¿Qué es una lista?", "列表是什么?"]
+
+
+@pytest.fixture(scope="module")
+def converted(installed, tmp_path_factory):
+    """The trained model, as it is converted there."""
+    folder = tmp_path_factory.mktemp("windows") / "gemma3-topics"
+    installed.flownpu("convert", FIXTURE, folder)
+    return folder
+
+
+def test_every_module_is_imported(installed):
+    done = installed.python("-c", IMPORTS)
+    said = json.loads(done.stdout.splitlines()[-1])
+    # Linux' own module asks for fcntl.
+    assert set(said["failed"]) == {"flownpu.system.linux"}
+    assert said["count"] > 200
+
+
+def test_doctor_finds_nothing_wrong(installed):
+    found = {check["name"]: check for check in json.loads(installed.flownpu("doctor", "--json"))["checks"]}
+    assert {name for name, check in found.items() if check["status"] != "good"} == {"npu", "opencl"}
+    assert "win_amd64" in found["provider library"]["found"]
+    assert "avx" in found["processor"]["found"]
+
+
+def test_conversions_write_the_same_bytes(converted, model):
+    sums = [
+        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.glob("*.onnx*")}
+        for folder in (converted, model)
+    ]
+    assert sums[0] == sums[1]
+    assert len(sums[0]) >= 2
+
+
+@pytest.mark.parametrize("more", [[], ["--option", "cpu_isa=generic"]], ids=["best", "generic"])
+def test_run_continues_a_prompt_as_here(installed, converted, model, more):
+    assert installed.flownpu("run", converted, *PROMPT, *more) == here("run", model, *PROMPT, *more)
+
+
+def test_batch_answers_in_utf_8(installed, converted, tmp_path):
+    """A model in a process of its own, reached over a socket; files that are locked; texts that no code page has."""
+    source, target = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
+    bodies = [{"model": converted.name, "prompt": text, "max_tokens": 8, "temperature": 0} for text in QUESTIONS]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    source.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    installed.flownpu("batch", source, target, "--model", converted)
+    answers = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert {answer["custom_id"] for answer in answers} == {"0", "1", "2"}
+    assert {answer["response"]["status_code"] for answer in answers} == {200}
+
+
+def test_output_that_no_code_page_has(installed):
+    """A pipe is in UTF-8, not in the code page of Wine's locale."""
+    done = installed.python("-c", "import flownpu.cli as cli; cli.main(['--version']); print('列表 €')")
+    assert done.stdout.splitlines()[-1] == "列表 €"

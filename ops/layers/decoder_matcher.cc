@@ -170,9 +170,9 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
-  expect(attention.integer("do_rotary", 0) != 0,
-         "do_rotary = 1: " + limits_.who +
-             "'s attention turns the queries and keys of every layer");
+  expect(
+      attention.integer("do_rotary", 0) != 0,
+      "do_rotary = 1: " + limits_.who + "'s attention turns the queries and keys of every layer");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
   expect(limits_.softcap || attention.number("softcap", 0) == 0,
          "no softcap: " + limits_.who + " has none");
@@ -231,7 +231,8 @@ Entry Matcher::first_entry(const Node& attention) {
     if (projection != nullptr && is(*projection, "", "Add")) {
       got = ", got an Add: " + limits_.means + " have no place for a bias";
     } else if (projection != nullptr && is_norm(*projection)) {
-      got = ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
+      got =
+          ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
     }
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
          got);

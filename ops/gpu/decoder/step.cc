@@ -77,6 +77,7 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   const auto presents = outputs.subspan(layers::kFirstPresent, parts);
   const std::int64_t batch = inputs[layers::kHidden].shape[0];
   std::vector<Tensor> firsts;
+  firsts.reserve(static_cast<std::size_t>(batch));
   for (std::int64_t sequence = 0; sequence < batch; ++sequence)
     firsts.push_back(layers::sequence_of(pasts.front(), sequence));
   const auto held = caches_->hold(firsts);

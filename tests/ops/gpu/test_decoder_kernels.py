@@ -49,7 +49,9 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     # Of the norm 12 units and 8 additions of which the root halves the error (selftest/gpu/rows.py); two products, a sum.
     bound = (16 + 3) * F32 * magnitude
     queries = query[first:].reshape(tokens, heads, size)
-    assert (np.abs(queries - scale * rotated[:, :heads]) <= scale * (bound[:, :heads] + F32 * magnitude[:, :heads])).all()
+    assert (
+        np.abs(queries - scale * rotated[:, :heads]) <= scale * (bound[:, :heads] + F32 * magnitude[:, :heads])
+    ).all()
     stored = 2.0**-11 if half_cache else 0.0
     for cache, expected, off in ((key, rotated[:, heads:], bound[:, heads:]), (value, kept, 0.0)):
         found = cache[:, past : past + tokens].astype(np.float64).transpose(1, 0, 2)

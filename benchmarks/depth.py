@@ -37,7 +37,7 @@ _PEAK_RATE, _WARM_UP = 2e-3, 0.05  # AdamW's, and the share of the time in which
 
 
 def configuration(layers: int, *, trained: bool) -> transformers.LlamaConfig:
-    """Of so many layers; a model that is trained begins with small weights, a random one keeps its rows' size."""
+    """A Llama of so many layers; to be trained it begins with small weights, else it keeps its rows' size."""
     return transformers.LlamaConfig(
         vocab_size=4096,
         hidden_size=128,

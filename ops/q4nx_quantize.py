@@ -61,8 +61,8 @@ def quantize(weight: NDArray[Any]) -> Quantized:
     """Quantises to the codes, scales and minima of least squared error that a search finds.
 
     Codes are chosen for the *rounded* scale and minimum, so that rounding to bf16 costs nothing twice. The search
-    (ops/lowering/quantize_group.cc) alternates codes and a least-squares fit of scale and minimum from several starts,
-    and keeps what is best by the error of the weights that will be read back.
+    (ops/lowering/weights/quantize_group.cc) alternates codes and a least-squares fit of scale and minimum from several
+    starts, and keeps what is best by the error of the weights that will be read back.
 
     Args:
         weight: float32, float16 or bfloat16 [rows, columns].

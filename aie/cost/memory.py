@@ -37,8 +37,8 @@ def burst_efficiency(run: float, values: Values) -> float:
 
 
 def relative_efficiency(run: float, values: Values) -> float:
-    """The same, relative to the runs of weights that the published rates were reached with."""
-    return burst_efficiency(run, values) / burst_efficiency(STORED_WEIGHT_RUN, values)
+    """The same, relative to the runs of weights that published rates were reached with: longer ones bring no more."""
+    return min(burst_efficiency(run, values) / burst_efficiency(STORED_WEIGHT_RUN, values), 1.0)
 
 
 def read_rate(channels: float, run: float, values: Values) -> float:

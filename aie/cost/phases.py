@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call of an array takes, from its plan: no loop is run more than once, and no event is followed.
 
-A *phase* of a sequence ends where the sequence waits for the last of a fifo's results: what comes then needs what was
-made until then. Within a phase everything goes on side by side, so
+A *phase* of a sequence ends where the sequence waits for the last of a fifo's results, or sends from a buffer to which
+a result went that it waited for: what comes then needs what was made until then. Within a phase everything goes on side
+by side, so
 
     call  = sum over its phases of (the busiest of cores, streams, main memory and the controller + a wait)
 
@@ -21,7 +22,7 @@ memory evenly (`shared_seconds` of memory.py): where some have more than others,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -178,9 +179,14 @@ def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
     fifos = {fifo.name: fifo for fifo in plan.array.fifos}
     efficiency: dict[tuple[object, ...], float] = {}  # a call's taps differ but for their offsets in few ways
     started: dict[str, Transfer] = {}
-    pending = Counter[str]()
+    pending, written = Counter[str](), set[str]()
     phase = _Phase()
     for step in plan.sequence.steps:
+        if isinstance(step, Transfer) and from_shim(fifos[step.fifo], device) and step.buffer in written:
+            if phase.moved:
+                yield replace(phase, waits=True)
+                phase = _Phase()
+            written = set()
         if phase.moved:
             phase.words += words_of_step(step)
         else:
@@ -197,10 +203,12 @@ def _phases(plan: Plan, device: Device, values: Values) -> Iterator[_Phase]:
         elif isinstance(step, Await):
             fifo = fifos[started[step.transfer].fifo]
             pending[fifo.name] -= 1
-            if not (from_shim(fifo, device) or pending[fifo.name]) and phase.moved:
-                phase.waits = True
-                yield phase
-                phase = _Phase()
+            if from_shim(fifo, device):
+                continue
+            written.add(started[step.transfer].buffer)
+            if not pending[fifo.name] and phase.moved:
+                yield replace(phase, waits=True)
+                phase, written = _Phase(), set()
     if phase.moved:
         yield phase
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.kernels import published_cycles
@@ -27,7 +28,7 @@ from flownpu.aie.plan.data import (
     Variable,
     WriteParameter,
 )
-from flownpu.aie.plan.resources import link_ranges, shared_memory
+from flownpu.aie.plan.resources import link_ranges, shared_memory, statements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -163,8 +164,7 @@ class _Interpreter:
         turns: float, done: _Pass,
     ) -> None:  # fmt: skip
         indices = range(*(_value(bound, variables) for bound in (loop.start, loop.stop, loop.step)))
-        # A loop that reads parameters by its index differs from turn to turn; every other one is run once.
-        each = indices if any(isinstance(inner, Load) for inner in loop.body) else indices[:1]
+        each = indices if _differs(loop) else indices[:1]
         for index in each:
             variables[loop.variable] = index
             share = turns * (len(indices) / len(each))
@@ -180,6 +180,22 @@ class _Interpreter:
             else:
                 integers.append(_value(argument, variables))
         return published_cycles(self._device, self._values, call.kernel, integers, size)
+
+
+@cache
+def _differs(loop: Loop) -> bool:
+    """Whether a turn differs from others: what it reads of parameters, or how often it goes round, is by its index."""
+    by_index = [inner.index for inner in statements(loop.body) if isinstance(inner, Load)]
+    bounds = [
+        bound for inner in statements(loop.body) if isinstance(inner, Loop) for bound in (inner.start, inner.stop)
+    ]
+    return any(_names(expression, loop.variable) for expression in by_index + bounds)
+
+
+def _names(expression: Expression, variable: str) -> bool:
+    if isinstance(expression, Operation):
+        return _names(expression.left, variable) or _names(expression.right, variable)
+    return isinstance(expression, Variable) and expression.name == variable
 
 
 def _value(expression: Expression, variables: dict[str, int]) -> int:

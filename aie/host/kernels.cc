@@ -42,6 +42,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(rms_norm_rope),
     FLOWNPU_KERNEL(copy_part),
     FLOWNPU_KERNEL(copy_heads),
+    FLOWNPU_KERNEL(copy_into),
     FLOWNPU_KERNEL(geglu),
     FLOWNPU_KERNEL(swiglu),
     FLOWNPU_KERNEL(softmax),

@@ -9,9 +9,12 @@
 // part: m first, the larger of two is that of both; then l and Y, of which each side is multiplied
 // by a power of 2. The last tile gives Y / l of all shares.
 //
-// Layout: block bf16 in two halves of 1280, of one head [keys | values][position][d], of more
-// [heads / 2 each][position][head][key, value][d]; x [KV heads][rows][d], the queries; share f32,
-// see there. Caller: aie/designs/decode_layer/split.py.
+// The token's own keys and values come with its queries: what the cache has there, the token's or
+// what was there before, is not read.
+//
+// Layout: block bf16 [position][head][key, value][d]; x: the queries [KV heads][rows][d], then the
+// token's own keys and values [KV heads][d]; share f32, see there. Caller:
+// aie/designs/decode_layer/split.py.
 //
 // Arithmetic as in attention.h: powers of 2, m rounded up to an integer, products exact in bf16.
 #include "aie/kernels/attention.h"
@@ -22,7 +25,7 @@ namespace {
 
 namespace at = attention;
 
-constexpr std::int32_t kHalf = 1280;  // bf16 of half an object
+constexpr std::int32_t kHalf = 1280;  // bf16 of an object's keys
 constexpr unsigned kKeys = 5;         // taken at once: divides the positions of an object
 constexpr unsigned kMostRows = 32;    // rows at most
 constexpr unsigned kPart = 32;
@@ -38,9 +41,9 @@ constexpr unsigned kOutputs = kSums + kMostRows;
 constexpr std::int32_t kFirstOutput = 2;  // of the parts
 static_assert(kPart == kMostRows, "maxima, sums and outputs are parts alike");
 
-// The run-time parameters' words (README.md), of which `step` and `head` are this kernel's own.
+// The run-time parameters' words (README.md), of which those from `step` on are this kernel's own.
 struct Words {
-  std::int32_t position, key_end, window, step, head;
+  std::int32_t position, key_end, window, step, head, own_keys, own_values;
   float scale;
 
   explicit Words(const std::int32_t* rtp) {
@@ -51,6 +54,8 @@ struct Words {
     scale = float_of(words.get(6));
     step = words.get(8);
     head = words.get(11);
+    own_keys = words.get(12);
+    own_values = words.get(13);
   }
 
   // Whether the query sees a key.
@@ -73,19 +78,26 @@ Float<kPart> times_power(const Float<kPart>& value, const Float<kPart>& power) {
   return multiply_by_power(Accumulator<kPart>(value), exact).to_vector<float>();
 }
 
-// Where an object has a head's keys and values: element of position 0, and how far the next is.
-struct Place {
-  std::int32_t keys, values, step;
+// Where the keys and values of a head are that are taken at once. `object`: the first position's,
+// of this head; `line`: elements from one to the next.
+struct Places {
+  const bfloat16 *keys[kKeys], *values[kKeys];
 
-  Place(std::int32_t head, std::int32_t heads, std::int32_t d) {
-    std::int32_t half = 0;
-    if (head >= heads / 2) {
-      half = kHalf;
-      head -= heads / 2;
+  Places(const bfloat16* object, std::int32_t line, std::int32_t d) {
+    for (unsigned j = 0; j < kKeys; ++j) {
+      keys[j] = object + static_cast<std::int32_t>(j) * line;
+      values[j] = keys[j] + d;
     }
-    step = heads * d;
-    keys = heads == 1 ? 0 : half + head * 2 * d;
-    values = heads == 1 ? kHalf : keys + d;
+  }
+
+  // The token's own lie elsewhere; `key`: the first position.
+  void take_own(const bfloat16* x, const Words& words, std::int32_t key, std::int32_t kv_head,
+                std::int32_t d) {
+    for (unsigned j = 0; j < kKeys; ++j) {
+      if (key + static_cast<std::int32_t>(j) != words.position) continue;
+      keys[j] = x + words.own_keys + kv_head * d;
+      values[j] = x + words.own_values + kv_head * d;
+    }
   }
 };
 
@@ -99,9 +111,9 @@ float dot(const bfloat16* q, const bfloat16* k, std::int32_t d) {
   return aie::reduce_add(sum.to_vector<float>());
 }
 
-// y = correction y + F V, for a row; v is the first of its keys' values.
-void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16* v,
-                std::int32_t step, float correction, float* y, std::int32_t d) {
+// y = correction y + F V, for a row; v: its keys' values.
+void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16* const (&v)[kKeys],
+                float correction, float* y, std::int32_t d) {
   const bool rescale =
       __builtin_bit_cast(std::int32_t, correction) != __builtin_bit_cast(std::int32_t, 1.0F);
   const Bf16<kPart> power =
@@ -113,28 +125,20 @@ void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16*
     if (rescale) sum = multiply_by_power(sum, power);
     AIE_LOOP_UNROLL_FULL
     for (unsigned j = 0; j < kKeys; ++j) {
-      sum = aie::mac(sum, aie::load_v<kPart>(v + static_cast<std::int32_t>(j) * step + i),
-                     f[j].get(row));
+      sum = aie::mac(sum, aie::load_v<kPart>(v[j] + i), f[j].get(row));
     }
     aie::store_v(y + i, sum.to_vector<float>());
   }
 }
 
-// Scores of five keys from `key`, of which `block` has the first at `first`: every row's, scaled.
-void scores(const bfloat16* block, const bfloat16* q, std::int32_t first, std::int32_t heads,
-            std::int32_t rows, std::int32_t d, float scale, Float<kMostRows> (&t)[kKeys]) {
-  for (unsigned j = 0; j < kKeys; ++j) t[j] = aie::zeros<float, kMostRows>();
-  for (std::int32_t head = 0; head < heads; ++head) {
-    const Place place(head, heads, d);
-    for (std::int32_t row = head * rows; row < (head + 1) * rows; ++row) {
-      for (unsigned j = 0; j < kKeys; ++j) {
-        const std::int32_t position = first + static_cast<std::int32_t>(j);
-        t[j].set(dot(q + row * d, block + place.keys + position * place.step, d), row);
-      }
+// Scores of a head's five keys, of the rows first_row ..: element `row` of each.
+void scores(const Places& places, const bfloat16* q, std::int32_t first_row, std::int32_t rows,
+            std::int32_t d, Float<kMostRows> (&t)[kKeys]) {
+  for (std::int32_t row = first_row; row < first_row + rows; ++row) {
+    for (unsigned j = 0; j < kKeys; ++j) {
+      t[j].set(dot(q + row * d, places.keys[j], d), row);
     }
   }
-  const auto factor = broadcast_parts<kMostRows>(scale);
-  for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
 }
 
 }  // namespace
@@ -162,12 +166,23 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
   const Words words(rtp);
   const std::int32_t key = at::load_position(share);
   const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
-  const bfloat16* q = x + (words.head + turn * heads) * rows * d;
+  const std::int32_t kv_head = words.head + turn * heads;
+  const bfloat16* q = x + kv_head * rows * d;
   const auto lowest = aie::broadcast<float, kMostRows>(at::kLowest);
   const auto rounder = aie::broadcast<float, kMostRows>(kRounder);
   for (std::int32_t first = 0; (first + 1) * heads * d <= kHalf; first += kKeys) {
+    const auto places = [&](std::int32_t head) {
+      Places found(keys_and_values + (first * heads + head) * 2 * d, heads * 2 * d, d);
+      found.take_own(x, words, key + first, kv_head + head, d);
+      return found;
+    };
     Float<kMostRows> t[kKeys];
-    scores(keys_and_values, q, first, heads, rows, d, words.scale, t);
+    for (unsigned j = 0; j < kKeys; ++j) t[j] = aie::zeros<float, kMostRows>();
+    for (std::int32_t head = 0; head < heads; ++head) {
+      scores(places(head), q, head * rows, rows, d, t);
+    }
+    const auto factor = broadcast_parts<kMostRows>(words.scale);
+    for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);
     for (unsigned j = 0; j < kKeys; ++j) {
@@ -197,10 +212,9 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
     aie::store_v(share + kSums, l);
 
     for (std::int32_t head = 0; head < heads; ++head) {
-      const Place place(head, heads, d);
-      const bfloat16* v = keys_and_values + place.values + first * place.step;
+      const Places of_head = places(head);
       for (std::int32_t row = head * rows; row < (head + 1) * rows; ++row) {
-        add_values(f, row, v, place.step, correction.get(row), share + kOutputs + row * d, d);
+        add_values(f, row, of_head.values, correction.get(row), share + kOutputs + row * d, d);
       }
     }
   }

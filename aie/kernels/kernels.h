@@ -78,6 +78,8 @@ void rms_norm_rope(const bfloat16* x, const bfloat16* weight, const bfloat16* ta
                    std::int32_t heads, std::int32_t d, std::int32_t epsilon);
 void copy_part(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
 void copy_heads(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
+void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
+               std::int32_t n);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

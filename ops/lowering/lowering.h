@@ -28,8 +28,8 @@
 
 #include "ops/device.h"
 #include "ops/lowering/graph.h"
-#include "ops/lowering/quantized_weight.h"
-#include "ops/lowering/repacked_weights.h"
+#include "ops/lowering/weights/quantized_weight.h"
+#include "ops/lowering/weights/repacked_weights.h"
 #include "ops/nodes/contract.h"
 #include "ops/nodes/node.h"
 

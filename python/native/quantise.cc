@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of floats to codes, scales and minima (ops/lowering/quantize_group.h).
+// Weights of floats to codes, scales and minima (ops/lowering/weights/quantize_group.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -10,7 +10,7 @@
 #include <span>
 
 #include "ops/error.h"
-#include "ops/lowering/quantize_group.h"
+#include "ops/lowering/weights/quantize_group.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 import transformers
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import build_artifacts
@@ -112,8 +113,9 @@ def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], fold
         decoder = DecoderSession(model, devices[:1], options)
     except FlowNPUError as error:
         return Cell(refused=array_refusal(error))
-    except RuntimeError as error:  # ONNX Runtime's, with the provider's reasons
-        return Cell(refused=told(str(error)))
+    except Fail as error:  # ONNX Runtime's, with the provider's reasons
+        lacking = dict.fromkeys(re.findall(r"device has no ai\.onnx::(\w+)", str(error)))
+        return Cell(refused=f"the CPU device has no {', '.join(lacking)}" if lacking else told(str(error)))
     logits = logits_of(decoder, calls)
     placed = json.loads(report.read_text())
     assert (placed["left"], placed["partitions"]) == ([], 1), placed

@@ -44,7 +44,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 96},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
-# Of groups; their bits are few.
+# Scales of groups; their bits are few.
 _SCALES = torch.tensor([0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 1.75])
 # What a product multiplies the rms of its rows by: enough that attention and experts choose, and logits differ.
 _GAIN = 1.5

@@ -110,7 +110,7 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# Texts that are no longer than this: what comes this way has no window, or one table of RoPE, and is another model beyond.
+# Texts no longer than this: what comes this way has no window, or one table of RoPE, and is another model beyond.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",

@@ -39,7 +39,8 @@ def test_every_form_has_every_cell() -> None:
     for form, rows in CELLS.items():
         assert list(rows) == list(SOURCES), form
         assert all(list(row) == list(DEVICES) for row in rows.values()), form
-    assert set(FAMILIES) == {ALL_CONFIGS[form]().model_type for form in CELLS}
+    # Gemma 3 with pictures has Gemma 3's decoder.
+    assert set(FAMILIES) - {"gemma3"} == {ALL_CONFIGS[form]().model_type for form in CELLS}
 
 
 @pytest.mark.parametrize("form", CELLS)

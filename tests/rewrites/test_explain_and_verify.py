@@ -48,8 +48,7 @@ def test_an_optimum_export_says_what_is_left_where(
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
     assert (code, found["source"]) == (0, "plain")
     left = [node for node in found["placement"]["nodes"] if node["place"] == "cpu"]
-    assert all(node["reason"] for node in left)
-    assert {node["operator"] for node in left} == {"Erf"}
+    assert left == []  # as it is, too: GELU's Erf is the device's
     assert {attention["kind"] for attention in found["attentions"]} == {"MHA"}
     assert any("less than 32" in miss["reason"] for miss in found["misses"])  # token types are two
 

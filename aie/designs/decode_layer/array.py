@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from flownpu.aie.designs.common import (
-    BF16,
     BLOCK_BYTES,
     BLOCK_COLUMNS,
     BLOCK_ROWS,
@@ -23,21 +20,22 @@ from flownpu.aie.designs.common import (
     tensor,
     worker,
 )
-from flownpu.aie.designs.decode_layer.attention import Chain, rope_tile
+from flownpu.aie.designs.decode_layer.attention import Meeting, rope_tile
+from flownpu.aie.designs.decode_layer.residual import residual_tile
+from flownpu.aie.designs.decode_layer.rows import STREAMS, TILES_OF_STREAM
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
-from flownpu.aie.designs.decode_layer.weights import HALF_BLOCK, STREAMS
+from flownpu.aie.designs.decode_layer.weights import OBJECT_BYTES
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds, Meeting
-    from flownpu.aie.designs.decode_layer.shape import ColumnRows, LayerShape, Projection
+    from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
+    from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["DecodeArray", "Ends", "build", "phase_words"]
+__all__ = ["DecodeArray", "Ends", "build", "projecting_words"]
 
-_SHARE = TILES // STREAMS
 _LIMITS = limits_of("npu2")
 # Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
 _MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2
@@ -58,7 +56,7 @@ class Ends(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """Four tiles that project, and the tiles of their streams: `streams`, of the shim, one for each stream."""
+    """Four tiles that project, two for each stream, and the tiles of their streams: `streams`, of the shim, of each."""
 
     tiles: list[Tile]
     memory: Tile
@@ -72,17 +70,17 @@ def _columns(count: int) -> list[_Column]:
     Their shim tiles have a stream left each, and the residual tile's memory tile is free.
     """
     first = _LIMITS.first_compute_row
+    # The second reaches the memory of the first, the last that of the third, this one that of the first, too; and the
+    # first and the third reach that of theirs in the column before.
     whole = [
         _Column(
-            [Tile(column, first + row) for row in range(TILES)], Tile(column, 1), [Tile(column, 0)] * STREAMS,
+            [Tile(column, first + row) for row in (1, 0, 2, 3)], Tile(column, 1), [Tile(column, 0)] * STREAMS,
             Tile(column, 0),
         )
         for column in range(count - 1)
     ]  # fmt: skip
     beside = RESIDUAL_COLUMN, ROPE_COLUMN
-    # In an order in which each reaches the memory of the one before it, and the inner two that of the column before.
-    left, right = beside
-    tiles = [Tile(column, first + row) for column, row in [(right, 1), (left, 1), (left, 2), (right, 2)]]
+    tiles = [Tile(column, first + row) for row in (1, 2) for column in beside]
     streams = [Tile(column, 0) for column in beside]
     return [*whole, _Column(tiles, Tile(RESIDUAL_COLUMN, 1), streams, Tile(RESIDUAL_COLUMN, 0))]
 
@@ -98,20 +96,19 @@ class DecodeArray(NamedTuple):
 
 def build(way: Attention) -> DecodeArray:
     """The array for layers of one shape, with a way of attention."""
-    shape = way.shape
     tiles = [f"tile_{column}_{row}" for column in range(way.columns) for row in range(TILES)]
     projecting = RunTimeParameters([*tiles, "residual_tile"])
     attending = RunTimeParameters(["rope_tile", *way.cores])
     x = ObjectFifo(tensor(BLOCK_COLUMNS), name="x")
     places = _columns(way.columns)
-    chains = [_chain(column) for column in range(way.columns)]
-    meetings = way.meetings(chains)
+    sums = _sums(way)
+    shares = way.meetings(sums)
     columns = [
-        _projection_column(way, number, place, x, projecting, attending, chains[number], meetings)
+        _projection_column(way, number, place, x, projecting, attending, sums[number], shares[number])
         for number, place in enumerate(places)
     ]
-    vectors, hidden, residual_worker = _residual_tile(shape, x, projecting)
     heads, queries, key_value, rope_worker = rope_tile(way, attending)
+    vectors, hidden, residual_worker = residual_tile(way, x, queries, projecting)
     attention, attending_workers = way.place(queries, attending)
 
     def host(column: int) -> Tile:
@@ -136,26 +133,42 @@ def build(way: Attention) -> DecodeArray:
 # --- Projections ------------------------------------------------------------------------------------------------------
 
 
-def _chain(column: int) -> list[Chain]:
-    """The ends of a column's tiles: sums of shared rows, and shares of attention, go to the tile before."""
-    fifos = [ObjectFifo(tensor(BLOCK_ROWS, F32), name=f"sum_{column}_{row}") for row in range(TILES - 1)]
-    taken, given = [[fifo.cons()] for fifo in fifos], [[fifo.prod()] for fifo in fifos]
-    return [Chain(*ends) for ends in zip([*taken, []], [[], *given], strict=True)]
+def _sums(way: Attention) -> list[list[Meeting]]:
+    """What the tiles of each column do with their sums of rows that a span shares: they meet in its first tile.
+
+    Each stream's meet in its first tile before.
+    """
+    kind, found = tensor(BLOCK_ROWS, F32), list[list[Meeting]]()
+    behind: list[ObjectFifoHandle] = []
+    for column in reversed(range(way.columns)):
+        second, third, last = (ObjectFifo(kind, name=f"sum_{column}_{tile}") for tile in range(1, TILES))
+        leaves = column % way.span == 0
+        across = [] if leaves else [ObjectFifo(kind, name=f"sum_{column}_0")]
+        meetings = [
+            Meeting([second.cons(), third.cons(), *behind], [fifo.prod() for fifo in across], leaves),
+            Meeting([], [second.prod()], leaves=False),
+            Meeting([last.cons()], [third.prod()], leaves),
+            Meeting([], [last.prod()], leaves=False),
+        ]
+        found.insert(0, meetings)
+        behind = [fifo.cons() for fifo in across]
+    return found
 
 
 def _projection_column(
     way: Attention, column: int, place: _Column, x: ObjectFifo, projecting: RunTimeParameters,
-    attending: RunTimeParameters, chain: list[Chain], meetings: Mapping[tuple[int, int], Meeting],
+    attending: RunTimeParameters, sums_of_tiles: Sequence[Meeting], shares: Sequence[Meeting | None],
 ) -> tuple[list[ObjectFifo], ObjectFifo, list[Worker]]:  # fmt: skip
     """The streams of weights, the products, and the four tiles of a column."""
     shape, memory, block, product = way.shape, place.memory, tensor(BLOCK_BYTES, U8), tensor(BLOCK_ROWS)
-    streams = [ObjectFifo(tensor(_SHARE * HALF_BLOCK, U8), name=f"w_{column}_{stream}") for stream in range(STREAMS)]
-    offsets = [tile * HALF_BLOCK for tile in range(_SHARE)]
-    parts = [part for w in streams for part in w.cons().split(offsets, memory, obj_types=[block] * _SHARE)]
-    y = ObjectFifo(tensor(TILES * BLOCK_ROWS), name=f"y_{column}")
-    y_parts = y.prod().join([row * BLOCK_ROWS for row in range(TILES)], memory, obj_types=[product] * TILES)
+    streams = [ObjectFifo(tensor(OBJECT_BYTES, U8), name=f"w_{column}_{stream}") for stream in range(STREAMS)]
+    offsets = [tile * BLOCK_BYTES for tile in range(TILES_OF_STREAM)]
+    parts = [part for w in streams for part in w.cons().split(offsets, memory, obj_types=[block] * TILES_OF_STREAM)]
+    y = ObjectFifo(tensor(STREAMS * BLOCK_ROWS), name=f"y_{column}")
+    offsets = [stream * BLOCK_ROWS for stream in range(STREAMS)]
+    y_parts = y.prod().join(offsets, memory, obj_types=[product] * STREAMS)
 
-    line, sums, accumulator = tensor(shape.x_size), tensor(shape.x_size // 16), tensor(BLOCK_ROWS, F32)
+    line, sums, accumulator = tensor(way.x_size), tensor(way.x_size // 16), tensor(BLOCK_ROWS, F32)
     gated = "store_gelu_mul" if shape.activation == "geglu" else "store_silu_mul"
     kernels = [
         kernel("fused_dqp", "fused_dqp_take", tensor(BLOCK_COLUMNS), line, sums, I32),
@@ -167,70 +180,75 @@ def _projection_column(
     ]
     kinds = {"x": line, "sums": sums, "accumulator": accumulator, "second": accumulator}
     share_kinds, share_kernels = way.share()
-    # x, y and what tiles give one another: of shares one fifo more is held at most.
-    fifos_held = [tensor(BLOCK_COLUMNS), product, accumulator, *[accumulator] * bool(share_kinds)]
+    # x, y and what tiles give one another, two at most.
+    fifos_held = [tensor(BLOCK_COLUMNS), product, accumulator, accumulator]
     held = [*kinds.values(), *share_kinds.values(), *fifos_held * 2]
     room = _LIMITS.compute.memory_bytes - _LIMITS.stack_bytes - _SMALL_THINGS - sum(map(bytes_of, held))
     blocks_ahead = max(_FEWEST_BLOCKS, min(_MOST_BLOCKS, room // BLOCK_BYTES))
     workers = []
     for row in range(TILES):
         number, name = column * TILES + row, f"tile_{column}_{row}"
-        fifos = parts[row].cons(depth=blocks_ahead), x.cons(), y_parts[row].prod()
+        sharer = number % (TILES * way.span), TILES * way.span
+        stream, place_in_stream = divmod(row, TILES_OF_STREAM)
+        # What a stream's tiles make leaves through the first.
+        out = None if place_in_stream else y_parts[stream].prod()
+        fifos = parts[row].cons(depth=blocks_ahead), x.cons(), out
         buffers, share_buffers = (
             [Buffer(kind, name=f"{name}_{what}") for what, kind in of.items()] for of in (kinds, share_kinds)
         )
         # A tile that only projects has no words of attention.
         words = [projecting.buffers[number], *([attending.buffers[1 + number]] if share_kinds else [])]
         arguments = [
-            *fifos, *chain[row], buffers, words, projecting.barrier, kernels, share_buffers, share_kernels, way,
-            meetings.get((column, row)),
+            *fifos, sharer, sums_of_tiles[row], buffers, words, projecting.barrier, kernels, share_buffers,
+            share_kernels, way, shares[row],
         ]  # fmt: skip
         workers.append(worker(_tile, arguments, tile=place.tiles[row]))
     return streams, y, workers
 
 
-_GATED = 4096  # what gated groups are multiplied with in their word
-_GATED_SHARED, _TAKEN, _FIRST = 4, 16, 4096  # gated shared rows, and blocks of a shared row, in theirs
+_GATED = 1024  # what gated rows are multiplied with in their words
+_START = 1 << 16  # what the tile that sharing starts with is multiplied with in the word of shared rows
+_LAYERS = 13  # the word that says how many layers there are, after those of four phases
 
 
-def phase_words(projection: Projection, rows: ColumnRows, tile: int) -> list[int]:
-    """A tile's words of a phase: its blocks in a row; its groups; its shared rows, and what it takes of one.
+def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int]:
+    """The words of a column's tiles, for so many layers alike: phases, those of each, layers.
 
-    Groups: plain + 4096 gated ones. The last: shared rows, plain + 4 gated ones, + 16 blocks + 4096 times the first.
+    Those of a phase: blocks of a row; rows of a stream; rows that the span shares. The last two are plain + 1024 gated
+    ones, and the last has 65536 times the tile that sharing starts with.
     """
-    gated = projection.gated
-    groups = len(rows.groups) * (_GATED if gated else 1)
-    shared = rows.shared * (_GATED_SHARED if gated else 1)
-    blocks = _TAKEN * projection.quarter_count(tile) + _FIRST * tile * projection.quarter
-    return [projection.blocks, groups, shared + blocks]
+    words = [len(phases)]
+    for phase in phases:
+        rows, kind = phase.columns[column], _GATED if phase.projection.gated else 1
+        words += [phase.projection.blocks, rows.rows * kind, rows.shared * kind + rows.start * _START]
+    return [*words, *[0] * (_LAYERS - len(words)), layers]
 
 
 def _tile(
-    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle, sums_in: list[ObjectFifoHandle],
-    sums_out: list[ObjectFifoHandle], buffers: list[Buffer], words: list[Buffer], barrier: Any, kernels: list[Kernel],
-    share_buffers: list[Buffer], share_kernels: list[Kernel], way: Attention, meeting: Meeting | None,
+    w: ObjectFifoHandle, parts: ObjectFifoHandle, y: ObjectFifoHandle | None, sharer: tuple[int, int], of_span: Meeting,
+    buffers: list[Buffer], words: list[Buffer], barrier: Any, kernels: list[Kernel], share_buffers: list[Buffer],
+    share_kernels: list[Kernel], way: Attention, share: Meeting | None,
 ) -> None:  # fmt: skip
-    """A projecting tile. Words: phases, and those of each (`phase_words`).
+    """A projecting tile. Words: `projecting_words`.
 
-    Where it has a share of attention, this comes after the first phase, which is not gated. Of a row that the tiles of
-    a column share, each multiplies its blocks and adds what the tile after it made; the first has the whole sum.
+    Where it has a share of attention, this comes after the first phase, which is not gated. Of rows that tiles share,
+    those of a span or those of a stream, each multiplies its blocks and adds what others made; the first has the whole
+    sum. `sharer`: which of how many tiles of the span it is; `of_span`: how their sums meet.
     """
     x, sums, accumulator, second = buffers
     take, zero, add, dqp, store, store_gated = kernels
     rtp, rtp_of_share = words[0], words[-1]
     parts_of_line = way.shape.line // BLOCK_COLUMNS
+    # The second tile of a stream gives its sums to the first.
+    of_stream = of_span if y is None else Meeting(of_span.others[:1], [], leaves=True)
 
     def take_parts(count: Any) -> None:
         for j in range_(count):
             take(parts.acquire(1), x, sums, j)
             parts.release(1)
 
-    def multiply(total: Any, blocks: Any, first: Any = 0) -> None:
-        for j in range_(blocks):
-            dqp(w.acquire(1), x, sums, total, first + j)
-            w.release(1)
-
-    def give(totals: list[Any]) -> None:
+    def give(y: ObjectFifoHandle, totals: list[Any]) -> None:
+        """To the host; nothing, where another tile of the column has something to say."""
         out = y.acquire(1)
         if len(totals) > 1:
             store_gated(*totals, out, BLOCK_ROWS)
@@ -238,122 +256,48 @@ def _tile(
             store(*totals, out, BLOCK_ROWS)
         y.release(1)
 
-    def whole_row(blocks: Any, totals: list[Buffer]) -> None:
-        for total in totals:
-            zero(total, BLOCK_ROWS)
-            multiply(total, blocks)
-        give(totals)
-
-    def shared_row(blocks: Any, shared: Any, totals: list[Buffer]) -> None:
-        quarter, taken = (blocks + (TILES - 1)) // TILES, shared % _FIRST // _TAKEN
-        for buffer in totals:
-            total = sums_out[0].acquire(1) if sums_out else buffer
-            zero(total, BLOCK_ROWS)
-            for _ in range_(quarter - taken):
+    def share_rows(blocks: Any, rows: Any, totals: list[Buffer], tile: Any, tiles: int, meeting: Meeting) -> None:
+        """This tile has one in as many blocks as there are tiles, of all rows' blocks, one row's after the other's."""
+        for row in range_(rows):
+            for weight, buffer in enumerate(totals):
+                total = meeting.onward[0].acquire(1) if meeting.onward else buffer
+                zero(total, BLOCK_ROWS)
+                before = (row * len(totals) + weight) * (blocks % tiles)
+                first = (tile + before * (tiles - 1)) % tiles
+                for j in range_((blocks + (tiles - 1) - first) // tiles):
+                    dqp(w.acquire(1), x, sums, total, first + j * tiles)
+                    w.release(1)
+                for other in meeting.others:
+                    add(other.acquire(1), total, BLOCK_ROWS)
+                    other.release(1)
+                for onward in meeting.onward:
+                    onward.release(1)
+            if y is not None and meeting.leaves:
+                give(y, [] if meeting.onward else totals)
+        if sharer[0] % TILES_OF_STREAM:  # the last object has a block for its neighbour alone
+            every = blocks * rows * len(totals)
+            for _ in range_((every + tiles - tile) // tiles - (every + (tiles - 1) - tile) // tiles):
                 w.acquire(1)
                 w.release(1)
-            multiply(total, taken, shared // _FIRST)
-            for before in sums_in:
-                add(before.acquire(1), total, BLOCK_ROWS)
-                before.release(1)
-            for after in sums_out:
-                after.release(1)
-        give([] if sums_out else totals)
 
     def project(phase: Any, *, may_be_gated: bool = True) -> None:
-        blocks, groups, shared = (rtp[phase * 3 + place] for place in (1, 2, 3))
+        blocks, rows, shared = (rtp[phase * 3 + place] for place in (1, 2, 3))
         take_parts((blocks + (parts_of_line - 1)) // parts_of_line * parts_of_line)
-        kinds = [([accumulator], shared % _GATED_SHARED, groups % _GATED)]
+        place, tiles = sharer
+        tile = (place + tiles - shared // _START) % tiles
+        kinds = [([accumulator], rows % _GATED, shared % _GATED)]
         if may_be_gated:
-            gated = shared % _TAKEN // _GATED_SHARED, groups // _GATED
-            kinds.append(([accumulator, second], *gated))
-        for totals, shared_rows, _ in kinds:
-            for _ in range_(shared_rows):
-                shared_row(blocks, shared, totals)
-        for totals, _, rows in kinds:
-            for _ in range_(rows):
-                whole_row(blocks, totals)
+            kinds.append(([accumulator, second], rows // _GATED, shared % _START // _GATED))
+        for totals, _, rows_of_span in kinds:
+            share_rows(blocks, rows_of_span, totals, tile, tiles, of_span)
+        for totals, rows_of_stream, _ in kinds:
+            share_rows(blocks, rows_of_stream, totals, place % TILES_OF_STREAM, TILES_OF_STREAM, of_stream)
 
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
-    first = 0
-    if meeting is not None:
-        project(0, may_be_gated=False)
-        way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels, meeting)
-        first = 1
-    for phase in range_(first, rtp[0]):
-        project(phase)
-
-
-# --- The residual stream ----------------------------------------------------------------------------------------------
-
-
-def _residual_tile(
-    shape: LayerShape, x: ObjectFifo, parameters: RunTimeParameters
-) -> tuple[ObjectFifo, ObjectFifo, Worker]:
-    """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
-
-    Words: epsilon's bits; lines of attention's output (with split keys, of the queries before it); whether there is a
-    feed-forward; lines of its activations.
-    """
-    line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
-    vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)
-    copy = kernel("copy_part", "copy_part", line, tensor(BLOCK_COLUMNS), I32, I32)
-    if post_norms:
-        kernels = [
-            kernel("rms_norm", "rms_norm_add", *[line] * 4, *[I32] * 3),
-            kernel("rms_norm", "rms_norm", *[line] * 3, *[I32] * 3),
-        ]
-    else:
-        kernels = [kernel("rms_norm", "add_rms_norm", *[line] * 5, *[I32] * 3)]
-
-    def core(
-        vectors: ObjectFifoHandle, x: ObjectFifoHandle, hidden: ObjectFifoHandle, residual: Buffer, normal: Buffer,
-        rtp: Buffer, barrier: Any, copy: Kernel, kernels: list[Kernel],
-    ) -> None:  # fmt: skip
-        barrier.wait_for_value(1)
-        barrier.release_with_value(1)
-        sizes = 1, hidden_size, rtp[0]
-        context_lines, second, activated_lines = rtp[1], rtp[2], rtp[3]
-
-        def enter(weights: list[Any], update: Any, before: Any, after: Any) -> None:
-            """After = before + update, normalised first where there are post-norms; normal = norm(after)."""
-            if post_norms:
-                kernels[0](update, weights[0], before, after, *sizes)
-                kernels[1](after, weights[1], normal, *sizes)
-            else:
-                kernels[0](update, before, weights[0], after, normal, *sizes)
-
-        def deal(whole: Any) -> None:
-            for part in range_(shape.line // BLOCK_COLUMNS):
-                copy(whole, x.acquire(1), part, BLOCK_COLUMNS)
-                x.release(1)
-
-        def pass_on(lines: Any) -> None:
-            for _ in range_(lines):
-                deal(vectors.acquire(1))
-                vectors.release(1)
-
-        held: Any = vectors.acquire(norms + 2)
-        enter([held[1 + place] for place in range(norms)], held[1 + norms], held[0], residual)
-        vectors.release(norms + 2)
-        deal(normal)
-        pass_on(context_lines)
-        for _ in range_(second):
-            held, after = vectors.acquire(norms + 1), hidden.acquire(1)
-            enter([held[place] for place in range(norms)], held[norms], residual, after)
-            vectors.release(norms + 1)
-            hidden.release(1)
-            deal(normal)
-        pass_on(activated_lines)
-
-    # The kernels write D elements; what is sent beyond is multiplied with minima of padding, which are 0: it must be
-    # finite, and zeros are.
-    normal = Buffer(line, initial_value=np.zeros(shape.line, BF16), name="normal")
-    fifos = vectors.cons(depth=norms + 2), x.prod(), hidden.prod()
-    arguments = [*fifos, Buffer(line, name="residual"), normal, parameters.buffers[-1], parameters.barrier]
-    return (
-        vectors,
-        hidden,
-        worker(core, [*arguments, copy, kernels], tile=Tile(RESIDUAL_COLUMN, _LIMITS.first_compute_row)),
-    )
+    for _ in range_(rtp[_LAYERS]):
+        if share is not None:
+            project(0, may_be_gated=False)
+            way.attend_to_share(w, y, x, take_parts, rtp_of_share, share_buffers, share_kernels, share)
+        for phase in range_(int(share is not None), rtp[0]):
+            project(phase)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-__all__ = ["Attention", "AttentionEnds", "Chain", "Meeting", "rope_tile"]
+__all__ = ["Attention", "AttentionEnds", "Meeting", "rope_tile"]
 
 
 class AttentionEnds(NamedTuple):
@@ -36,20 +36,13 @@ class AttentionEnds(NamedTuple):
     contexts: list[ObjectFifoHandle]
 
 
-class Chain(NamedTuple):
-    """A tile's ends of the fifos from each tile of a column to the one before it; the first and the last have one."""
-
-    taken: list[ObjectFifoHandle]
-    given: list[ObjectFifoHandle]
-
-
 class Meeting(NamedTuple):
-    """What a tile does with its share of attention.
+    """How what a projecting tile has of something, a sum or a share of attention, meets what other tiles have of it.
 
     Attributes:
-        others: fifos on which other tiles' shares come.
-        onward: the fifo on which all of them go on; none: they have met.
-        leaves: a result goes to the host, with those of the other tiles of the column.
+        others: fifos on which theirs comes.
+        onward: the fifo on which all of it goes on; none: it has met.
+        leaves: a result goes to the host, with what else the tiles of the column give.
     """
 
     others: list[ObjectFifoHandle]
@@ -70,6 +63,7 @@ class Attention(ABC):
 
     shape: LayerShape
     waits: ClassVar[int] = 6  # of a layer, for main memory and the sequence
+    deals_heads: ClassVar[bool] = False  # what the RoPE tile makes goes to the projecting tiles, as x
 
     # --- Sizes --------------------------------------------------------------------------------------------------------
 
@@ -77,6 +71,11 @@ class Attention(ABC):
     @abstractmethod
     def columns(self) -> int:
         """Columns that project."""
+
+    @property
+    def span(self) -> int:
+        """Neighbouring columns whose tiles share rows: what their tiles make can meet."""
+        return 1
 
     @property
     @abstractmethod
@@ -89,9 +88,9 @@ class Attention(ABC):
         return {"context": self.shape.heads * self.shape.d}
 
     @property
-    def context_lines(self) -> int:
-        """Lines that the residual tile deals between the projections of QKV and of the output."""
-        return self.shape.lines(self.shape.heads * self.shape.d)
+    def x_size(self) -> int:
+        """Elements of the longest x that projecting tiles are dealt."""
+        return self.shape.x_size
 
     def cache_bytes(self, _layers: int, _capacity: int) -> int | None:
         """Bytes of the cache that attention reads as bytes, an argument of its own; None: it reads `cache`."""
@@ -106,7 +105,7 @@ class Attention(ABC):
 
     @abstractmethod
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
-        """Let the queries go on from the RoPE tile. Returns attention's ends, and the tiles that only attend.
+        """Attention's ends, and the tiles that only attend, to which the queries go on from the RoPE tile.
 
         The first of the parameters are the RoPE tile's, then come those of `cores`.
         """
@@ -115,12 +114,12 @@ class Attention(ABC):
         """Types of the buffers, by name, and kernels that a projecting tile has for attention."""
         return {}, []
 
-    def meetings(self, chains: Sequence[Sequence[Chain]]) -> Mapping[tuple[int, int], Meeting]:  # noqa: ARG002
-        """What projecting tiles do with their shares, by column and row; `chains`: the columns', tile by tile."""
-        return {}
+    def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting | None]]:
+        """What the projecting tiles of each column do with their shares; `sums`: with those of shared rows."""
+        return [[None] * len(column) for column in sums]
 
     def attend_to_share(  # noqa: B027 (not every way has a share here)
-        self, w: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
+        self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
         buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
         """In a projecting tile, after its first phase; `take`: takes parts of x."""
@@ -134,23 +133,34 @@ class Attention(ABC):
         None in place of a word: what it holds is of no matter.
         """
 
+    def told(self, part: Sweep) -> Sweep | None:  # noqa: ARG002
+        """What of a layer's sweep the projecting tiles are told: they start on neighbours alike at once."""
+        return None
+
     def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)
         """What the weights' streams carry for a layer after its first projection."""
 
     @abstractmethod
-    def send_heads(self, steps: LayerSequence) -> list[Any]:
-        """Send queries, keys and values to the RoPE tile. Returns drains to wait for with those of the last two."""
+    def send_heads(self, steps: LayerSequence) -> None:
+        """Send queries, keys and values to the RoPE tile."""
 
     @abstractmethod
-    def attend(self, steps: LayerSequence, index: int) -> list[Any]:
-        """Start a layer's attention. Returns the drains of its output."""
+    def drain_contexts(self, steps: LayerSequence) -> list[Any]:
+        """Start the drains of attention's output."""
+
+    @abstractmethod
+    def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:
+        """Start a layer's attention. `appended`: the drains of the token's keys and values into the cache.
+
+        Returns those that it did not wait for.
+        """
 
 
 def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
     """The stream of batches of heads, the queries, the keys and values, and the tile.
 
-    The first batches begin with a table each: the norms of queries and keys, if there are any, and the angles. Words:
-    epsilon's bits.
+    The first batches begin with a table each: the norms of queries and keys, if there are any, and the angles. Where
+    heads are dealt, the keys and values follow the queries there, too. Words: epsilon's bits.
     """
     shape, batch, d = way.shape, way.shape.batch, way.shape.d
     heads_of_batch = tensor(batch * d)
@@ -172,16 +182,27 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
         for table in tables:
             copy(heads.acquire(1), table, 0, d)
             heads.release(1)
+
+        def dealt(made: Any) -> None:
+            if way.deals_heads:
+                copy(made, queries.acquire(1), 0, batch * d)
+                queries.release(1)
+
         for place, (out, count) in enumerate([(queries, shape.heads), (key_value, shape.kv_heads)]):
             for _ in range_(count // batch):
+                made = out.acquire(1)
                 if shape.qk_norm:
-                    rope(heads.acquire(1), tables[place], tables[2], out.acquire(1), batch, d, epsilon)
+                    rope(heads.acquire(1), tables[place], tables[2], made, batch, d, epsilon)
                 else:
-                    rope(heads.acquire(1), tables[0], out.acquire(1), batch, d)
+                    rope(heads.acquire(1), tables[0], made, batch, d)
                 heads.release(1)
+                if place:
+                    dealt(made)
                 out.release(1)
         for _ in range_(shape.kv_heads // batch):
-            copy(heads.acquire(1), key_value.acquire(1), 0, batch * d)
+            values, made = heads.acquire(1), key_value.acquire(1)
+            copy(values, made, 0, batch * d)
+            dealt(values)
             heads.release(1)
             key_value.release(1)
 

@@ -13,28 +13,33 @@ The array (npu2):
 
 **Streams.** A shim tile sends two, the array sixteen. What is neither a weight nor a key takes two of them, one for
 each of the tiles at the bottom: norms, angles and heads come one after the other on the RoPE tile's. So with
-`split` fourteen carry weights and keys; thirteen carry more than main memory gives.
+`split` fourteen carry weights and keys; thirteen carry more than main memory gives. An object of a stream of weights is
+a block for each of its two tiles; they are neighbours in memory, so that a stream's rows come in one run.
 
 **Two ways of attention**: `pairs` of tiles, on columns of their own (pairs.py; four columns and two, as in
 arXiv 2602.06063, section 3.2.3), and `split` keys, on the tiles that project (split.py). Split keys
 use all streams for all there is to move; pairs take head sizes that do not divide 1280, and larger groups.
 
-**Shared rows.** Rows of blocks are dealt to the columns as evenly as may be, neighbours to a column. Four at once are
-whole rows, one a tile; of the one to three rows that are left each tile takes a quarter of K and adds, through its
-neighbour's memory, what the tile after it made (shape.py: `Projection.column_rows`). In groups of four 64 rows would
-take 28 tiles as long as 84, and a few streams that are left alone do not keep main memory busy. For the same reason the
-columns with a row more begin where those of the projection before ended: what a column has less of, it sends ahead.
+**Shared rows.** A row of blocks is shared by tiles: its blocks are dealt to them one by one, and their sums meet
+through neighbours' memory (rows.py). The two tiles of a stream share its rows, as many as those of each other stream.
+What this leaves, fewer rows than there are streams, all tiles of a *span* share: with split keys all 28, with pairs
+those of a column. So all have as much to do, a block more or less; where a tile has one more it is another's turn in
+the next projection. A few streams that are left alone do not keep main memory busy.
 
-**Phases.** Products of a phase leave through four shim tiles to a buffer `state` in main memory and come back as one
-stream: a few KB each way. A layer waits six times: for QKV, for the cache's new position, for attention, for the output
-projection, for the gated activations, for the down projection. What need not go that way does not: the residual stream
-stays in its tile from one norm to the other, norms go to the projecting tiles, queries to the pairs, and shares of
-attention from tile to tile inside the array. A layer leaves the *update*, its down projection, unadded: adding it is
-the first thing the next layer does, so that no layer of a call waits for the addition, and an entry is the same
-wherever it is.
+**Phases.** Products of a phase leave through the shim tiles to a buffer `state` in main memory and come back as one
+stream: a few KB each way. A layer waits for QKV, for attention, for the output projection, for the gated activations,
+for the down projection; with pairs for the cache's new position, too. What need not go that way does not: the residual
+stream stays in its tile from one norm to the other, norms go to the projecting tiles, queries to the pairs or, with the
+token's own keys and values, to the residual tile and from there to all, and shares of attention from tile to tile. A
+layer leaves the *update*, its down projection, unadded: adding it is the first thing the next layer does, so that no
+layer of a call waits for the addition, and an entry is the same wherever it is. The drains of a phase are started
+before what it needs is awaited, so that the controller has one transfer to start then.
+
+**Layers alike start once.** A core goes through as many layers as it is told: the words of neighbours that differ in
+nothing, and the barrier, are written for the first of them.
 
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
-in L2 and up to four blocks a tile in L1: 700 KB in all, 10 us of what main memory gives.
+in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us of what main memory gives.
 
 **One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
 a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
@@ -54,11 +59,11 @@ What else was thought of:
   only pass on, for a fifo is in one link at most. It would save four of the six waits, a few us each.
 - Every projecting tile normalises for itself: no residual tile, but its norms' weights 16 times, and no less waiting.
 
-Resources, largest of all shapes (checked; limits in brackets): a projecting tile 58,068 bytes of L1 (65,536), with
-split keys 63,584, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 51,276; a V
-tile 42,076. A projecting column's memory tile has 6 + 5 of its 6 + 6 channels and 32 of 48 descriptors. All 16 shim
-streams into the array are used, and with split keys 10 of 16 out of it. No core links more than six entries of two
-sources, with split keys eleven of three; that they fit 16 KB is expected, not known, until Peano has compiled them.
+Resources, largest of all shapes (checked; limits in brackets): a projecting tile 58,324 bytes of L1 (65,536), with
+split keys 63,580, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 53,328; a V
+tile 42,076. A projecting column's memory tile has 4 + 5 of its 6 + 6 channels and 24 of 48 descriptors. All 16 shim
+streams into the array are used, and 9 of 16 out of it. No core links more than six entries of two sources, with split
+keys eleven of three; that they fit 16 KB is expected, not known, until Peano has compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """

@@ -95,7 +95,7 @@ class PairsOfTiles(Attention):
         words = part.words(token.position, 1)
         return [words, words[:1]] * self.pairs
 
-    def send_heads(self, steps: LayerSequence) -> list[Any]:
+    def send_heads(self, steps: LayerSequence) -> None:
         """KV head of the pair, query head of the group, pair, d; then keys and values."""
         shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
         first = steps.regions["qkv"].offset
@@ -103,18 +103,22 @@ class PairsOfTiles(Attention):
         steps.send(steps.ends.heads, steps.buffers.state, tap)
         others = run(steps.state_size, first + shape.heads * d, 2 * shape.kv_heads * d)
         steps.send(steps.ends.heads, steps.buffers.state, others)
-        return []
 
-    def attend(self, steps: LayerSequence, index: int) -> list[Any]:
-        """Each pair sweeps over the cache once for each of its KV heads."""
-        shape, part, ends = self.shape, steps.sweep(index), steps.ends.attention
-        columns, line, most = self.attention_columns, shape.group * shape.d, limits_of("npu2").iteration_maximum
-        pairs, first = self.pairs // columns, steps.regions["context"].offset
+    def drain_contexts(self, steps: LayerSequence) -> list[Any]:
+        """Each column's: a line of each pair, turn by turn."""
+        line, pairs = self.shape.group * self.shape.d, self.pairs // self.attention_columns
         sizes, strides = [self.turns, pairs * line], [self.pairs * line, 1]
-        contexts = [
+        first = steps.regions["context"].offset
+        return [
             steps.drain(end, steps.buffers.state, steps.in_state(first + column * pairs * line, sizes, strides))
-            for column, end in enumerate(ends.contexts)
+            for column, end in enumerate(steps.ends.attention.contexts)
         ]
+
+    def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:
+        """Each pair sweeps over the cache once for each of its KV heads."""
+        steps.wait(appended)
+        shape, part, ends = self.shape, steps.sweep(index), steps.ends.attention
+        pairs, most = self.pairs // self.attention_columns, limits_of("npu2").iteration_maximum
         capacity = steps.token.capacity
         cache = Cache(len(steps.layers) * capacity, shape.kv_heads, shape.d, self.keys)
         here = replace(part, first_key=index * capacity + part.first_key)
@@ -128,4 +132,4 @@ class PairsOfTiles(Attention):
             for place in range(ceil_div(part.chunks, most)):
                 for end, of_end in taps:
                     steps.send(end, steps.buffers.cache, of_end[place])
-        return contexts
+        return []

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.attention import MOVING, sweep
-from flownpu.aie.designs.common import BLOCK_ROWS, TILES, Window, bits, equal_steps, run
-from flownpu.aie.designs.decode_layer.array import phase_words
+from flownpu.aie.designs.common import BLOCK_ROWS, TILES, Window, bits, run
+from flownpu.aie.designs.decode_layer.array import projecting_words
+from flownpu.aie.designs.decode_layer.rows import STREAMS, deal_rows
 from flownpu.aie.designs.decode_layer.weights import WeightStreams
 from flownpu.aie.iron.compat import TensorAccessPattern
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.array import DecodeArray
     from flownpu.aie.designs.decode_layer.attention import Attention
     from flownpu.aie.designs.decode_layer.call import HostBuffers, Layer, Token
+    from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.designs.decode_layer.shape import Projection, Region
     from flownpu.aie.iron.compat import ObjectFifoHandle
 
@@ -49,8 +52,12 @@ class LayerSequence:
         self.regions: Mapping[str, Region] = self._shape.regions(way.regions)
         self.state_size = sum(region.size for region in self.regions.values())
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
-        self.weights, self.planned, self._phase = WeightStreams(array.ends.weights), 0, -1
+        self.weights, self.planned, self._phase = WeightStreams(array.ends.weights, way.span), 0, -1
         self._told: Sweep | None = None  # what the tiles that attend were told last
+        self._alike = self._starts()
+        # The phases of a layer, and that of the head.
+        self._phases = deal_rows(way.shape.projections, way.columns, way.span)
+        self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
         self._vectors = len(layers) * self._shape.vector_size + (
@@ -64,7 +71,7 @@ class LayerSequence:
         for index, layer in enumerate(self.layers):
             update = self._layer(index, layer, update)
         if self._head is not None:
-            update = self._logits(self._head, update)
+            update = self._logits(update)
         self.wait(update)
         self.weights.finish()
         for window in self._windows.values():
@@ -76,57 +83,72 @@ class LayerSequence:
         total = count * shape.weight_bytes + (self._head.bytes if self._head else 0)
         offset = 0
 
-        def project(projection: Projection) -> None:
+        def project(phase: Phase) -> None:
             nonlocal offset
-            self.weights.add(self.planned, projection, self.buffers.weights, offset, total)
-            self.planned, offset = self.planned + 1, offset + projection.bytes
+            self.weights.add(self.planned, phase, self.buffers.weights, offset, total)
+            self.planned, offset = self.planned + 1, offset + phase.projection.bytes
 
         for index in range(count):
-            qkv, *others = shape.projections
+            qkv, *others = self._phases
             project(qkv)
             self._way.plan(self, index)
-            for projection in others:
-                project(projection)
-        if self._head is not None:
-            project(self._head)
+            for phase in others:
+                project(phase)
+        for phase in self._of_head:
+            project(phase)
 
     # --- Layers -------------------------------------------------------------------------------------------------------
 
     def _layer(self, index: int, layer: Layer, update: list[Any]) -> list[Any]:
-        """One layer; `update`: the drains of what the one before leaves. Returns its own."""
+        """One layer; `update`: the drains of what the one before leaves. Returns its own.
+
+        The drains of a phase are started before what it needs is awaited: nothing is told then but that this is there.
+        """
         shape, ends = self._shape, self.ends
-        qkv, output, gate_up, down = shape.projections
+        qkv, output, gate_up, down = self._phases
         self._send_residual(index)
+        heads = self._drain_products(qkv, "qkv")
+        self._send_tables(index, layer)
         self.wait(update)
         self._start_layer(index)
         self.send_region(ends.vectors, "update")
-        self._send_tables(index, layer)
-        self.wait(self._project(qkv, "qkv"))
+        self.start_phase()
+        contexts = self._way.drain_contexts(self)
+        self.wait(heads)
 
-        self._append_to_cache(index)
-        self.wait(self._way.attend(self, index))
+        contexts += self._way.attend(self, index, self._append_to_cache(index))
+        attended = self._drain_products(output, "attended")
+        self.wait(contexts)
 
         self.send_region(ends.vectors, "context")
+        self.start_phase()
         norms = shape.entry_norms * shape.line
-        attended = self._project(output, "attended")
         self.send(ends.vectors, self.buffers.vectors, run(self._vectors, index * shape.vector_size + norms, norms))
         hidden = [self.drain(ends.hidden, self.buffers.state, self._region("hidden"))]
+        activated = self._drain_products(gate_up, "activated")
         self.wait(attended)
 
         self.send_region(ends.vectors, "attended")
+        self.start_phase()
+        update = self._drain_products(down, "update")
         # The residual stream leaves its tile before the x of this projection does.
-        self.wait(self._project(gate_up, "activated") + hidden)
+        self.wait(activated + hidden)
 
         self.send_region(ends.vectors, "activated")
-        return self._project(down, "update")
+        self.start_phase()
+        return update
 
-    def _logits(self, head: Projection, update: list[Any]) -> list[Any]:
+    def _logits(self, update: list[Any]) -> list[Any]:
         """The LM head: the first half of what the residual tile and the projecting tiles do for a layer."""
+        (head,) = self._of_head
         self._send_residual(len(self.layers))
+        logits = self._drain_products(head, None)
         self.wait(update)
-        self._start_projecting([head], [0, 0, 0], None)
+        self._tell(None)
+        self._start_projecting(self._of_head, [0, 0, 0], 1)
         self.send_region(self.ends.vectors, "update")
-        return self._project(head, None)
+        self.start_phase()
+        return logits
 
     def _send_residual(self, index: int) -> None:
         """What an entry needs but for the update, which may not be there yet."""
@@ -136,28 +158,33 @@ class LayerSequence:
 
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 
+    def _starts(self) -> list[int]:
+        """How many layers the projecting tiles start on with each: those that are alike, with the first of them."""
+        told = (self._way.told(self.sweep(index)) for index in range(len(self.layers)))
+        runs = [len(list(alike)) for _, alike in groupby(told)]
+        return [layers for count in runs for layers in (count, *[0] * (count - 1))]
+
     def _start_layer(self, index: int) -> None:
         shape, attending = self._shape, self._array.attending
         attending.write(0, [bits(self.token.epsilon)])
-        lines = [self._way.context_lines, 1, shape.lines(shape.feed_forward)]
-        self._start_projecting(shape.projections, lines, self.sweep(index))
+        self._tell(self.sweep(index))
+        if layers := self._alike[index]:
+            lines = [shape.lines(shape.heads * shape.d), 1, shape.lines(shape.feed_forward)]
+            self._start_projecting(self._phases, lines, layers)
         attending.start()
 
-    def _start_projecting(self, phases: Sequence[Projection], lines: list[int], part: Sweep | None) -> None:
-        projecting, columns = self._array.projecting, self._way.columns
-        # A layer that sees what the one before it saw is told nothing new, at any position.
+    def _tell(self, part: Sweep | None) -> None:
+        """Attention's words. A layer that sees what the one before it saw is told nothing new, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
         self._told = part
         for number, words in enumerate(self._way.words(self.token, part)):
             self._array.attending.write(1 + number, words, moving=moving)
-        rows = [phase.column_rows(columns) for phase in phases]
+
+    def _start_projecting(self, phases: Sequence[Phase], lines: list[int], layers: int) -> None:
+        projecting, columns = self._array.projecting, self._way.columns
         for tile in range(columns * TILES):
-            words = [len(phases)]
-            column, row = divmod(tile, TILES)
-            for phase, of_columns in zip(phases, rows, strict=True):
-                words += phase_words(phase, of_columns[column], row)
-            projecting.write(tile, words)
-        projecting.write(columns * TILES, [bits(self.token.epsilon), *lines])
+            projecting.write(tile, projecting_words(phases, tile // TILES, layers))
+        projecting.write(columns * TILES, [bits(self.token.epsilon), *lines, layers])
         projecting.start()
 
     def sweep(self, index: int) -> Sweep:
@@ -168,29 +195,29 @@ class LayerSequence:
 
     # --- Phases -------------------------------------------------------------------------------------------------------
 
-    def _project(self, projection: Projection, region: str | None) -> list[Any]:
-        """Start a projection, whose x is on its way, into a region of the state, or the logits. Returns the drains."""
-        self._phase += 1
-        buffer, size, place = self.buffers.logits, projection.rows, 0
+    def _drain_products(self, phase: Phase, region: str | None) -> list[Any]:
+        """Start the drains of a projection into a region of the state, or the logits, before what it needs is there."""
+        buffer, size, place = self.buffers.logits, phase.projection.rows, 0
         if region is not None:
             buffer, size, place = self.buffers.state, self.state_size, self.regions[region].offset
-        drains, of_columns = [], projection.column_rows(self._way.columns)
-        for column, end in enumerate(self.ends.products):
-            rows = of_columns[column]
-            groups = [first * BLOCK_ROWS for first in rows.groups]
-            width = TILES * BLOCK_ROWS
-            if rows.shared:
-                # The first of a column's tiles has the sum, the others have nothing to say: what they give lies where
-                # the next rows will be, which come later on this stream.
-                offset = place + rows.first * BLOCK_ROWS
-                tap = TensorAccessPattern([size], offset, [rows.shared, width], [BLOCK_ROWS, 1])
+        drains = []
+        for column, (end, rows) in enumerate(zip(self.ends.products, phase.columns, strict=True)):
+            if rows.shared and column % self._way.span == 0:
+                # The span's first tile has the sum, the other of its column has nothing to say: what that one gives
+                # lies where the next row will be, which comes later on this stream.
+                sizes, strides = [rows.shared, STREAMS * BLOCK_ROWS], [BLOCK_ROWS, 1]
+                tap = TensorAccessPattern([size], place + rows.first * BLOCK_ROWS, sizes, strides)
                 drains.append(self.drain(end, buffer, tap))
-            # The number of row groups is a dimension without a wrap register.
-            for start, count in equal_steps(groups, width, len(groups)):
-                tap = TensorAccessPattern([size], place + start, [count, width], [width, 1])
+            if rows.rows:
+                sizes, strides = [rows.rows, STREAMS, BLOCK_ROWS], [BLOCK_ROWS, rows.rows * BLOCK_ROWS, 1]
+                tap = TensorAccessPattern([size], place + rows.begin * BLOCK_ROWS, sizes, strides)
                 drains.append(self.drain(end, buffer, tap))
-        self.weights.start(self._phase)
         return drains
+
+    def start_phase(self) -> None:
+        """The next phase, whose x is on its way, has its weights, or its keys."""
+        self._phase += 1
+        self.weights.start(self._phase)
 
     def _send_tables(self, index: int, layer: Layer) -> None:
         """The norms of queries and keys, and the position's angles, each as often as fills a batch of heads."""
@@ -203,23 +230,19 @@ class LayerSequence:
         for buffer, size, first in tables:
             self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))
 
-    def _append_to_cache(self, index: int) -> None:
-        """Queries, keys and values through the RoPE tile; keys, then values, into the cache."""
+    def _append_to_cache(self, index: int) -> list[Any]:
+        """Queries, keys and values through the RoPE tile; keys, then values, into the cache. Returns these drains."""
         shape, d = self._shape, self._shape.d
-        drains = self._way.send_heads(self)
+        self._way.send_heads(self)
+        drains = []
         position = (index * self.token.capacity + self.token.position) * shape.position_size
         total = len(self.layers) * self.token.capacity * shape.position_size
         for value in range(2):
             tap = TensorAccessPattern([total], position + value * d, [shape.kv_heads, d], [2 * d, 1])
             drains.append(self.drain(self.ends.key_value, self.buffers.cache, tap))
-        self.wait(drains)
+        return drains
 
     # --- Transfers ----------------------------------------------------------------------------------------------------
-
-    def start_phase(self) -> None:
-        """The next phase, whose x is on its way, has its weights, or its keys."""
-        self._phase += 1
-        self.weights.start(self._phase)
 
     def in_state(self, offset: int, sizes: list[int], strides: list[int]) -> TensorAccessPattern:
         """A walk over the state."""

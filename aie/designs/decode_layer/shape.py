@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div, limits_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "ARRAY_COLUMNS", "RESIDUAL_COLUMN", "ROPE_COLUMN", "ColumnRows", "LayerShape", "Projection", "Region", "interleave",
+    "ARRAY_COLUMNS", "RESIDUAL_COLUMN", "ROPE_COLUMN", "LayerShape", "Projection", "Region", "interleave",
 ]  # fmt: skip
 
 ARRAY_COLUMNS = limits_of("npu2").columns
@@ -36,31 +36,13 @@ RESIDUAL_COLUMN, ROPE_COLUMN = ARRAY_COLUMNS - 2, ARRAY_COLUMNS - 1
 ACTIVATIONS = ("geglu", "swiglu")
 
 
-class ColumnRows(NamedTuple):
-    """Rows of blocks of a column of tiles: `shared` ones from `first` on, whose K its tiles share, then groups of four.
-
-    Attributes:
-        first: see there.
-        shared: see there.
-        groups: the first row of each.
-    """
-
-    first: int
-    shared: int
-    groups: list[int]
-
-
 @dataclass(frozen=True)
 class Projection:
-    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x).
-
-    `before`: rows of the layer's projections before it.
-    """
+    """y [rows] = W [rows, columns] x; gated: of two such W, y = act(gate x) * (up x)."""
 
     rows: int
     columns: int
     gated: bool = False
-    before: int = 0
 
     def __post_init__(self) -> None:
         if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
@@ -83,51 +65,6 @@ class Projection:
     def bytes(self) -> int:
         """Bytes of the weights."""
         return self.rows // BLOCK_ROWS * self.row_bytes
-
-    @property
-    def quarter(self) -> int:
-        """Blocks of a shared row that each tile of a column is sent."""
-        return ceil_div(self.blocks, TILES)
-
-    def quarter_start(self, tile: int) -> int:
-        """The first of them: the last tile's are no further than the row."""
-        return min(tile * self.quarter, self.blocks - self.quarter)
-
-    def quarter_count(self, tile: int) -> int:
-        """How many a tile takes, the last of those that it is sent: the others are another's, too."""
-        return min(max(self.blocks - tile * self.quarter, 0), self.quarter)
-
-    def column_rows(self, columns: int) -> list[ColumnRows]:
-        """What each of so many columns takes.
-
-        As many rows as any other, or one more: those of a layer's projections are dealt round and round, and this one
-        begins where the one before it ended. What groups of four leave is shared. Where that brings nothing, or its
-        tiles' starts are not apart, a column takes groups only (`row_groups`).
-        """
-        each, more = divmod(self.rows // BLOCK_ROWS, columns)
-        counts = [each + ((column - self.before // BLOCK_ROWS) % columns < more) for column in range(columns)]
-        starts = [self.quarter_start(tile) for tile in range(TILES)]
-        groups = [self.row_groups(column, columns) for column in range(columns)]
-        most = max(count // TILES * self.blocks + count % TILES * self.quarter for count in counts)
-        if each < TILES or len(set(starts)) < TILES or most >= len(groups[0]) * self.blocks:
-            return [ColumnRows(of[0] if of else 0, 0, of) for of in groups]
-        firsts = [sum(counts[:column]) for column in range(columns)]
-        return [
-            ColumnRows(first, count % TILES, list(range(first + count % TILES, first + count, TILES)))
-            for first, count in zip(firsts, counts, strict=True)
-        ]
-
-    def row_groups(self, column: int, columns: int) -> list[int]:
-        """First row of blocks of each group of four that a column of tiles takes.
-
-        A column's groups are neighbours: however long a row is, from one group to the next is no farther than a shim's
-        stride reaches, and a stream has one task for all of them. The last begins so that it ends with the matrix: up
-        to three rows of blocks may be computed twice, with equal results.
-        """
-        rows = self.rows // BLOCK_ROWS
-        each, more = divmod(ceil_div(rows, TILES), columns)
-        first = column * each + min(column, more)
-        return [min(TILES * group, rows - TILES) for group in range(first, first + each + (column < more))]
 
 
 @dataclass(frozen=True)
@@ -200,12 +137,11 @@ class LayerShape:
     def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
         """QKV, output, gate and up, down."""
         attention = self.heads * self.d
-        qkv = attention + 2 * self.kv_heads * self.d
         return (
-            Projection(qkv, self.hidden),
-            Projection(self.hidden, attention, before=qkv),
-            Projection(self.feed_forward, self.hidden, gated=True, before=qkv + self.hidden),
-            Projection(self.hidden, self.feed_forward, before=qkv + self.hidden + self.feed_forward),
+            Projection(attention + 2 * self.kv_heads * self.d, self.hidden),
+            Projection(self.hidden, attention),
+            Projection(self.feed_forward, self.hidden, gated=True),
+            Projection(self.hidden, self.feed_forward),
         )
 
     @property

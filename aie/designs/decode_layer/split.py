@@ -9,34 +9,35 @@ whatever there is to carry, more than main memory gives. An object of a tile's s
 of keys and values. So one fifo takes both, and no tile is for attention alone.
 
 **An object** has a few positions of a *bundle* of KV heads: neighbours in the cache, so that main memory is read in
-runs as long as may be, 512 bytes where a bundle has 256 elements of keys. A shim's walk has room for two halves of a
-position, no more: of one KV head its key and its value, of more half of them each.
+runs as long as may be, 1 KB where a bundle has 256 elements of keys.
 
 **Split keys.** The streams of a column are of two *classes*, with half of the KV heads each (an odd number of them: one
 class with all): fewer shares of each head. A bundle's keys are dealt to all tiles of its class object by object, in
 *rounds* of an object each. Each tile runs FlowKV over its share (kernels/flow_kv_split.cc): m, l and Y of each head.
-Queries go through main memory and come to all tiles as any x.
+Queries come to all tiles as any x.
 
 **Shares meet** in the array, through memory that neighbours share (`meetings`). A column's tiles give theirs to one of
 the two in its middle, one for each class, and this one gives what they make together to that of the column before; the
-first column has attention's output. So nothing of a share goes through main memory, and a layer waits six times, as
-with pairs. They go part by part, of 32 elements: m of all rows, l, then Y; a tile gives a part on as soon as it has
-what others have to say to it. So a bundle's take the time of its parts, and of two more for each column.
+first column has attention's output. So nothing of a share goes through main memory. They go part by part, of 32
+elements: m of all rows, l, then Y; a tile gives a part on as soon as it has what others have to say to it. So a
+bundle's take the time of its parts, and of two more for each column. Sums of shared rows meet on the same ways; there
+the third tile gives its own to the first.
 
     columns             0        1        2    ..    6
-    last row            3        3        3          3
+    last tile           .        .        .          .
                         v        v        v          v
-    class 1    y <----- 2 <----- 2 <----- 2 <- .. -- 2
-    class 0    y <----- 1 <----- 1 <----- 1 <- .. -- 1
+    third     y <------ . <----- . <----- . <- .. -- .
+    first     y <------ . <----- . <----- . <- .. -- .
                         ^        ^        ^          ^
-    first row           0        0        0          0
+    second              .        .        .          .
 
 **A sweep takes whole rounds**, so that all tiles do the same at each position and only numbers change with it; keys
 that the token does not see, in the last round beyond it, count nothing. They may be those of the next layer, or lie
 behind the last one's cache: they must be finite there.
 
-**What is early.** A task has up to 64 rounds. The last of a layer's first bundle has the new position, and waits until
-that is in main memory; weights wait for nothing, nor do the keys of tasks before the last.
+**Nothing waits for the cache.** Queries, and the token's own keys and values with them, go from the RoPE tile to the
+residual tile beside it, and as x to all tiles. What the cache has at the token's position, stale or new, is not read:
+so keys come as early as weights, and the new position is on its way to main memory meanwhile.
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
 weights' streams carry are bytes.
@@ -45,7 +46,7 @@ weights' streams carry are bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flownpu.aie.designs.common import (
     BLOCK_BYTES,
@@ -56,15 +57,15 @@ from flownpu.aie.designs.common import (
     PARAMETERS,
     TILES,
     U8,
+    ceil_div,
     kernel,
-    limits_of,
     run,
     tensor,
 )
-from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds, Chain, Meeting
-from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
-from flownpu.aie.designs.decode_layer.weights import STREAMS
-from flownpu.aie.iron.compat import ObjectFifo, TensorAccessPattern, Tile, range_
+from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds, Meeting
+from flownpu.aie.designs.decode_layer.rows import STREAMS, TILES_OF_STREAM
+from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN
+from flownpu.aie.iron.compat import ObjectFifo, TensorAccessPattern, range_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,14 +80,13 @@ __all__ = ["SplitKeys"]
 
 _COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and the one beside it
 _PART = BLOCK_ROWS  # elements in which a tile gives its results
-_HALF = BLOCK_BYTES // 4  # elements of half an object
+_HALF = BLOCK_BYTES // 4  # elements of an object's keys
 _BUNDLE = 256  # elements of the keys of a bundle at a position, at most: 1280 are five, which the kernel takes at once
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head: kernels/flow_kv_split.cc, as the next one
 # What a tile's share has before Y: position, powers of it and of up to three others, m and l.
 _FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
 _HEADS = 2  # parts of a share before those of Y: m and l
-_QUERIES, _TURNS, _WORDS = 9, 10, 12  # words of a tile: see `attend_to_share`
-_MEET = 1, 2  # rows of a column in which the shares of classes meet; of one class, in the first
+_HEADS_OF_X, _TURNS, _WORDS = 9, 10, 14  # words of a tile: see `attend_to_share`
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ class SplitKeys(Attention):
 
     d divides 256, so that objects are whole positions; a KV head has eight query heads or fewer.
     """
+
+    waits: ClassVar[int] = 5
+    deals_heads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         d, group = self.shape.d, self.shape.group
@@ -107,6 +110,11 @@ class SplitKeys(Attention):
     @property
     def columns(self) -> int:
         """Columns that project, and attend."""
+        return _COLUMNS
+
+    @property
+    def span(self) -> int:
+        """All of them: neighbours."""
         return _COLUMNS
 
     @property
@@ -143,23 +151,19 @@ class SplitKeys(Attention):
 
     @property
     def regions(self) -> Mapping[str, int]:
-        """What passes through main memory.
-
-        Queries [H d], normalised and turned. Around the output is room for what the tiles of the first column give in
-        which no shares meet: before it of one tile, and after it of the others.
-        """
-        heads, of_class = self.shape.heads * self.shape.d, self._outputs_of_class
-        return {"queries": heads, "before": of_class, "context": heads, "after": (TILES - 1) * of_class - heads}
+        """Attention's output; of one class, behind it room for what the other tile of the first column gives."""
+        heads = self.shape.heads * self.shape.d
+        return {"context": heads} | ({"after": heads} if self.classes == 1 else {})
 
     @property
-    def _outputs_of_class(self) -> int:
-        """Elements of attention's output that are a class's."""
-        return self.shape.heads * self.shape.d // self.classes
+    def x_size(self) -> int:
+        """A token's heads are an x, too."""
+        return max(super().x_size, self._parts_of_heads * BLOCK_COLUMNS)
 
     @property
-    def context_lines(self) -> int:
-        """Those of the queries before those of attention's output."""
-        return 2 * super().context_lines
+    def _parts_of_heads(self) -> int:
+        """Parts in which the queries, and the token's own keys and values, are dealt."""
+        return ceil_div(self.shape.projections[0].rows, BLOCK_COLUMNS)
 
     def cache_bytes(self, layers: int, capacity: int) -> int:
         """Bytes of all layers' caches, and of the padding that the last layer's last round reads behind them."""
@@ -173,15 +177,15 @@ class SplitKeys(Attention):
         return [f"share_tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
 
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:  # noqa: ARG002
-        """The queries leave for main memory."""
-        return AttentionEnds([], [], [queries.cons(tile=Tile(ROPE_COLUMN, 0))]), []
+        """None: the residual tile deals the queries."""
+        return AttentionEnds([], [], []), []
 
     def share(self) -> tuple[dict[str, Any], list[Kernel]]:
         """What a tile keeps of a bundle: its maxima and sums, and its outputs."""
         shape, block, product, part = self.shape, tensor(BLOCK_BYTES, U8), tensor(_PART), tensor(_PART, F32)
         share, rtp, line = (
             tensor(_FIRST_OUTPUT + self.bundle * shape.group * shape.d, F32), tensor(PARAMETERS, I32),
-            tensor(shape.x_size),
+            tensor(self.x_size),
         )  # fmt: skip
         kernels = [
             kernel("flow_kv_split", "flow_kv_split_start", rtp, share, I32, I32),
@@ -192,37 +196,35 @@ class SplitKeys(Attention):
         ]
         return {"share": share}, kernels
 
-    def meetings(self, chains: Sequence[Sequence[Chain]]) -> dict[tuple[int, int], Meeting]:
-        """The chain of a column goes to its first tile: only the first tile's share needs a fifo of its own."""
-        part, meet = tensor(_PART, F32), _MEET[: self.classes]
-        found = dict[tuple[int, int], Meeting]()
-        behind: dict[int, list[ObjectFifoHandle]] = {row: [] for row in meet}
-        for column, chain in reversed(list(enumerate(chains))):
-            first = ObjectFifo(part, name=f"share_{column}")
-            others = [[], [first.cons(), *(chain[1].taken if self.classes == 1 else [])], chain[2].taken, []]
-            onward = [[first.prod()], [], chain[2].given, chain[3].given]
-            for row in meet:
-                across = [ObjectFifo(part, name=f"share_{column}_{row}")] if column else []
-                others[row] = others[row] + behind[row]
-                onward[row], behind[row] = [fifo.prod() for fifo in across], [fifo.cons() for fifo in across]
-            for row in range(TILES):
-                found[column, row] = Meeting(others[row], onward[row], leaves=not column)
+    def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting]]:
+        """One class meets as sums do. Of two the second meets in the third tiles, and these give theirs across."""
+        if self.classes == 1:
+            return sums
+        found = list[list[Meeting]]()
+        behind: list[ObjectFifoHandle] = []
+        for column, (first, second, third, last) in reversed(list(enumerate(sums))):
+            across = [] if first.leaves else [ObjectFifo(tensor(_PART, F32), name=f"share_{column}")]
+            below, _, *others = first.others
+            here = first._replace(others=[below, *others])
+            there = third._replace(others=[*third.others, *behind], onward=[fifo.prod() for fifo in across])
+            found.insert(0, [here, second, there, last])
+            behind = [fifo.cons() for fifo in across]
         return found
 
     def attend_to_share(
-        self, w: ObjectFifoHandle, y: ObjectFifoHandle, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
+        self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
         buffers: list[Buffer], kernels: list[Kernel], meeting: Meeting,
     ) -> None:  # fmt: skip
         """The tile's share of each bundle's keys, and those that it is given of others.
 
         Words: those of attention (kernels/README.md), objects a bundle first; word 8, positions from one of the tile's
-        objects to the next; word 9, parts of the queries; word 10, bundles: none, where a call has no attention; word
-        11, the first KV head of its class.
+        objects to the next; word 9, parts of x that are heads; word 10, bundles: none, where a call has no attention;
+        word 11, the first KV head of its class; words 12 and 13, where x has the token's own keys and values.
         """
         (share,) = buffers
         start, attend, meet, give, store = kernels
         heads, rows, d = self.bundle, self.shape.group, self.shape.d
-        objects, queries, turns = rtp[0], rtp[_QUERIES], rtp[_TURNS]
+        objects, parts_of_heads, turns = rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS]
 
         def pass_on(part: Any) -> None:
             for number, other in enumerate(meeting.others):
@@ -232,7 +234,7 @@ class SplitKeys(Attention):
                 give(share, onward.acquire(1), part)
                 onward.release(1)
 
-        take(queries)
+        take(parts_of_heads)
         for turn in range_(turns):
             start(rtp, share, heads * rows, d)
             for _ in range_(objects):
@@ -243,28 +245,33 @@ class SplitKeys(Attention):
                     pass_on(part)
             for part in range_(_HEADS if meeting.leaves else 0, _HEADS + heads * rows * d // _PART):
                 pass_on(part)
-                if meeting.leaves:
+                if y is not None and meeting.leaves:
                     store(share, y.acquire(1), part, d)
                     y.release(1)
 
     # --- The sequence -------------------------------------------------------------------------------------------------
+
+    def told(self, part: Sweep) -> Sweep | None:
+        """All of it."""
+        return part
 
     def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
         """See `attend_to_share`: tiles differ in their first key, and classes in their first KV head."""
         tiles = self.columns * TILES
         if part is None:
             nothing: list[int | None] = [None] * _WORDS
-            nothing[_QUERIES] = nothing[_TURNS] = 0
+            nothing[_HEADS_OF_X] = nothing[_TURNS] = 0
             return [nothing] * tiles
         shape = self.shape
         chunks, position, first, *others = part.words(token.position, 1)
-        queries = shape.lines(shape.heads * shape.d) * shape.line // BLOCK_COLUMNS
+        own_keys = shape.heads * shape.d
+        own = own_keys, own_keys + shape.kv_heads * shape.d
         words = []
         for tile in range(tiles):
             of_class, sharer = self._class_of(tile)
             head = of_class * shape.kv_heads // self.classes
             key = first + sharer * self.positions
-            words.append([chunks, position, key, *others, self.keys, queries, self.turns, head])
+            words.append([chunks, position, key, *others, self.keys, self._parts_of_heads, self.turns, head, *own])
         return words
 
     def _class_of(self, tile: int) -> tuple[int, int]:
@@ -274,50 +281,32 @@ class SplitKeys(Attention):
         return row // tiles, column * tiles + row % tiles
 
     def plan(self, steps: LayerSequence, index: int) -> None:
-        """Keys and values for the streams: round x half x positions of a stream's tiles x bytes of half a bundle."""
-        token, part, most = steps.token, steps.sweep(index), limits_of("npu2").iteration_maximum
-        line, half = 2 * self.shape.position_size, 2 * self.bundle * self.shape.d
+        """Keys and values for the streams, a task for each bundle: round x positions of a stream's tiles x bytes."""
+        token, part, line = steps.token, steps.sweep(index), 2 * self.shape.position_size
+        of_position = 4 * self.bundle * self.shape.d
         total = self.cache_bytes(len(steps.layers), token.capacity)
-        first = index * token.capacity + part.first_key
-        tasks = [
-            (turn, start, min(most, part.chunks - start))
-            for turn in range(self.turns)
-            for start in range(0, part.chunks, most)
-        ]
-        tiles = TILES // STREAMS
-        for turn, start, rounds in tasks:
-            early = turn > 0 or start + rounds < part.chunks
+        sizes = [part.chunks, TILES_OF_STREAM * self.positions, of_position]
+        for turn in range(self.turns):
             for number, stream in enumerate(steps.weights.streams):
-                of_class, sharer = self._class_of(number * tiles)
-                position = first + start * self.keys + sharer * self.positions
-                bundle = of_class * self.turns + turn
-                tap = TensorAccessPattern(
-                    [total],
-                    position * line + bundle * 2 * half,
-                    [rounds, 2, tiles * self.positions, half],
-                    [self.keys * line, half, line, 1],
-                )
-                stream.waiting.append((steps.planned, steps.buffers.cache_bytes, tap, early))
+                of_class, sharer = self._class_of(number * TILES_OF_STREAM)
+                first = index * token.capacity + part.first_key + sharer * self.positions
+                offset = first * line + (of_class * self.turns + turn) * of_position
+                tap = TensorAccessPattern([total], offset, sizes, [self.keys * line, line, 1])
+                stream.waiting.append((steps.planned, steps.buffers.cache_bytes, tap))
         steps.planned += 1
 
-    def send_heads(self, steps: LayerSequence) -> list[Any]:
-        """Queries, keys and values as they lie; the queries come back."""
+    def send_heads(self, steps: LayerSequence) -> None:
+        """Queries, keys and values as they lie."""
         tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
         steps.send(steps.ends.heads, steps.buffers.state, tap)
-        (end,) = steps.ends.attention.contexts
-        tap = run(steps.state_size, steps.regions["queries"].offset, self.shape.heads * self.shape.d)
-        return [steps.drain(end, steps.buffers.state, tap)]
 
-    def attend(self, steps: LayerSequence, index: int) -> list[Any]:  # noqa: ARG002 the taps are known from the start
-        """All tiles attend to their shares, and those of the first column give what they have then.
+    def drain_contexts(self, steps: LayerSequence) -> list[Any]:
+        """That of the first column, in which the first and the third tile have what has met, of a class each."""
+        of_class, first = self.shape.heads * self.shape.d // self.classes, steps.regions["context"].offset
+        tap = steps.in_state(first, [of_class // _PART, STREAMS, _PART], [_PART, of_class, 1])
+        return [steps.drain(steps.ends.products[0], steps.buffers.state, tap)]
 
-        Each gives as much as a class's outputs are. The two in which shares meet give attention's output; what the
-        others give lies before and after it.
-        """
-        steps.send_region(steps.ends.vectors, "queries")
-        of_class = self._outputs_of_class
-        first = steps.regions["context"].offset - _MEET[0] * of_class
-        tap = steps.in_state(first, [of_class // _PART, TILES, _PART], [_PART, of_class, 1])
-        drain = steps.drain(steps.ends.products[0], steps.buffers.state, tap)
+    def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:  # noqa: ARG002
+        """All tiles attend to their shares: what comes is known from the start, and nothing of it was just made."""
         steps.start_phase()
-        return [drain]
+        return appended

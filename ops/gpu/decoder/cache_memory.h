@@ -33,9 +33,9 @@ class DeviceCacheMemory final : public layers::CacheMemory {
   void copy(layers::CacheMemory& from, std::int64_t count) override;
 
  private:
-  // Of a position, in one head of one part.
+  // Bytes of a position in one head of one part.
   std::size_t row_bytes() const;
-  // Of a position, in all.
+  // Bytes of a position in all.
   std::int64_t position_bytes() const;
   std::size_t offset(std::int64_t head, std::int64_t position) const;
   void check_room(std::int64_t positions) const;

@@ -54,7 +54,7 @@ struct PlacedConstants {
   std::vector<Rotary> rotary;
   // Keep what the device reads where the model's file is mapped.
   std::vector<std::shared_ptr<const void>> owners;
-  // Of the weights: copied, and read in place.
+  // Bytes of the weights: copied, and read in place.
   std::int64_t copied_bytes = 0;
   std::int64_t mapped_bytes = 0;
 };

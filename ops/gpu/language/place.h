@@ -20,7 +20,7 @@ class WeightPlaces {
   std::string scale() const;
   std::string minimum() const;
   std::string codes() const;
-  // Of the 8 rows from `row` on.
+  // The same, within it that of the 8 rows from `row` on.
   std::string codes_of_8() const;
 
  private:

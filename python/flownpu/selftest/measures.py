@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flownpu.aie.cost.parameters import TABLE
 from flownpu.aie.designs.common import TILES
 from flownpu.aie.designs.decode_layer.design import DecodeLayer
-from flownpu.aie.designs.decode_layer.weights import STREAMS
+from flownpu.aie.designs.decode_layer.rows import STREAMS
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.selftest.decoder import SHAPE
 

@@ -31,7 +31,9 @@ def main() -> None:
         sys.stdout.write(f"only the wheel for this Python: {error}\n")
         pythons = [Path(sys.executable)]
     compiler = build.Compiler.of(Path(sys.executable), WORK)
-    has_wine = Wine.find(WORK / "prefix") is not None
+    wine = Wine.find(WORK / "prefix")
+    if wine is not None:
+        wine.run(Path("wineboot"))  # makes its Windows, libraries of which are laid out, too
     for found in pythons:
         environment = wheels.environment(WORK, found, "windows")
         python = Python.of(environment, WORK, compiler.zig)
@@ -39,9 +41,9 @@ def main() -> None:
         for file in [wheel, *(Path(shutil.copy(WORK / "cmake" / name, DIST)) for name in build.LIBRARIES)]:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             sys.stdout.write(f"{digest}  {file.stat().st_size / 2**20:5.2f} MiB  {file.name}\n")
-        if has_wine:
+        if wine is not None:
             layout.install(python, wheel, compiler, WORK)
-    if has_wine:
+    if wine is not None:
         layout.lay_out_program(WORK)
 
 

@@ -71,8 +71,6 @@ def build_wheel(environment: Path, python: Python, compiler: Compiler, work: Pat
     Raises:
         subprocess.CalledProcessError: a step failed; it has said why.
     """
-    is_own = f"3.{python.version}" == wheels.OWN_ABI
-    library = python.import_library() if is_own else python.stable_import_library()
     defines = {
         "CMAKE_TOOLCHAIN_FILE": ROOT / "scripts" / "release" / "windows" / "toolchain.cmake",
         "FLOWNPU_COMMIT": wheels.commit()[0],
@@ -80,19 +78,21 @@ def build_wheel(environment: Path, python: Python, compiler: Compiler, work: Pat
         "FLOWNPU_TESTING": "ON",
         "FLOWNPU_WERROR": "ON",
         "Python_INCLUDE_DIR": python.headers(),
-        "Python_LIBRARY": library,
-        "Python_SABI_LIBRARY": library,
+        "Python_LIBRARY": python.import_library(),
+        "Python_SABI_LIBRARY": python.stable_import_library(),
     }
     settings = {f"cmake.define.{name}": value for name, value in defines.items()} | {"build-dir": work / "cmake"}
     options = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    # What was found of another Python would be taken for this one's.
+    (work / "cmake" / "CMakeCache.txt").unlink(missing_ok=True)
     plain = work / "plain"
     shutil.rmtree(plain, ignore_errors=True)
     variables = compiler.variables()
     variables["PATH"] = f"{environment.parent}{os.pathsep}{variables['PATH']}"
-    command = [environment, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", plain]
-    subprocess.run([*command, *options, ROOT], env=variables, check=True)
+    command = [str(environment), "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(plain), *options, str(ROOT)], env=variables, check=True)
     (wheel,) = plain.iterdir()
-    retag = [environment, "-m", "wheel", "tags", "--platform-tag", TAG, wheel]
+    retag = [str(environment), "-m", "wheel", "tags", "--platform-tag", TAG, str(wheel)]
     said = subprocess.run(retag, check=True, stdout=subprocess.PIPE, text=True).stdout
     dist.mkdir(parents=True, exist_ok=True)
     return Path(shutil.move(plain / said.split()[-1], dist / said.split()[-1]))

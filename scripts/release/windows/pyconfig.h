@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Python's headers ask of a compiler for Windows x64: its types' sizes, and that functions and data come from a
-   library (python311.dll, python3.dll). The headers of a Python on Linux say it of Linux; all else in them is the same. */
+/* What Python's headers ask of a compiler for Windows x64: its types' sizes, and that functions and
+   data come from a library (python311.dll, python3.dll). The headers of a Python on Linux say it of
+   Linux; all else in them is the same. */
 #pragma once
 
 #define MS_WINDOWS 1

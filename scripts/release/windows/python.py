@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from scripts.release.windows.build import Compiler
 
-__all__ = ["Python", "download"]
+__all__ = ["Python", "download", "exported"]
 
 PANDA3D = "panda3d==1.10.16"
 # What of the standard library no program needs.
@@ -101,9 +101,7 @@ class Python:
         return made
 
     def _exported(self) -> list[str]:
-        with pefile.PE(self._unpacked() / f"{self.library}.dll", fast_load=True) as file:
-            file.parse_data_directories(pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_EXPORT"])
-            return [symbol.name.decode() for symbol in file.DIRECTORY_ENTRY_EXPORT.symbols if symbol.name]
+        return exported(self._unpacked() / f"{self.library}.dll")
 
     def _stable(self, items: Mapping[Any, Any]) -> set[str]:
         """Those names of the stable ABI that this Python has."""
@@ -112,6 +110,7 @@ class Python:
         }
 
     def _import_library(self, name: str, symbols: list[str], data: set[str]) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
         definitions = self.folder / f"{name}.def"
         lines = [f"{symbol} DATA" if symbol in data else symbol for symbol in symbols]
         definitions.write_text("\n".join([f"LIBRARY {name}.dll", "EXPORTS", *lines, ""]), encoding="utf-8")
@@ -158,6 +157,13 @@ class Python:
 
 def _ask(python: Path, script: str) -> str:
     return subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def exported(library: Path) -> list[str]:
+    """The names of what a library has for others."""
+    with pefile.PE(library, fast_load=True) as file:
+        file.parse_data_directories(pefile.DIRECTORY_ENTRY["IMAGE_DIRECTORY_ENTRY_EXPORT"])
+        return [symbol.name.decode() for symbol in file.DIRECTORY_ENTRY_EXPORT.symbols if symbol.name]
 
 
 def download(folder: Path, wanted: list[str], version: int, *, dependencies: bool = False) -> list[Path]:

@@ -35,7 +35,7 @@ class Wine:
             "WINEPREFIX": str(prefix),
             "WINEDEBUG": "-all",
             # No questions about .NET and a browser.
-            "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;mscoree,mshtml=",
+            "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;ucrtbase=n,b;mscoree,mshtml=",
             "ORT_DISABLE_TELEMETRY": "1",
         }
         for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONIOENCODING", "PYTHONUTF8", "VIRTUAL_ENV"):

@@ -46,7 +46,7 @@ SMALL = {
     "llama, three KV heads": LayerShape(160, 6, 3, 64, 416, "swiglu"),
     "qwen3, eight KV heads": LayerShape(256, 16, 8, 128, 544, "swiglu", **QWEN),
     "qwen3, two KV heads, groups of six": LayerShape(288, 12, 2, 32, 544, "swiglu", **QWEN),
-    # Rows that a column's tiles share: of ten blocks in quarters of three, of four, gated.
+    # Rows that 28 tiles share beside those of the streams: of four and of ten blocks, gated.
     "llama, shared rows": LayerShape(1024, 4, 2, 64, 2400, "swiglu"),
 }
 # One of each name of what the host sends.
@@ -128,7 +128,7 @@ def test_a_layers_waits(way):
             waiting = waiting and not reads
         elif isinstance(step, Await) and transfers[step.transfer] in drained - {"hidden"}:
             waiting = True
-    assert waits + waiting == 6
+    assert waits + waiting == DecodeLayer(SHAPES["gemma3-1b"], way).attention.waits == {"pairs": 6, "split": 5}[way]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -204,22 +204,40 @@ def blocks_of(plan, column, first, size):
     """Where the blocks of first .. + size of the weights begin that each tile of a column is sent, in order."""
     tiles = []
     for stream in range(2):
-        starts = np.zeros((0, 2, 2), int)  # object, half of a block, tile
+        starts = [np.zeros(0, int)]
         for step in plan.sequence.steps:
-            if isinstance(step, Transfer) and (step.fifo, step.buffer) == (f"w_{column}_{stream}", "weights"):
-                *outer, inner = step.tap.walk
-                assert (inner.size, inner.stride) == (2560, 1)
-                if first <= step.tap.offset < first + size:
-                    starts = np.concatenate([starts, indices(outer, step.tap.offset).reshape(-1, 2, 2)])
-        np.testing.assert_array_equal(starts[:, 1], starts[:, 0] + 2560)
-        tiles += [list(starts[:, 0, tile]) for tile in range(2)]
+            if not isinstance(step, Transfer) or (step.fifo, step.buffer) != (f"w_{column}_{stream}", "weights"):
+                continue
+            if not first <= step.tap.offset < first + size:
+                continue
+            *outer, inner = step.tap.walk
+            assert inner.stride == 1
+            pieces = indices(outer, step.tap.offset) if outer else np.array([step.tap.offset])
+            bytes_of_pieces = pieces.reshape(-1, 1) + np.arange(0, inner.size, 2560)
+            halves = bytes_of_pieces.reshape(-1, 2)
+            np.testing.assert_array_equal(halves[:, 1], halves[:, 0] + 2560)
+            starts.append(halves[:, 0])
+        tiles += list(map(list, np.concatenate(starts).reshape(-1, 2).T))
     return tiles
 
 
-def take(objects, count):
-    """The next of a tile's objects."""
-    taken, objects[:] = objects[:count], objects[count:]
-    return taken
+def shared_rows(blocks, rows, weights, queues, start):
+    """What tiles take of rows that they share, row by row: of all blocks in order every so many-th is a tile's.
+
+    Yields, for each weight of a row, (its number, the blocks of it that each tile took: their numbers and starts). What
+    the second of two neighbours is sent without its being anyone's is dropped behind them.
+    """
+    tiles, used = len(queues), [0] * len(queues)
+    for number in range(rows * weights):
+        found = []
+        for tile, queue in enumerate(queues):
+            mine = [j for j in range(blocks) if (start + number * blocks + j) % tiles == tile]
+            found.append((mine, queue[: len(mine)]))
+            del queue[: len(mine)]
+            used[tile] += len(mine)
+        yield number, found
+    for tile in range(1, tiles, 2):
+        del queues[tile][: used[tile - 1] - used[tile]]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -230,51 +248,59 @@ def test_every_block_meets_its_outputs(name, way):
     plan = design.program(0, 1024).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}
     places = [design.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
-    first = 0
+    first, span = 0, design.attention.span
     for phase, (projection, place) in enumerate(zip(shape.projections, places, strict=True)):
         made = {}  # element of the state: the row of blocks that it is of, None if a tile had nothing to say
         weights = 2 if projection.gated else 1
 
-        def of_blocks(starts, weight, numbers, first=first, projection=projection):
-            """The row that the blocks `numbers` of a weight are of."""
-            rows, rest = np.divmod(np.array(starts) - first, projection.row_bytes)
-            np.testing.assert_array_equal(rest // 5120, weight * projection.blocks + np.array(numbers))
-            return set(rows)
+        def row_of(number, found, first=first, projection=projection, weights=weights):
+            """The row of which tiles took all blocks of a weight, each once."""
+            numbers = [number for mine, _ in found for number in mine]
+            starts = np.array([start for _, taken in found for start in taken])
+            assert sorted(numbers) == list(range(projection.blocks))
+            rows, rest = np.divmod(starts - first, projection.row_bytes)
+            np.testing.assert_array_equal(rest // 5120, number % weights * projection.blocks + np.array(numbers))
+            (row,) = set(rows)
+            return row
 
-        for column in range(design.attention.columns):
-            taps = [
-                step.tap
-                for step in plan.sequence.steps
-                if isinstance(step, Transfer)
-                and (step.fifo, step.buffer) == (f"y_{column}", "state")
-                and place <= step.tap.offset < place + projection.rows
-            ]
-            outputs = iter(np.concatenate([indices(t.walk, t.offset) for t in taps]).reshape(-1, 4, 32) if taps else ())
-            tiles = blocks_of(plan, column, first, projection.bytes)
-            of_tiles = [
-                [words[f"tile_{column}_{tile}_parameters", 1 + 3 * phase + word] for word in range(3)]
+        for begin in range(0, design.attention.columns, span):
+            columns = range(begin, begin + span)
+            queues = [tile for column in columns for tile in blocks_of(plan, column, first, projection.bytes)]
+            outputs = []
+            for column in columns:
+                taps = [
+                    step.tap
+                    for step in plan.sequence.steps
+                    if isinstance(step, Transfer)
+                    and (step.fifo, step.buffer) == (f"y_{column}", "state")
+                    and place <= step.tap.offset < place + projection.rows
+                ]
+                walked = [indices(tap.walk, tap.offset).reshape(-1, 2, 32) for tap in taps]
+                outputs.append(iter(np.concatenate([np.zeros((0, 2, 32), int), *walked])))
+            of_tiles = {
+                tuple(words.get((f"tile_{column}_{tile}_parameters", 1 + 3 * phase + word), 0) for word in range(3))
+                for column in columns
                 for tile in range(4)
-            ]
-            blocks, groups, shared = of_tiles[0]
-            quarter = -(-blocks // 4)
-            for _ in range(shared // 4 % 4 if projection.gated else shared % 4):
-                rows, met = set(), []
-                for objects, (_, _, word) in zip(tiles, of_tiles, strict=True):
-                    numbers = word // 4096 + np.arange(word % 4096 // 16)
-                    for weight in range(weights):
-                        rows |= of_blocks(take(objects, quarter)[quarter - len(numbers) :], weight, numbers)
-                    met += list(numbers)
-                assert sorted(met) == list(range(blocks))
-                (row,) = rows
-                for tile, part in enumerate(next(outputs)):
-                    made |= dict.fromkeys(part, None if tile else row)
-            for _ in range(groups // 4096 if projection.gated else groups % 4096):
-                for objects, part in zip(tiles, next(outputs), strict=True):
-                    rows = [of_blocks(take(objects, blocks), weight, range(blocks)) for weight in range(weights)]
-                    (row,) = set.union(*rows)
-                    made |= dict.fromkeys(part, row)
-            assert not any(tiles)
-            assert next(outputs, None) is None
+            }
+            if len(of_tiles) > 1:  # few rows: each column has its own number, and shares none
+                assert all(word == 0 for _, _, word in of_tiles)
+            blocks, _, word = next(iter(of_tiles))
+            gated = 1024 if projection.gated else 1
+            shared, start = word % 65536 // gated, word // 65536
+            for number, found in shared_rows(blocks, shared, weights, queues, start):
+                row = row_of(number, found)
+                if number % weights == weights - 1:
+                    for tile, part in enumerate(next(outputs[0])):
+                        made |= dict.fromkeys(part, None if tile else row)
+            for place_in_span, column in enumerate(columns):
+                rows = words.get((f"tile_{column}_0_parameters", 2 + 3 * phase), 0) // gated
+                given = [next(outputs[place_in_span]) for _ in range(rows)]
+                for stream in range(2):
+                    pair = queues[place_in_span * 4 + 2 * stream :][:2]
+                    for number, found in shared_rows(blocks, rows, weights, pair, 0):
+                        made |= dict.fromkeys(given[number // weights][stream], row_of(number, found))
+                assert next(outputs[place_in_span], None) is None
+            assert not any(queues)
         assert made == {place + element: element // 32 for element in range(projection.rows)}
         first += projection.bytes
 
@@ -297,16 +323,16 @@ def test_every_key_has_one_tile(name, position, window):
                 if isinstance(step, Transfer) and (step.fifo, step.buffer) == (f"w_{column}_{stream}", "cache_bytes")
             ]
             moved = np.concatenate([indices(tap.walk, tap.offset) for tap in taps]) if taps else np.zeros(0, int)
-            # Objects of the stream: [half][tile][positions of an object][half of the bytes of a bundle's position].
-            objects = moved.reshape(-1, 2, 2, way.positions, way.bundle * of_head // 2)
+            # Objects of the stream: [tile][positions of an object][bytes of a bundle's position].
+            objects = moved.reshape(-1, 2, way.positions, way.bundle * of_head)
             for place in range(2):
                 share = f"share_tile_{column}_{2 * stream + place}_parameters"
                 count, first, step, turns, head = (words.get((share, index), 0) for index in (0, 2, 8, 10, 11))
                 assert len(objects) == count * turns
-                for number, halves in enumerate(objects[:, :, place]):
+                for number, positions in enumerate(objects[:, place]):
                     turn, in_turn = divmod(number, count)
                     heads = range(head + turn * way.bundle, head + (turn + 1) * way.bundle)
-                    for offset, of_position in enumerate(np.concatenate(halves, axis=-1)):
+                    for offset, of_position in enumerate(positions):
                         key = first + in_turn * step + offset
                         begin = key * line + heads[0] * of_head
                         np.testing.assert_array_equal(of_position, begin + np.arange(way.bundle * of_head))
@@ -393,16 +419,16 @@ def test_a_long_x_leaves_room_for_fewer_blocks(rng, way, hidden, blocks):
 def mistaken_case(way):
     """A layer beyond its window, in which every stream, and of split keys every tile, has something to say.
 
-    The tiles of a column share rows of QKV, of gate and up, and of the down projection.
+    The tiles of column 0's span share rows of QKV, of gate and up, and of the down projection.
     """
     rng = np.random.default_rng(5)
-    shape = dataclasses.replace(SMALL["gemma3, four KV heads"], hidden=800, feed_forward=928)
+    shape = dataclasses.replace(SMALL["gemma3, four KV heads"], hidden=800, feed_forward=896)
     if way == "pairs":
         return case_of(random_call(shape, rng, 130, [Layer(WINDOW)]), rng)
-    # Four rounds of 70 keys, five a tile. The window begins among those of tile (0, 0); the last round has 41.
-    # Column 0 shares rows of 64, 49 and 32, which begin at column 0, 5 and 5.
+    # Four rounds of 70 keys, five a tile. The window begins among those of tile (0, 0), which has the last three, too.
+    # All tiles share 8 of 64 rows, 7 of 49 and 4 of 32.
     shape = dataclasses.replace(shape, hidden=1024, feed_forward=1568, d=128)
-    return case_of(random_call(shape, rng, 250, [Layer(249)], way=way), rng)
+    return case_of(random_call(shape, rng, 212, [Layer(211)], way=way), rng)
 
 
 # What changes nothing that counts, and why.
@@ -418,7 +444,7 @@ EQUIVALENT = {
     | {
         r"share_tile_\d_\d_parameters\[3\]": "the key after the last is hidden as one of the future, too",
         r"share_tile_0_0_parameters\[8\]": "the keys of its later objects are all seen, some further on, too",
-        r"core \(0, 3\): flow_kv_split_meet 4": "of m and l, which column 0 takes apart: in others it counts",
+        r"core \(0, [34]\): flow_kv_split_meet 4": "of m and l, which column 0 takes apart: in others it counts",
         r"share_tile_\d_\d_parameters\[[57]\]": "there is one query, which sees no later key: the words are FlowKV's",
     },
 }
@@ -429,7 +455,12 @@ EQUIVALENT = {
 def test_planted_mistakes_are_caught(mutation, way):
     case = mistaken_case(way)
     sent = {step.name for step in case.plan.sequence.steps if isinstance(step, Transfer) and step.fifo in SENT}
+    # Columns further on differ from the second in numbers only.
+    columns = DecodeLayer(case.call.design.shape, way).attention.columns
+    further = re.compile(rf"core \(([2-{columns - 2}]), ")
     for text, mutant in mutation(case.plan):
+        if further.match(text):
+            continue
         # A fill may be freed where a drain of its data was awaited: the checker knows when.
         known = mutation is ends_that_do_not_wait and text in sent
         # Projecting tiles differ in the sums and shares that they take and hand on; for the rest one stands for all.
@@ -452,12 +483,11 @@ def without_waiting(plan, fifos):
 @pytest.mark.parametrize(
     ("way", "fifos"),
     [
-        # Groups of rows, and in the first columns rows that the tiles share before them.
-        ("pairs", ("y_0", "y_0", "y_1", "y_1", "y_2", "y_2")),
+        # The products of QKV: rows of streams, and before them those that a span shares.
+        ("pairs", ("y_0", "y_1", "y_2", "y_3", "y_4")),
         ("pairs", ("key_value", "key_value")),
         ("pairs", ("o_0", "o_1")),
-        ("split", ("key_value", "key_value", "queries")),
-        ("split", tuple(f"y_{column}" for column in range(7) for _ in range(2))),
+        ("split", tuple(f"y_{column}" for column in range(1, 7))),
     ],
     ids=str,
 )

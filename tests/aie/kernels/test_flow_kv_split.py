@@ -10,13 +10,13 @@ from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert
 
 PART = 32
 FIRST_PART = 16 + 3 * 2 * PART  # of a share's floats: the position of the next key, and what it multiplies by
-HALF = 1280  # bf16 of half an object
+HALF = 1280  # bf16 of an object's keys
 
 
 def objects_of(sweeps, tile, tiles):
-    """The objects of a tile's share of a bundle: every `tiles`-th, [half][positions of an object][half of a position].
+    """The objects of a tile's share of a bundle: every `tiles`-th, [position][KV head of the bundle][key, value][d].
 
-    A position is [KV head of the bundle][key, value][d]; what is behind the last is zeros.
+    What is behind the last position is zeros; the token's own is not what it was: x brings it.
     """
     bundle, d = len(sweeps), sweeps[0].d
     keys = HALF // (bundle * d)
@@ -26,7 +26,9 @@ def objects_of(sweeps, tile, tiles):
             for value, cache in enumerate((sweep.k, sweep.v)):
                 read = cache[first : first + keys]
                 lines[: len(read), head, value] = read
-        yield np.ascontiguousarray(lines.reshape(keys, 2, -1).swapaxes(0, 1)).reshape(-1).view(np.uint8)
+                if 0 <= sweep.first_query - first < keys:
+                    lines[sweep.first_query - first, head, value] = np.nan
+        yield lines.reshape(-1).view(np.uint8)
 
 
 def parts(share):
@@ -43,8 +45,13 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
     bundle, rtp = len(sweeps), sweeps[0].rtp()
     keys = HALF // (bundle * d)
     rtp[2], rtp[8], rtp[11] = sweeps[0].first_key + tile * keys, tiles * keys, head
-    before = bf16(np.ones((head + turn * bundle) * rows * d))
-    x = np.concatenate([before, *(sweep.q.reshape(-1) for sweep in sweeps)])
+    others = head + turn * bundle
+    parts_of_x = [bf16(np.ones(others * rows * d)), *(sweep.q.reshape(-1) for sweep in sweeps)]
+    for word, cache in ((12, "k"), (13, "v")):
+        rtp[word] = sum(map(len, parts_of_x))
+        own = [getattr(sweep, cache)[sweep.first_query] for sweep in sweeps]
+        parts_of_x += [bf16(np.ones(others * d)), *own]
+    x = np.concatenate(parts_of_x)
     share = np.full(FIRST_PART + 2 * PART + bundle * rows * d, np.nan, np.float32)
     kernels.call("flow_kv_split_start", rtp, share, bundle * rows, d)
     for block in objects_of(sweeps, tile, tiles):

@@ -90,7 +90,8 @@ def image_seconds(decoder: DecoderShape, encoder: EncoderShape, device: Device, 
 
 def _weights(part: Projection, device: Device, values: Values) -> float:
     """A projection's weights through the fullest stream, memory and the tiles' kernels: whichever is slowest."""
-    rows = len(part.row_groups(0, _COLUMNS))  # of blocks: the first column has the most
+    # Groups of a row for each tile of a column; the first column has the most.
+    rows = ceil_div(part.rows, BLOCK_ROWS * TILES * _COLUMNS)
     kernels = rows * part.row_bytes / BLOCK_BYTES * values["dqp_block"] / device.clock
     of_stream = rows * TILES * _COLUMNS / _STREAMS * part.row_bytes
     return max(of_stream / read_rate(1, STORED_WEIGHT_RUN, values), part.bytes / values["memory_read"], kernels)

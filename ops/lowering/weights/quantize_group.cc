@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/lowering/quantize_group.h"
+#include "ops/lowering/weights/quantize_group.h"
 
 #include <algorithm>
 #include <bit>

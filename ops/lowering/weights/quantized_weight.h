@@ -17,7 +17,7 @@
 #include <string>
 
 #include "ops/formats/q4nx.h"
-#include "ops/lowering/quantize_group.h"
+#include "ops/lowering/weights/quantize_group.h"
 #include "ops/nodes/node.h"
 
 namespace flownpu::lowering {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/lowering/repacked_weights.h"
+#include "ops/lowering/weights/repacked_weights.h"
 
 #include <algorithm>
 #include <array>

@@ -16,7 +16,7 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/lowering/graph.h"
-#include "ops/lowering/quantized_weight.h"
+#include "ops/lowering/weights/quantized_weight.h"
 #include "ops/nodes/node.h"
 
 namespace flownpu::lowering {

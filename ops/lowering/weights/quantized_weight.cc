@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/lowering/quantized_weight.h"
+#include "ops/lowering/weights/quantized_weight.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The residual stream's tile of a decode layer (design.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flownpu.aie.designs.common import BF16, BLOCK_COLUMNS, I32, RunTimeParameters, kernel, limits_of, tensor, worker
+from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN
+from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
+
+if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer.attention import Attention
+    from flownpu.aie.designs.decode_layer.shape import LayerShape
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
+
+__all__ = ["residual_tile"]
+
+
+def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle, copy: Kernel) -> None:
+    """Batches of heads go out in parts of x: several parts a batch, or several batches a part."""
+    batch, batches = shape.batch * shape.d, (shape.heads + 2 * shape.kv_heads) // shape.batch
+    size = min(batch, BLOCK_COLUMNS)
+    if batch == size:
+        of_part = BLOCK_COLUMNS // size
+        for parts, in_part in ((batches // of_part, of_part), (1, batches % of_part)):
+            for _ in range_(parts) if parts and in_part else ():
+                part = x.acquire(1)
+                for place in range_(in_part):
+                    copy(heads.acquire(1), part, 0, place, size)
+                    heads.release(1)
+                x.release(1)
+        return
+    for _ in range_(batches):
+        whole = heads.acquire(1)
+        for place in range_(batch // size):
+            copy(whole, x.acquire(1), place, 0, size)
+            x.release(1)
+        heads.release(1)
+
+
+def residual_tile(
+    way: Attention, x: ObjectFifo, heads: ObjectFifo, parameters: RunTimeParameters
+) -> tuple[ObjectFifo, ObjectFifo, Worker]:
+    """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
+
+    `heads`: what the RoPE tile makes, if it is dealt, too. Words: epsilon's bits; lines of attention's output; whether
+    there are attention and a feed-forward; lines of its activations; layers.
+    """
+    shape = way.shape
+    line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
+    vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)
+    copy = kernel("copy_part", "copy_part", line, tensor(BLOCK_COLUMNS), I32, I32)
+    copy_heads = kernel("copy_part", "copy_into", heads.obj_type, tensor(BLOCK_COLUMNS), *[I32] * 3)
+    if post_norms:
+        kernels = [
+            kernel("rms_norm", "rms_norm_add", *[line] * 4, *[I32] * 3),
+            kernel("rms_norm", "rms_norm", *[line] * 3, *[I32] * 3),
+        ]
+    else:
+        kernels = [kernel("rms_norm", "add_rms_norm", *[line] * 5, *[I32] * 3)]
+
+    def core(
+        vectors: ObjectFifoHandle, x: ObjectFifoHandle, hidden: ObjectFifoHandle, residual: Buffer, normal: Buffer,
+        rtp: Buffer, barrier: Any, copy: Kernel, kernels: list[Kernel], heads: list[ObjectFifoHandle],
+        copy_heads: Kernel,
+    ) -> None:  # fmt: skip
+        barrier.wait_for_value(1)
+        barrier.release_with_value(1)
+        sizes = 1, hidden_size, rtp[0]
+        context_lines, second, activated_lines = rtp[1], rtp[2], rtp[3]
+
+        def enter(weights: list[Any], update: Any, before: Any, after: Any) -> None:
+            """After = before + update, normalised first where there are post-norms; normal = norm(after)."""
+            if post_norms:
+                kernels[0](update, weights[0], before, after, *sizes)
+                kernels[1](after, weights[1], normal, *sizes)
+            else:
+                kernels[0](update, before, weights[0], after, normal, *sizes)
+
+        def deal(whole: Any) -> None:
+            for part in range_(shape.line // BLOCK_COLUMNS):
+                copy(whole, x.acquire(1), part, BLOCK_COLUMNS)
+                x.release(1)
+
+        def pass_on(lines: Any) -> None:
+            for _ in range_(lines):
+                deal(vectors.acquire(1))
+                vectors.release(1)
+
+        for _ in range_(rtp[4]):
+            held: Any = vectors.acquire(norms + 2)
+            enter([held[1 + place] for place in range(norms)], held[1 + norms], held[0], residual)
+            vectors.release(norms + 2)
+            deal(normal)
+            for dealt in heads:
+                for _ in range_(second):
+                    _deal_heads(shape, dealt, x, copy_heads)
+            pass_on(context_lines)
+            for _ in range_(second):
+                held, after = vectors.acquire(norms + 1), hidden.acquire(1)
+                enter([held[place] for place in range(norms)], held[norms], residual, after)
+                vectors.release(norms + 1)
+                hidden.release(1)
+                deal(normal)
+            pass_on(activated_lines)
+
+    # The kernels write D elements; what is sent beyond is multiplied with minima of padding, which are 0: it must be
+    # finite, and zeros are.
+    normal = Buffer(line, initial_value=np.zeros(shape.line, BF16), name="normal")
+    fifos = vectors.cons(depth=norms + 2), x.prod(), hidden.prod()
+    arguments = [*fifos, Buffer(line, name="residual"), normal, parameters.buffers[-1], parameters.barrier]
+    dealt = [heads.cons()] if way.deals_heads else []
+    tile = Tile(RESIDUAL_COLUMN, limits_of("npu2").first_compute_row)
+    return (
+        vectors,
+        hidden,
+        worker(core, [*arguments, copy, kernels, dealt, copy_heads], tile=tile),
+    )

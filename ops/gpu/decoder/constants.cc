@@ -80,7 +80,7 @@ class Reader {
   }
 
   Buffer blocks(const Value& value) {
-    const std::int64_t bytes = value.shape->elements();
+    const std::int64_t bytes = value.shape.value_or(Shape{0}).elements();
     const bool in_place = context_.facts().is_software() && value.owner != nullptr &&
                           reinterpret_cast<std::uintptr_t>(value.constant) % kAlignment == 0;
     if (!in_place) return upload(value, bytes);

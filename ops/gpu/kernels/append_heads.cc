@@ -51,7 +51,7 @@ constexpr const char* kNorm = R"(
 )";
 
 std::string weighted(const std::string& i, bool qk_norm) {
-  const std::string given = "args.packed.Read(row, front + " + i + ")";
+  std::string given = "args.packed.Read(row, front + " + i + ")";
   if (!qk_norm) return given;
   return "(" + given + " * inverse * (head < args.heads ? args.q_norm.Read(" + i +
          ") : args.k_norm.Read(" + i + ")))";

@@ -118,7 +118,7 @@ def test_beams_branch(open_model: Callable[..., Any], prompts: list[Tokens]) -> 
     assert found[0] == found[1]
 
 
-def test_what_runs_where(open_model: Callable[..., Any], converted: Callable[..., Path], tmp_path: Path) -> None:
+def test_what_runs_where(open_model: Callable[..., Any], tmp_path: Path) -> None:
     """One line of the session says it; what the device has no place for is an error, or the CPU's."""
     report = tmp_path / "placement.json"
     open_model(provider_options=GPU | {"placement": str(report)})

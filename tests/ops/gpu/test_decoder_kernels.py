@@ -46,7 +46,8 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     low, high = turned[..., :half], turned[..., half:]
     rotated = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
     magnitude = np.concatenate([np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)], axis=-1)
-    # Of the norm 12 units and 8 additions of which the root halves the error (selftest/gpu/rows.py); two products, a sum.
+    # The norm has 12 units and 8 additions, of which the root halves the error (selftest/gpu/rows.py); two products, a
+    # sum.
     bound = (16 + 3) * F32 * magnitude
     queries = query[first:].reshape(tokens, heads, size)
     assert (

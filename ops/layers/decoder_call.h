@@ -22,8 +22,8 @@ struct SequenceTokens {
 // Throws Error unless hidden states, lengths and blocks are of the shapes that a run has.
 void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs);
 
-// Lengths, read from an input that check_call took. Throws Error for lengths that do not fit it, and for positions
-// that the rotary tables lack.
+// Lengths, read from an input that check_call took. Throws Error for lengths that do not fit it,
+// and for positions that the rotary tables lack.
 SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 

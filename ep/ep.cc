@@ -37,6 +37,8 @@ ChosenDevice choose_device(const Options& options, bool has_npu) {
       return {make_npu_device(device_options), "device=npu"};
     case DeviceChoice::kEmulate:
       return {make_emulate_device(device_options), "device=emulate"};
+    case DeviceChoice::kGpu:
+      return {make_gpu_device(device_options), "device=gpu"};
     case DeviceChoice::kAuto:
       break;
   }

@@ -59,25 +59,17 @@ std::string parse_placement(const std::string& value) {
        "' is not known; expected one of: log, stderr, the path of a file to write (with a '/')");
 }
 
-// It computes single operators, which no session is made of.
-[[noreturn]] void refuse_gpu() {
-  fail(
-      "[FlowNPU] option device = 'gpu': a GPU does not run whole models yet; expected one of: "
-      "auto, cpu, npu, emulate. What it runs are single operators (flownpu.ops, "
-      "device=\"gpu\") and `flownpu selftest --device gpu`");
-}
-
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 8> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 9> kParsers{{
     {"device",
      [](Options& options, const std::string& value) {
-       if (value == "gpu") refuse_gpu();
-       options.device = choose<DeviceChoice, 4>("device", value,
+       options.device = choose<DeviceChoice, 5>("device", value,
                                                 {{{"auto", DeviceChoice::kAuto},
                                                   {"cpu", DeviceChoice::kCpu},
                                                   {"npu", DeviceChoice::kNpu},
-                                                  {"emulate", DeviceChoice::kEmulate}}});
+                                                  {"emulate", DeviceChoice::kEmulate},
+                                                  {"gpu", DeviceChoice::kGpu}}});
      }},
     {"on_unsupported",
      [](Options& options, const std::string& value) {
@@ -103,6 +95,10 @@ constexpr std::array<std::pair<std::string_view, Parser>, 8> kParsers{{
     {"npu_threshold",
      [](Options& options, const std::string& value) {
        options.device_options.npu_threshold = parse_threshold(value);
+     }},
+    {"opencl_device",  // Any part of a name; the device lists those there are.
+     [](Options& options, const std::string& value) {
+       options.device_options.opencl_device = value;
      }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},

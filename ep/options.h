@@ -15,7 +15,7 @@
 namespace flownpu {
 
 // `device`. kAuto: the NPU if the session was given one that this build drives, else the CPU.
-enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate };
+enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate, kGpu };
 
 // `on_unsupported`: what to do with nodes that the device does not take. kError, the default, fails
 // the session with the list of nodes and reasons, so that a model never runs elsewhere unnoticed;
@@ -26,7 +26,7 @@ enum class OnUnsupported : std::uint8_t { kError, kWarn, kCpu };
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
   OnUnsupported on_unsupported = OnUnsupported::kError;
-  // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`.
+  // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`.
   DeviceOptions device_options;
   // `placement`: where the placement report (placement.h) goes beside ORT's log: nowhere (empty),
   // "stderr", a file's path, or a folder's with a '/' at its end, where each session writes a file

@@ -84,7 +84,7 @@ def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_nati
 
 
 def describe_decoder(model: ir.Model) -> dict[str, Any]:
-    """The sizes of a model's decoder, exported or converted, by the names of ops/npu/nodes/decoder_shape.h.
+    """The sizes of a model's decoder, exported or converted, by the names of ops/layers/decoder_sizes.h.
 
     Raises:
         ValueError: a session would not give it to an NPU; with the reason that it tells.

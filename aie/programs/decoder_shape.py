@@ -29,7 +29,7 @@ _GATE_COLUMNS = 64
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What a decoder's programs depend on; see DecoderShape in ops/npu/nodes/decoder_shape.h.
+    """What a decoder's programs depend on; see DecoderSizes in ops/layers/decoder_sizes.h.
 
     Attributes:
         shape: of a layer.

@@ -45,12 +45,7 @@ std::string GpuDevice::description() const {
   return "gpu (" + facts.title() + ", driver " + facts.driver + ")";
 }
 
-std::string GpuDevice::warning() const {
-  if (!context_->facts().is_software()) return "";
-  return context_->facts().title() +
-         " is a CPU that computes what a GPU would: it is there to test, and slower than "
-         "device = cpu";
-}
+std::string GpuDevice::warning() const { return context_->facts().warning(); }
 
 std::string GpuDevice::unsupported(const Node& node, const Producer& /*producer*/) const {
   try {
@@ -89,7 +84,7 @@ std::vector<Contract> GpuDevice::contracts() const {
 
 }  // namespace gpu
 
-std::unique_ptr<Device> make_gpu_device(const DeviceOptions& options) {
+std::unique_ptr<Device> make_gpu_operators(const DeviceOptions& options) {
   return std::make_unique<gpu::GpuDevice>(options);
 }
 

@@ -38,3 +38,10 @@ class GpuDevice final : public Device {
 };
 
 }  // namespace flownpu::gpu
+
+namespace flownpu {
+
+// Throws OpenClError, as the constructor does.
+std::unique_ptr<Device> make_gpu_operators(const DeviceOptions& options);
+
+}  // namespace flownpu

@@ -7,9 +7,9 @@
 
 #include "ops/cpu/step.h"
 #include "ops/error.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/driver/xrt_plugin.h"
 #include "ops/npu/match/layers.h"
-#include "ops/npu/nodes/decoder_operators.h"
 #include "ops/npu/operators/attention_step.h"
 #include "ops/npu/operators/lowering.h"
 #include "ops/npu/operators/product_step.h"
@@ -82,8 +82,7 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
     if (is_encoder_layers(node))
       return std::make_unique<EncoderLayers>(node, designs, host_compute_);
     auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
-    const std::lock_guard lock(mutex_);
-    caches_.push_back(step->caches());
+    caches_.add(step->caches());
     return step;
   } catch (const DeviceError& error) {
     if (error.failure() != Failure::kMemory) throw;
@@ -99,7 +98,8 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
   auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
                                                      host_compute_, threshold());
   const cpu::Context context = cpu::make_context(options_);
-  if (is_attention(of_graph)) return make_attention_step(node, std::move(programs), context);
+  if (layers::is_attention(of_graph))
+    return make_attention_step(node, std::move(programs), context);
   return make_product_step(node, std::move(programs), std::move(host), context);
 }
 
@@ -155,22 +155,7 @@ std::string NpuDevice::compatibility(const Lowering& lowering) const {
          open(lowering.model_folder)->artifacts().identity();
 }
 
-void NpuDevice::restore(std::span<const Tensor> tensors) const {
-  std::vector<std::shared_ptr<KvCaches>> all;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const std::weak_ptr<KvCaches>& caches : caches_) {
-      if (std::shared_ptr<KvCaches> living = caches.lock()) all.push_back(std::move(living));
-    }
-  }
-  for (const Tensor& tensor : tensors) {
-    if (!KvCaches::has_ticket(tensor)) continue;
-    const bool found =
-        std::ranges::any_of(all, [&](const auto& caches) { return caches->restore(tensor); });
-    if (!found)
-      fail("[FlowNPU] a past stands for a KV cache that is gone: begin the conversation anew");
-  }
-}
+void NpuDevice::restore(std::span<const Tensor> tensors) const { caches_.restore(tensors); }
 
 Counts NpuDevice::counts() const {
   const std::lock_guard lock(mutex_);

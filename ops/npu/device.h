@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "ops/device.h"
+#include "ops/layers/kv_caches.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/operators/shared_buffers.h"
 #include "ops/npu/run/host_operators.h"
-#include "ops/npu/run/kv_cache.h"
 
 namespace flownpu {
 
@@ -74,10 +74,9 @@ class NpuDevice final : public Device {
   HostCompute host_compute_;  // of the same kernels and threads
   // Buffers of steps that are operators by themselves.
   std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
+  mutable layers::CachesOfSteps caches_;
   mutable std::mutex mutex_;  // for what follows
   mutable std::shared_ptr<CompiledDesigns> designs_;
-  // Caches of the steps that were prepared; they go when their step does.
-  mutable std::vector<std::weak_ptr<KvCaches>> caches_;
 };
 
 }  // namespace npu

@@ -48,7 +48,7 @@ void bind_describe(nb::module_& module) {
   };
   bind("describe_decoder", true,
        "The sizes of the decoder that an NPU's array computes of a graph, by the names of "
-       "DecoderShape (ops/npu/nodes/decoder_shape.h). Nodes, outputs and weights: as of Rewriting. "
+       "DecoderSizes (ops/layers/decoder_sizes.h). Nodes, outputs and weights: as of Rewriting. "
        "Raises ValueError if there is none, with the reason that a session would tell.");
   bind("describe_encoder", false,
        "The same of an encoder of images, by the names of EncoderShape "

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/gpu/device.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;
@@ -167,7 +168,7 @@ std::shared_ptr<Device> make_device(const std::string& name,
            key, "'");
     }
   }
-  return is_gpu ? make_gpu_device(chosen) : make_cpu_device(chosen);
+  return is_gpu ? make_gpu_operators(chosen) : make_cpu_device(chosen);
 }
 
 void bind_operators(nb::module_& module) {

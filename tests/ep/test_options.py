@@ -26,12 +26,7 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
     ("key", "value", "message"),
     [
         ("colour", "red", "option colour = 'red' is not known; the options are: device, on_unsupported, activations"),
-        ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate"),
-        (
-            "device",
-            "gpu",
-            "option device = 'gpu': a GPU does not run whole models yet; expected one of: auto, cpu",
-        ),
+        ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         ("on_unsupported", "", "option on_unsupported = '' is not known; expected one of: error, warn, cpu"),
         ("activations", "f32", "option activations = 'f32' is not known; expected one of: bf16, int8"),
         ("threads", "-1", r"option threads = '-1' is not valid; expected an integer from 0 \(one for each core\)"),

@@ -12,57 +12,26 @@
 #include <utility>
 #include <vector>
 
+#include "ops/layers/kv_caches.h"
 #include "ops/npu/device.h"
 #include "ops/npu/match/layers.h"
-#include "ops/npu/run/kv_cache.h"
+#include "ops/npu/run/cache_memory.h"
 #include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
+#include "tests/ops/partition.h"
 
 namespace nb = nanobind;
 using namespace flownpu;       // NOLINT(google-build-using-namespace): the module is its face
 using namespace flownpu::npu;  // NOLINT(google-build-using-namespace)
+using flownpu::layers::KvCache;
+using flownpu::layers::KvCaches;
 
 namespace {
 
 using native::Argument;
-
-using Attributes = std::map<std::string, Attribute>;
-// name, type, shape or none if it is not known, contents of an initializer
-using GivenValue = std::tuple<std::string, std::string, std::optional<std::vector<std::int64_t>>,
-                              std::optional<native::Array>>;
-// name, operator, domain, attributes, inputs, outputs
-using GivenNode = std::tuple<std::string, std::string, std::string, Attributes,
-                             std::vector<GivenValue>, std::vector<GivenValue>>;
-
-std::vector<Value> values_of(const std::vector<GivenValue>& given) {
-  std::vector<Value> values;
-  for (const auto& [name, type, shape, contents] : given) {
-    Value& value = values.emplace_back();
-    value.name = name;
-    if (!type.empty()) value.type = native::type_of(type);
-    if (shape) value.shape = Shape(shape->data(), shape->size());
-    if (contents) value.constant = contents->data();
-  }
-  return values;
-}
-
-// Nodes, and what keeps their initializers.
-struct Partition {
-  std::vector<GivenNode> given;
-  std::vector<Node> nodes;
-
-  explicit Partition(std::vector<GivenNode> from) : given(std::move(from)) {
-    for (const auto& [name, op_type, domain, attributes, inputs, outputs] : given) {
-      Node& node = nodes.emplace_back();
-      node.name = name;
-      node.op_type = op_type;
-      node.domain = domain;
-      node.attributes.insert(attributes.begin(), attributes.end());
-      node.inputs = values_of(inputs);
-      node.outputs = values_of(outputs);
-    }
-  }
-};
+using tests::Attributes;
+using tests::GivenNode;
+using tests::Partition;
 
 std::vector<std::string> names_of(const std::vector<Value>& values) {
   std::vector<std::string> names;
@@ -181,7 +150,12 @@ void bind_device(nb::module_& module) {
 
 void bind_caches(nb::module_& module) {
   nb::class_<KvCache>(module, "KvCache")
-      .def("buffer", &KvCache::buffer, nb::rv_policy::reference_internal);
+      .def(
+          "buffer",
+          [](KvCache& cache) -> Buffer& {
+            return static_cast<ArrayCacheMemory&>(cache.memory()).buffer();
+          },
+          nb::rv_policy::reference_internal);
   nb::class_<KvCaches>(module, "KvCaches")
       .def(
           "__init__",
@@ -199,14 +173,20 @@ void bind_caches(nb::module_& module) {
                                      .position = position,
                                      .head = 2 * vector,
                                      .value = vector};
-            new (caches) KvCaches(runtime, shape, context, layout, windows.size() * layout.layer);
+            const std::size_t bytes = windows.size() * layout.layer;
+            check_layout(shape, context, layout, bytes);
+            new (caches) KvCaches(
+                shape, [&runtime, shape, layout, bytes]() -> std::unique_ptr<layers::CacheMemory> {
+                  return std::make_unique<ArrayCacheMemory>(runtime, shape, layout, bytes);
+                });
           },
           nb::keep_alive<1, 2>())
       .def_ro_static("most", &KvCaches::kMost)
       .def("begin",
            [](KvCaches& caches, const std::vector<Argument>& pasts,
               const std::vector<Argument>& presents, std::int64_t past) {
-             return caches.begin(native::tensors_of(pasts), native::tensors_of(presents), past);
+             return caches.begin(native::tensors_of(pasts), native::tensors_of(presents), past,
+                                 past);
            })
       .def("finish",
            [](KvCaches& caches, KvCache& cache, const std::vector<Argument>& presents,

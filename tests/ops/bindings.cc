@@ -54,6 +54,7 @@ NB_MODULE(flownpu_testing, module) {
   bind_gpu(gpu);
   nb::module_ npu = module.def_submodule("npu");
   bind_npu_decoder(npu);
+  bind_gpu_session(gpu);
   // After it: of exceptions those that are bound last are tried first, and DeviceError is one of
   // DeviceFailed's.
   bind_npu_runtime(npu);

@@ -9,3 +9,5 @@ void bind_thread_pool(nanobind::module_& module);
 
 // flownpu_testing.gpu: the kernel language, and kernels on an OpenCL device.
 void bind_gpu(nanobind::module_& module);
+// The device of a session; after what the NPU binds of nodes and steps.
+void bind_gpu_session(nanobind::module_& module);

@@ -2,6 +2,8 @@
 // FlowKV and FlowQKV (Gemma3 paper, sections 3.1.2 and 3.1.3): the heads that share a KV head sweep
 // its keys in chunks of as many as there are lanes, with an online softmax (equations 6 to 12). A
 // lane has one key of a chunk for the scores, and then every 64th element of the values' sums.
+#include <utility>
+
 #include "ops/gpu/kernels/kernels.h"
 
 namespace flownpu::gpu {
@@ -13,14 +15,12 @@ constexpr const char* kBody = R"(
   const int kv = group(0);
   const int token = group(1);
   const int batch = group(2);
-  const int past = args.rows.Read(batch, 0);
-  const int valid = args.rows.Read(batch, 1);
-  const int base = args.rows.Read(batch, 2);
+  LENGTHS
   const int front = kv * args.per_group * args.head_size;
   shared float query[args.per_group * args.head_size];
   shared float weights[args.per_group * args.lanes];
   for (int i = lane(); i < args.per_group * args.head_size; i += args.lanes)
-    query[i] = args.query_heads.Read(batch, token, front + i);
+    query[i] = args.query_heads.Read(batch, row, front + i);
   float sums[args.per_group][args.each];
   float maximum[args.per_group];
   float denominator[args.per_group];
@@ -82,10 +82,23 @@ constexpr const char* kBody = R"(
       const int i = lane() + j * args.lanes;
       if (i < args.head_size) {
         const float mean = begin < end ? sums[h][j] / denominator[h] : 0.0f;
-        args.y.Write(mean, batch, token, front + h * args.head_size + i);
+        args.y.Write(mean, batch, row, front + h * args.head_size + i);
       }
     }
   }
+)";
+
+constexpr const char* kLengthsOfBatch = R"(
+  const int past = args.rows.Read(batch, 0);
+  const int valid = args.rows.Read(batch, 1);
+  const int base = args.rows.Read(batch, 2);
+  const int row = token;
+)";
+constexpr const char* kLengthsOfSequence = R"(
+  const int past = args.before;
+  const int valid = args.tokens;
+  const int base = 0;
+  const int row = args.first + token;
 )";
 
 }  // namespace
@@ -95,20 +108,29 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::string tokens = "tokens";
   const std::vector<Size> cache{batch, shape.kv_heads, std::string("capacity"), shape.head_size};
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
+  const std::string lengths = "LENGTHS";
+  std::string body = kBody;
+  body.replace(body.find(lengths), lengths.size(),
+               shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch);
+  std::vector<TensorDescription> tensors{
+      {.name = "query_heads", .sizes = heads},
+      {.name = "key", .element = shape.cache, .sizes = cache},
+      {.name = "value_rows", .element = shape.cache, .sizes = cache}};
+  if (!shape.one_sequence)
+    tensors.push_back({.name = "rows", .element = Element::kInt32, .sizes = {batch, 3}});
+  tensors.push_back({.name = "y", .access = Access::kWrite, .sizes = heads});
+  std::vector<std::string> parameters{tokens, "capacity"};
+  if (shape.one_sequence) parameters.insert(parameters.begin(), {"first", "before"});
   return {.name = "flow_attention",
-          .body = kBody,
-          .tensors = {{.name = "query_heads", .sizes = heads},
-                      {.name = "key", .element = shape.cache, .sizes = cache},
-                      {.name = "value_rows", .element = shape.cache, .sizes = cache},
-                      {.name = "rows", .element = Element::kInt32, .sizes = {batch, 3}},
-                      {.name = "y", .access = Access::kWrite, .sizes = heads}},
+          .body = body,
+          .tensors = std::move(tensors),
           .constants = {{"per_group", shape.heads_per_group()},
                         {"head_size", shape.head_size},
                         {"each", q4nx::ceil_div(shape.head_size, kLanes)},
                         {"softcap", shape.softcap},
                         {"window", shape.window},
                         {"causal", std::int64_t{shape.causal ? 1 : 0}}},
-          .parameters = {tokens, "capacity"},
+          .parameters = std::move(parameters),
           .lanes = kLanes};
 }
 

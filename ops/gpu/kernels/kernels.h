@@ -49,15 +49,18 @@ Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
 struct NormShape {
   std::int64_t columns = 0;
   float epsilon = 0;
-  // A residual that is added first; whether the sum is written.
+  // A residual that is added first; whether it is normalised itself before that; whether the sum is
+  // written.
   bool has_skip = false;
+  bool norms_skip = false;
   bool writes_sum = false;
 };
 
 // RMS norm of rows: y = weight x / sqrt(mean(x^2) + epsilon). Arguments: x [t, columns], weight
-// [columns], y, then skip [skips, columns] and sum [t, columns] if there are; parameter, with a
-// skip: skips, its rows, which repeat.
+// [columns], y, then if there are skip [skips, columns], its weight [columns], and sum [t,
+// columns]; parameter, with a skip: skips, its rows, which repeat.
 KernelDescription rms_norm(const NormShape& shape);
+Grid rms_norm_grid(std::int64_t rows);
 
 struct RotationShape {
   std::int64_t width = 0;  // of a row: heads x head_size
@@ -71,6 +74,24 @@ struct RotationShape {
 KernelDescription rotary_embedding(const RotationShape& shape);
 Grid rotary_embedding_grid(const RotationShape& shape, std::int64_t tokens);
 
+struct HeadsShape {
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_size = 0;  // even
+  Element cache = Element::kFloat32;
+  float scale = 1;  // of queries
+  bool qk_norm = false;
+  float epsilon = 0;
+};
+
+// What becomes of a packed QKV projection, for one sequence: queries and keys are normalised, if
+// `qk_norm`, and rotated, keys and values appended to a cache. Arguments: packed [t, (heads + 2
+// kv_heads) head_size], cos and sin [p, head_size / 2], query [t, heads head_size], key and value
+// cache [kv_heads, capacity, head_size], then with qk_norm its weights [head_size] of queries and
+// of keys; parameters: first (of t), past (the position of that), capacity.
+KernelDescription append_heads(const HeadsShape& shape);
+Grid append_heads_grid(const HeadsShape& shape, std::int64_t tokens);
+
 struct AttentionShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -79,6 +100,8 @@ struct AttentionShape {
   float softcap = 0;
   std::int64_t window = 0;  // 0: none
   bool causal = true;
+  // Tokens of a sequence that lie among others' rows, and a cache from position 0 on.
+  bool one_sequence = false;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
@@ -87,7 +110,8 @@ struct AttentionShape {
 // online softmax over chunks of them. Arguments: query [b, t, heads head_size], scaled, key and
 // value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the call,
 // the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
-// capacity. Tokens that are padding get zeros.
+// capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
+// parameters are first (of t), before (its position), tokens and capacity.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Bytes of a work-group's own memory that it takes.

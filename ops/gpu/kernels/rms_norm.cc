@@ -5,22 +5,40 @@
 namespace flownpu::gpu {
 namespace {
 
-// SUM is x, or x and the skip; KEEP writes it where it is asked for.
-constexpr const char* kBody = R"(
-  const int row = group(0);
-  shared float squares[args.lanes];
-  float square = 0.0f;
-  for (int k = lane(); k < args.columns; k += args.lanes) {
-    const float x = SUM;
-    KEEP
-    square += x * x;
-  }
+// The sum of `square` of all lanes, in squares[0].
+constexpr const char* kReduce = R"(
   squares[lane()] = square;
   synchronise();
   for (int step = args.lanes / 2; step > 0; step /= 2) {
     if (lane() < step) squares[lane()] += squares[lane() + step];
     synchronise();
   }
+)";
+
+constexpr const char* kNormSkip = R"(
+  for (int k = lane(); k < args.columns; k += args.lanes) {
+    const float x = args.skip.Read(row % args.skips, k);
+    square += x * x;
+  }
+  REDUCE
+  const float inverse_skip = 1.0f / sqrt(squares[0] / (float)args.columns + args.epsilon);
+  synchronise();
+  square = 0.0f;
+)";
+
+// NORM_SKIP comes first where the skip is normalised; SUM is x, or x and the skip; KEEP writes it
+// where it is asked for.
+constexpr const char* kBody = R"(
+  const int row = group(0);
+  shared float squares[args.lanes];
+  float square = 0.0f;
+  NORM_SKIP
+  for (int k = lane(); k < args.columns; k += args.lanes) {
+    const float x = SUM;
+    KEEP
+    square += x * x;
+  }
+  REDUCE
   const float inverse = 1.0f / sqrt(squares[0] / (float)args.columns + args.epsilon);
   for (int k = lane(); k < args.columns; k += args.lanes) {
     const float x = SUM;
@@ -39,19 +57,23 @@ std::string replaced(std::string text, const std::string& word, const std::strin
 
 KernelDescription rms_norm(const NormShape& shape) {
   const std::string rows = "rows";
-  const std::string sum = shape.has_skip
-                              ? "args.x.Read(row, k) + args.skip.Read(row % args.skips, k)"
-                              : "args.x.Read(row, k)";
+  std::string sum = "args.x.Read(row, k)";
+  if (shape.has_skip) sum += " + args.skip.Read(row % args.skips, k)";
+  if (shape.norms_skip) sum += " * inverse_skip * args.skip_weight.Read(k)";
   const std::string keep = shape.writes_sum ? "args.sum.Write(x, row, k);" : "";
+  std::string body = replaced(kBody, "NORM_SKIP", shape.norms_skip ? kNormSkip : "");
+  body = replaced(replaced(replaced(body, "REDUCE", kReduce), "SUM", sum), "KEEP", keep);
   KernelDescription kernel{
       .name = "rms_norm",
-      .body = replaced(replaced(kBody, "SUM", sum), "KEEP", keep),
+      .body = body,
       .tensors = {{.name = "x", .sizes = {rows, shape.columns}},
                   {.name = "weight", .sizes = {shape.columns}},
                   {.name = "y", .access = Access::kWrite, .sizes = {rows, shape.columns}}},
       .constants = {{"columns", shape.columns}, {"epsilon", shape.epsilon}}};
   if (shape.has_skip) {
     kernel.tensors.push_back({.name = "skip", .sizes = {rows, shape.columns}});
+    if (shape.norms_skip)
+      kernel.tensors.push_back({.name = "skip_weight", .sizes = {shape.columns}});
     kernel.parameters = {"skips"};
   }
   if (shape.writes_sum) {
@@ -59,6 +81,10 @@ KernelDescription rms_norm(const NormShape& shape) {
         {.name = "sum", .access = Access::kWrite, .sizes = {rows, shape.columns}});
   }
   return kernel;
+}
+
+Grid rms_norm_grid(std::int64_t rows) {
+  return {.groups = {rows, 1, 1}, .lanes = KernelDescription{}.lanes};
 }
 
 }  // namespace flownpu::gpu

@@ -46,6 +46,8 @@ inline constexpr UInt kDeviceExtensions = 0x1030;
 inline constexpr UInt kDeviceUnifiedMemory = 0x1035;
 inline constexpr Bits kProfiling = 1U << 1;
 inline constexpr Bits kReadWrite = 1U << 0;
+inline constexpr Bits kReadOnly = 1U << 2;
+inline constexpr Bits kUseHostMemory = 1U << 3;
 inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
@@ -75,6 +77,8 @@ inline constexpr UInt kTrue = 1;
     (Queue, Memory, UInt, std::size_t, std::size_t, void*, UInt, const Event*, Event*))          \
   X(Int, clEnqueueWriteBuffer,                                                                   \
     (Queue, Memory, UInt, std::size_t, std::size_t, const void*, UInt, const Event*, Event*))    \
+  X(Int, clEnqueueCopyBuffer,                                                                    \
+    (Queue, Memory, Memory, std::size_t, std::size_t, std::size_t, UInt, const Event*, Event*))  \
   X(Program, clCreateProgramWithSource, (Context, UInt, const char**, const std::size_t*, Int*)) \
   X(Program, clCreateProgramWithBinary,                                                          \
     (Context, UInt, const DeviceId*, const std::size_t*, const unsigned char**, Int*, Int*))     \

@@ -21,8 +21,14 @@ constexpr std::size_t kShownLog = 2000;
 
 }  // namespace
 
+Buffer::Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live)
+    : handle_(handle), bytes_(bytes), live_(std::move(live)) {
+  if (live_ != nullptr) *live_ += static_cast<std::int64_t>(bytes_);
+}
+
 Buffer::~Buffer() {
   if (handle_ != nullptr) opencl().clReleaseMemObject(handle_);
+  if (live_ != nullptr) *live_ -= static_cast<std::int64_t>(bytes_);
 }
 
 CompiledKernel::~CompiledKernel() {
@@ -58,23 +64,42 @@ Buffer Context::allocate(std::size_t bytes) {
   cl::Int code = 0;
   cl::Memory handle = opencl().clCreateBuffer(context_, cl::kReadWrite, size, nullptr, &code);
   check(code, "clCreateBuffer", what);
-  return {handle, size};
+  ++counts_.allocations;
+  return {handle, size, live_};
 }
 
-void Context::write(const Buffer& buffer, std::span<const std::byte> from) {
+Buffer Context::use(std::span<const std::byte> memory) {
+  cl::Int code = 0;
+  // The driver only reads it.
+  cl::Memory handle =
+      opencl().clCreateBuffer(context_, cl::kReadOnly | cl::kUseHostMemory, memory.size(),
+                              const_cast<std::byte*>(memory.data()), &code);
+  check(code, "clCreateBuffer", std::to_string(memory.size()) + " bytes of the host's memory");
+  return {handle, memory.size(), nullptr};
+}
+
+void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
   if (from.empty()) return;
-  check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, 0, from.size(),
+  check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, offset, from.size(),
                                       from.data(), 0, nullptr, nullptr),
         "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
   counts_.bytes_to_device += static_cast<std::int64_t>(from.size());
 }
 
-void Context::read(const Buffer& buffer, std::span<std::byte> to) {
+void Context::read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) {
   if (to.empty()) return;
-  check(opencl().clEnqueueReadBuffer(queue_, buffer.handle(), cl::kTrue, 0, to.size(), to.data(), 0,
-                                     nullptr, nullptr),
+  check(opencl().clEnqueueReadBuffer(queue_, buffer.handle(), cl::kTrue, offset, to.size(),
+                                     to.data(), 0, nullptr, nullptr),
         "clEnqueueReadBuffer", std::to_string(to.size()) + " bytes to the host");
   counts_.bytes_to_host += static_cast<std::int64_t>(to.size());
+}
+
+void Context::copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
+                   std::size_t to_offset, std::size_t bytes) {
+  if (bytes == 0) return;
+  check(opencl().clEnqueueCopyBuffer(queue_, from.handle(), to.handle(), from_offset, to_offset,
+                                     bytes, 0, nullptr, nullptr),
+        "clEnqueueCopyBuffer", std::to_string(bytes) + " bytes on the device");
 }
 
 std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
@@ -199,11 +224,11 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
     all[axis] = static_cast<std::size_t>(grid.groups[axis]) * group[axis];
   }
   if (launched_.size() >= kMostEvents) collect();
-  Launched one{kernel.name(), nullptr};
+  cl::Event event = nullptr;
   check(opencl().clEnqueueNDRangeKernel(queue_, kernel.handle(), 3, nullptr, all.data(),
-                                        group.data(), 0, nullptr, &one.event),
+                                        group.data(), 0, nullptr, takes_times_ ? &event : nullptr),
         "clEnqueueNDRangeKernel", what);
-  launched_.push_back(std::move(one));
+  if (event != nullptr) launched_.push_back({kernel.name(), event});
   ++counts_.dispatches;
 }
 

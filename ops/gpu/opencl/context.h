@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,16 +20,18 @@
 
 namespace flownpu::gpu {
 
+// Bytes that a context has allocated and not freed; its buffers may outlive it.
+using LiveBytes = std::shared_ptr<std::atomic<std::int64_t>>;
+
 // Memory of a device; freed with its owner.
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(cl::Memory handle, std::size_t bytes) : handle_(handle), bytes_(bytes) {}
-  Buffer(Buffer&& other) noexcept
-      : handle_(std::exchange(other.handle_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  // `live`: what it counts for; null for memory of the host's.
+  Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live);
+  Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(handle_, other.handle_);
-    std::swap(bytes_, other.bytes_);
+    swap(other);
     return *this;
   }
   ~Buffer();
@@ -37,8 +40,15 @@ class Buffer {
   std::size_t bytes() const { return bytes_; }
 
  private:
+  void swap(Buffer& other) noexcept {
+    std::swap(handle_, other.handle_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(live_, other.live_);
+  }
+
   cl::Memory handle_ = nullptr;
   std::size_t bytes_ = 0;
+  LiveBytes live_;
 };
 
 // A kernel, compiled for one device.
@@ -79,6 +89,7 @@ struct KernelTime {
 // What was done since the context was opened.
 struct Counts {
   std::int64_t dispatches = 0;
+  std::int64_t allocations = 0;
   std::int64_t bytes_to_device = 0;
   std::int64_t bytes_to_host = 0;
   std::int64_t compiled = 0;
@@ -101,9 +112,15 @@ class Context {
 
   // Its content is not defined. A buffer of nothing has a byte.
   Buffer allocate(std::size_t bytes);
-  // Both return when the bytes have been moved.
-  void write(const Buffer& buffer, std::span<const std::byte> from);
-  void read(const Buffer& buffer, std::span<std::byte> to);
+  // Memory of the host's, which kernels read where it is. It must outlive the buffer.
+  Buffer use(std::span<const std::byte> memory);
+  // Bytes of all buffers that were allocated and live.
+  std::int64_t live_bytes() const { return *live_; }
+  // All but copy() return when the bytes have been moved. Offsets are in bytes.
+  void write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset = 0);
+  void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset = 0);
+  void copy(const Buffer& from, std::size_t from_offset, const Buffer& to, std::size_t to_offset,
+            std::size_t bytes);
 
   // The kernel `name` of a source: of this process, of the disk, or compiled.
   std::shared_ptr<const CompiledKernel> compile(const std::string& name, const std::string& source);
@@ -112,6 +129,8 @@ class Context {
               const Grid& grid);
   // Waits for all that was launched.
   void finish();
+  // Whether kernels' times are taken, which costs an event each; they are at first.
+  void take_no_times() { takes_times_ = false; }
   // How long the kernels ran since this was last asked; waits for them.
   std::vector<KernelTime> take_times();
 
@@ -132,6 +151,8 @@ class Context {
   cl::Context context_ = nullptr;
   cl::Queue queue_ = nullptr;
   std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
+  bool takes_times_ = true;
+  LiveBytes live_ = std::make_shared<std::atomic<std::int64_t>>(0);
   std::vector<Launched> launched_;
   std::vector<KernelTime> times_;
   Counts counts_;

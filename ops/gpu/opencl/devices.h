@@ -38,6 +38,13 @@ struct DeviceFacts {
   bool is_software() const { return kind == DeviceKind::kCpu; }
   // "pthread-... (Portable Computing Language)".
   std::string title() const { return name + " (" + platform + ")"; }
+  // What a user had better know; empty if there is nothing.
+  std::string warning() const {
+    if (!is_software()) return "";
+    return title() +
+           " is a CPU that computes what a GPU would: it is there to test, and slower than "
+           "device = cpu";
+  }
 };
 
 // A device, as OpenCL knows it.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/dense.h"
@@ -51,7 +51,7 @@ std::int64_t known_elements(const Value& value, int first, int end) {
 
 ArrayOperator describe_product(const Node& node) {
   DenseProjection product{.has_bias = false};
-  if (is_dense_product(node)) {
+  if (layers::is_dense_product(node)) {
     const Value* weight = node.input(1);
     if (weight == nullptr || weight->constant == nullptr || shape_of(weight).rank() != 2)
       fail(to_string(node), ": expected W to be an initializer of two axes");
@@ -114,18 +114,18 @@ ArrayOperator describe_attention(const Node& node) {
 
 // Wide blocks, and rows of blocks of zeros up to what GEMM makes at least.
 Packed pack_blocks(const Node& product) {
-  const Q4NXWeight weight = read_q4nx_weight(product);
+  const layers::Q4NXWeight weight = layers::read_q4nx_weight(product);
   const DenseProjection sizes{.inner = weight.columns,
                               .columns = weight.row_blocks() * q4nx::kBlockRows,
                               .has_bias = false};
   const auto rows = static_cast<std::size_t>(sizes.padded_columns() / q4nx::kBlockRows);
-  return {"weights", rows * weight.wide_row_bytes(),
+  return {"weights", rows * wide_row_bytes(weight),
           [weight, owner = product.inputs[1].owner](std::span<std::byte> memory) {
             PackedWriter writer(memory);
             for (std::int64_t row = 0; row < weight.row_blocks(); ++row)
-              write_wide_row(weight, row, writer.take(weight.wide_row_bytes()));
+              write_wide_row(weight, row, writer.take(wide_row_bytes(weight)));
             writer.zeros(memory.size() -
-                         static_cast<std::size_t>(weight.row_blocks()) * weight.wide_row_bytes());
+                         static_cast<std::size_t>(weight.row_blocks()) * wide_row_bytes(weight));
           }};
 }
 
@@ -148,13 +148,13 @@ bool is_operator_on_array(const Node& node) {
 
 ArrayOperator describe_operator(const Node& node) {
   const Node of_graph = operator_of_graph(node);
-  return is_attention(of_graph) ? describe_attention(of_graph) : describe_product(of_graph);
+  return layers::is_attention(of_graph) ? describe_attention(of_graph) : describe_product(of_graph);
 }
 
 Node operator_on_array(Node node) {
-  if (is_dense_product(node)) {
+  if (layers::is_dense_product(node)) {
     node.packed.push_back(pack_panels(node));
-  } else if (is_projection(node)) {
+  } else if (layers::is_projection(node)) {
     node.packed.push_back(pack_blocks(node));
   }
   node.domain = kNpuDomain;

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/npu/match/graph_walk.h"
-#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/layers/graph_walk.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack_encoder.h"
 
@@ -22,7 +22,7 @@ constexpr std::int64_t kLanes = 16;
 
 class EncoderMatcher {
  public:
-  explicit EncoderMatcher(const GraphWalk& graph) : graph_(graph) {}
+  explicit EncoderMatcher(const layers::GraphWalk& graph) : graph_(graph) {}
 
   // Throws Error that names the node in the way.
   void match(const Node& convolution);
@@ -54,7 +54,7 @@ class EncoderMatcher {
   // What reads a value, and nothing else does; it must be this operator of ONNX's.
   const Node& next(std::string_view value, std::string_view op_type, const char* what);
 
-  const GraphWalk& graph_;
+  const layers::GraphWalk& graph_;
   std::vector<const Node*> products_;
 };
 
@@ -74,7 +74,8 @@ bool is_transpose_of_tokens(const Node& node) {
 const Node& EncoderMatcher::next(std::string_view value, std::string_view op_type,
                                  const char* what) {
   const Node& node = graph_.only_computing_reader(value, what);
-  if (!is(node, "", op_type)) fail(to_string(node), ": expected ", what, " (", op_type, ")");
+  if (!layers::is(node, "", op_type))
+    fail(to_string(node), ": expected ", what, " (", op_type, ")");
   taken.insert(&node);
   return node;
 }
@@ -111,12 +112,12 @@ void EncoderMatcher::check_epsilon(const Node& node, float& known) const {
 
 const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseConstants& found) {
   const Node& node = graph_.only_computing_reader(x, what);
-  const bool dense = is_dense_product(node);
-  if (!dense && !is_projection(node))
+  const bool dense = layers::is_dense_product(node);
+  if (!dense && !layers::is_projection(node))
     fail(to_string(node), ": expected ", what, " (DenseMatMul or Q4NXMatMul)");
   expect(node, node.inputs[0].name == x, "activations as its first factor");
   found.weight = read_dense_weight(node);
-  const std::size_t bias = dense ? std::size_t{kDenseBias} : std::size_t{kProductBias};
+  const std::size_t bias = dense ? std::size_t{layers::kDenseBias} : std::size_t{kProductBias};
   if (node.input(bias) != nullptr)
     found.bias = float_constant(node, bias, Shape{found.weight.columns});
   taken.insert(&node);
@@ -125,8 +126,8 @@ const Node& EncoderMatcher::product(std::string_view x, const char* what, DenseC
 }
 
 const Value* residual_of(const Node& product) {
-  const bool dense = is_dense_product(product);
-  return product.input(dense ? std::size_t{kDenseResidual} : std::size_t{kProductResidual});
+  const bool dense = layers::is_dense_product(product);
+  return product.input(dense ? std::size_t{layers::kDenseResidual} : std::size_t{kProductResidual});
 }
 
 std::string_view EncoderMatcher::project(std::string_view x, const char* what) {
@@ -151,7 +152,7 @@ std::string_view EncoderMatcher::project_and_add(std::string_view x, const char*
 std::string_view EncoderMatcher::project_and_activate(std::string_view x, const char* what) {
   const Node& node = product(x, what, constants.projections.emplace_back());
   expect(node, residual_of(node) == nullptr, "no residual");
-  if (is_dense_product(node)) {
+  if (layers::is_dense_product(node)) {
     expect(node, node.text("activation", "none") == "gelu_tanh", "activation = gelu_tanh");
     return node.outputs[0].name;
   }
@@ -212,7 +213,7 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
   const Node& flat = graph_.only_computing_reader(convolution.outputs[0].name, "a row of tokens");
   const Node& turned = graph_.only_computing_reader(flat.outputs[0].name, "tokens");
   const Node& sum = graph_.only_computing_reader(turned.outputs[0].name, "positions");
-  expect(sum, is(sum, "", "Add"), "the sum of embeddings and their positions");
+  expect(sum, layers::is(sum, "", "Add"), "the sum of embeddings and their positions");
   const std::size_t table = sum.inputs[0].name == turned.outputs[0].name ? 1 : 0;
   const Shape positions = shape_of(sum.input(table));
   expect(sum, positions.rank() >= 2, "positions to be an initializer [patches, D]");
@@ -231,7 +232,7 @@ std::string_view EncoderMatcher::embed(const Node& convolution) {
 std::string_view EncoderMatcher::norm(std::string_view hidden) {
   const auto& readers = graph_.readers(hidden);
   const auto found = std::ranges::find_if(
-      readers, [](const Node* node) { return is(*node, "", "LayerNormalization"); });
+      readers, [](const Node* node) { return layers::is(*node, "", "LayerNormalization"); });
   if (found == readers.end())
     fail("the encoder: expected '", hidden, "' to be read by a LayerNormalization");
   const Node& node = **found;
@@ -247,7 +248,7 @@ std::string_view EncoderMatcher::norm(std::string_view hidden) {
 
 std::string_view EncoderMatcher::attend(std::string_view packed) {
   const Node& node = graph_.only_computing_reader(packed, "attention");
-  expect(node, is_attention(node), "attention (FlowQKVAttention)");
+  expect(node, layers::is_attention(node), "attention (FlowQKVAttention)");
   const std::int64_t heads = node.required_integer("num_heads");
   const std::int64_t head_size = node.required_integer("head_size");
   float scale = node.number("scale", 0);
@@ -347,32 +348,32 @@ Node encoder_node(const EncoderMatcher& found, const Node& convolution) {
   return node;
 }
 
-bool is_convolution(const Node& node) { return is(node, "", "Conv"); }
+bool is_convolution(const Node& node) { return layers::is(node, "", "Conv"); }
 
 }  // namespace
 
 bool is_for_encoder(const Node& node) {
-  return is_convolution(node) || is_dense_product(node) || is_projection(node) ||
-         is_attention(node);
+  return is_convolution(node) || layers::is_dense_product(node) || layers::is_projection(node) ||
+         layers::is_attention(node);
 }
 
 bool is_encoder(const std::vector<Node>& nodes) {
   return std::ranges::any_of(nodes, is_convolution) &&
          std::ranges::any_of(nodes, [](const Node& node) {
-           return is_attention(node) && node.integer("causal", 1) == 0;
+           return layers::is_attention(node) && node.integer("causal", 1) == 0;
          });
 }
 
 std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
-  const GraphWalk graph(nodes, outputs);
+  const layers::GraphWalk graph(nodes, outputs);
   EncoderMatcher found(graph);
   const auto convolution = std::ranges::find_if(nodes, is_convolution);
   if (convolution == nodes.end())
     fail("the array computes encoders of images, and there is no convolution");
   found.match(*convolution);
-  return with_one_node(nodes, graph, found.taken, found.projector,
-                       encoder_node(found, *convolution), outputs);
+  return layers::with_one_node(nodes, graph, found.taken, found.projector,
+                               encoder_node(found, *convolution), outputs);
 }
 
 }  // namespace flownpu::npu

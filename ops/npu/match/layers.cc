@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/layers/decoder_sizes.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/decoder_layers.h"
 #include "ops/npu/match/encoder_layers.h"
@@ -55,11 +56,11 @@ void give_names(std::vector<Node>& nodes, const lowering::Promised& promised) {
 }
 
 // Checked as it is when a step is made of it.
-void check(const Node& layers) {
-  if (is_encoder_layers(layers))
-    EncoderShape::read(layers);
+void check(const Node& node) {
+  if (is_encoder_layers(node))
+    EncoderShape::read(node);
   else
-    DecoderShape::read(layers);
+    layers::DecoderSizes::read(node);
 }
 
 struct Taken {
@@ -113,7 +114,7 @@ std::vector<Judged> judge(const std::vector<Node>& nodes) {
 }  // namespace
 
 bool is_decoder_layers(const Node& node) {
-  return node.domain == kNpuDomain && node.op_type == kDecoderLayers;
+  return node.domain == kNpuDomain && node.op_type == layers::kDecoderLayers;
 }
 
 bool is_encoder_layers(const Node& node) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/formats/q4nx.h"
+#include "ops/layers/checked_node.h"
 #include "ops/npu/nodes/lowered_node.h"
 
 namespace flownpu::npu {
@@ -48,16 +49,16 @@ std::size_t DenseProjection::bytes() const {
 
 EncoderShape EncoderShape::read(const Node& node) {
   EncoderShape shape;
-  shape.channels = size_attribute(node, "channels", kMostChannels);
-  shape.patch = size_attribute(node, "patch", kMostSide);
-  shape.grid = size_attribute(node, "grid", kMostSide);
-  shape.hidden = size_attribute(node, "hidden", kMostHidden);
-  shape.heads = size_attribute(node, "heads", kMostHeads);
-  shape.head_size = size_attribute(node, "head_size", kMostHeads);
-  shape.feed_forward = size_attribute(node, "feed_forward", kMostHidden);
-  shape.layers = size_attribute(node, "layers", kMostLayers);
-  shape.pooling = size_attribute(node, "pooling", shape.grid);
-  shape.features = size_attribute(node, "features", kMostHidden);
+  shape.channels = layers::size_attribute(node, "channels", kMostChannels);
+  shape.patch = layers::size_attribute(node, "patch", kMostSide);
+  shape.grid = layers::size_attribute(node, "grid", kMostSide);
+  shape.hidden = layers::size_attribute(node, "hidden", kMostHidden);
+  shape.heads = layers::size_attribute(node, "heads", kMostHeads);
+  shape.head_size = layers::size_attribute(node, "head_size", kMostHeads);
+  shape.feed_forward = layers::size_attribute(node, "feed_forward", kMostHidden);
+  shape.layers = layers::size_attribute(node, "layers", kMostLayers);
+  shape.pooling = layers::size_attribute(node, "pooling", shape.grid);
+  shape.features = layers::size_attribute(node, "features", kMostHidden);
   shape.epsilon = node.number("epsilon", 0);
   shape.pooled_epsilon = node.number("pooled_epsilon", 0);
   shape.scale = node.number("scale", 0);

@@ -9,7 +9,6 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "ops/nodes/node.h"
 #include "ops/npu/driver/runtime.h"
@@ -37,14 +36,6 @@ class PackedWriter {
  private:
   std::byte* at_;
 };
-
-// A required attribute that is a size. Throws Error unless it is 1 to `most`.
-std::int64_t size_attribute(const Node& node, std::string_view attribute, std::int64_t most);
-
-// Throws Error unless the nodes's inputs (or outputs) are all there, as many as `types`, and each
-// of one of its types. `what`: "input", "output".
-void check_values(const Node& node, const char* what, const std::vector<Value>& values,
-                  const std::vector<std::vector<DataType>>& types);
 
 // Throws Error if the node has none of this name and size.
 const Packed& packed(const Node& node, std::string_view name, std::size_t bytes);

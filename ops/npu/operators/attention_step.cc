@@ -12,9 +12,9 @@
 #include "ops/cpu/attention/step.h"
 #include "ops/cpu/checked_step.h"
 #include "ops/error.h"
-#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/run/kv_cache.h"
+#include "ops/npu/run/cache_memory.h"
 
 namespace flownpu::npu {
 namespace {

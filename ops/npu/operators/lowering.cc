@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/layers.h"
-#include "ops/npu/nodes/decoder_operators.h"
 #include "ops/npu/operators/programs.h"
 
 namespace flownpu::npu {
@@ -124,7 +124,7 @@ class OperatorLowering {
   }
 
   void leave_on_host(const Node& node, const std::string& reason, bool better) {
-    if (has_layers_ && is_dense_product(node)) return;
+    if (has_layers_ && layers::is_dense_product(node)) return;
     leave(lowered_, node, reason, better && !has_layers_);
   }
 
@@ -145,7 +145,7 @@ void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t 
 void leave_operators(Lowered& lowered, const std::string& reason) {
   const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
   for (const Node& node : lowered.nodes) {
-    if (is_operator(node) && !(has_layers && is_dense_product(node)))
+    if (is_operator(node) && !(has_layers && layers::is_dense_product(node)))
       leave(lowered, node, reason, false);
   }
 }

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ops/formats/q4nx.h"
-#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/layers/operators.h"
 
 namespace flownpu::npu {
 namespace {
@@ -23,10 +23,10 @@ struct Epilogue {
 
 Epilogue epilogue_of(const Node& node, const cpu::Kernels& kernels) {
   Epilogue epilogue;
-  if (is_dense_product(node)) {
+  if (layers::is_dense_product(node)) {
     const std::string activation = node.text("activation", "none");
-    epilogue.bias = kDenseBias;
-    epilogue.residual = kDenseResidual;
+    epilogue.bias = layers::kDenseBias;
+    epilogue.residual = layers::kDenseResidual;
     if (activation == "gelu") epilogue.activation = cpu::Activation::kGelu;
     if (activation == "gelu_tanh") epilogue.activation = cpu::Activation::kGeluTanh;
     return epilogue;

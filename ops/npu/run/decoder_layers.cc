@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/layers/decoder_call.h"
 #include "ops/nodes/flow_qkv_attention.h"
-#include "ops/npu/match/decoder_layers.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/run/cache_memory.h"
 
 namespace flownpu::npu {
 namespace {
@@ -33,20 +34,9 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const 
   return buffer;
 }
 
-// Throws Error unless inputs and outputs are what match/decoder_layers.h says.
 DecoderShape read_shape(const Node& node) {
   DecoderShape shape = DecoderShape::read(node);
-  const std::vector<DataType> cache{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
-  std::vector<std::vector<DataType>> inputs{
-      {DataType::kFloat32}, {DataType::kInt32}, {DataType::kInt32}};
-  std::vector<std::vector<DataType>> outputs{{DataType::kFloat32}};
-  for (std::size_t part = 0; part < 2 * shape.layers.size(); ++part) {
-    inputs.push_back(cache);
-    outputs.push_back(cache);
-  }
-  if (shape.blocks) inputs.push_back({DataType::kInt32});
-  check_values(node, "input", node.inputs, inputs);
-  check_values(node, "output", node.outputs, outputs);
+  layers::check_values_of_decoder(node, shape);
   return shape;
 }
 
@@ -97,58 +87,29 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
     prefill_.emplace_back(designs_, *program, buffers_, host);
   for (const ProgramRecord* program : programs_.blocks)
     blocks_.emplace_back(designs_, *program, buffers_, host);
+  const ProgramRecord& decode = *programs_.decode;
+  check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
-  struct Kept {
-    std::shared_ptr<CompiledDesigns> designs;
-    KvCaches caches;
-  };
-  auto kept = std::shared_ptr<Kept>(
-      new Kept{designs_, KvCaches(designs_->runtime(), shape_, programs_.decode->context,
-                                  programs_.decode->cache, buffers_.cache_bytes())});
-  caches_ = std::shared_ptr<KvCaches>(kept, &kept->caches);
+  caches_ = std::make_shared<layers::KvCaches>(
+      shape_,
+      [designs = designs_, shape = shape_, layout = decode.cache,
+       bytes = buffers_.cache_bytes()]() -> std::unique_ptr<layers::CacheMemory> {
+        return std::make_unique<ArrayCacheMemory>(designs->runtime(), shape, layout, bytes);
+      });
 }
 
-// As the model has them: without what a feed-forward is padded by.
-std::int64_t DecoderLayers::multiply_adds() const {
-  const std::int64_t attention = shape_.heads * shape_.head_size;
-  const std::int64_t keys_and_values = 2 * shape_.kv_heads * shape_.head_size;
-  const std::int64_t layer = 2 * attention + keys_and_values + 3 * shape_.feed_forward;
-  return (layer * shape_.layer_count() + shape_.vocabulary) * shape_.hidden;
-}
+std::int64_t DecoderLayers::multiply_adds() const { return shape_.multiply_adds(); }
 
 DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) const {
-  const Shape& hidden = inputs[kHidden].shape;
-  if (hidden.rank() != 3 || hidden[2] != shape_.hidden || hidden[1] < 1) {
-    fail("expected hidden states of shape [1, tokens, ", shape_.hidden, "], got ",
-         to_string(hidden));
-  }
+  layers::check_call(shape_, inputs);
+  const Shape& hidden = inputs[layers::kHidden].shape;
   if (hidden[0] != 1) {
     throw Unsupported("expected one sequence, got a batch of " + std::to_string(hidden[0]) +
                       ": the NPU's designs compute one at a time; run the sequences one after the "
                       "other, or set the provider option on_unsupported to cpu");
   }
-  for (const std::size_t number : {kTotalTokens, kTokensBeforeLast}) {
-    if (inputs[number].shape.elements() != 1)
-      fail("expected one total_sequence_length and one seqlens_k, got ",
-           to_string(inputs[kTotalTokens].shape), " and ",
-           to_string(inputs[kTokensBeforeLast].shape));
-  }
-  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
-  const std::int64_t length = std::int64_t{*inputs[kTokensBeforeLast].as<std::int32_t>()} + 1;
-  Tokens tokens{};
-  tokens.given = hidden[1];
-  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
-  tokens.past = tokens.given == total ? 0 : length - tokens.given;
-  tokens.count = length - tokens.past;
-  if (tokens.past < 0 || tokens.count < 1 || tokens.count > tokens.given || length > total) {
-    fail("expected seqlens_k + 1 between ", tokens.given, " and total_sequence_length = ", total,
-         ", got ", length,
-         length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
-  }
-  if (length > shape_.positions) {
-    fail("expected positions below ", shape_.positions,
-         ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
-  }
+  Tokens tokens{layers::tokens_of(shape_, inputs, 0), {}};
+  const std::int64_t length = tokens.total();
   if (length > programs_.decode->context) {
     throw Unsupported("expected at most " + std::to_string(programs_.decode->context) +
                       " tokens, which the NPU's artifacts were built for, got " +
@@ -170,10 +131,6 @@ std::span<const std::int32_t> DecoderLayers::blocks_of(std::span<const Tensor> i
                                                        const Tokens& tokens) const {
   if (!shape_.blocks) return {};
   const Tensor& blocks = inputs.back();
-  if (!(blocks.shape == Shape{1, tokens.given})) {
-    fail("expected bidirectional_blocks of shape [1, ", tokens.given, "], got ",
-         to_string(blocks.shape));
-  }
   return {blocks.as<const std::int32_t>(), static_cast<std::size_t>(tokens.count)};
 }
 
@@ -198,24 +155,7 @@ void DecoderLayers::check_blocks(const Tokens& tokens) const {
 
 void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
   tokens_of(inputs);
-  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
-  outputs[kLogits] = Shape{1, 1, shape_.vocabulary};
-  for (std::size_t part = 0; part < 2 * shape_.layers.size(); ++part) {
-    const Shape& past = inputs[kFirstPast + part].shape;
-    const LayerKind& kind = shape_.layers[part / 2];
-    if (past.rank() != 4 || past[0] != 1 || past[1] != shape_.kv_heads ||
-        past[3] != shape_.head_size) {
-      fail("expected a past of shape [1,", shape_.kv_heads, ",?,", shape_.head_size, "] for layer ",
-           part / 2, ", got ", to_string(past));
-    }
-    if (kind.window_sized_cache && past[2] < kind.window) {
-      fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
-           part / 2, ", got ", past[2],
-           ": set past_present_share_buffer to true, or convert without it");
-    }
-    const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
-    outputs[kFirstPresent + part] = Shape{1, shape_.kv_heads, capacity, shape_.head_size};
-  }
+  layers::infer_outputs(shape_, inputs, outputs);
 }
 
 // The longest that is worth its time for what is left: `fewest` weighs each against the shorter
@@ -269,12 +209,15 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   designs_->begin_run();
   const Tokens tokens = tokens_of(inputs);
   const std::size_t parts = 2 * shape_.layers.size();
-  const auto pasts = inputs.subspan(kFirstPast, parts);
-  const auto presents = outputs.subspan(kFirstPresent, parts);
-  const std::shared_ptr<KvCache> cache = caches_->begin(pasts, presents, tokens.past);
-  compute(inputs[kHidden], tokens, cache->buffer(),
-          {outputs[kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
-  caches_->finish(*cache, presents, tokens.past + tokens.count);
+  const auto pasts = inputs.subspan(layers::kFirstPast, parts);
+  const auto presents = outputs.subspan(layers::kFirstPresent, parts);
+  const std::shared_ptr<layers::KvCache> cache =
+      caches_->begin(pasts, presents, tokens.past, tokens.total());
+  // This step's caches are all of that kind.
+  auto& memory = static_cast<ArrayCacheMemory&>(cache->memory());
+  compute(inputs[layers::kHidden], tokens, memory.buffer(),
+          {outputs[layers::kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
+  caches_->finish(*cache, presents, tokens.total());
 }
 
 std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {

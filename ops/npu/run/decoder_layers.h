@@ -4,7 +4,7 @@
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
 // both directions go through the program for a block of as many, whole, wherever it begins; a last
 // token among them goes through both, as all that it sees comes before it. Keys and values stay in
-// KV caches of the device's (kv_cache.h); activations and weights stay there, too.
+// KV caches of the device's (ops/layers/kv_caches.h); activations and weights stay there, too.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,10 @@
 #include <vector>
 
 #include "ops/device.h"
+#include "ops/layers/decoder_call.h"
+#include "ops/layers/kv_caches.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/nodes/decoder_shape.h"
-#include "ops/npu/run/kv_cache.h"
 #include "ops/npu/run/program.h"
 
 namespace flownpu::npu {
@@ -50,15 +51,11 @@ class DecoderLayers final : public Step {
   std::int64_t multiply_adds() const override;
 
   // Lives as long as someone needs what callers' tensors stand for.
-  const std::shared_ptr<KvCaches>& caches() const { return caches_; }
+  const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
 
  private:
-  // Tokens of a run: `past` before it, `count` new ones, of `given` (a prompt may be padded on the
-  // right); `blocks`: the number of each new one's block, or empty.
-  struct Tokens {
-    std::int64_t past;
-    std::int64_t count;
-    std::int64_t given;
+  // Tokens of a run; `blocks`: the number of each new one's block, or empty.
+  struct Tokens : layers::SequenceTokens {
     std::span<const std::int32_t> blocks;
 
     // From a new token on: those of its block, 1 in none.
@@ -85,7 +82,7 @@ class DecoderLayers final : public Step {
   std::shared_ptr<CompiledDesigns> designs_;
   DecoderPrograms programs_;
   ProgramBuffers buffers_;
-  std::shared_ptr<KvCaches> caches_;
+  std::shared_ptr<layers::KvCaches> caches_;
   mutable std::mutex mutex_;  // for what follows
   mutable Program decode_;
   mutable std::vector<Program> prefill_;

@@ -26,9 +26,10 @@ class ProgramBuffers {
   using Makers = std::map<std::string, Maker, std::less<>>;
 
   // Makes the buffers of all `programs`, each as large as its largest use; caches are made by
-  // whoever keeps them (kv_cache.h), and constants are packed with the node, but for those that
-  // have `makers`. Throws DeviceError (kMemory) before anything is allocated if the machine has not
-  // as much memory; Error if the node has not packed a constant, or another size of it.
+  // whoever keeps them (ops/layers/kv_caches.h), and constants are packed with the node, but for
+  // those that have `makers`. Throws DeviceError (kMemory) before anything is allocated if the
+  // machine has not as much memory; Error if the node has not packed a constant, or another size of
+  // it.
   ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* const> programs, const Node& node,
                  const Makers& makers = {});
 

@@ -8,7 +8,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
-#include "ops/npu/nodes/decoder_operators.h"
+#include "ops/layers/operators.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/q4nx.h"
 
@@ -44,8 +44,8 @@ DenseWeight of_elements(const Value& weight, bool transposed, const Widen& widen
 }
 
 DenseWeight scaled(DenseWeight weight, const Node& product) {
-  const float* scales = float_constant(product, kDenseScale, Shape{weight.columns});
-  weight.read_row = [owner = product.inputs[kDenseScale].owner, scales,
+  const float* scales = float_constant(product, layers::kDenseScale, Shape{weight.columns});
+  weight.read_row = [owner = product.inputs[layers::kDenseScale].owner, scales,
                      codes = std::move(weight.read_row)](std::int64_t k, std::span<float> row) {
     codes(k, row);
     for (std::size_t n = 0; n < row.size(); ++n) row[n] *= scales[n];
@@ -71,7 +71,7 @@ DenseWeight of_dense(const Node& product) {
 }
 
 DenseWeight of_q4nx(const Node& product) {
-  const Q4NXWeight weight = read_q4nx_weight(product);
+  const layers::Q4NXWeight weight = layers::read_q4nx_weight(product);
   if (weight.gated) fail(to_string(product), ": expected no gating");
   DenseWeight found{.inner = weight.columns, .columns = weight.rows};
   found.read_row = [owner = product.inputs[1].owner, weight](std::int64_t k, std::span<float> row) {
@@ -84,7 +84,7 @@ DenseWeight of_q4nx(const Node& product) {
 }  // namespace
 
 DenseWeight read_dense_weight(const Node& product) {
-  return is_dense_product(product) ? of_dense(product) : of_q4nx(product);
+  return layers::is_dense_product(product) ? of_dense(product) : of_q4nx(product);
 }
 
 DenseWeight read_patch_weight(const Node& convolution) {

@@ -6,30 +6,32 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/weights/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
 
-void write_rows(const Q4NXWeight& weight, PackedWriter& writer) {
+void write_rows(const layers::Q4NXWeight& weight, PackedWriter& writer) {
   for (std::int64_t i = 0; i < weight.row_blocks(); ++i)
-    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
+    write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
 }
 
 // Rows of blocks of the gate and of the up projection take turns; those beyond the model's are
 // zeros. (A down projection needs no more columns for that: blocks have 256, padded with zeros.)
-void write_gate_up(const DecoderShape& shape, const Q4NXWeight& weight, PackedWriter& writer) {
+void write_gate_up(const DecoderShape& shape, const layers::Q4NXWeight& weight,
+                   PackedWriter& writer) {
   const std::int64_t rows = q4nx::row_blocks(weight.rows);
   const std::int64_t padded = q4nx::row_blocks(shape.padded_feed_forward());
   for (std::int64_t i = 0; i < rows; ++i) {
-    write_wide_row(weight, i, writer.take(weight.wide_row_bytes()));
-    write_wide_row(weight, rows + i, writer.take(weight.wide_row_bytes()));
+    write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
+    write_wide_row(weight, rows + i, writer.take(wide_row_bytes(weight)));
   }
-  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * weight.wide_row_bytes());
+  writer.zeros(2 * static_cast<std::size_t>(padded - rows) * wide_row_bytes(weight));
 }
 
-void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
+void write_weights(const DecoderShape& shape, const layers::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const LayerConstants& layer : constants.layers) {
+  for (const layers::LayerConstants& layer : constants.layers) {
     write_rows(layer.qkv, writer);
     write_rows(layer.output, writer);
     write_gate_up(shape, layer.gate_up, writer);
@@ -38,9 +40,9 @@ void write_weights(const DecoderShape& shape, const DecoderConstants& constants,
   write_rows(constants.head, writer);
 }
 
-void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
+void write_vectors(const DecoderShape& shape, const layers::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const LayerConstants& layer : constants.layers) {
+  for (const layers::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
     if (!shape.qk_norm) continue;
     for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.head_size);
@@ -48,10 +50,10 @@ void write_vectors(const DecoderShape& shape, const DecoderConstants& constants,
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }
 
-void write_rotary(const DecoderShape& shape, const DecoderConstants& constants,
+void write_rotary(const DecoderShape& shape, const layers::DecoderConstants& constants,
                   PackedWriter writer) {
   const std::int64_t half = shape.head_size / 2;
-  for (const RotaryTable& table : constants.rotary) {
+  for (const layers::RotaryTable& table : constants.rotary) {
     for (std::int64_t position = 0; position < shape.positions; ++position) {
       writer.bfloat16(table.cosine + position * half, half);
       writer.bfloat16(table.sine + position * half, half);
@@ -61,7 +63,7 @@ void write_rotary(const DecoderShape& shape, const DecoderConstants& constants,
 
 }  // namespace
 
-std::vector<Packed> pack(const DecoderShape& shape, const DecoderConstants& constants) {
+std::vector<Packed> pack(const DecoderShape& shape, const layers::DecoderConstants& constants) {
   const auto packed = [&](const char* name, std::size_t bytes, auto write) {
     return Packed{name, bytes, [shape, constants, write](std::span<std::byte> memory) {
                     write(shape, constants, PackedWriter(memory));

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
-#include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/formats/q4nx.h"
 
 namespace flownpu::npu {
 namespace {
@@ -33,30 +32,11 @@ void write_minima(const std::byte* scales, const q4nx::Layout& layout, std::int6
 
 }  // namespace
 
-Q4NXWeight read_q4nx_weight(const Node& product) {
-  Q4NXWeight weight;
-  weight.rows = product.required_integer("M");
-  weight.columns = product.required_integer("K");
-  weight.gated = product.text("gating", "none") != "none";
-  const auto shape_in = [&](const q4nx::Layout& layout) {
-    return q4nx::blocks_shape(weight.row_blocks() * q4nx::kBlockRows, weight.columns, layout);
-  };
-  const Value* value = product.input(1);
-  if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
-      value->shape) {
-    const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
-    if (layout && *value->shape == shape_in(*layout)) {
-      weight.blocks = static_cast<const std::byte*>(value->constant);
-      weight.layout = *layout;
-      return weight;
-    }
-  }
-  fail(to_string(product), ": expected W to be an initializer, uint8 ",
-       to_string(shape_in(q4nx::kWide)), ", ", to_string(shape_in(q4nx::kNarrow)), " or ",
-       to_string(shape_in(q4nx::kSymmetric)));
+std::size_t wide_row_bytes(const layers::Q4NXWeight& weight) {
+  return static_cast<std::size_t>(q4nx::kWide.row_bytes(weight.columns));
 }
 
-float value_at(const Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
+float value_at(const layers::Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* blocks = weight.blocks + m / q4nx::kBlockRows * layout.row_bytes(weight.columns);
   const std::int64_t row = m % q4nx::kBlockRows;
@@ -76,7 +56,8 @@ float value_at(const Q4NXWeight& weight, std::int64_t m, std::int64_t k) {
   return minimum + scale * static_cast<float>(code);
 }
 
-void write_wide_row(const Q4NXWeight& weight, std::int64_t number, std::span<std::byte> wide) {
+void write_wide_row(const layers::Q4NXWeight& weight, std::int64_t number,
+                    std::span<std::byte> wide) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* row = weight.blocks + number * layout.row_bytes(weight.columns);
   if (layout == q4nx::kWide) {

@@ -11,6 +11,7 @@ from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.speculative.model import Speculation
 from flownpu.model.folder import is_embedding_folder, read_genai_config
+from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
@@ -22,7 +23,7 @@ __all__ += ["Context", "DraftFolder", "Lookup", "Slots", "served_models"]
 
 # Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
 Provider = Literal["flownpu", "cpu"]
-Device = Literal["auto", "cpu", "npu", "emulate"]
+Device = Literal["auto", "cpu", "npu", "gpu", "emulate"]
 Activations = Literal["bf16", "int8"]
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `flownpu convert` wrote.")]
@@ -105,6 +106,8 @@ def provider_options(
         options[key] = value
     if device is not None:
         options["device"] = device
+    if options.get("device") == "gpu":
+        use_installed_packages()
     if activations is not None:
         options["activations"] = activations
     return options

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the NPU's designs need to know of a model's decoder.
 
-Whether a graph is one, and of which sizes, is for the execution provider to say (ops/npu/match/decoder_layers.h).
+Whether a graph is one, and of which sizes, is for the execution provider to say (ops/layers/decoder_matcher.h).
 """
 
 from __future__ import annotations

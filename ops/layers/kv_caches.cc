@@ -1,61 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/npu/run/kv_cache.h"
+#include "ops/layers/kv_caches.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "ops/error.h"
-#include "ops/formats/numbers.h"
 
-namespace flownpu::npu {
+namespace flownpu::layers {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x5456'4b55'504e'4c46;  // "FLNPUKVT"
-
-}  // namespace
-
-void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
-  if (type == DataType::kBFloat16) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i, to += kBFloat16Bytes) {
-    float value = 0;
-    if (type == DataType::kFloat16) {
-      std::uint16_t half = 0;
-      std::memcpy(&half, from + i * sizeof half, sizeof half);
-      value = from_half(half);
-    } else {
-      std::memcpy(&value, from + i * sizeof value, sizeof value);
-    }
-    const std::uint16_t bits = to_bfloat16(value);
-    std::memcpy(to, &bits, sizeof bits);
-  }
-}
-
-namespace {
-
-// The other way round.
-void write_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
-  if (type == DataType::kBFloat16) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
-    return;
-  }
-  for (std::int64_t i = 0; i < count; ++i, from += kBFloat16Bytes) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, from, sizeof bits);
-    const float value = from_bfloat16(bits);
-    if (type == DataType::kFloat16) {
-      const std::uint16_t half = to_half(value);
-      std::memcpy(to + i * sizeof half, &half, sizeof half);
-    } else {
-      std::memcpy(to + i * sizeof value, &value, sizeof value);
-    }
-  }
-}
 
 bool may_hold(const Tensor& tensor, std::size_t bytes) {
   const DataType type = tensor.type;
@@ -70,6 +26,14 @@ std::int64_t resident(std::int64_t total, std::int64_t capacity, std::int64_t wi
   if (total <= capacity) return total;
   const std::int64_t evicted_at_once = capacity - window + 1;
   return total - evicted_at_once * ((total - capacity + evicted_at_once - 1) / evicted_at_once);
+}
+
+Tensor sequence_of(const Tensor& cache, std::int64_t row) {
+  Tensor sequence = cache;
+  sequence.shape[0] = 1;
+  if (cache.data != nullptr)
+    sequence.data = cache.as<std::byte>() + static_cast<std::size_t>(row) * sequence.bytes();
+  return sequence;
 }
 
 // What a tensor holds at the place of position 0: 32 bytes of the 64 or more that a head of 32 or
@@ -97,59 +61,38 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
   return std::numeric_limits<std::int64_t>::max();
 }
 
-KvCaches::KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context,
-                   const CacheLayout& layout, std::size_t bytes)
-    : runtime_(runtime),
-      shape_(shape),
-      layout_(layout),
-      bytes_(bytes),
-      random_(std::random_device{}()) {
-  const std::size_t vector = shape.angle_bytes();
-  const auto heads = static_cast<std::size_t>(shape.kv_heads);
-  if (layout.value < vector || layout.head < layout.value + vector ||
-      layout.position / heads < layout.head ||
-      layout.layer / layout.position < static_cast<std::size_t>(context) ||
-      bytes / layout.layer < shape.layers.size()) {
-    fail("expected a KV cache with room for ", shape.layers.size(), " layers of ", context,
-         " positions of ", heads, " keys and values of ", vector, " bytes, got ", bytes, " bytes, ",
-         layout.layer, " bytes a layer, ", layout.position, " a position, ", layout.head,
-         " a head, values ", layout.value, " behind their keys");
-  }
-}
-
-std::size_t KvCaches::offset(std::size_t layer, std::int64_t position) const {
-  return layer * layout_.layer + static_cast<std::size_t>(position) * layout_.position;
-}
+KvCaches::KvCaches(const DecoderSizes& sizes, Maker make)
+    : sizes_(sizes), make_(std::move(make)), random_(std::random_device{}()) {}
 
 // The position that row 0 of a tensor holds when there are `total`.
 std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
                                  std::int64_t total) const {
-  const LayerKind& kind = shape_.layers[layer];
+  const LayerKind& kind = sizes_.layers[layer];
   if (!kind.window_sized_cache) return 0;
   return total - resident(total, tensor.shape[2], kind.window);
 }
 
-// Calls move(row of the tensor, row of the buffer) for each head of positions from .. to - 1 that
-// the tensor has room for; `part`: as in a ticket; `total`: tokens that the tensor stands for.
+// Calls move(rows of the cache, their place in the tensor) for each head, of positions from .. to -
+// 1 that the tensor has room for; `part`: as in a ticket; `total`: tokens that the tensor stands
+// for.
 template <typename Move>
-void KvCaches::for_rows(KvCache& cache, const Tensor& tensor, std::size_t part, std::int64_t from,
-                        std::int64_t to, std::int64_t total, const Move& move) const {
+void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
+                        std::int64_t total, const Move& move) const {
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
-  const std::size_t row_bytes = static_cast<std::size_t>(shape_.head_size) * size_of(tensor.type);
-  for (std::int64_t position = std::max(from, base); position < std::min(to, base + capacity);
-       ++position) {
-    std::byte* line = cache.buffer().bytes().data() + offset(part / 2, position);
-    for (std::int64_t group = 0; group < shape_.kv_heads; ++group) {
-      const auto row = static_cast<std::size_t>(group * capacity + position - base);
-      move(tensor.as<std::byte>() + row * row_bytes,
-           line + static_cast<std::size_t>(group) * layout_.head + part % 2 * layout_.value);
-    }
+  const std::size_t row_bytes = static_cast<std::size_t>(sizes_.head_size) * size_of(tensor.type);
+  const std::int64_t first = std::max(from, base);
+  const std::int64_t count = std::min(to, base + capacity) - first;
+  if (count <= 0) return;
+  for (std::int64_t head = 0; head < sizes_.kv_heads; ++head) {
+    const auto row = static_cast<std::size_t>(head * capacity + first - base);
+    move(CacheRows{.part = part, .head = head, .first = first, .count = count},
+         tensor.as<std::byte>() + row * row_bytes);
   }
 }
 
 void KvCaches::check(const Tensor& past, std::size_t layer, std::int64_t total) const {
-  const LayerKind& kind = shape_.layers[layer];
+  const LayerKind& kind = sizes_.layers[layer];
   if (kind.window_sized_cache || past.shape[2] >= total) return;
   fail("expected a past of at least ", total, " positions in layer ", layer, ", got ",
        past.shape[2]);
@@ -159,13 +102,11 @@ void KvCaches::upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_
                       std::int64_t to, std::int64_t past) const {
   for (std::size_t part = 0; part < pasts.size(); ++part) {
     check(pasts[part], part / 2, past);
-    for_rows(cache, pasts[part], part, from, to, past, [&](std::byte* row, std::byte* vector) {
-      read_row(row, pasts[part].type, vector, shape_.head_size);
+    for_rows(pasts[part], part, from, to, past, [&](const CacheRows& rows, const std::byte* at) {
+      cache.memory().write(rows, at, pasts[part].type);
     });
   }
-  const auto bytes = static_cast<std::size_t>(to - from) * layout_.position;
-  for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer)
-    cache.buffer().to_device(offset(layer, from), bytes);
+  cache.memory().written(from, to - from);
 }
 
 // The ticket that all of a run's pasts have; nothing if none has one.
@@ -205,43 +146,49 @@ std::shared_ptr<KvCache> KvCaches::find_newest(std::span<const Tensor> tensors) 
 }
 
 std::shared_ptr<KvCache> KvCaches::make() {
-  std::unique_ptr<Buffer> buffer;
-  if (caches_.size() < kMost) {
-    buffer = runtime_.allocate(bytes_);
-    buffer->to_device(0, bytes_);  // Numbers, which what the array has there may not be.
+  std::unique_ptr<CacheMemory> memory;
+  const auto idle = std::ranges::find_if(
+      caches_, [](const std::shared_ptr<KvCache>& cache) { return cache.use_count() == 1; });
+  if (caches_.size() < kMost || idle == caches_.end()) {
+    memory = make_();
   } else {
     // What the least recently used one holds are numbers, which is all that a cache must.
-    buffer = std::move(caches_.front()->buffer_);
-    caches_.erase(caches_.begin());
+    memory = std::move((*idle)->memory_);
+    caches_.erase(idle);
   }
-  caches_.push_back(std::make_shared<KvCache>(random_(), std::move(buffer)));
+  caches_.push_back(std::make_shared<KvCache>(random_(), std::move(memory)));
   return caches_.back();
 }
 
-std::shared_ptr<KvCache> KvCaches::branch(KvCache& from, std::int64_t positions) {
+std::shared_ptr<KvCache> KvCaches::make(std::int64_t room) {
   std::shared_ptr<KvCache> cache = make();
-  const auto bytes = static_cast<std::size_t>(positions) * layout_.position;
-  for (std::size_t layer = 0; layer < shape_.layers.size(); ++layer) {
-    const std::size_t begin = offset(layer, 0);
-    from.buffer().to_host(begin, bytes);
-    std::memcpy(cache->buffer().bytes().data() + begin, from.buffer().bytes().data() + begin,
-                bytes);
-    cache->buffer().to_device(begin, bytes);
-  }
+  cache->memory().reserve(room);
   return cache;
 }
 
+std::vector<std::shared_ptr<KvCache>> KvCaches::hold(std::span<const Tensor> tensors) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<KvCache>> held;
+  for (const Tensor& tensor : tensors) {
+    const std::optional<Ticket> ticket = Ticket::read(tensor);
+    if (ticket) held.push_back(find(ticket->cache));
+  }
+  return held;
+}
+
 std::shared_ptr<KvCache> KvCaches::begin(std::span<const Tensor> pasts,
-                                         std::span<const Tensor> presents, std::int64_t past) {
+                                         std::span<const Tensor> presents, std::int64_t past,
+                                         std::int64_t room) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<KvCache> cache;
   if (past == 0) {
     cache = find_newest(pasts.first(1));
     if (cache == nullptr) cache = find_newest(presents.first(1));
-    if (cache == nullptr) cache = make();
+    if (cache == nullptr) cache = make(room);
+    cache->memory().reserve(room);
   } else if (const std::optional<Ticket> ticket = ticket_of(pasts); !ticket) {
     for (std::size_t part = 0; part < pasts.size(); ++part) check(pasts[part], part / 2, past);
-    cache = make();
+    cache = make(room);
     upload(*cache, pasts, 0, past, past);
   } else {
     cache = find(ticket->cache);
@@ -256,8 +203,11 @@ std::shared_ptr<KvCache> KvCaches::begin(std::span<const Tensor> pasts,
         fail("the past of ", past, " tokens was overwritten from token ", untouched,
              " on by a run that went back to there and on from there: pass that run's present");
       }
-      cache = branch(*cache, held);
+      const std::shared_ptr<KvCache> from = cache;
+      cache = make(room);
+      cache->memory().copy(from->memory(), held);
     }
+    cache->memory().reserve(room);
     if (held < past) upload(*cache, pasts, held, past, past);
   }
   while (!cache->writes_.empty() && cache->writes_.back().first >= past) cache->writes_.pop_back();
@@ -294,9 +244,9 @@ bool KvCaches::restore(const Tensor& tensor) {
   // A run that failed has written the positions that it was to compute, and will again.
   const std::int64_t held = std::min(length, cache->untouched_since(ticket->version, false));
   const std::size_t part = ticket->part;
-  cache->buffer().to_host(offset(part / 2, 0), static_cast<std::size_t>(held) * layout_.position);
-  for_rows(*cache, tensor, part, 0, held, length, [&](std::byte* row, const std::byte* vector) {
-    write_row(vector, tensor.type, row, shape_.head_size);
+  cache->memory().fetch(part, held);
+  for_rows(tensor, part, 0, held, length, [&](const CacheRows& rows, std::byte* at) {
+    cache->memory().read(rows, at, tensor.type);
   });
   return true;
 }
@@ -306,4 +256,30 @@ std::size_t KvCaches::count() const {
   return caches_.size();
 }
 
-}  // namespace flownpu::npu
+void CachesOfSteps::add(const std::shared_ptr<KvCaches>& caches) {
+  const std::lock_guard lock(mutex_);
+  caches_.push_back(caches);
+}
+
+void CachesOfSteps::restore(std::span<const Tensor> tensors) {
+  std::vector<std::shared_ptr<KvCaches>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::weak_ptr<KvCaches>& caches : caches_) {
+      if (std::shared_ptr<KvCaches> living = caches.lock()) all.push_back(std::move(living));
+    }
+  }
+  for (const Tensor& tensor : tensors) {
+    const std::int64_t rows = tensor.shape.rank() == 4 ? tensor.shape[0] : 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const Tensor sequence = sequence_of(tensor, row);
+      if (!KvCaches::has_ticket(sequence)) continue;
+      const bool found =
+          std::ranges::any_of(all, [&](const auto& caches) { return caches->restore(sequence); });
+      if (!found)
+        fail("[FlowNPU] a past stands for a KV cache that is gone: begin the conversation anew");
+    }
+  }
+}
+
+}  // namespace flownpu::layers

@@ -10,7 +10,7 @@
 
 #include "ops/nodes/node.h"
 
-namespace flownpu::npu {
+namespace flownpu::layers {
 
 // Points into `nodes`, which must stay as they are.
 class GraphWalk {
@@ -48,4 +48,4 @@ std::vector<Node> with_one_node(const std::vector<Node>& nodes, const GraphWalk&
                                 const std::unordered_set<const Node*>& taken, const Node* last,
                                 const Node& one, const std::vector<std::string>& outputs);
 
-}  // namespace flownpu::npu
+}  // namespace flownpu::layers

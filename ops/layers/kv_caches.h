@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The KV caches of a session on the array.
+// The KV caches of a session whose device keeps them in memory of its own.
 //
-// A conversation's keys and values, bf16, stay in a buffer laid out as the programs have it. The
-// tensors of the graph, past and present, stand for it: at the place of position 0 they hold a
+// A conversation's keys and values stay there (cache_memory.h). The tensors of the graph, past and
+// present, stand for it: at the place of position 0 they hold a
 // *ticket*, which says which cache it is and what it held when the run that wrote the ticket ended.
 // So callers may copy, rewind and branch as they do with the keys and values themselves:
 //
@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,25 +25,25 @@
 #include <span>
 #include <vector>
 
+#include "ops/layers/cache_memory.h"
+#include "ops/layers/decoder_sizes.h"
 #include "ops/nodes/tensor.h"
-#include "ops/npu/artifacts/program_record.h"
-#include "ops/npu/driver/runtime.h"
-#include "ops/npu/nodes/decoder_shape.h"
 
-namespace flownpu::npu {
+namespace flownpu::layers {
 
 // Tokens that a tensor of `capacity` rows, made for a window, holds of `total`: L(T) of the
 // documentation of com.microsoft.GroupQueryAttention.
 std::int64_t resident(std::int64_t total, std::int64_t capacity, std::int64_t window);
 
-// A row of a tensor of keys or values, of `count` elements, into the bf16 of the array's buffer.
-void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count);
+// One sequence of a past or present [B, G, P, d], as [1, G, P, d].
+Tensor sequence_of(const Tensor& cache, std::int64_t row);
 
 class KvCache {
  public:
-  KvCache(std::uint64_t id, std::unique_ptr<Buffer> buffer) : id_(id), buffer_(std::move(buffer)) {}
+  KvCache(std::uint64_t id, std::unique_ptr<CacheMemory> memory)
+      : id_(id), memory_(std::move(memory)) {}
 
-  Buffer& buffer() { return *buffer_; }
+  CacheMemory& memory() { return *memory_; }
 
  private:
   friend class KvCaches;
@@ -57,7 +58,7 @@ class KvCache {
   std::int64_t untouched_since(std::uint64_t version, bool finished) const;
 
   std::uint64_t id_;
-  std::unique_ptr<Buffer> buffer_;
+  std::unique_ptr<CacheMemory> memory_;
   // Runs so far, and the last that ended well.
   std::uint64_t version_ = 0;
   std::uint64_t finished_ = 0;
@@ -67,25 +68,27 @@ class KvCache {
 
 class KvCaches {
  public:
-  // Caches that are kept, of conversations under way or given up, which cannot be told apart. One
-  // of 32768 positions of a 1B model is 0.9 GB.
+  // Caches that are kept, of conversations under way or given up, which cannot be told apart, and
+  // more while a run holds as many. One of 32768 positions of a 1B model is 0.9 GB.
   static constexpr std::size_t kMost = 4;
 
-  // `context`: positions of a layer. The runtime must outlive the caches. Throws Error if the
-  // layout has no place for that many positions of such a decoder.
-  KvCaches(Runtime& runtime, const DecoderShape& shape, std::int64_t context,
-           const CacheLayout& layout, std::size_t bytes);
+  using Maker = std::function<std::unique_ptr<CacheMemory>()>;
 
+  KvCaches(const DecoderSizes& sizes, Maker make);
+
+  // The caches that the tensors stand for: while they are held, none of them is given to another.
+  std::vector<std::shared_ptr<KvCache>> hold(std::span<const Tensor> tensors);
   // The cache that holds positions 0 .. past - 1 of what `pasts` stand for, for a run that writes
-  // those from `past` on. `pasts`, `presents`: key and value of each layer, [1, G, P, d]. Throws
-  // Error if the keys and values are not to be had any more, and DeviceError (kMemory).
+  // those from `past` on, with room for `room` in all. `pasts`, `presents`: key and value of each
+  // layer, [1, G, P, d]. Throws Error if the keys and values are not to be had any more, and what
+  // CacheMemory throws.
   std::shared_ptr<KvCache> begin(std::span<const Tensor> pasts, std::span<const Tensor> presents,
-                                 std::int64_t past);
+                                 std::int64_t past, std::int64_t room);
   // The run ended well, with positions 0 .. total - 1; writes the tickets.
   void finish(KvCache& cache, std::span<const Tensor> presents, std::int64_t total);
 
-  // Puts keys or values in the place of the ticket of a tensor. False if it has none of these
-  // caches. Throws Error if they were overwritten.
+  // Puts keys or values in the place of the ticket of a tensor of one sequence. False if it has
+  // none of these caches. Throws Error if they were overwritten.
   bool restore(const Tensor& tensor);
 
   // Whether a tensor has a ticket, of whichever caches.
@@ -100,24 +103,34 @@ class KvCaches {
   std::shared_ptr<KvCache> find(std::uint64_t id);
   std::shared_ptr<KvCache> find_newest(std::span<const Tensor> tensors);
   std::shared_ptr<KvCache> make();
-  std::shared_ptr<KvCache> branch(KvCache& from, std::int64_t positions);
+  std::shared_ptr<KvCache> make(std::int64_t room);
   void check(const Tensor& past, std::size_t layer, std::int64_t total) const;
   void upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_t from, std::int64_t to,
               std::int64_t past) const;
-  std::size_t offset(std::size_t layer, std::int64_t position) const;
   std::int64_t first_row(const Tensor& tensor, std::size_t layer, std::int64_t total) const;
   template <typename Move>
-  void for_rows(KvCache& cache, const Tensor& tensor, std::size_t part, std::int64_t from,
-                std::int64_t to, std::int64_t total, const Move& move) const;
+  void for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
+                std::int64_t total, const Move& move) const;
 
-  Runtime& runtime_;
-  DecoderShape shape_;
-  CacheLayout layout_;
-  std::size_t bytes_;
+  DecoderSizes sizes_;
+  Maker make_;
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
   // The most recently used last.
   std::vector<std::shared_ptr<KvCache>> caches_;
 };
 
-}  // namespace flownpu::npu
+// The caches of the steps that a device prepared; they go when their step does.
+class CachesOfSteps {
+ public:
+  void add(const std::shared_ptr<KvCaches>& caches);
+  // Device::restore of tensors of any number of sequences. Throws Error for one that stands for a
+  // cache that is gone.
+  void restore(std::span<const Tensor> tensors);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<KvCaches>> caches_;
+};
+
+}  // namespace flownpu::layers

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys and values of a sequence in a device's memory: a buffer for each part (layer's keys, layer's
+// values), [kv_heads, capacity, head_size] of the tensors' type. Who calls it holds the context's
+// mutex.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ops/gpu/opencl/context.h"
+#include "ops/layers/cache_memory.h"
+#include "ops/layers/decoder_sizes.h"
+
+namespace flownpu::gpu {
+
+class DeviceCacheMemory final : public layers::CacheMemory {
+ public:
+  DeviceCacheMemory(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+                    DataType type);
+
+  const Buffer& part(std::size_t number) const { return parts_[number]; }
+  std::int64_t capacity() const { return capacity_; }
+
+  // A cache that grows grows by half, so that single tokens seldom make it move. Throws Unsupported
+  // with what the device has, what is asked for, and how many positions there would be room for.
+  void reserve(std::int64_t positions) override;
+  void write(const layers::CacheRows& rows, const std::byte* from, DataType type) override;
+  void written(std::int64_t first, std::int64_t count) override;
+  void fetch(std::size_t part, std::int64_t count) override;
+  void read(const layers::CacheRows& rows, std::byte* to, DataType type) override;
+  void copy(layers::CacheMemory& from, std::int64_t count) override;
+
+ private:
+  // Bytes of a position in one head of one part.
+  std::size_t row_bytes() const;
+  // Bytes of a position in all.
+  std::int64_t position_bytes() const;
+  std::size_t offset(std::int64_t head, std::int64_t position) const;
+  void check_room(std::int64_t positions) const;
+  void copy_part(const Buffer& from, std::int64_t capacity, const Buffer& to,
+                 std::int64_t to_capacity, std::int64_t count);
+
+  std::shared_ptr<Context> context_;
+  std::size_t count_;  // of parts
+  std::int64_t heads_;
+  std::int64_t head_size_;
+  std::int64_t positions_;  // that the model has
+  DataType type_;
+  std::int64_t capacity_ = 0;
+  std::vector<Buffer> parts_;
+};
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/decoder/constants.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/gpu/operators/run.h"
+
+namespace flownpu::gpu {
+namespace {
+
+// What an OpenCL CPU reads with its widest vectors.
+constexpr std::uintptr_t kAlignment = 64;
+
+// A projection's weight, of which with gating there are two, one below the other.
+struct WeightSizes {
+  std::int64_t rows;
+  std::int64_t columns;
+  std::int64_t parts = 1;
+};
+
+class Reader {
+ public:
+  Reader(Context& context, const Node& node, std::size_t first, PlacedConstants& into)
+      : context_(context), node_(node), next_(first), into_(into) {}
+
+  Weight weight(const WeightSizes& sizes) {
+    const Value& value = next();
+    const std::int64_t rows = sizes.parts * q4nx::row_blocks(sizes.rows) * q4nx::kBlockRows;
+    const std::optional<q4nx::Layout> layout =
+        value.shape ? q4nx::layout_of(*value.shape) : std::nullopt;
+    if (!layout || value.type != DataType::kUInt8 || value.constant == nullptr ||
+        !(*value.shape == q4nx::blocks_shape(rows, sizes.columns, *layout)))
+      refuse(value,
+             "Q4NX blocks of " + std::to_string(rows) + " x " + std::to_string(sizes.columns));
+    return {.blocks = blocks(value), .layout = *layout};
+  }
+
+  Buffer vector(const Shape& shape) {
+    const Value& value = next();
+    if (value.type != DataType::kFloat32 || value.constant == nullptr || !value.shape ||
+        !(*value.shape == shape))
+      refuse(value, "float " + to_string(shape));
+    return upload(value, value.shape->elements() * static_cast<std::int64_t>(sizeof(float)));
+  }
+
+  EntryNorms norms(const layers::DecoderSizes& sizes, bool adds) {
+    EntryNorms norms;
+    if (sizes.post_norms && adds) norms.added = vector(Shape{sizes.hidden});
+    norms.sum = vector(Shape{sizes.hidden});
+    return norms;
+  }
+
+ private:
+  const Value& next() {
+    if (next_ >= node_.inputs.size())
+      fail("[", to_string(node_), "] expected more constants than ", node_.inputs.size(),
+           " inputs: compile again");
+    return node_.inputs[next_++];
+  }
+
+  [[noreturn]] void refuse(const Value& value, const std::string& expected) const {
+    fail("[", to_string(node_), "] expected the constant '", value.name, "' to be ", expected,
+         ", got ", name_of(value.type), " ", value.shape ? to_string(*value.shape) : "[?]");
+  }
+
+  Buffer upload(const Value& value, std::int64_t bytes) {
+    const auto size = static_cast<std::size_t>(bytes);
+    check_bytes(size, "'" + value.name + "'");
+    Buffer buffer = context_.allocate(size);
+    context_.write(buffer, {static_cast<const std::byte*>(value.constant), size});
+    into_.copied_bytes += bytes;
+    return buffer;
+  }
+
+  Buffer blocks(const Value& value) {
+    const std::int64_t bytes = value.shape.value_or(Shape{0}).elements();
+    const bool in_place = context_.facts().is_software() && value.owner != nullptr &&
+                          reinterpret_cast<std::uintptr_t>(value.constant) % kAlignment == 0;
+    if (!in_place) return upload(value, bytes);
+    check_bytes(static_cast<std::size_t>(bytes), "'" + value.name + "'");
+    into_.owners.push_back(value.owner);
+    into_.mapped_bytes += bytes;
+    return context_.use(
+        {static_cast<const std::byte*>(value.constant), static_cast<std::size_t>(bytes)});
+  }
+
+  Context& context_;
+  const Node& node_;
+  std::size_t next_;
+  PlacedConstants& into_;
+};
+
+}  // namespace
+
+std::size_t count_of_constants(const layers::DecoderSizes& sizes) {
+  const auto norms = static_cast<std::size_t>(sizes.entry_norms());
+  const std::size_t layer = 4 + 2 * norms + (sizes.qk_norm ? 2 : 0);
+  const std::size_t left_out = sizes.post_norms ? 1 : 0;
+  return sizes.layers.size() * layer - left_out + norms + 1 +
+         2 * static_cast<std::size_t>(sizes.tables());
+}
+
+std::vector<Value> values_of_constants(const layers::DecoderSizes& sizes,
+                                       const layers::DecoderConstants& constants,
+                                       const std::vector<Node>& nodes) {
+  std::unordered_map<const void*, const Value*> values;
+  for (const Node& node : nodes) {
+    for (const Value& input : node.inputs) {
+      if (input.constant != nullptr) values.emplace(input.constant, &input);
+    }
+  }
+  std::vector<Value> all;
+  const auto add = [&](const void* constant) {
+    if (constant != nullptr) all.push_back(*values.at(constant));
+  };
+  for (const layers::LayerConstants& layer : constants.layers) {
+    for (const layers::Q4NXWeight* weight :
+         {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+      add(weight->blocks);
+    for (const float* norm : layer.norms) add(norm);
+    if (!sizes.qk_norm) continue;
+    for (const float* norm : layer.qk_norm) add(norm);
+  }
+  for (const float* norm : constants.final_norms) add(norm);
+  add(constants.head.blocks);
+  for (const layers::RotaryTable& table : constants.rotary) {
+    add(table.cosine);
+    add(table.sine);
+  }
+  return all;
+}
+
+PlacedConstants place_constants(Context& context, const layers::DecoderSizes& sizes,
+                                const Node& node) {
+  const std::size_t count = count_of_constants(sizes);
+  PlacedConstants found;
+  Reader read(context, node, node.inputs.size() - std::min(count, node.inputs.size()), found);
+  const std::int64_t attention = sizes.heads * sizes.head_size;
+  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+    PlacedConstants::Layer& layer = found.layers.emplace_back();
+    layer.qkv = read.weight({sizes.packed_heads(), sizes.hidden});
+    layer.output = read.weight({sizes.hidden, attention});
+    layer.gate_up = read.weight({sizes.feed_forward, sizes.hidden, 2});
+    layer.down = read.weight({sizes.hidden, sizes.feed_forward});
+    layer.first = read.norms(sizes, i > 0);
+    layer.middle = read.norms(sizes, true);
+    if (!sizes.qk_norm) continue;
+    layer.q_norm = read.vector(Shape{sizes.head_size});
+    layer.k_norm = read.vector(Shape{sizes.head_size});
+  }
+  found.last = read.norms(sizes, true);
+  found.head = read.weight({sizes.vocabulary, sizes.hidden});
+  const Shape angles{sizes.positions, sizes.head_size / 2};
+  for (std::int64_t table = 0; table < sizes.tables(); ++table) {
+    Buffer cosines = read.vector(angles);
+    found.rotary.push_back({std::move(cosines), read.vector(angles)});
+  }
+  return found;
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/decoder/forward_pass.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/gpu/language/generate.h"
+#include "ops/gpu/operators/run.h"
+
+namespace flownpu::gpu {
+namespace {
+
+Element element_of(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+      return Element::kFloat16;
+    case DataType::kBFloat16:
+      return Element::kBFloat16;
+    default:
+      return Element::kFloat32;
+  }
+}
+
+Gating gating_of(const layers::DecoderSizes& sizes) {
+  return sizes.activation == "geglu" ? Gating::kGeGlu : Gating::kSwiGlu;
+}
+
+}  // namespace
+
+std::int64_t ForwardPass::most_tokens(const layers::DecoderSizes& sizes) {
+  return std::min(kMostTokens, sizes.positions);
+}
+
+// Steps of a layer: 0 QKV, 1 append, 2 attention, 3 output, 4 the middle's norms, 5 gate and up, 6
+// down, 7 the next layer's first norms; after the last one, 8, the LM head. What a step reads lives
+// until its end.
+std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
+    const layers::DecoderSizes& sizes) {
+  const std::int64_t tokens = most_tokens(sizes);
+  const std::int64_t attention = sizes.heads * sizes.head_size;
+  const std::int64_t widest = std::max({sizes.hidden, attention, sizes.feed_forward});
+  const std::int64_t groups = q4nx::groups_of(widest);
+  const auto floats = [&](std::int64_t columns) {
+    return static_cast<std::size_t>(tokens * columns) * sizeof(float);
+  };
+  const std::vector<std::pair<int, int>> always{{0, 8}};
+  const std::vector<std::pair<int, int>> products{{0, 0}, {3, 3}, {5, 5}, {6, 6}, {8, 8}};
+  std::array<Lifetime, kActivations> values;
+  values[kResidual] = {floats(sizes.hidden), always};
+  values[kOtherResidual] = {floats(sizes.hidden), always};
+  values[kNormalised] = {floats(sizes.hidden), {{0, 0}, {4, 5}, {7, 8}}};
+  values[kPacked] = {floats(sizes.packed_heads()), {{0, 1}}};
+  values[kQuery] = {floats(attention), {{1, 2}}};
+  values[kAttended] = {floats(attention), {{2, 3}}};
+  values[kUpdate] = {floats(sizes.hidden), {{3, 4}, {6, 7}}};
+  values[kGated] = {floats(sizes.feed_forward), {{5, 6}}};
+  values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
+  values[kScales] = {floats(groups), products};
+  values[kSums] = {floats(groups), products};
+  values[kLast] = {floats(sizes.hidden), always};  // from one chunk of a prompt to the next
+  return values;
+}
+
+std::int64_t ForwardPass::activation_bytes(const layers::DecoderSizes& sizes) {
+  const SharedBuffers shared = share_buffers(lifetimes(sizes));
+  return static_cast<std::int64_t>(
+      std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
+}
+
+ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+                         const PlacedConstants& constants, DataType cache, Activations activations)
+    : context_(std::move(context)),
+      sizes_(sizes),
+      constants_(constants),
+      cache_(element_of(cache)),
+      rounds_(activations == Activations::kInt8),
+      shared_(share_buffers(lifetimes(sizes))),
+      heads_shape_{.heads = sizes.heads,
+                   .kv_heads = sizes.kv_heads,
+                   .head_size = sizes.head_size,
+                   .cache = cache_,
+                   .scale = sizes.scale,
+                   .qk_norm = sizes.qk_norm,
+                   .epsilon = sizes.epsilon} {
+  for (const std::size_t bytes : shared_.bytes) {
+    check_bytes(bytes, "activations");
+    buffers_.push_back(context_->allocate(bytes));
+  }
+  const NormShape norm{.columns = sizes.hidden, .epsilon = sizes.epsilon};
+  first_norm_ = compile(rms_norm(norm));
+  entry_norm_ = compile(rms_norm({.columns = sizes.hidden,
+                                  .epsilon = sizes.epsilon,
+                                  .has_skip = true,
+                                  .norms_skip = sizes.post_norms,
+                                  .writes_sum = true}));
+  append_ = compile(append_heads(heads_shape_));
+  const std::int64_t attention = sizes.heads * sizes.head_size;
+  for (std::size_t i = 0; i < sizes.layers.size(); ++i) {
+    const PlacedConstants::Layer& given = constants.layers[i];
+    Layer& layer = layers_.emplace_back();
+    layer.qkv = compile_product(sizes.packed_heads(), sizes.hidden, given.qkv);
+    layer.output = compile_product(sizes.hidden, attention, given.output);
+    layer.gate_up =
+        compile_product(sizes.feed_forward, sizes.hidden, given.gate_up, gating_of(sizes));
+    layer.down = compile_product(sizes.hidden, sizes.feed_forward, given.down);
+    layer.attention_shape = attention_of(sizes.layers[i]);
+    layer.attention = compile(flow_attention(layer.attention_shape));
+  }
+  head_ = compile_product(sizes.vocabulary, sizes.hidden, constants.head);
+}
+
+std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
+  return context_->compile(kernel.name, generate(kernel, opencl_c()));
+}
+
+ForwardPass::CompiledProduct ForwardPass::compile_product(std::int64_t rows, std::int64_t columns,
+                                                          const Weight& weight, Gating gating) {
+  CompiledProduct product{
+      .shape = {.rows = rows, .columns = columns, .layout = weight.layout, .gating = gating},
+      .weight = &weight.blocks,
+      .fused = nullptr,
+      .quantize = nullptr,
+      .rounded = nullptr};
+  product.fused = compile(fused_dqp(product.shape));
+  if (!rounds_) return product;
+  product.quantize = compile(quantize_rows(columns));
+  product.rounded = compile(q4nx_matmul(product.shape));
+  return product;
+}
+
+AttentionShape ForwardPass::attention_of(const layers::LayerKind& kind) const {
+  const AttentionShape shape{.heads = sizes_.heads,
+                             .kv_heads = sizes_.kv_heads,
+                             .head_size = sizes_.head_size,
+                             .cache = cache_,
+                             .softcap = sizes_.softcap,
+                             .window = kind.window,
+                             .one_sequence = true};
+  if (flow_attention_memory(shape) > context_->facts().local_memory)
+    fail("expected heads that take at most ", context_->facts().local_memory,
+         " bytes of a work-group's memory on ", context_->facts().title(), ", got ",
+         flow_attention_memory(shape), ": use device = cpu");
+  return shape;
+}
+
+void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
+                         std::initializer_list<const Buffer*> buffers,
+                         std::initializer_list<std::int64_t> parameters) {
+  arguments_.assign(buffers.begin(), buffers.end());
+  for (const std::int64_t parameter : parameters)
+    arguments_.emplace_back(static_cast<std::int32_t>(parameter));
+  context_->launch(kernel, arguments_, grid);
+}
+
+void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
+                           const Buffer* y) {
+  if (tokens == 1 || !rounds_) {
+    launch(*product.fused, fused_dqp_grid(product.shape, tokens), {x, product.weight, y});
+    return;
+  }
+  launch(*product.quantize, quantize_rows_grid(product.shape.columns, tokens),
+         {x, of(kCodes), of(kScales), of(kSums)});
+  launch(*product.rounded, q4nx_matmul_grid(product.shape, tokens),
+         {of(kCodes), of(kScales), of(kSums), product.weight, y}, {tokens});
+}
+
+void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
+  const PlacedConstants::Layer& constants = constants_.layers[layer];
+  const Layer& compiled = layers_[layer];
+  const PlacedConstants::Rotary& rotary =
+      constants_.rotary[static_cast<std::size_t>(sizes_.layers[layer].table)];
+  for (const Segment& segment : segments) {
+    const Buffer* keys = &segment.cache->part(2 * layer);
+    const Buffer* values = &segment.cache->part(2 * layer + 1);
+    const std::int64_t capacity = segment.cache->capacity();
+    const Grid grid = append_heads_grid(heads_shape_, segment.count);
+    const auto append = [&](std::initializer_list<const Buffer*> buffers) {
+      launch(*append_, grid, buffers, {segment.first, segment.past, capacity});
+    };
+    if (sizes_.qk_norm) {
+      append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values,
+              &constants.q_norm, &constants.k_norm});
+    } else {
+      append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values});
+    }
+    launch(*compiled.attention, flow_attention_grid(compiled.attention_shape, 1, segment.count),
+           {of(kQuery), keys, values, of(kAttended)},
+           {segment.first, segment.past, segment.count, capacity});
+  }
+}
+
+// The update is added to the residual stream, and the sum is normalised.
+void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
+  const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
+  if (sizes_.post_norms) {
+    launch(*entry_norm_, rms_norm_grid(tokens),
+           {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), &norms.added, of(next)},
+           {tokens});
+  } else {
+    launch(*entry_norm_, rms_norm_grid(tokens),
+           {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), of(next)}, {tokens});
+  }
+  residual_ = next;
+}
+
+void ForwardPass::write_hidden(std::int64_t first, std::span<const float> rows) {
+  residual_ = kResidual;
+  context_->write(*of(kResidual), std::as_bytes(rows),
+                  static_cast<std::size_t>(first * sizes_.hidden) * sizeof(float));
+}
+
+void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
+  launch(*first_norm_, rms_norm_grid(tokens),
+         {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    multiply(layer.qkv, tokens, of(kNormalised), of(kPacked));
+    attend(i, segments);
+    multiply(layer.output, tokens, of(kAttended), of(kUpdate));
+    enter(constants_.layers[i].middle, tokens);
+    multiply(layer.gate_up, tokens, of(kNormalised), of(kGated));
+    multiply(layer.down, tokens, of(kGated), of(kUpdate));
+    enter(i + 1 < layers_.size() ? constants_.layers[i + 1].first : constants_.last, tokens);
+  }
+}
+
+void ForwardPass::keep_last(std::int64_t sequence, std::int64_t token) {
+  const std::size_t bytes = static_cast<std::size_t>(sizes_.hidden) * sizeof(float);
+  context_->copy(*of(kNormalised), static_cast<std::size_t>(token) * bytes, *of(kLast),
+                 static_cast<std::size_t>(sequence) * bytes, bytes);
+}
+
+void ForwardPass::run_head(std::int64_t sequences, bool kept) {
+  if (sequences > logits_rows_) {
+    const std::size_t bytes =
+        static_cast<std::size_t>(sequences * sizes_.vocabulary) * sizeof(float);
+    check_bytes(bytes, "logits");
+    logits_ = context_->allocate(bytes);
+    logits_rows_ = sequences;
+  }
+  multiply(head_, sequences, kept ? of(kLast) : of(kNormalised), &logits_);
+}
+
+void ForwardPass::read_logits(std::span<float> logits) {
+  context_->read(logits_, std::as_writable_bytes(logits));
+}
+
+std::int64_t ForwardPass::dispatches_of(const layers::DecoderSizes& sizes) {
+  constexpr std::int64_t kOfLayer = 8;  // four products, append, attention, two entries' norms
+  return kOfLayer * sizes.layer_count() + 2;
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// ForwardPass: a decoder's layers and its LM head on a device. Its kernels are compiled and its
+// buffers allocated once; a call launches kernels on one queue and waits for nothing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/gpu/decoder/cache_memory.h"
+#include "ops/gpu/decoder/constants.h"
+#include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/opencl/context.h"
+#include "ops/layers/decoder_sizes.h"
+#include "ops/nodes/tensor.h"
+
+namespace flownpu::gpu {
+
+// Tokens of one sequence that are computed with others': rows first .. first + count - 1 of the
+// hidden states, at positions from `past` on.
+struct Segment {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::int64_t past = 0;
+  DeviceCacheMemory* cache = nullptr;
+};
+
+class ForwardPass {
+ public:
+  // Tokens that are computed at once. Weights are read once for them: at 256 that is 2 x 256
+  // operations for the 0.56 to 0.63 bytes of a weight, above what any integrated GPU computes while
+  // it reads a byte (a Radeon 780M some 230 int8 operations: 16.6 Tops at 73 GB/s).
+  static constexpr std::int64_t kMostTokens = 256;
+
+  // `constants` must outlive it. `cache`: the type of keys and values. Throws OpenClError; Error
+  // for sizes that a kernel has no place for.
+  ForwardPass(std::shared_ptr<Context> context, const layers::DecoderSizes& sizes,
+              const PlacedConstants& constants, DataType cache, Activations activations);
+
+  // How many tokens that is for a decoder with few positions.
+  static std::int64_t most_tokens(const layers::DecoderSizes& sizes);
+  std::int64_t most_tokens() const { return most_tokens(sizes_); }
+  // Kernels of one token of one sequence.
+  static std::int64_t dispatches_of(const layers::DecoderSizes& sizes);
+  // Bytes of the buffers that a pass of these sizes has for its activations.
+  static std::int64_t activation_bytes(const layers::DecoderSizes& sizes);
+
+  // Writes hidden states, rows of `hidden` numbers, from row `first` on.
+  void write_hidden(std::int64_t first, std::span<const float> rows);
+  // All layers of so many tokens, in segments.
+  void run_layers(std::int64_t tokens, std::span<const Segment> segments);
+  // Keeps a token of the last layers as the one that a sequence's logits are of.
+  void keep_last(std::int64_t sequence, std::int64_t token);
+  // Logits of as many sequences; `kept`: of the tokens that were kept, else of those that ran last.
+  void run_head(std::int64_t sequences, bool kept);
+  // Waits, and reads them.
+  void read_logits(std::span<float> logits);
+
+ private:
+  struct CompiledProduct {
+    ProductShape shape;
+    const Buffer* weight = nullptr;
+    std::shared_ptr<const CompiledKernel> fused;
+    std::shared_ptr<const CompiledKernel> quantize;
+    std::shared_ptr<const CompiledKernel> rounded;
+  };
+  struct Layer {
+    CompiledProduct qkv;
+    CompiledProduct output;
+    CompiledProduct gate_up;
+    CompiledProduct down;
+    AttentionShape attention_shape;
+    std::shared_ptr<const CompiledKernel> attention;
+  };
+  enum Activation : std::uint8_t {
+    kResidual,
+    kOtherResidual,
+    kNormalised,
+    kPacked,
+    kQuery,
+    kAttended,
+    kUpdate,
+    kGated,
+    kCodes,
+    kScales,
+    kSums,
+    kLast,
+    kActivations,
+  };
+
+  static std::array<Lifetime, kActivations> lifetimes(const layers::DecoderSizes& sizes);
+  std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
+  CompiledProduct compile_product(std::int64_t rows, std::int64_t columns, const Weight& weight,
+                                  Gating gating = Gating::kNone);
+  AttentionShape attention_of(const layers::LayerKind& kind) const;
+  const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
+
+  void launch(const CompiledKernel& kernel, const Grid& grid,
+              std::initializer_list<const Buffer*> buffers,
+              std::initializer_list<std::int64_t> parameters = {});
+  void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
+                const Buffer* y);
+  void attend(std::size_t layer, std::span<const Segment> segments);
+  void enter(const EntryNorms& norms, std::int64_t tokens);
+
+  std::shared_ptr<Context> context_;
+  layers::DecoderSizes sizes_;
+  const PlacedConstants& constants_;
+  Element cache_;
+  bool rounds_;
+  SharedBuffers shared_;
+  std::vector<Buffer> buffers_;
+  Buffer logits_;
+  std::int64_t logits_rows_ = 0;
+  HeadsShape heads_shape_;
+  std::shared_ptr<const CompiledKernel> first_norm_;
+  std::shared_ptr<const CompiledKernel> entry_norm_;
+  std::shared_ptr<const CompiledKernel> append_;
+  std::vector<Layer> layers_;
+  CompiledProduct head_;
+  // Which of the two residual streams is the last.
+  Activation residual_ = kResidual;
+  std::vector<KernelArgument> arguments_;
+};
+
+}  // namespace flownpu::gpu

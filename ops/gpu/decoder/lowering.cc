@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/decoder/lowering.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/gpu/decoder/constants.h"
+#include "ops/layers/decoder_matcher.h"
+#include "ops/layers/operators.h"
+
+namespace flownpu::gpu {
+namespace {
+
+void check(const Node& node, const layers::DecoderSizes& sizes) {
+  if (sizes.blocks)
+    fail(to_string(node), ": expected no bidirectional_blocks: the GPU's attention has none");
+  layers::check_values_of_decoder(node, sizes);
+  for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
+    const Value& past = node.inputs[layers::kFirstPast + part];
+    const DataType first = node.inputs[layers::kFirstPast].type;
+    if (past.type != first)
+      fail(to_string(node), ": expected all keys and values to be ", name_of(first), ", got ",
+           name_of(past.type), " of layer ", part / 2);
+  }
+}
+
+std::vector<Node> with_decoder(const std::vector<Node>& nodes,
+                               const std::vector<std::string>& outputs) {
+  static const layers::DecoderLimits limits{
+      .who = "the GPU", .means = "the GPU's kernels", .softcap = true, .batches = true};
+  const layers::GraphWalk graph(nodes, outputs);
+  const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
+  Node node = found.node(kGpuDomain);
+  check(node, found.sizes);
+  for (Value& value : values_of_constants(found.sizes, found.constants, nodes))
+    node.inputs.push_back(std::move(value));
+  return layers::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+}
+
+}  // namespace
+
+bool is_decoder_layers(const Node& node) {
+  return node.domain == kGpuDomain && node.op_type == layers::kDecoderLayers;
+}
+
+Lowered lower_decoder(std::vector<Node> nodes, const std::vector<std::string>& outputs) {
+  Lowered lowered;
+  try {
+    lowered.nodes = with_decoder(nodes, outputs);
+  } catch (const Error& error) {
+    lowered.on_host = left_on_host(nodes, error.what());
+    lowered.nodes = std::move(nodes);
+    return lowered;
+  }
+  lowered.on_host = left_on_host(
+      lowered.nodes, "it is not one of the decoder's layers, which are what the GPU computes");
+  return lowered;
+}
+
+std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                          const std::string& reason) {
+  std::vector<Lowered::OnHost> left;
+  for (const Node& node : nodes) {
+    if (layers::is_projection(node) || layers::is_attention(node))
+      left.push_back({node.name, node.op_type, reason});
+  }
+  return left;
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds a decoder in the nodes of a partition (ops/layers/decoder_matcher.h), and puts one node in
+// its place: DecoderLayers (ops/layers/decoder_sizes.h), whose constants are its last inputs
+// (constants.h).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/nodes/node.h"
+
+namespace flownpu::gpu {
+
+inline constexpr std::string_view kGpuDomain = "ai.flownpu.gpu";
+
+bool is_decoder_layers(const Node& node);
+
+// Where there is no decoder, the nodes as they are, and why for each that is for the device.
+// `outputs`: names of the values that leave the partition.
+Lowered lower_decoder(std::vector<Node> nodes, const std::vector<std::string>& outputs);
+
+// The nodes that are for the device, with one reason why it does not compute them.
+std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                          const std::string& reason);
+
+}  // namespace flownpu::gpu

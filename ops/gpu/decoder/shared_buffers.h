@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which values of a computation share a buffer: greedy by size, as Pisarchyk and Lee have it for
+// shared objects (Efficient Memory Management for Deep Neural Net Inference, 2020), and ML Drift
+// after them. The largest value chooses first; each takes the smallest buffer that is large enough
+// and free whenever it lives, else a new one.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace flownpu::gpu {
+
+struct Lifetime {
+  std::size_t bytes = 0;
+  // First and last step of each time that it lives.
+  std::vector<std::pair<int, int>> steps;
+};
+
+struct SharedBuffers {
+  std::vector<std::size_t> buffer;  // of each value, its number
+  std::vector<std::size_t> bytes;   // of each buffer
+};
+
+SharedBuffers share_buffers(std::span<const Lifetime> values);
+
+}  // namespace flownpu::gpu

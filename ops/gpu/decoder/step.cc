@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/gpu/decoder/step.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/gpu/decoder/cache_memory.h"
+#include "ops/gpu/opencl/status.h"
+
+namespace flownpu::gpu {
+namespace {
+
+layers::DecoderSizes read_sizes(const Node& node) {
+  layers::DecoderSizes sizes = layers::DecoderSizes::read(node);
+  layers::check_values_of_decoder(node, sizes, count_of_constants(sizes));
+  return sizes;
+}
+
+// Positions that the cache of a run is to have room for: what the caller's tensors have, which are
+// made for a whole conversation where past and present share memory.
+std::int64_t room_of(const layers::DecoderSizes& sizes, std::span<const Tensor> presents,
+                     std::int64_t total) {
+  std::int64_t room = total;
+  for (std::size_t layer = 0; layer < sizes.layers.size(); ++layer) {
+    if (!sizes.layers[layer].window_sized_cache)
+      room = std::max(room, presents[2 * layer].shape[2]);
+  }
+  return room;
+}
+
+std::string positions_text(const layers::SequenceTokens& tokens) {
+  const std::string first = std::to_string(tokens.past);
+  return tokens.count == 1 ? "position " + first
+                           : "positions " + first + "-" + std::to_string(tokens.total() - 1);
+}
+
+}  // namespace
+
+DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
+                         Activations activations)
+    : sizes_(read_sizes(node)),
+      context_(std::move(context)),
+      constants_(place_constants(*context_, sizes_, node)),
+      pass_(context_, sizes_, constants_, node.inputs[layers::kFirstPast].type, activations),
+      caches_(std::make_shared<layers::KvCaches>(
+          sizes_,
+          [used = context_, sizes = sizes_,
+           type = node.inputs[layers::kFirstPast].type]() -> std::unique_ptr<layers::CacheMemory> {
+            return std::make_unique<DeviceCacheMemory>(used, sizes, type);
+          })) {}
+
+void DecoderStep::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  layers::check_call(sizes_, inputs);
+  const std::int64_t batch = inputs[layers::kHidden].shape[0];
+  if (batch > pass_.most_tokens())
+    unsupported("expected at most ", pass_.most_tokens(),
+                " sequences, which the GPU computes at once, got ", batch,
+                ": run fewer at a time, or set the provider option on_unsupported to cpu");
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence)
+    layers::tokens_of(sizes_, inputs, sequence);
+  layers::infer_outputs(sizes_, inputs, outputs);
+}
+
+std::vector<Tensor> DecoderStep::parts_of(std::span<const Tensor> tensors,
+                                          std::int64_t sequence) const {
+  std::vector<Tensor> parts;
+  for (const Tensor& tensor : tensors) parts.push_back(layers::sequence_of(tensor, sequence));
+  return parts;
+}
+
+std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> inputs,
+                                                      std::span<const Tensor> outputs) const {
+  const std::size_t parts = 2 * sizes_.layers.size();
+  const auto pasts = inputs.subspan(layers::kFirstPast, parts);
+  const auto presents = outputs.subspan(layers::kFirstPresent, parts);
+  const std::int64_t batch = inputs[layers::kHidden].shape[0];
+  std::vector<Tensor> firsts;
+  firsts.reserve(static_cast<std::size_t>(batch));
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence)
+    firsts.push_back(layers::sequence_of(pasts.front(), sequence));
+  const auto held = caches_->hold(firsts);
+  std::vector<Sequence> sequences;
+  for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
+    const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
+    sequences.push_back(
+        {tokens, caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
+                                tokens.past, room_of(sizes_, presents, tokens.total()))});
+  }
+  return sequences;
+}
+
+// All tokens one behind the other, sequence by sequence, cut into chunks. The last one of a prompt
+// that ends before the batch's does is kept until all have.
+void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequences) const {
+  const std::int64_t given = hidden.shape[1];
+  const auto count = static_cast<std::int64_t>(sequences.size());
+  const bool one_each = std::ranges::all_of(
+      sequences, [](const Sequence& sequence) { return sequence.tokens.count == 1; });
+  std::vector<Segment> segments;
+  std::vector<std::pair<std::int64_t, std::int64_t>> ends;  // sequence, token of the chunk
+  std::int64_t tokens = 0;
+  const auto run_chunk = [&] {
+    pass_.run_layers(tokens, segments);
+    for (const auto& [sequence, token] : ends) {
+      if (!one_each) pass_.keep_last(sequence, token);
+    }
+    segments.clear();
+    ends.clear();
+    tokens = 0;
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Sequence& sequence = sequences[static_cast<std::size_t>(i)];
+    auto& cache = static_cast<DeviceCacheMemory&>(sequence.cache->memory());
+    for (std::int64_t token = 0; token < sequence.tokens.count;) {
+      const std::int64_t some =
+          std::min(sequence.tokens.count - token, pass_.most_tokens() - tokens);
+      const float* rows = hidden.as<const float>() + (i * given + token) * sizes_.hidden;
+      pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * sizes_.hidden)});
+      segments.push_back({tokens, some, sequence.tokens.past + token, &cache});
+      token += some;
+      tokens += some;
+      if (token == sequence.tokens.count) ends.emplace_back(i, tokens - 1);
+      if (tokens == pass_.most_tokens()) run_chunk();
+    }
+  }
+  if (tokens > 0) run_chunk();
+  pass_.run_head(count, !one_each);
+}
+
+void DecoderStep::finish(std::span<const Sequence> sequences,
+                         std::span<const Tensor> outputs) const {
+  const auto presents = outputs.subspan(layers::kFirstPresent, 2 * sizes_.layers.size());
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    caches_->finish(*sequences[i].cache, parts_of(presents, static_cast<std::int64_t>(i)),
+                    sequences[i].tokens.total());
+}
+
+void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+                      std::span<std::byte> /*scratch*/) const {
+  const std::lock_guard lock(context_->mutex());
+  std::string where;
+  try {
+    const std::vector<Sequence> sequences = begin(inputs, outputs);
+    where = positions_text(sequences.front().tokens);
+    compute(inputs[layers::kHidden], sequences);
+    pass_.read_logits({outputs[layers::kLogits].as<float>(),
+                       static_cast<std::size_t>(outputs[layers::kLogits].shape.elements())});
+    finish(sequences, outputs);
+  } catch (const OpenClError& error) {
+    if (where.empty()) throw;
+    throw OpenClError(error.failure(), std::string(error.what()) + " (" + where + ")");
+  }
+}
+
+std::string describe_decoder(const Node& node, const DeviceFacts& facts) {
+  const layers::DecoderSizes sizes = read_sizes(node);
+  const std::size_t constants = count_of_constants(sizes);
+  std::int64_t bytes = ForwardPass::activation_bytes(sizes);
+  for (auto value = node.inputs.end() - static_cast<std::ptrdiff_t>(constants);
+       value != node.inputs.end(); ++value)
+    bytes += value->shape.value_or(Shape{0}).elements() *
+             static_cast<std::int64_t>(size_of(value->type));
+  if (bytes > facts.memory)
+    fail("expected weights and activations that fit ", facts.title(), ", which has ", facts.memory,
+         " bytes, got ", bytes, ": use device = cpu");
+  return std::to_string(sizes.layer_count()) + (sizes.layer_count() == 1 ? " layer" : " layers") +
+         " and the LM head in " + std::to_string(ForwardPass::dispatches_of(sizes)) +
+         " kernels a token, prompts in chunks of " +
+         std::to_string(ForwardPass::most_tokens(sizes)) + "; weights " +
+         (facts.is_software() ? "read where the file is mapped" : "copied once");
+}
+
+}  // namespace flownpu::gpu

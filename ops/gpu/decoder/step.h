@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// DecoderStep: the step of the node DecoderLayers. Sequences of a batch are computed together, row
+// by row, each with a KV cache of its own in the device's memory; prompts go in chunks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/gpu/decoder/constants.h"
+#include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/opencl/context.h"
+#include "ops/layers/decoder_call.h"
+#include "ops/layers/kv_caches.h"
+
+namespace flownpu::gpu {
+
+class DecoderStep final : public Step {
+ public:
+  // Moves the constants to the device, compiles its kernels and allocates its activations. Throws
+  // OpenClError; Error for a node that is not as constants.h says.
+  DecoderStep(const Node& node, std::shared_ptr<Context> context, Activations activations);
+
+  // Throws Unsupported for more sequences than are computed at once.
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
+  // Throws OpenClError; Unsupported for a cache that there is no memory for.
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> scratch) const override;
+  std::int64_t multiply_adds() const override { return sizes_.multiply_adds(); }
+
+  const std::shared_ptr<layers::KvCaches>& caches() const { return caches_; }
+
+ private:
+  struct Sequence {
+    layers::SequenceTokens tokens;
+    std::shared_ptr<layers::KvCache> cache;
+  };
+
+  std::vector<Sequence> begin(std::span<const Tensor> inputs,
+                              std::span<const Tensor> outputs) const;
+  void compute(const Tensor& hidden, std::span<const Sequence> sequences) const;
+  void finish(std::span<const Sequence> sequences, std::span<const Tensor> outputs) const;
+  std::vector<Tensor> parts_of(std::span<const Tensor> tensors, std::int64_t sequence) const;
+
+  layers::DecoderSizes sizes_;
+  std::shared_ptr<Context> context_;
+  PlacedConstants constants_;
+  mutable ForwardPass pass_;  // under the context's mutex
+  std::shared_ptr<layers::KvCaches> caches_;
+};
+
+// "26 layers and the LM head in 210 kernels a token, ...", of a node that `lower_decoder` made.
+// Throws Error if the device has not as much memory as weights and activations take.
+std::string describe_decoder(const Node& node, const DeviceFacts& facts);
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/layers/decoder_call.h"
+
+#include <algorithm>
+
+#include "ops/error.h"
+
+namespace flownpu::layers {
+
+void check_call(const DecoderSizes& sizes, std::span<const Tensor> inputs) {
+  const Shape& hidden = inputs[kHidden].shape;
+  if (hidden.rank() != 3 || hidden[2] != sizes.hidden || hidden[0] < 1 || hidden[1] < 1) {
+    fail("expected hidden states of shape [batch, tokens, ", sizes.hidden, "], got ",
+         to_string(hidden));
+  }
+  if (inputs[kTotalTokens].shape.elements() != 1 ||
+      inputs[kTokensBeforeLast].shape.elements() != hidden[0]) {
+    fail("expected one total_sequence_length and ", hidden[0], " seqlens_k, got ",
+         to_string(inputs[kTotalTokens].shape), " and ",
+         to_string(inputs[kTokensBeforeLast].shape));
+  }
+  if (!sizes.blocks) return;
+  const Shape& blocks = inputs[kFirstPast + 2 * sizes.layers.size()].shape;
+  if (!(blocks == Shape{hidden[0], hidden[1]})) {
+    fail("expected bidirectional_blocks of shape [", hidden[0], ", ", hidden[1], "], got ",
+         to_string(blocks));
+  }
+}
+
+SequenceTokens tokens_of(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+                         std::int64_t sequence) {
+  const std::int64_t given = inputs[kHidden].shape[1];
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  const std::int64_t length =
+      std::int64_t{inputs[kTokensBeforeLast].as<std::int32_t>()[sequence]} + 1;
+  SequenceTokens tokens;
+  // GroupQueryAttention's rule: a call that brings all tokens so far is a first prompt.
+  tokens.past = given == total ? 0 : length - given;
+  tokens.count = length - tokens.past;
+  if (tokens.past < 0 || tokens.count < 1 || tokens.count > given || length > total) {
+    fail("expected seqlens_k + 1 between ", given, " and total_sequence_length = ", total, ", got ",
+         length, length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
+  }
+  if (length > sizes.positions) {
+    fail("expected positions below ", sizes.positions,
+         ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
+  }
+  return tokens;
+}
+
+void infer_outputs(const DecoderSizes& sizes, std::span<const Tensor> inputs,
+                   std::span<Shape> outputs) {
+  const std::int64_t batch = inputs[kHidden].shape[0];
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  outputs[kLogits] = Shape{batch, 1, sizes.vocabulary};
+  for (std::size_t part = 0; part < 2 * sizes.layers.size(); ++part) {
+    const Shape& past = inputs[kFirstPast + part].shape;
+    const LayerKind& kind = sizes.layers[part / 2];
+    if (past.rank() != 4 || past[0] != batch || past[1] != sizes.kv_heads ||
+        past[3] != sizes.head_size) {
+      fail("expected a past of shape [", batch, ",", sizes.kv_heads, ",?,", sizes.head_size,
+           "] for layer ", part / 2, ", got ", to_string(past));
+    }
+    if (kind.window_sized_cache && past[2] < kind.window) {
+      fail("expected a window-sized KV cache of at least ", kind.window, " positions for layer ",
+           part / 2, ", got ", past[2],
+           ": set past_present_share_buffer to true, or convert without it");
+    }
+    const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
+    outputs[kFirstPresent + part] = Shape{batch, sizes.kv_heads, capacity, sizes.head_size};
+  }
+}
+
+}  // namespace flownpu::layers

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a model has the constants of a decoder.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "ops/layers/q4nx_weight.h"
+
+namespace flownpu::layers {
+
+// Where the model has the constants of a layer: Q4NX weights, and f32 vectors, of which null stands
+// for zeros.
+struct LayerConstants {
+  Q4NXWeight qkv;
+  Q4NXWeight output;
+  Q4NXWeight gate_up;
+  Q4NXWeight down;
+  // Weights of the norms at both entries of the residual stream, entry_norms() each, [D].
+  std::vector<const float*> norms;
+  // Weights of the norms of queries and keys, [d].
+  std::array<const float*, 2> qk_norm{};
+};
+
+struct RotaryTable {
+  const float* cosine = nullptr;  // [positions, d/2]
+  const float* sine = nullptr;
+};
+
+struct DecoderConstants {
+  std::vector<LayerConstants> layers;
+  std::vector<const float*> final_norms;  // entry_norms()
+  Q4NXWeight head;
+  std::vector<RotaryTable> rotary;
+};
+
+}  // namespace flownpu::layers

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/layers/decoder_matcher.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/formats/q4nx.h"
+#include "ops/layers/operators.h"
+
+namespace flownpu::layers {
+namespace {
+
+// A pass over the residual stream: what comes in is added (normalised first, with post-norms), and
+// the sum is normalised.
+struct Entry {
+  const Node* norm = nullptr;
+  std::string_view sum;         // the residual stream
+  std::string_view normalised;  // what the next projection reads
+  std::vector<const float*> weights;
+};
+
+class Matcher : public FoundDecoder {
+ public:
+  Matcher(const GraphWalk& graph, const DecoderLimits& limits) : graph_(graph), limits_(limits) {}
+
+  // Throws Error that names the node in the way.
+  void match(const Node& first_attention);
+
+ private:
+  Entry first_entry(const Node& attention);
+  Entry layer(const Entry& entry);
+  void attend(const Node& attention, LayerConstants& layer);
+  void read_attention_sizes(const Node& attention);
+  void check_attention(const Node& attention) const;
+  Entry next_entry(const Entry& entry, const Node& projection);
+  const Node* post_norm(const Node& projection);
+  void finish(const Entry& entry);
+  void check_last_token(const Node& selection) const;
+
+  void take(const Node& node);
+  const Node& projection(std::string_view x, const char* what);
+  void check_product(const Node& node, std::int64_t rows, std::int64_t columns,
+                     bool gated = false) const;
+  const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
+  void check_epsilon(const Node& node, float epsilon);
+  std::int64_t table_of(const Node& attention);
+
+  const GraphWalk& graph_;
+  const DecoderLimits& limits_;
+  std::vector<std::pair<std::string_view, std::string_view>> tables_;
+  bool sizes_known_ = false;
+};
+
+void Matcher::take(const Node& node) { taken.insert(&node); }
+
+const Node& Matcher::projection(std::string_view x, const char* what) {
+  const Node& node = graph_.only_reader(x, what);
+  if (node.op_type == "Q4NXMoE") {
+    fail(to_string(node), ": a mixture of experts, which ", limits_.means,
+         " have no place for: what they read is "
+         "fixed before a token begins, and its router chooses the weights");
+  }
+  if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
+  if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
+  if (node.input(2) != nullptr)
+    fail(to_string(node), ": ", what, " has a bias, which ", limits_.means, " have no place for");
+  if (node.input(3) != nullptr) fail(to_string(node), ": expected no residual in ", what);
+  take(node);
+  return node;
+}
+
+void Matcher::check_product(const Node& node, std::int64_t rows, std::int64_t columns,
+                            bool gated) const {
+  const std::int64_t m = node.required_integer("M");
+  const std::int64_t k = node.required_integer("K");
+  const std::string gating = node.text("gating", "none");
+  const std::string wanted = gated ? sizes.activation : "none";
+  if (m == rows && k == columns && gating == wanted) return;
+  fail(to_string(node), ": expected M = ", rows, ", K = ", columns, " and gating = ", wanted,
+       " as in the layers before, got ", m, ", ", k, " and ", gating);
+}
+
+const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int64_t size) const {
+  const Value* weight = node.input(input);
+  if (weight == nullptr || weight->constant == nullptr || weight->type != DataType::kFloat32 ||
+      !weight->shape || !(*weight->shape == Shape{size})) {
+    fail(to_string(node), ": expected a weight that is an initializer, float [", size, "]");
+  }
+  return static_cast<const float*>(weight->constant);
+}
+
+void Matcher::check_epsilon(const Node& node, float epsilon) {
+  if (sizes.epsilon == 0) sizes.epsilon = epsilon;
+  if (epsilon != sizes.epsilon)
+    fail(to_string(node), ": expected the epsilon of all norms to be ", sizes.epsilon, ", got ",
+         epsilon);
+}
+
+// --- Attention -----------------------------------------------------------------------------------
+
+std::int64_t Matcher::table_of(const Node& attention) {
+  const Value* cosine = attention.input(kCosCache);
+  const Value* sine = attention.input(kSinCache);
+  for (const Value* value : {cosine, sine}) {
+    const Shape* found = value != nullptr && value->shape ? &*value->shape : nullptr;
+    if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
+        found->rank() != 2 || (*found)[1] != sizes.head_size / 2 ||
+        (sizes.positions != 0 && (*found)[0] != sizes.positions)) {
+      fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
+           sizes.positions == 0 ? "positions" : std::to_string(sizes.positions), ", ",
+           sizes.head_size / 2, "]");
+    }
+    sizes.positions = (*found)[0];
+  }
+  const std::pair<std::string_view, std::string_view> names{cosine->name, sine->name};
+  const auto known = std::ranges::find(tables_, names);
+  const auto index = known - tables_.begin();
+  if (known == tables_.end()) {
+    tables_.push_back(names);
+    constants.rotary.push_back(
+        {static_cast<const float*>(cosine->constant), static_cast<const float*>(sine->constant)});
+  }
+  return index;
+}
+
+void Matcher::read_attention_sizes(const Node& attention) {
+  const std::int64_t heads = attention.required_integer("num_heads");
+  const std::int64_t kv_heads = attention.integer("kv_num_heads", heads);
+  const std::int64_t head_size = attention.required_integer("head_size");
+  float scale = attention.number("scale", 0);
+  if (scale == 0) scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_size)));
+  const bool qk_norm = attention.input(kQNormWeight) != nullptr;
+  if (!sizes_known_) {
+    sizes.heads = heads;
+    sizes.kv_heads = kv_heads;
+    sizes.head_size = head_size;
+    sizes.scale = scale;
+    sizes.qk_norm = qk_norm;
+    sizes.blocks = attention.input(kBidirectionalBlocks) != nullptr;
+  }
+  const float softcap = attention.number("softcap", 0);
+  if (!sizes_known_) sizes.softcap = softcap;
+  if (softcap != sizes.softcap)
+    fail(to_string(attention), ": expected the softcap of all layers to be ", sizes.softcap,
+         ", got ", softcap);
+  if (heads != sizes.heads || kv_heads != sizes.kv_heads || head_size != sizes.head_size ||
+      scale != sizes.scale || qk_norm != sizes.qk_norm) {
+    fail(to_string(attention), ": expected ", sizes.heads, " heads, ", sizes.kv_heads,
+         " KV heads of ", sizes.head_size, ", scale ", sizes.scale,
+         sizes.qk_norm ? " and a QK-norm" : " and no QK-norm", " as in the layers before, got ",
+         heads, ", ", kv_heads, ", ", head_size, ", ", scale,
+         qk_norm ? " and a QK-norm" : " and no QK-norm");
+  }
+}
+
+// What the device's attention does not do.
+void Matcher::check_attention(const Node& attention) const {
+  const auto expect = [&](bool fits, const std::string& what) {
+    if (!fits) fail(to_string(attention), ": expected ", what);
+  };
+  expect(attention.input(kKey) == nullptr, "a packed QKV projection, got query, key and value");
+  expect(attention.input(kPositionIds) == nullptr,
+         "no position_ids: " + limits_.who +
+             "'s tokens follow one another in one table of RoPE (where they choose between two, as "
+             "LongRoPE's, convert with a --context-length of the first)");
+  expect(attention.input(kAttentionBias) == nullptr, "no attention_bias");
+  expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
+  expect(attention.integer("causal", 1) != 0, "causal = 1");
+  expect(
+      attention.integer("do_rotary", 0) != 0,
+      "do_rotary = 1: " + limits_.who + "'s attention turns the queries and keys of every layer");
+  expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
+  expect(limits_.softcap || attention.number("softcap", 0) == 0,
+         "no softcap: " + limits_.who + " has none");
+  expect((attention.input(kQNormWeight) == nullptr) == (attention.input(kKNormWeight) == nullptr),
+         "norms of both queries and keys, or none");
+  for (const std::size_t past : {kPastKey, kPastValue})
+    expect(attention.input(past) != nullptr, "past_key and past_value");
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength})
+    expect(attention.input(length) != nullptr, "seqlens_k and total_sequence_length");
+  for (const std::size_t present : {kPresentKey, kPresentValue}) {
+    expect(attention.has_output(present), "present_key and present_value");
+    // They are known once all layers have run.
+    expect(graph_.readers(attention.outputs[present].name).empty(),
+           "that nothing in the graph reads present_key and present_value");
+  }
+  const Node& first = attentions.empty() ? attention : *attentions.front();
+  for (const std::size_t length : {kSeqlensK, kTotalSequenceLength}) {
+    expect(attention.inputs[length].name == first.inputs[length].name,
+           "seqlens_k and total_sequence_length of all layers to be the same values");
+  }
+  const Value* blocks = attention.input(kBidirectionalBlocks);
+  const Value* first_blocks = first.input(kBidirectionalBlocks);
+  expect(blocks == nullptr ? first_blocks == nullptr
+                           : first_blocks != nullptr && blocks->name == first_blocks->name,
+         "bidirectional_blocks of all layers to be the same value, or none of any");
+  const Value& past = attention.inputs[kPastKey];
+  expect(past.type != DataType::kInt8,
+         "a KV cache in bf16, fp16 or fp32, got int8: " + limits_.who +
+             " has none of those (convert with --kv-dtype bf16)");
+  expect(limits_.batches || !past.shape || past.shape->rank() != 4 || (*past.shape)[0] <= 1,
+         "a batch of one: " + limits_.who + " computes one sequence");
+}
+
+void Matcher::attend(const Node& attention, LayerConstants& layer) {
+  check_attention(attention);
+  read_attention_sizes(attention);
+  LayerKind kind;
+  kind.window = std::max<std::int64_t>(attention.integer("local_window_size", -1), 0);
+  kind.window_sized_cache = attention.integer("sliding_window_cache", 0) != 0;
+  kind.table = table_of(attention);
+  sizes.layers.push_back(kind);
+  take(attention);
+  attentions.push_back(&attention);
+  if (!sizes.qk_norm) return;
+  layer.qk_norm = {norm_weight(attention, kQNormWeight, sizes.head_size),
+                   norm_weight(attention, kKNormWeight, sizes.head_size)};
+  check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
+}
+
+// --- Layers --------------------------------------------------------------------------------------
+
+Entry Matcher::first_entry(const Node& attention) {
+  const Node* projection = graph_.producer(attention.inputs[kQuery].name);
+  if (projection == nullptr || !is_projection(*projection)) {
+    std::string got;
+    if (projection != nullptr && is(*projection, "", "Add")) {
+      got = ", got an Add: " + limits_.means + " have no place for a bias";
+    } else if (projection != nullptr && is_norm(*projection)) {
+      got =
+          ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
+    }
+    fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
+         got);
+  }
+  const Node* norm = graph_.producer(projection->inputs[0].name);
+  if (norm == nullptr || !is_norm(*norm)) {
+    fail(to_string(*projection),
+         ": expected a SimplifiedLayerNormalization before the first layer's QKV projection");
+  }
+  sizes.hidden = projection->required_integer("K");
+  check_epsilon(*norm, norm->number("epsilon", 1e-5F));
+  take(*norm);
+  first_norm = norm;
+  return {.norm = norm,
+          .sum = norm->inputs[0].name,
+          .normalised = norm->outputs[0].name,
+          .weights = {norm_weight(*norm, 1, sizes.hidden)}};
+}
+
+// The norm of a projection's output before it is added, or null.
+const Node* Matcher::post_norm(const Node& projection) {
+  const Node& reader = graph_.only_reader(projection.outputs[0].name, "a norm with the residual");
+  const bool found = is_norm(reader);
+  if (!sizes_known_ && attentions.size() == 1 && sizes.feed_forward == 0) sizes.post_norms = found;
+  if (found == sizes.post_norms) {
+    if (found) take(reader);
+    return found ? &reader : nullptr;
+  }
+  fail(to_string(reader), ": expected ",
+       sizes.post_norms ? "a SimplifiedLayerNormalization" : "a SkipSimplifiedLayerNormalization",
+       " after ", to_string(projection), ", as after the projections before");
+}
+
+Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
+  Entry next;
+  const Node* post = post_norm(projection);
+  const std::string& update = post == nullptr ? projection.outputs[0].name : post->outputs[0].name;
+  if (post != nullptr) {
+    check_epsilon(*post, post->number("epsilon", 1e-5F));
+    next.weights.push_back(norm_weight(*post, 1, sizes.hidden));
+  }
+  const Node& norm = graph_.only_reader(update, "a norm with the residual");
+  if (!is_residual_norm(norm)) {
+    fail(to_string(norm), ": expected a SkipSimplifiedLayerNormalization that adds '", update,
+         "' to the residual stream");
+  }
+  const auto reads = [&](std::size_t input, std::string_view value) {
+    return norm.input(input) != nullptr && norm.inputs[input].name == value;
+  };
+  if (!(reads(0, entry.sum) && reads(1, update)) && !(reads(1, entry.sum) && reads(0, update))) {
+    fail(to_string(norm), ": expected it to add '", update, "' to the residual stream '", entry.sum,
+         "'");
+  }
+  if (norm.input(3) != nullptr) fail(to_string(norm), ": expected no bias");
+  // The model's first residual stream comes from outside and may be read there.
+  if (entry.norm != first_norm) graph_.only_reader(entry.sum, "the next norm with the residual");
+  check_epsilon(norm, norm.number("epsilon", 1e-5F));
+  next.weights.push_back(norm_weight(norm, 2, sizes.hidden));
+  take(norm);
+  next.norm = &norm;
+  next.normalised = norm.outputs[0].name;
+  if (norm.has_output(3)) next.sum = norm.outputs[3].name;
+  return next;
+}
+
+Entry Matcher::layer(const Entry& entry) {
+  LayerConstants layer;
+  const Node& qkv = projection(entry.normalised, "the QKV projection");
+  const Node& attention = graph_.only_reader(qkv.outputs[0].name, "attention");
+  if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
+  attend(attention, layer);
+  const Node& output = projection(attention.outputs[kOutput].name, "the output projection");
+  const Entry middle = next_entry(entry, output);
+  const Node& gate_up = projection(middle.normalised, "the gate and up projection");
+  if (!sizes_known_) {
+    sizes.feed_forward = gate_up.required_integer("M");
+    sizes.activation = gate_up.text("gating", "none");
+    if (sizes.activation != "geglu" && sizes.activation != "swiglu")
+      fail(to_string(gate_up), ": expected gating = geglu or swiglu, got ", sizes.activation);
+  }
+  const Node& down = projection(gate_up.outputs[0].name, "the down projection");
+
+  check_product(qkv, sizes.packed_heads(), sizes.hidden);
+  check_product(output, sizes.hidden, sizes.heads * sizes.head_size);
+  check_product(gate_up, sizes.feed_forward, sizes.hidden, true);
+  check_product(down, sizes.hidden, sizes.feed_forward);
+  layer.qkv = read_q4nx_weight(qkv);
+  layer.output = read_q4nx_weight(output);
+  layer.gate_up = read_q4nx_weight(gate_up);
+  layer.down = read_q4nx_weight(down);
+  layer.norms = entry.weights;
+  // Nothing was added before the first layer.
+  if (sizes.post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
+  layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
+  constants.layers.push_back(std::move(layer));
+  const Entry next = next_entry(middle, down);
+  sizes_known_ = true;
+  return next;
+}
+
+// --- After the layers ----------------------------------------------------------------------------
+
+// index = min(seqlens_k, S - 1), whatever shapes it goes through.
+void Matcher::check_last_token(const Node& selection) const {
+  const auto refuse = [&](const char* what) {
+    fail(to_string(selection),
+         ": expected it to select the last token, min(seqlens_k, S - 1): ", what);
+  };
+  if (selection.integer("batch_dims", 0) != 1) refuse("batch_dims is not 1");
+  const Node* minimum = graph_.producer_through_reshapes(selection.inputs[1].name);
+  if (minimum == nullptr || minimum->op_type != "Min" || minimum->inputs.size() != 2)
+    refuse("its index is no Min of two values");
+  const std::string_view length =
+      graph_.value_through_reshapes(attentions.front()->inputs[kSeqlensK].name);
+  bool has_length = false;
+  bool has_newest = false;
+  for (const Value& input : minimum->inputs) {
+    const std::string_view value = graph_.value_through_reshapes(input.name);
+    has_length = has_length || value == length;
+    const Node* difference = graph_.producer(value);
+    if (difference == nullptr || difference->op_type != "Sub") continue;
+    const Node* tokens = graph_.producer(difference->inputs[0].name);
+    const Value& one = difference->inputs[1];
+    has_newest =
+        has_newest ||
+        (tokens != nullptr && tokens->op_type == "Shape" && tokens->integer("start", 0) == 1 &&
+         tokens->integer("end", 0) == 2 && one.constant != nullptr &&
+         one.type == DataType::kInt64 && one.shape && one.shape->elements() == 1 &&
+         *static_cast<const std::int64_t*>(one.constant) == 1);
+  }
+  if (!has_length) refuse("seqlens_k is not in it");
+  if (!has_newest) refuse("Shape(.., start = 1, end = 2) - 1 is not in it");
+}
+
+void Matcher::finish(const Entry& entry) {
+  const Node& selection =
+      graph_.only_computing_reader(entry.normalised, "the selection of the last token");
+  if (is_projection(selection)) {
+    fail(to_string(selection),
+         ": expected a GatherND that selects the last token before the LM head; the graph computes "
+         "logits of all tokens: convert it with --logits last");
+  }
+  if (!is(selection, "", "GatherND") || selection.inputs[0].name != entry.normalised)
+    fail(to_string(selection), ": expected a GatherND that selects the last token");
+  take(selection);
+  check_last_token(selection);
+  head = &projection(selection.outputs[0].name, "the LM head");
+  sizes.vocabulary = head->required_integer("M");
+  check_product(*head, sizes.vocabulary, sizes.hidden);
+  constants.head = read_q4nx_weight(*head);
+  constants.final_norms = entry.weights;
+  if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
+    fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
+  // A vocabulary is padded with rows of zeros, whose logits nobody reads.
+  for (const auto& [node, name, rows] :
+       {std::tuple(first_norm, "hidden size", sizes.hidden),
+        std::tuple(attentions.front(), "head size", sizes.head_size)}) {
+    if (rows % limits_.multiple != 0) {
+      fail(to_string(*node), ": expected a ", name, " in multiples of ", limits_.multiple, ", got ",
+           rows, ": ", limits_.means, " compute so many rows at a time");
+    }
+  }
+}
+
+void Matcher::match(const Node& first_attention) {
+  Entry entry = first_entry(first_attention);
+  const auto goes_on = [&] {
+    const auto& readers = graph_.readers(entry.normalised);
+    if (readers.size() != 1 || !is_projection(*readers[0])) return false;
+    const auto& then = graph_.readers(readers[0]->outputs[0].name);
+    return then.size() == 1 && is_attention(*then[0]);
+  };
+  do {
+    entry = layer(entry);
+  } while (goes_on());
+  finish(entry);
+}
+
+}  // namespace
+
+Node FoundDecoder::node(std::string_view domain) const {
+  Node node;
+  node.name = first_norm->name + " .. " + head->name;
+  node.op_type = kDecoderLayers;
+  node.domain = domain;
+  sizes.write(node);
+  const Node& first = *attentions.front();
+  node.inputs = {first_norm->inputs[0], first.inputs[kTotalSequenceLength],
+                 first.inputs[kSeqlensK]};
+  node.outputs = {head->outputs[0]};
+  for (const Node* attention : attentions) {
+    for (const std::size_t past : {kPastKey, kPastValue})
+      node.inputs.push_back(attention->inputs[past]);
+    for (const std::size_t present : {kPresentKey, kPresentValue})
+      node.outputs.push_back(attention->outputs[present]);
+  }
+  if (sizes.blocks) node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
+  return node;
+}
+
+FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph,
+                          const DecoderLimits& limits) {
+  const auto attention = std::ranges::find_if(nodes, is_attention);
+  if (attention == nodes.end()) fail(limits.who, " computes decoders, and there is no attention");
+  Matcher found(graph, limits);
+  found.match(*attention);
+  return std::move(static_cast<FoundDecoder&>(found));
+}
+
+}  // namespace flownpu::layers

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/layers/q4nx_weight.h"
+
+#include <optional>
+
+#include "ops/error.h"
+
+namespace flownpu::layers {
+
+Q4NXWeight read_q4nx_weight(const Node& product) {
+  Q4NXWeight weight;
+  weight.rows = product.required_integer("M");
+  weight.columns = product.required_integer("K");
+  weight.gated = product.text("gating", "none") != "none";
+  const auto shape_in = [&](const q4nx::Layout& layout) {
+    return q4nx::blocks_shape(weight.row_blocks() * q4nx::kBlockRows, weight.columns, layout);
+  };
+  const Value* value = product.input(1);
+  if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
+      value->shape) {
+    const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
+    if (layout && *value->shape == shape_in(*layout)) {
+      weight.blocks = static_cast<const std::byte*>(value->constant);
+      weight.layout = *layout;
+      return weight;
+    }
+  }
+  fail(to_string(product), ": expected W to be an initializer, uint8 ",
+       to_string(shape_in(q4nx::kWide)), ", ", to_string(shape_in(q4nx::kNarrow)), " or ",
+       to_string(shape_in(q4nx::kSymmetric)));
+}
+
+}  // namespace flownpu::layers

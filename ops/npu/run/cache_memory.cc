@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/run/cache_memory.h"
+
+#include <cstring>
+
+#include "ops/error.h"
+#include "ops/formats/numbers.h"
+
+namespace flownpu::npu {
+
+void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
+  if (type == DataType::kBFloat16) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i, to += kBFloat16Bytes) {
+    float value = 0;
+    if (type == DataType::kFloat16) {
+      std::uint16_t half = 0;
+      std::memcpy(&half, from + i * sizeof half, sizeof half);
+      value = from_half(half);
+    } else {
+      std::memcpy(&value, from + i * sizeof value, sizeof value);
+    }
+    const std::uint16_t bits = to_bfloat16(value);
+    std::memcpy(to, &bits, sizeof bits);
+  }
+}
+
+namespace {
+
+// The other way round.
+void write_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count) {
+  if (type == DataType::kBFloat16) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * kBFloat16Bytes);
+    return;
+  }
+  for (std::int64_t i = 0; i < count; ++i, from += kBFloat16Bytes) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, from, sizeof bits);
+    const float value = from_bfloat16(bits);
+    if (type == DataType::kFloat16) {
+      const std::uint16_t half = to_half(value);
+      std::memcpy(to + i * sizeof half, &half, sizeof half);
+    } else {
+      std::memcpy(to + i * sizeof value, &value, sizeof value);
+    }
+  }
+}
+
+}  // namespace
+
+void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLayout& layout,
+                  std::size_t bytes) {
+  const std::size_t vector = shape.angle_bytes();
+  const auto heads = static_cast<std::size_t>(shape.kv_heads);
+  if (layout.value < vector || layout.head < layout.value + vector ||
+      layout.position / heads < layout.head ||
+      layout.layer / layout.position < static_cast<std::size_t>(context) ||
+      bytes / layout.layer < shape.layers.size()) {
+    fail("expected a KV cache with room for ", shape.layers.size(), " layers of ", context,
+         " positions of ", heads, " keys and values of ", vector, " bytes, got ", bytes, " bytes, ",
+         layout.layer, " bytes a layer, ", layout.position, " a position, ", layout.head,
+         " a head, values ", layout.value, " behind their keys");
+  }
+}
+
+ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
+                                   const CacheLayout& layout, std::size_t bytes)
+    : layers_(shape.layers.size()),
+      head_size_(shape.head_size),
+      layout_(layout),
+      buffer_(runtime.allocate(bytes)) {
+  buffer_->to_device(0, bytes);  // Numbers, which what the array has there may not be.
+}
+
+std::size_t ArrayCacheMemory::offset(std::size_t layer, std::int64_t position) const {
+  return layer * layout_.layer + static_cast<std::size_t>(position) * layout_.position;
+}
+
+std::byte* ArrayCacheMemory::row(const layers::CacheRows& rows, std::int64_t number) {
+  return buffer_->bytes().data() + offset(rows.part / 2, rows.first + number) +
+         static_cast<std::size_t>(rows.head) * layout_.head + rows.part % 2 * layout_.value;
+}
+
+void ArrayCacheMemory::reserve(std::int64_t /*positions*/) {}
+
+void ArrayCacheMemory::write(const layers::CacheRows& rows, const std::byte* from, DataType type) {
+  const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
+  for (std::int64_t i = 0; i < rows.count; ++i, from += row_bytes)
+    read_row(from, type, row(rows, i), head_size_);
+}
+
+void ArrayCacheMemory::written(std::int64_t first, std::int64_t count) {
+  const auto bytes = static_cast<std::size_t>(count) * layout_.position;
+  for (std::size_t layer = 0; layer < layers_; ++layer)
+    buffer_->to_device(offset(layer, first), bytes);
+}
+
+void ArrayCacheMemory::fetch(std::size_t part, std::int64_t count) {
+  buffer_->to_host(offset(part / 2, 0), static_cast<std::size_t>(count) * layout_.position);
+}
+
+void ArrayCacheMemory::read(const layers::CacheRows& rows, std::byte* to, DataType type) {
+  const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
+  for (std::int64_t i = 0; i < rows.count; ++i, to += row_bytes)
+    write_row(row(rows, i), type, to, head_size_);
+}
+
+void ArrayCacheMemory::copy(layers::CacheMemory& from, std::int64_t count) {
+  Buffer& source = static_cast<ArrayCacheMemory&>(from).buffer();
+  const auto bytes = static_cast<std::size_t>(count) * layout_.position;
+  for (std::size_t layer = 0; layer < layers_; ++layer) {
+    const std::size_t begin = offset(layer, 0);
+    source.to_host(begin, bytes);
+    std::memcpy(buffer_->bytes().data() + begin, source.bytes().data() + begin, bytes);
+    buffer_->to_device(begin, bytes);
+  }
+}
+
+}  // namespace flownpu::npu

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// flownpu_testing.gpu: the device of a session, and what lies below it.
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/session_device.h"
+#include "python/native/arrays.h"
+#include "tests/ops/bindings.h"
+#include "tests/ops/partition.h"
+
+namespace nb = nanobind;
+using namespace flownpu::gpu;  // NOLINT(google-build-using-namespace): the module is its face
+using flownpu::native::Argument;
+using flownpu::tests::Partition;
+
+namespace {
+
+std::map<std::string, std::int64_t> counts_of(const SessionDevice& device) {
+  const Counts counts = device.counts().value_or(Counts());
+  return {{"dispatches", counts.dispatches},
+          {"allocations", counts.allocations},
+          {"bytes_to_device", counts.bytes_to_device},
+          {"bytes_to_host", counts.bytes_to_host},
+          {"compiled", counts.compiled},
+          {"from_cache", counts.from_cache}};
+}
+
+}  // namespace
+
+void bind_gpu_session(nb::module_& module) {
+  nb::class_<SessionDevice>(module, "SessionDevice")
+      .def(
+          "__init__",
+          [](SessionDevice* device, bool rounds, const std::string& opencl_device) {
+            flownpu::DeviceOptions options;
+            options.activations =
+                rounds ? flownpu::Activations::kInt8 : flownpu::Activations::kBFloat16;
+            options.opencl_device = opencl_device;
+            new (device) SessionDevice(options);
+          },
+          nb::arg("rounds") = false, nb::arg("opencl_device") = "")
+      .def_prop_ro("description", &SessionDevice::description)
+      .def_prop_ro("warning", &SessionDevice::warning)
+      .def(
+          "lower",
+          [](const SessionDevice& device, const Partition& partition,
+             const std::vector<std::string>& outputs) {
+            return device.lower(partition.nodes, {.model_folder = "", .outputs = outputs});
+          },
+          nb::arg("partition"), nb::arg("outputs"), nb::keep_alive<0, 2>())
+      .def("prepare", &SessionDevice::prepare, nb::keep_alive<0, 1>())
+      .def("restore",
+           [](const SessionDevice& device, const std::vector<Argument>& tensors) {
+             device.restore(flownpu::native::tensors_of(tensors));
+           })
+      .def("counts", &counts_of);
+  // values: bytes, and first and last step of each time that one lives
+  module.def(
+      "share_buffers",
+      [](const std::vector<std::pair<std::size_t, std::vector<std::pair<int, int>>>>& values) {
+        std::vector<Lifetime> lifetimes;
+        for (const auto& [bytes, steps] : values) lifetimes.push_back({bytes, steps});
+        const SharedBuffers shared = share_buffers(lifetimes);
+        return std::pair(shared.buffer, shared.bytes);
+      });
+  module.def(
+      "append_heads",
+      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, bool half_cache,
+         float scale, bool qk_norm, float epsilon) {
+        return append_heads({.heads = heads,
+                             .kv_heads = kv_heads,
+                             .head_size = head_size,
+                             .cache = half_cache ? Element::kFloat16 : Element::kFloat32,
+                             .scale = scale,
+                             .qk_norm = qk_norm,
+                             .epsilon = epsilon});
+      },
+      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("half_cache"),
+      nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"));
+  module.def(
+      "attention_of_sequence",
+      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
+         std::int64_t window) {
+        return flow_attention({.heads = heads,
+                               .kv_heads = kv_heads,
+                               .head_size = head_size,
+                               .softcap = softcap,
+                               .window = window,
+                               .one_sequence = true});
+      },
+      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
+      nb::arg("window"));
+  module.def(
+      "entry_norm",
+      [](std::int64_t columns, float epsilon) {
+        return rms_norm({.columns = columns,
+                         .epsilon = epsilon,
+                         .has_skip = true,
+                         .norms_skip = true,
+                         .writes_sum = true});
+      },
+      nb::arg("columns"), nb::arg("epsilon"));
+}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that only a decoder has, against float64: heads that are rotated and appended, attention of one sequence
+among others, and the norms at an entry of the residual stream."""
+
+import numpy as np
+import pytest
+
+from tests.ops.device import testing
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+gpu = testing.gpu
+F32 = 2.0**-24
+EPSILON = 1e-6
+
+
+@pytest.fixture(scope="module")
+def context(pocl):
+    return gpu.open(cache=pocl["FLOWNPU_GPU_CACHE"])
+
+
+@pytest.mark.parametrize(("qk_norm", "half_cache"), [(True, True), (False, False)])
+def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_cache):
+    """Rows from 2 on, at positions from 5 on; what others have stays as it is."""
+    heads, kv_heads, size, tokens, first, past, capacity, positions = 4, 2, 26, 3, 2, 5, 11, 16
+    all_heads, half, scale = heads + 2 * kv_heads, size // 2, 0.3
+    packed = rng.standard_normal((first + tokens, all_heads * size), dtype=np.float32)
+    angles = rng.uniform(-np.pi, np.pi, (positions, half))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    weights = [rng.uniform(0.5, 1.5, size).astype(np.float32) for _ in range(2)] if qk_norm else []
+    query = np.full((first + tokens, heads * size), 7, np.float32)
+    store = np.float16 if half_cache else np.float32
+    key, value = (np.full((kv_heads, capacity, size), 7, store) for _ in range(2))
+    kernel = gpu.append_heads(heads, kv_heads, size, half_cache, scale, qk_norm, EPSILON)
+    context.run(
+        kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, capacity]
+    )
+
+    given = packed[first:].astype(np.float64).reshape(tokens, all_heads, size)
+    turned, kept = given[:, : heads + kv_heads], given[:, heads + kv_heads :]
+    if qk_norm:
+        turned = turned / np.sqrt(np.mean(turned**2, axis=-1, keepdims=True) + EPSILON)
+        turned[:, :heads] *= weights[0]
+        turned[:, heads:] *= weights[1]
+    c, s = (table[past : past + tokens, None].astype(np.float64) for table in (cos, sin))
+    low, high = turned[..., :half], turned[..., half:]
+    rotated = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
+    magnitude = np.concatenate([np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)], axis=-1)
+    # The norm has 12 units and 8 additions, of which the root halves the error (selftest/gpu/rows.py); two products, a
+    # sum.
+    bound = (16 + 3) * F32 * magnitude
+    queries = query[first:].reshape(tokens, heads, size)
+    assert (
+        np.abs(queries - scale * rotated[:, :heads]) <= scale * (bound[:, :heads] + F32 * magnitude[:, :heads])
+    ).all()
+    stored = 2.0**-11 if half_cache else 0.0
+    for cache, expected, off in ((key, rotated[:, heads:], bound[:, heads:]), (value, kept, 0.0)):
+        found = cache[:, past : past + tokens].astype(np.float64).transpose(1, 0, 2)
+        assert (np.abs(found - expected) <= off + stored * np.abs(expected) + 2.0**-25).all()
+        assert (np.delete(cache, np.arange(past, past + tokens), axis=1) == 7).all()
+    assert (query[:first] == 7).all()
+
+
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
+def test_attention_of_a_sequence_among_others(context, rng, softcap, window):
+    """Its rows begin at 3; keys fill more than one chunk of lanes, and the cache has more room than keys."""
+    heads, kv_heads, size, tokens, first, past, capacity = 4, 2, 26, 2, 3, 130, 140
+    query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
+    key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
+    y = np.full_like(query, 7)
+    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window)
+    context.run(kernel, [kv_heads, tokens, 1], [query, key, value, y], [first, past, tokens, capacity])
+    for token in range(tokens):
+        position = past + token
+        keys = slice(max(0, position + 1 - window) if window else 0, position + 1)
+        for head in range(heads):
+            at = slice(head * size, (head + 1) * size)
+            k, v = (cache[0, head // 2, keys].astype(np.float64) for cache in (key, value))
+            terms = k * query[first + token, at]
+            scores = terms.sum(axis=1)
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            # A score is a sum of 26 terms; of an error of it the weights have the same share, twice (numerator and
+            # denominator); the sums over at most 132 keys add as many additions, twice.
+            of_score = 30 * F32 * np.abs(terms).sum(axis=1).max()
+            bound = (2 * of_score + 2 * 140 * F32) * (weights @ np.abs(v))
+            assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()
+    assert (y[:first] == 7).all()
+
+
+def test_what_is_added_is_normalised_first(context, rng):
+    columns, rows = 77, 3
+    x, skip = (rng.standard_normal((rows, columns), dtype=np.float32) for _ in range(2))
+    weight, of_skip = (rng.uniform(0.5, 1.5, columns).astype(np.float32) for _ in range(2))
+    y, total = np.zeros_like(x), np.zeros_like(x)
+    context.run(gpu.entry_norm(columns, EPSILON), [rows, 1, 1], [x, weight, y, skip, of_skip, total], [rows])
+
+    def norm(values):
+        return values / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + EPSILON)
+
+    added = norm(skip.astype(np.float64)) * of_skip
+    expected = x + added
+    # 16 units of a norm (above), and the sum's.
+    bound = 16 * F32 * np.abs(added) + F32 * np.abs(expected)
+    assert (np.abs(total - expected) <= bound).all()
+    # The errors of a row's elements, relative to its rms, and the second norm's own.
+    scaled = weight / np.sqrt(np.mean(expected**2, axis=-1, keepdims=True))
+    assert (np.abs(y - norm(expected) * weight) <= 2 * bound.max() * scaled + 16 * F32 * np.abs(y)).all()
+
+
+def test_values_share_buffers_when_they_do_not_live_together():
+    """The largest first, each in the smallest that is free; one that lives twice keeps others out both times."""
+    values = [(10, [(0, 1)]), (100, [(1, 2)]), (60, [(3, 4)]), (50, [(4, 5)]), (8, [(0, 0), (5, 5)])]
+    of, sizes = gpu.share_buffers(values)
+    assert sizes == [100, 50]
+    # 60 goes where 100 was; 50 meets it; 10 meets 100 alone, 8 meets 10 and 50.
+    assert of == [1, 0, 0, 1, 0]
+
+
+def test_random_values_never_meet_in_a_buffer(rng):
+    values = [
+        (int(rng.integers(1, 1000)), [(int(a), int(a + rng.integers(0, 4))) for a in rng.integers(0, 20, 2)])
+        for _ in range(60)
+    ]
+    of, sizes = gpu.share_buffers(values)
+    users = {}
+    for (size, lives), buffer in zip(values, of, strict=True):
+        assert size <= sizes[buffer]
+        for begin, end in lives:
+            for step in range(begin, end + 1):
+                users.setdefault((buffer, step), set()).add(id(lives))
+    assert all(len(found) == 1 for found in users.values())
+    assert sum(sizes) < sum(size for size, _ in values) / 2

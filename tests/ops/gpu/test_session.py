@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder's layers as one node on an OpenCL device: numbers, what goes to and fro, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.decoding import float32_tolerance
+from tests.npu.decoders import Session, partition, read_nodes
+from tests.ops.device import _argument, testing
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+
+gpu = testing.gpu
+NAMES = ["trained", "llama", "qwen3"]
+
+
+@pytest.fixture(scope="module")
+def opened(models, pocl):
+    """Sessions of a model with a cache in float32, which rounds nothing, and products in float32; once each."""
+    del pocl
+    made = {}
+
+    def session(name, *, new=False):
+        if new or name not in made:
+            made[name] = Session(gpu.SessionDevice(), *read_nodes(models.converted(name, kv_dtype="fp32")))
+        return made[name]
+
+    return session
+
+
+def hidden_of(models, name, ids):
+    with torch.no_grad():
+        return models.checkpoint(name).reference.get_input_embeddings()(torch.from_numpy(ids)).numpy()
+
+
+def logits_of(models, name, ids):
+    with torch.no_grad():
+        return models.checkpoint(name).reference(torch.from_numpy(ids)[None]).logits[0].numpy()
+
+
+def run_all(session, hidden, stops, capacity):
+    """Logits of the last token of each step, and the last presents; capacity 0: caches that grow."""
+    past, found, begin = session.past(capacity, np.float32), [], 0
+    for end in stops:
+        logits, past = session.run(hidden[begin:end], end, past, share=capacity > 0)
+        found.append(logits)
+        begin = end
+    return np.array(found), past
+
+
+@pytest.mark.parametrize("capacity", [0, 330])
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_and_tokens_are_transformers(name, capacity, models, opened):
+    """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
+    session = opened(name)
+    sizes = session.attributes
+    ids = np.random.default_rng(5).integers(3, 250, 310)
+    stops = [270, 271, 272, 309, 310]
+    found, _ = run_all(session, hidden_of(models, name, ids), stops, capacity)
+    expected = logits_of(models, name, ids)[np.array(stops) - 1]
+    tolerance = float32_tolerance(expected, sizes["layers"], sizes["feed_forward"])
+    assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
+
+
+def test_what_a_token_costs(models, opened):
+    """Its hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved."""
+    session = opened("trained")
+    sizes = session.attributes
+    ids = np.arange(3, 12)
+    hidden = hidden_of(models, "trained", ids)
+    _, past = run_all(session, hidden[:7], [6, 7], 16)
+    before = session.device.counts()
+    session.run(hidden[7:8], 8, past)
+    spent = {name: count - before[name] for name, count in session.device.counts().items()}
+    # 4 products, append, attention and two entries' norms a layer; the first norm, the LM head.
+    assert spent == {
+        "dispatches": 8 * sizes["layers"] + 2,
+        "allocations": 0,
+        "bytes_to_device": 4 * sizes["hidden"],
+        "bytes_to_host": 4 * sizes["vocabulary"],
+        "compiled": 0,
+        "from_cache": 0,
+    }
+
+
+def test_a_cache_that_grows_seldom_moves(models, opened):
+    """By half at a time: 40 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 40."""
+    session = opened("trained", new=True)
+    hidden = hidden_of(models, "trained", np.arange(3, 52))
+    _, past = run_all(session, hidden[:10], [10], 0)
+    before = session.device.counts()["allocations"]
+    for end in range(11, 50):
+        _, past = session.run(hidden[end - 1 : end], end, past, share=False)
+    moves = (session.device.counts()["allocations"] - before) / (2 * session.attributes["layers"])
+    assert moves == 4
+
+
+def test_going_back_and_branching(models, opened):
+    """A past that others went on from is a branch; a position is gone back to in place."""
+    session = opened("llama")
+    ids = np.random.default_rng(1).integers(3, 250, 30)
+    hidden = hidden_of(models, "llama", ids)
+    past = session.past(0, np.float32)
+    _, past = session.run(hidden[:20], 20, past, share=False)
+    straight, _ = session.run(hidden[20:30], 30, past, share=False)
+    branched, _ = session.run(hidden[20:30], 30, past, share=False)
+    np.testing.assert_array_equal(straight, branched)
+    shared = session.past(40, np.float32)
+    session.run(hidden[:30], 30, shared)
+    session.run(hidden[5:12], 17, shared)  # other tokens in their place
+    session.run(hidden[10:20], 20, shared)
+    again, _ = session.run(hidden[20:30], 30, shared)
+    np.testing.assert_allclose(again, straight, rtol=0, atol=float32_tolerance(straight, 3, 608))
+
+
+def test_another_device_can_go_on(models, opened):
+    """Tickets are replaced by the keys and values that they stand for, in tensors that any device reads."""
+    session = opened("llama")
+    hidden = hidden_of(models, "llama", np.arange(3, 33))
+    _, past = session.run(hidden[:20], 20, session.past(32, np.float32))
+    kept = [part.copy() for part in past]
+    session.device.restore([_argument(part) for part in kept])
+    assert all(np.abs(part[:, :, :20]).min() > 0 and not part[:, :, 20:].any() for part in kept)
+    expected, _ = session.run(hidden[20:30], 30, past)
+    # To this session they are keys and values of somebody else's.
+    found, _ = opened("llama", new=True).run(hidden[20:30], 30, kept)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_context_without_room_is_refused_with_the_numbers(models, opened):
+    session = opened("trained")
+    hidden = hidden_of(models, "trained", np.arange(3, 5))
+    past = session.past(4, np.float32)
+    heads, size = session.attributes["kv_heads"], session.attributes["head_size"]
+    positions = 2**31 // (4 * heads * size) + 1  # a byte more than indices count, that nobody touches
+    past[0] = np.zeros((1, heads, positions, size), np.float32)
+    before = session.device.counts()
+    message = rf"expected a KV cache that fits .*, got {positions} positions of .* there is room for \d+ positions"
+    with pytest.raises(testing.npu.Unsupported, match=message):
+        session.run(hidden, 2, past)
+    assert session.device.counts() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("llama", {"kv_dtype": "int8"}, "expected a KV cache in bf16, fp16 or fp32, got int8"),
+        ("llama", {"logits": "all"}, "the graph computes logits of all tokens: convert it with --logits last"),
+    ],
+)
+def test_what_it_does_not_compute_is_left_with_the_reason(name, options, reason, models):
+    nodes, outputs = read_nodes(models.converted(name, **options))
+    lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
+    assert lowered.on_host
+    assert all(reason in why for _, _, why in lowered.on_host), lowered.on_host[0]
+
+
+def test_no_such_device(models):
+    nodes, outputs = read_nodes(models.converted("llama"))
+    lowered = gpu.SessionDevice(opencl_device="Radeon 999").lower(partition(nodes), outputs=outputs)
+    assert "expected opencl_device to be a part of one of" in lowered.on_host[0][2]

@@ -59,6 +59,15 @@ def test_copy_part(kernels, rng, parts, n):
         np.testing.assert_array_equal(part.view(np.uint16), whole[index * n :][:n].view(np.uint16))
 
 
+def test_copy_into(kernels, rng):
+    """One part goes to its place; what lies beside it stays."""
+    whole, others = bf16(rng.normal(size=5 * 64)), bf16(rng.normal(size=4 * 64))
+    found = others.copy()
+    kernels.call("copy_into", whole, found, 3, 1, 64)
+    expected = np.concatenate([others[:64], whole[3 * 64 : 4 * 64], others[128:]])
+    np.testing.assert_array_equal(found.view(np.uint16), expected.view(np.uint16))
+
+
 def test_fused_dqp_takes_x_in_parts(kernels, rng):
     """The very x and sums that fused_dqp_group_sums makes of the whole vector; parts in any order."""
     blocks = 5

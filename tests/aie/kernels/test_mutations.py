@@ -80,11 +80,15 @@ MUTATIONS = {
         lambda kernels, rng: shares.test_a_window(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
-        ("flow_kv_split.cc", "half + head * 2 * d", "half + head * d"),
+        ("flow_kv_split.cc", "(first * heads + head) * 2 * d", "(first * heads + head) * d"),
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 4, 4, 64, 300),
     ),
-    "a bundle's second half that is its first": (
-        ("flow_kv_split.cc", "half = kHalf", "half = 0"),
+    "a token's own keys that are the cache's": (
+        ("flow_kv_split.cc", "!= words.position) continue", "!= words.position - 1) continue"),
+        lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
+    ),
+    "a token's own values that are another head's": (
+        ("flow_kv_split.cc", "x + words.own_values + kv_head * d", "x + words.own_values"),
         lambda kernels, rng: shares.test_heads_side_by_side(kernels, rng, 2, 3, 128, 300),
     ),
     "shares that weigh the same": (
@@ -103,6 +107,10 @@ MUTATIONS = {
         ("copy_part.cc", "whole += index * n", "whole += index * n / 2"),
         lambda kernels, rng: layers.test_copy_part(kernels, rng, 5, 256),
     ),
+    "a part that goes to the place of the first": (
+        ("copy_part.cc", "to + to_index * n", "to"),
+        layers.test_copy_into,
+    ),
 }
 # The entries of the sources that the checks call, and the sources that a header is in and the checks of it call.
 ENTRIES = {
@@ -111,7 +119,7 @@ ENTRIES = {
     "epilogue.cc": ["zero_f32"],
     "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
     "norm_rope.cc": ["rms_norm_rope"],
-    "copy_part.cc": ["copy_part", "copy_heads"],
+    "copy_part.cc": ["copy_part", "copy_heads", "copy_into"],
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
     "flow_kv_split.cc": [

@@ -37,6 +37,7 @@ from tests.ops.lowering import (
     test_packed_qkv,
     test_q4nx_gather,
     test_q4nx_matmul,
+    test_q4nx_moe,
     test_qk_norm,
     test_split_qkv,
 )
@@ -72,6 +73,7 @@ VARIADIC = {("Concat", "input"), ("Split", "output")}
 EXAMPLES: dict[str, Example] = {
     "q4nx_matmul": (lambda: test_q4nx_matmul.Case().model, _of_rule("q4nx_matmul")),
     "q4nx_gather": (test_q4nx_gather._alone, _of_rule("q4nx_gather")),
+    "q4nx_moe": (lambda: test_q4nx_moe.Case().model, _of_rule("q4nx_moe")),
     "flow_qkv_attention": (test_flow_qkv_attention._model, _of_rule("flow_qkv_attention")),
     "qk_norm": (test_qk_norm._model, _of_rule("qk_norm")),
     "split_qkv": (test_split_qkv._model, _of_rule("split_qkv")),

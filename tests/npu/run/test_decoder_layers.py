@@ -304,7 +304,7 @@ def test_inputs_that_do_not_fit(session_of):
     past = session.past(CONTEXT)
     hidden = np.zeros((4, session.attributes["hidden"]), np.float32)
     for message, run in {
-        r"hidden states of shape \[1, tokens, 288\], got \[1,4,144\]": lambda: session.run(hidden[:, ::2], 4, past),
+        r"hidden states of shape \[batch, tokens, 288\], got \[1,4,144\]": lambda: session.run(hidden[:, ::2], 4, past),
         r"seqlens_k \+ 1 between 4 and total_sequence_length = 5, got 6": lambda: session.run(
             hidden, 5, past, length=6
         ),

@@ -16,7 +16,7 @@ def system(monkeypatch, tmp_path):
     """Makes a system, and gives what the environment says afterwards."""
 
     def make(*, loader, implementation, packages=PACKAGES, **environment):
-        monkeypatch.setattr(opencl_loader, "_LOADER", "libm.so.6" if loader else "libNoSuch.so")
+        monkeypatch.setattr(opencl_loader, "OPENCL_LOADER", "libm.so.6" if loader else "libNoSuch.so")
         monkeypatch.setattr(opencl_loader, "_VENDORS", tmp_path)
         monkeypatch.setattr(opencl_loader, "installed_packages", lambda: dict(packages))
         if implementation:

@@ -55,7 +55,7 @@ def test_version_names_what_a_bug_report_needs(flownpu):
         assert f"{package} {importlib.metadata.version(package)}" in done.out
 
 
-@pytest.mark.parametrize("line", ["walk", "run", "run x --colour red", "run x --device gpu", "bench x --repeats 0"])
+@pytest.mark.parametrize("line", ["walk", "run", "run x --colour red", "run x --device tpu", "bench x --repeats 0"])
 def test_what_is_not_understood_exits_with_2(flownpu, line):
     done = flownpu(*line.split())
     assert done.code == 2

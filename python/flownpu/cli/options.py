@@ -23,7 +23,7 @@ __all__ += ["Context", "DraftFolder", "Lookup", "Slots", "served_models"]
 
 # Who runs the model, where FlowNPU's provider runs it, and what matrix products round their activations to.
 Provider = Literal["flownpu", "cpu"]
-Device = Literal["auto", "cpu", "npu", "gpu", "emulate"]
+Device = Literal["auto", "cpu", "npu", "emulate", "gpu"]
 Activations = Literal["bf16", "int8"]
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `flownpu convert` wrote.")]

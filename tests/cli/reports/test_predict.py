@@ -118,7 +118,7 @@ def test_measured_parameters_take_the_place_of_published_ones(flownpu, tmp_path)
     file = tmp_path / "measured.json"
     arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
     seconds = []
-    for rate in (VALUES["channel_read"] / 2, VALUES["channel_read"] / 4):
+    for rate in (VALUES["channel_read"] / 4, VALUES["channel_read"] / 8):
         file.write_text(json.dumps({"channel_read": rate, "wait": VALUES["wait"]}))
         found = json.loads(flownpu(*arguments).out)
         assert found["measured"] == {"channel_read": rate}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import onnxruntime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -39,10 +39,14 @@ class DecoderSession:
         folder: Path,
         devices: Sequence[onnxruntime.OrtEpDevice] = (),
         provider_options: Mapping[str, str] | None = None,
+        profile: Path | None = None,
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 1  # tiny models: a second thread would only wait
+        if profile is not None:  # for `dispatches_of`
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
         if devices:
             options.add_provider_for_devices(devices, dict(provider_options or {}))
         providers = None if devices else ["CPUExecutionProvider"]
@@ -83,6 +87,12 @@ class DecoderSession:
         capacity = self._capacity.get(value.name.removeprefix(PAST).partition(".")[0], 0)
         empty = np.zeros((batch, heads, capacity, size), storage)
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(empty, kind)
+
+
+def dispatches_of(session: onnxruntime.InferenceSession) -> list[str]:
+    """The names of what a session with profiling has dispatched to an array, which ends its profiling."""
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
 
 
 class PagedSession:

@@ -122,7 +122,10 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
     lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
   } catch (const DeviceError& error) {
     if (before) throw;
-    leave_operators(lowered, error.what());
+    // What is wrong with artifacts that are there says more than that the graph is no decoder.
+    const bool known = !options_.artifacts.empty() || !lowering.model_folder.empty();
+    const bool there = known && Artifacts::are_in(folder(lowering.model_folder));
+    leave_operators(lowered, error.what(), there);
   }
   return lowered;
 }

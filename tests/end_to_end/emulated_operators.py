@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +14,25 @@ import onnxruntime
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, wide
+from tests.decoding import dispatches_of
 from tests.ops.stock_onnxruntime import model_of, node, run_session, value, with_functions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     Arrays = Mapping[str, np.ndarray | None]
 
-__all__ = ["Alone", "Emulated", "numbers", "session_of", "weights", "write_node"]
+__all__ = [
+    "ENGINE_AND_GEMM", "Alone", "Emulated", "numbers", "product", "session_of", "stems", "weights", "write_node",
+]  # fmt: skip
+
+ENGINE_AND_GEMM = ["dequant_engine", "gemm"]  # a product's designs
+
+
+def stems(dispatches: list[str]) -> list[str]:
+    """The designs of dispatches."""
+    return [name.partition(",")[0].split()[0] for name in dispatches]
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
@@ -48,6 +58,13 @@ def write_node(
     return file
 
 
+def product(folder: Path, rows: int = 64) -> tuple[Path, dict[str, np.ndarray]]:
+    """A product of 256 x 256, as a file, and what it is fed."""
+    x = numbers(1, rows, 256)
+    blocks = q4nx.pack(*weights(2, 256, 256))
+    return write_node(folder / "model.onnx", "Q4NXMatMul", {"X": x}, {"W": blocks}, M=256, K=256), {"X": x}
+
+
 @dataclass
 class Emulated:
     """A session of a file.
@@ -63,8 +80,7 @@ class Emulated:
     def run(self, feeds: Arrays) -> tuple[list[np.ndarray], list[str]]:
         """The outputs of a run, which is the last, and the names of its dispatches."""
         outputs = run_session(self.session, {name: array for name, array in feeds.items() if array is not None})
-        events = json.loads(Path(self.session.end_profiling()).read_text())
-        return outputs, [event["name"] for event in events if event.get("args", {}).get("op_name") == "dispatch"]
+        return outputs, dispatches_of(self.session)
 
 
 def session_of(file: Path, devices: list[Any], **options: str) -> Emulated:
@@ -88,6 +104,7 @@ class Alone:
     folder: Path
     devices: list[Any]
     context: int = 128
+    target: str = "npu2"
 
     def __call__(
         self,
@@ -100,5 +117,5 @@ class Alone:
     ) -> tuple[list[np.ndarray], list[str]]:
         """Outputs, and names of dispatches."""
         file = write_node(self.folder / "model.onnx", op_type, inputs, constants, outputs, **attributes)
-        build_artifacts(file, context=self.context)
+        build_artifacts(file, context=self.context, target=self.target)
         return session_of(file, self.devices, **(options or {})).run(inputs)

@@ -35,20 +35,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow": ("llama", {"intermediate_size": 448}),
     "head of 80": ("llama", {"hidden_size": 320, "head_dim": 80}),
 }
-# Layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and values
-# only; the larger shape has no other, for time's sake.
-_FULL = {"vocab_size": 320, "max_position_embeddings": 1024, "spread": 0.0}
+# Two layers in the full shapes of public models, of a small vocabulary. Of the last one a prompt needs the keys and
+# values only.
+_FULL = {"vocab_size": 320, "max_position_embeddings": 1024, "spread": 0.0, "num_hidden_layers": 2}
 VARIANTS |= {
     "gemma3-1b": (
         "gemma3_text",
         _FULL | {"hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_key_value_heads": 1,
-                 "head_dim": 256, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32,
-                 "num_hidden_layers": 2},
+                 "head_dim": 256, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
     ),
     "llama3.2-1b": (
         "llama",
         _FULL | {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
-                 "head_dim": 64, "num_hidden_layers": 1},
+                 "head_dim": 64},
     ),
 }  # fmt: skip
 

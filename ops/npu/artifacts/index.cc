@@ -63,18 +63,23 @@ std::int64_t sum_of(const fs::path& path) {
   return sum;
 }
 
+fs::path index_of(const std::string& folder) { return path_of(folder) / "index.words"; }
+
 }  // namespace
+
+bool Artifacts::are_in(const std::string& folder) {
+  std::error_code ignored;
+  return fs::exists(index_of(folder), ignored);
+}
 
 Artifacts::Artifacts(std::string folder, bool emulated)
     : folder_(std::move(folder)), emulated_(emulated) {
-  const fs::path index = path_of(folder_) / "index.words";
-  std::error_code ignored;
-  if (!fs::exists(index, ignored)) {
+  if (!are_in(folder_)) {
     refuse("expected the compiled designs of this model in " + folder_ + ", found no index.words",
            "build them");
   }
   try {
-    read_index(words::read_words(index));
+    read_index(words::read_words(index_of(folder_)));
   } catch (const words::Error& error) {
     refuse(error.what(), "build them again");
   }

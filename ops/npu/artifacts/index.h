@@ -26,6 +26,9 @@ struct ArrayRecord {
 
 class Artifacts {
  public:
+  // Whether a folder has artifacts, in whatever state.
+  static bool are_in(const std::string& folder);
+
   // `emulated`: whether its arrays are to be plans for the emulator rather than xclbins. Throws
   // DeviceError (kArtifact) if there is no such folder, it was built for the other, or its index is
   // damaged: it says how to build it.

@@ -142,11 +142,11 @@ void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t 
   OperatorLowering(lowered, artifacts, threshold).run();
 }
 
-void leave_operators(Lowered& lowered, const std::string& reason) {
+void leave_operators(Lowered& lowered, const std::string& reason, bool better) {
   const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
   for (const Node& node : lowered.nodes) {
     if (is_operator(node) && !(has_layers && layers::is_dense_product(node)))
-      leave(lowered, node, reason, false);
+      leave(lowered, node, reason, better && !has_layers);
   }
 }
 

@@ -16,7 +16,7 @@ namespace flownpu::npu {
 // of dense products. The summary says what is on the array, and what is too little for it.
 void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold);
 
-// All stay on the host for one reason.
-void leave_operators(Lowered& lowered, const std::string& reason);
+// All stay on the host for one reason; with `better` it takes the place of those that they have.
+void leave_operators(Lowered& lowered, const std::string& reason, bool better);
 
 }  // namespace flownpu::npu

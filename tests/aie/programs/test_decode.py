@@ -9,7 +9,7 @@ from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.aie.programs.decode import decode_program
 from flownpu.aie.programs.decoder_shape import DecoderShape
-from tests.aie.designs.test_decode_layer import SHAPES
+from tests.aie.designs.decode_layer.shapes import SHAPES
 
 CONTEXT = 3840  # whole chunks of every head size here
 LAYERS, VOCABULARY = 4, 32064

@@ -24,7 +24,7 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
 from flownpu.selftest.reference.layer import EPSILON, LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
-from tests.aie.designs.layer_cases import case_of, checkpoint_layer
+from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
 from tests.aie.programs.machine import Machine
 

@@ -105,6 +105,19 @@ def test_a_second_build_derives_nothing(flownpu, model_copy):
     }  # fmt: skip
 
 
+def test_what_was_built_is_run(flownpu, model_copy):
+    """The trained model's greedy text, after a prompt of a chunk and token by token: the CPU device's with bf16."""
+    assert flownpu("build", model_copy, "--for", "emulate", "--context", CONTEXT).code == 0
+    prompt = 4 * "The with statement is used to wrap the execution of a block with methods. "
+    ask = "run", model_copy, "-p", prompt, "--max-new-tokens", 24, "--temperature", 0
+    ours, theirs = (
+        flownpu(*ask, "--device", device, "--option", "activations=bf16") for device in ("emulate", "cpu")
+    )
+    assert (ours.code, theirs.code) == (0, 0), ours.err + theirs.err
+    assert ours.out == theirs.out
+    assert len(ours.out) > 24
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [

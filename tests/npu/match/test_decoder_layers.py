@@ -12,7 +12,7 @@ from safetensors import safe_open
 from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import padded
-from tests.aie.designs.layer_cases import checkpoint_layer, norm_weights
+from tests.aie.designs.decode_layer.cases import checkpoint_layer, norm_weights
 from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")

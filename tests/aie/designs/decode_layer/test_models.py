@@ -12,11 +12,11 @@ from safetensors import safe_open
 from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import LayerInputs, expectation, rotary_table
-from tests.aie.designs.layer_cases import case_of, checkpoint_layer, norm_weights
+from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer, norm_weights
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16
 
-CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
+CHECKPOINT = Path(__file__).parents[3] / "fixtures" / "gemma3-topics"
 CAPACITY = 256
 SIZES = {
     "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 288,

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode layer's numbers on the emulator, against the operators' references; and its bytes in every schedule."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from flownpu.aie.designs.decode_layer.design import WAYS, Layer, LayerShape
+from flownpu.selftest.reference.layer import random_projection
+from tests.aie.designs.decode_layer.cases import case_of, run
+from tests.aie.designs.decode_layer.shapes import SHAPES, SMALL, WINDOW, random_call
+from tests.aie.emulation import emulator, plan_of
+from tests.aie.host_kernels import bf16
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
+def test_numbers(rng, name, position, window, way):
+    """The first token, one that sees all before it, one beyond the window, the last of the cache without a window."""
+    call = random_call(SMALL[name], rng, position, [Layer(window)], way=way)
+    case_of(call, rng).check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads"])
+def test_layers_and_head_in_one_call(rng, name, way):
+    """Layers that differ in window and table; the second adds the first's update, the head adds the last's."""
+    shape = SMALL[name]
+    call = random_call(shape, rng, 130, [Layer(WINDOW), Layer(None, 1), Layer(32)], tables=2, way=way)
+    norms = bf16(rng.uniform(0.5, 1.5, (shape.entry_norms, shape.hidden)))
+    head = random_projection(rng, 1056, shape.hidden)
+    call = dataclasses.replace(call, final_norms=norms, head=head, vocabulary=1056, scale=0.2)
+    case_of(call, rng).check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_one_after_the_other(rng, way):
+    """One array, without reset, also where a call begins while cores are still at the end of the one before."""
+    shape = SMALL["llama, three KV heads"]
+    cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)], way=way), rng) for position in (3, 255, 0)]
+    array = emulator(cases[0].plan.array)
+    for case in (*cases, *cases):
+        case.check(array)
+        case.check(array, settle=False)
+    cases[0].check(array)
+    assert array.leftovers() == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["gemma3, four KV heads", "llama, three KV heads"])
+def test_every_schedule_gives_the_same_bytes(rng, name, way):
+    call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer()], way=way)
+    plan, buffers = plan_of(call.program()), call.buffers()
+    array = emulator(plan.array)
+    first = run(array, plan, **buffers)
+    for seed in range(1, 101):
+        found = run(array, plan, seed=seed, **buffers)
+        assert all(found[key].tobytes() == first[key].tobytes() for key in ("state", "cache")), f"schedule {seed}"
+    assert array.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "pairs") for name in ("gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-0.6b")),
+        *((name, "split") for name in ("gemma3-1b", "qwen3-0.6b")),
+    ],
+)
+def test_layers_of_models(rng, name, way):
+    """One layer at its size, beyond a window; the other models' pass, too, and take longer."""
+    case_of(random_call(SHAPES[name], rng, 600, [Layer(512)], capacity=640, way=way), rng).check()
+
+
+@pytest.mark.parametrize(("way", "hidden", "blocks"), [("pairs", 1024, 3), ("split", 3584, 2)])
+def test_a_long_x_leaves_room_for_fewer_blocks(rng, way, hidden, blocks):
+    """A feed-forward of 18944 makes x 37 KB and more: three or two blocks are ahead, not four; the same numbers."""
+    case = case_of(random_call(LayerShape(hidden, 4, 2, 64, 18944, "swiglu"), rng, 3, [Layer()], way=way), rng)
+    assert {end.depth for fifo in case.plan.array.fifos if "w_0_0_" in fifo.name for end in fifo.consumers} == {blocks}
+    case.check()

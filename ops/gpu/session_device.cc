@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/gpu/session_device.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "ops/error.h"
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
 
@@ -17,13 +15,10 @@ constexpr std::string_view kLayout = "decoder layers 1";
 
 }  // namespace
 
-SessionDevice::SessionDevice(const DeviceOptions& options)
-    : options_(options), host_(make_cpu_device(options)) {}
-
 std::shared_ptr<Context> SessionDevice::open() const {
   const std::lock_guard lock(mutex_);
   if (context_ == nullptr) {
-    context_ = std::make_shared<Context>(choose_device(options_.opencl_device));
+    context_ = std::make_shared<Context>(choose_device(options().opencl_device));
     context_->take_no_times();
   }
   return context_;
@@ -39,44 +34,41 @@ std::string SessionDevice::description() const {
   const std::string device =
       context == nullptr ? ""
                          : context->facts().title() + ", driver " + context->facts().driver + "; ";
-  return "gpu (" + device + "host: " + host_->description() + ")";
+  return "gpu (" + device + "host: " + host().description() + ")";
 }
 
 std::string SessionDevice::warning() const {
   const std::shared_ptr<Context> context = opened();
-  return context == nullptr ? host_->warning() : context->facts().warning();
+  return context == nullptr ? host().warning() : context->facts().warning();
 }
 
 std::string SessionDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_decoder_layers(node) ? "" : host_->unsupported(node, producer);
+  return is_decoder_layers(node) ? "" : host().unsupported(node, producer);
 }
 
 std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
-  if (!is_decoder_layers(node)) return host_->prepare(node);
+  if (!is_decoder_layers(node)) return host().prepare(node);
   const std::shared_ptr<Context> context = open();
   const std::lock_guard lock(context->mutex());
-  auto step = std::make_unique<DecoderStep>(node, context, options_.activations);
-  caches_.add(step->caches());
+  auto step = std::make_unique<DecoderStep>(node, context, options().activations);
+  caches().add(step->caches());
   return step;
 }
 
-Lowered SessionDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
-  // Exported operators become ours first.
-  Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_decoder_layers);
-  Lowered lowered = before ? exported : lower_decoder(exported.nodes, lowering.outputs);
-  const auto layers = std::ranges::find_if(lowered.nodes, is_decoder_layers);
-  lowered.summary = exported.summary;
-  if (layers == lowered.nodes.end()) return lowered;
-  try {
-    if (!lowered.summary.empty()) lowered.summary += "; ";
-    lowered.summary += describe_decoder(*layers, open()->facts());
-  } catch (const Error& error) {
-    if (before) throw;  // There is no other way to compute it.
-    exported.on_host = left_on_host(exported.nodes, error.what());
-    return exported;
-  }
-  return lowered;
+bool SessionDevice::is_layers(const Node& node) const { return is_decoder_layers(node); }
+
+Lowered SessionDevice::lower_layers(std::vector<Node> nodes,
+                                    const std::vector<std::string>& outputs) const {
+  return lower_decoder(std::move(nodes), outputs);
+}
+
+std::string SessionDevice::describe(const Node& layers, const std::string& /*model_folder*/) const {
+  return describe_decoder(layers, open()->facts());
+}
+
+std::vector<Lowered::OnHost> SessionDevice::left_on_host(const std::vector<Node>& nodes,
+                                                         const std::string& reason) const {
+  return gpu::left_on_host(nodes, reason);
 }
 
 std::string SessionDevice::compatibility(const Lowering& /*lowering*/) const {
@@ -87,7 +79,7 @@ void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::shared_ptr<Context> context = opened();
   if (context == nullptr) return;
   const std::lock_guard lock(context->mutex());
-  caches_.restore(tensors);
+  caches().restore(tensors);
 }
 
 std::optional<Counts> SessionDevice::counts() const {

@@ -29,26 +29,25 @@ constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operat
 }  // namespace
 
 NpuDevice::NpuDevice(const DeviceOptions& options, bool emulated)
-    : options_(options),
+    : DeviceWithHost(options),
       emulated_(emulated),
-      host_(make_cpu_device(options)),
       host_compute_{&cpu::select_kernels(options.cpu_isa),
                     cpu::ThreadPool::shared(options.threads)} {}
 
 std::string NpuDevice::description() const {
   const std::lock_guard lock(mutex_);
   const std::string array = designs_ == nullptr ? "" : designs_->runtime().description() + "; ";
-  return std::string(name()) + " (" + array + "host: " + host_->description() + ")";
+  return std::string(name()) + " (" + array + "host: " + host().description() + ")";
 }
 
 std::string NpuDevice::warning() const {
-  if (!emulated_) return host_->warning();
+  if (!emulated_) return host().warning();
   return "device = emulate computes what an NPU would, element by element, to test it: it is "
          "many times slower than one, and than device = cpu";
 }
 
 std::string NpuDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_layers(node) || is_operator_on_array(node) ? "" : host_->unsupported(node, producer);
+  return is_layers(node) || is_operator_on_array(node) ? "" : host().unsupported(node, producer);
 }
 
 std::string NpuDevice::obstacle(std::vector<Judged> graph,
@@ -58,7 +57,7 @@ std::string NpuDevice::obstacle(std::vector<Judged> graph,
 
 // Beside the model, unless the option says where.
 std::string NpuDevice::folder(const std::string& model_folder) const {
-  if (!options_.artifacts.empty()) return options_.artifacts;
+  if (!options().artifacts.empty()) return options().artifacts;
   if (model_folder.empty()) {
     throw DeviceError(Failure::kArtifact,
                       "[FlowNPU] expected the compiled designs of this model beside it, and it was "
@@ -75,14 +74,14 @@ std::shared_ptr<CompiledDesigns> NpuDevice::open(const std::string& model_folder
 
 std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
   const bool is_alone = is_operator_on_array(node);
-  if (!is_layers(node) && !is_alone) return host_->prepare(node);
+  if (!is_layers(node) && !is_alone) return host().prepare(node);
   const std::shared_ptr<CompiledDesigns> designs = open("");
   try {
     if (is_alone) return prepare_operator(node, designs);
     if (is_encoder_layers(node))
       return std::make_unique<EncoderLayers>(node, designs, host_compute_);
     auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
-    caches_.add(step->caches());
+    caches().add(step->caches());
     return step;
   } catch (const DeviceError& error) {
     if (error.failure() != Failure::kMemory) throw;
@@ -94,28 +93,41 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
 std::unique_ptr<Step> NpuDevice::prepare_operator(const Node& node,
                                                   std::shared_ptr<CompiledDesigns> designs) const {
   const Node of_graph = operator_of_graph(node);
-  std::unique_ptr<Step> host = host_->prepare(of_graph);  // Throws Error for what it does not take.
+  // Throws Error for what it does not take.
+  std::unique_ptr<Step> on_host = host().prepare(of_graph);
   auto programs = std::make_unique<OperatorPrograms>(node, std::move(designs), shared_,
                                                      host_compute_, threshold());
-  const cpu::Context context = cpu::make_context(options_);
+  const cpu::Context context = cpu::make_context(options());
   if (layers::is_attention(of_graph))
     return make_attention_step(node, std::move(programs), context);
-  return make_product_step(node, std::move(programs), std::move(host), context);
+  return make_product_step(node, std::move(programs), std::move(on_host), context);
 }
 
 std::int64_t NpuDevice::threshold() const {
-  return options_.npu_threshold.value_or(
-      default_threshold(options_.activations, cpu::make_context(options_).pool->threads()));
+  return options().npu_threshold.value_or(
+      default_threshold(options().activations, cpu::make_context(options()).pool->threads()));
 }
 
-std::string NpuDevice::describe(const Node& lowered, const std::string& model_folder) const {
+bool NpuDevice::is_layers(const Node& node) const { return npu::is_layers(node); }
+
+Lowered NpuDevice::lower_layers(std::vector<Node> nodes,
+                                const std::vector<std::string>& outputs) const {
+  return npu::lower_layers(std::move(nodes), outputs);
+}
+
+std::string NpuDevice::describe(const Node& layers, const std::string& model_folder) const {
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
-  return is_encoder_layers(lowered) ? describe_encoder(lowered, *designs)
-                                    : describe_decoder(lowered, *designs);
+  return is_encoder_layers(layers) ? describe_encoder(layers, *designs)
+                                   : describe_decoder(layers, *designs);
+}
+
+std::vector<Lowered::OnHost> NpuDevice::left_on_host(const std::vector<Node>& nodes,
+                                                     const std::string& reason) const {
+  return npu::left_on_host(nodes, reason);
 }
 
 Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) const {
-  Lowered lowered = lower_to_layers(std::move(nodes), lowering);
+  Lowered lowered = DeviceWithHost::lower(std::move(nodes), lowering);
   const bool before = std::ranges::any_of(lowered.nodes, is_operator_on_array);
   if (!before && std::ranges::none_of(lowered.nodes, is_operator)) return lowered;
   try {
@@ -130,35 +142,12 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
   return lowered;
 }
 
-Lowered NpuDevice::lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const {
-  // Exported operators become ours first.
-  Lowered exported = host_->lower(std::move(nodes), lowering);
-  const bool before = std::ranges::any_of(exported.nodes, is_layers);
-  if (!before && !lowering.obstacle.empty()) {
-    exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
-    return exported;
-  }
-  Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
-  const auto layers = std::ranges::find_if(lowered.nodes, is_layers);
-  lowered.summary = exported.summary;
-  if (layers == lowered.nodes.end()) return lowered;
-  try {
-    if (!lowered.summary.empty()) lowered.summary += "; ";
-    lowered.summary += describe(*layers, lowering.model_folder);
-  } catch (const DeviceError& error) {
-    if (before) throw;  // There is no other way to compute it.
-    exported.on_host = left_on_host(exported.nodes, error.what());
-    return exported;
-  }
-  return lowered;
-}
-
 std::string NpuDevice::compatibility(const Lowering& lowering) const {
   return std::string(name()) + ", " + std::string(kLayout) + ", artifacts " +
          open(lowering.model_folder)->artifacts().identity();
 }
 
-void NpuDevice::restore(std::span<const Tensor> tensors) const { caches_.restore(tensors); }
+void NpuDevice::restore(std::span<const Tensor> tensors) const { caches().restore(tensors); }
 
 Counts NpuDevice::counts() const {
   const std::lock_guard lock(mutex_);

@@ -11,8 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/device.h"
-#include "ops/layers/kv_caches.h"
+#include "ops/layers/device_with_host.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/operators/shared_buffers.h"
 #include "ops/npu/run/host_operators.h"
@@ -25,7 +24,7 @@ bool npu_built_in();
 
 namespace npu {
 
-class NpuDevice final : public Device {
+class NpuDevice final : public layers::DeviceWithHost {
  public:
   // Artifacts and runtime are opened when nodes are lowered or prepared.
   NpuDevice(const DeviceOptions& options, bool emulated);
@@ -34,24 +33,15 @@ class NpuDevice final : public Device {
   std::string description() const override;
   std::string warning() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
-  std::string unsupported_in_file(const Node& node, const Producer& producer) const override {
-    return host_->unsupported_in_file(node, producer);
-  }
   std::string obstacle(std::vector<Judged> graph,
                        const std::vector<std::string>& outputs) const override;
-  std::vector<Contract> contracts() const override { return host_->contracts(); }
   std::unique_ptr<Step> prepare(const Node& node) const override;
-  // Where the artifacts, the device, or a call for the layers are missing, all that is for the
-  // array is left on the host, with what was said of it as the reason.
+  // Operators by themselves, too. Where the artifacts, the device, or a call are missing, all that
+  // is for the array is left on the host, with what was said of it as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override;
-  std::int64_t tokens_at_once(std::int64_t batch) const override {
-    return host_->tokens_at_once(batch);
-  }
-  Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
-  void wait() const override { host_->wait(); }
 
   // What the array was sent so far; zeros before it was opened.
   npu::Counts counts() const;
@@ -60,21 +50,23 @@ class NpuDevice final : public Device {
   // Throws DeviceError.
   std::shared_ptr<CompiledDesigns> open(const std::string& model_folder) const;
   std::string folder(const std::string& model_folder) const;
-  // For the placement line, of DecoderLayers or EncoderLayers. Throws DeviceError.
-  std::string describe(const Node& lowered, const std::string& model_folder) const;
-  // The layers as one node, if there are any.
-  Lowered lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const;
+
+  // A decoder's or an encoder's.
+  bool is_layers(const Node& node) const override;
+  Lowered lower_layers(std::vector<Node> nodes,
+                       const std::vector<std::string>& outputs) const override;
+  std::string describe(const Node& layers, const std::string& model_folder) const override;
+  std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
+                                            const std::string& reason) const override;
+
   std::unique_ptr<Step> prepare_operator(const Node& node,
                                          std::shared_ptr<CompiledDesigns> designs) const;
   std::int64_t threshold() const;
 
-  DeviceOptions options_;
   bool emulated_;
-  std::unique_ptr<Device> host_;
   HostCompute host_compute_;  // of the same kernels and threads
   // Buffers of steps that are operators by themselves.
   std::shared_ptr<SharedBuffers> shared_ = std::make_shared<SharedBuffers>();
-  mutable layers::CachesOfSteps caches_;
   mutable std::mutex mutex_;  // for what follows
   mutable std::shared_ptr<CompiledDesigns> designs_;
 };

@@ -18,7 +18,7 @@ from typing import Any
 import onnxruntime_genai as og
 
 from flownpu import registration
-from tests.end_to_end.test_same_tokens import generator_of, reply
+from tests.end_to_end.replies import generator_of, reply
 from tests.npu.xrt import Driver
 
 CAPACITY = 512

@@ -20,7 +20,7 @@ import onnxruntime_genai as og
 import psutil
 
 from flownpu import registration
-from tests.end_to_end.test_same_tokens import generator_of, reply
+from tests.end_to_end.replies import generator_of, reply
 from tests.npu.xrt import Driver
 
 CAPACITY = 64

@@ -13,8 +13,9 @@ import pytest
 
 from flownpu.npu.artifacts import build_artifacts
 from tests.decoding import DecoderSession, dispatches_of
+from tests.end_to_end import replies
 from tests.end_to_end.emulated_operators import stems
-from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
+from tests.end_to_end.replies import Reply, batch, generator_of, reply, rewound_and_fresh
 from tests.npu.models import Models
 from tests.npu.rounding import array_error
 
@@ -50,24 +51,19 @@ def long_prompt(held_out: Tokens) -> Tokens:
     return held_out[:110]
 
 
-def assert_same(ours: Reply, theirs: Reply, text: Tokens, reference: Any) -> None:
-    """The first token that differs, if any, was chosen between two logits that are too close to tell.
+def assert_same(ours: Reply, theirs: Reply, text: Tokens, reference: Any) -> bool:
+    """See replies.py. Both round, the array more; the gap of two logits has sqrt(2) times the error of one. Of
+    NEW_TOKENS gaps the largest error is within 4 of these."""
 
-    Both round, the array more; the gap of two logits has sqrt(2) times the error of one. Of NEW_TOKENS gaps the largest
-    error is within 4 of these. Tokens after a difference answer another text and are not compared.
-    """
-    for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
+    def bound(i: int) -> float:
         ids = np.array(text + theirs.tokens[:i])
-        if a != b:
-            error = array_error(reference, ids, [len(ids) - 1], prompt=True)
-            gap = theirs.logits[i][b] - theirs.logits[i][a]
-            assert gap <= 4 * math.sqrt(2) * error, f"token {i}: {a} for {b}"
-            return
+        return 4 * math.sqrt(2) * array_error(reference, ids, [len(ids) - 1], prompt=True)
+
+    return replies.assert_same(ours, theirs, bound)
 
 
 def turns_of(model: Any, *prompts: Tokens, share: bool = True) -> list[Reply]:
-    generator = generator_of(model, CONTEXT, past_present_share_buffer=share)
-    return [reply(generator, prompt, NEW_TOKENS) for prompt in prompts]
+    return replies.turns_of(model, *prompts, capacity=CONTEXT, count=NEW_TOKENS, past_present_share_buffer=share)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -80,8 +76,7 @@ def test_two_turns(
     ours, theirs = (turns_of(model, *texts, share=share) for model in (emulated(), open_model(provider_options=CPU)))
     before: Tokens = []
     for mine, its, prompt in zip(ours, theirs, texts, strict=True):
-        assert_same(mine, its, before + prompt, reference)
-        if mine.tokens != its.tokens:
+        if not assert_same(mine, its, before + prompt, reference):
             break
         before += prompt + its.tokens
     # The first turn's logits, as far as the texts are the same.
@@ -102,15 +97,7 @@ def test_a_window_sized_cache(emulated: Callable[..., Any], long_prompt: Tokens)
 
 def test_a_rewind(emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
     """What was said before and taken back changes nothing."""
-    model = emulated()
-    generator = generator_of(model, CONTEXT)
-    reply(generator, long_prompt, 4)
-    generator.rewind_to(20)
-    again = reply(generator, prompts[1], 8)
-    generator = generator_of(model, CONTEXT)
-    generator.append_tokens(np.array([long_prompt[:20]], np.int32))
-    generator.get_logits()
-    fresh = reply(generator, prompts[1], 8)
+    again, fresh = rewound_and_fresh(emulated(), long_prompt, 20, prompts[1], CONTEXT)
     # The same but for the prompt's cut into chunks, which a row does not depend on.
     assert again.tokens == fresh.tokens
 
@@ -118,16 +105,11 @@ def test_a_rewind(emulated: Callable[..., Any], long_prompt: Tokens, prompts: li
 def test_a_batch_is_refused_or_the_cpu_s(
     emulated: Callable[..., Any], open_model: Callable[..., Any], prompts: list[Tokens]
 ) -> None:
-    def batch(model: Any) -> list[Tokens]:
-        generator = generator_of(model, 40, batch_size=2)
-        generator.append_tokens(np.array([prompts[0][:6]] * 2, np.int32))
-        for _ in range(8):
-            generator.generate_next_token()
-        return [generator.get_sequence(i).tolist() for i in range(2)]
-
+    sequences = [prompts[0][:6]] * 2
     with pytest.raises(RuntimeError, match=r"expected one sequence, got a batch of 2: .* on_unsupported to cpu"):
-        batch(emulated())
-    assert batch(emulated({"on_unsupported": "cpu", "activations": "bf16"})) == batch(open_model(provider_options=CPU))
+        batch(emulated(), sequences, 8)
+    ours, theirs = emulated({"on_unsupported": "cpu", "activations": "bf16"}), open_model(provider_options=CPU)
+    assert batch(ours, sequences, 8) == batch(theirs, sequences, 8)
 
 
 def test_beyond_the_artifacts_context_the_cpu_goes_on(

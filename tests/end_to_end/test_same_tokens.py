@@ -4,63 +4,30 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime_genai as og
 import pytest
 
+from tests.end_to_end import replies
 from tests.end_to_end.conftest import Tokens
+from tests.end_to_end.replies import Reply, batch, generator_of, reply
 from tests.end_to_end.test_numbers import logit_error
 
 NEW_TOKENS = 48
 
 
-@dataclass
-class Reply:
-    """The tokens of a reply, and the logits that each was chosen from."""
-
-    tokens: Tokens
-    logits: list[np.ndarray]
-
-
-def generator_of(model: Any, capacity: int, **options: Any) -> Any:
-    parameters = og.GeneratorParams(model)
-    parameters.set_search_options(do_sample=False, max_length=capacity, min_length=capacity, **options)
-    return og.Generator(model, parameters)
-
-
-def reply(generator: Any, prompt: Tokens, count: int = NEW_TOKENS) -> Reply:
-    """Appends a prompt and takes `count` tokens."""
-    generator.append_tokens(np.array([prompt], np.int32))
-    result = Reply([], [])
-    for _ in range(count):
-        result.logits.append(generator.get_logits()[0, -1].copy())
-        generator.generate_next_token()
-        result.tokens.append(int(generator.get_next_tokens()[0]))
-    if not generator.is_done():
-        # Runs the last token: GenAI 0.18 would leave its place in the cache unwritten when the next turn is appended.
-        generator.get_logits()
-    return result
-
-
 def generate(model: Any, prompt: Tokens, **options: Any) -> Reply:
-    return reply(generator_of(model, len(prompt) + NEW_TOKENS, **options), prompt)
+    return reply(generator_of(model, len(prompt) + NEW_TOKENS, **options), prompt, NEW_TOKENS)
 
 
-def assert_same(ours: Reply, theirs: Reply) -> None:
-    """The first token that differs, if any, was chosen between two logits that are too close to tell.
-
-    Theirs computes with float32 activations and ours rounds them to int8 (the default), so the bound is that of a gap
-    of two logits (4 sigma, see test_numbers). Tokens after a difference answer another text and are not compared.
-    """
-    for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-        if a != b:
-            logits = theirs.logits[i]
-            bound = 4 * math.sqrt(2) * logit_error("int8", 6, logits[None])
-            assert logits[b] - logits[a] <= bound, f"token {i}: {a} for {b}"
-            return
+def assert_same(ours: Reply, theirs: Reply) -> bool:
+    """See replies.py. Theirs computes with float32 activations and ours rounds them to int8 (the default), so the bound
+    is that of a gap of two logits (4 sigma, see test_numbers)."""
+    return replies.assert_same(
+        ours, theirs, lambda i: 4 * math.sqrt(2) * logit_error("int8", 6, theirs.logits[i][None])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +83,7 @@ def test_a_second_turn(share: bool, kv_dtype: str, open_model: Callable[..., Any
         generator = generator_of(model, 400, past_present_share_buffer=share)
         turns.append([reply(generator, prompts[0], 20), reply(generator, prompts[1], 20)])
     for ours, theirs in zip(*turns, strict=True):
-        assert_same(ours, theirs)
-        if ours.tokens != theirs.tokens:
+        if not assert_same(ours, theirs):
             break
 
 
@@ -126,27 +92,13 @@ def test_a_second_turn(share: bool, kv_dtype: str, open_model: Callable[..., Any
 def test_rewind(
     share: bool, kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
-    replies = []
+    found = []
     for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
         generator = generator_of(model, 400, past_present_share_buffer=share)
         reply(generator, long_prompt, 20)
         generator.rewind_to(100)
-        replies.append(reply(generator, prompts[0], 20))
-    assert_same(*replies)
-
-
-def batch(model: Any, sequences: list[Tokens], **options: Any) -> list[Tokens]:
-    longest = max(map(len, sequences))
-    parameters = og.GeneratorParams(model)
-    capacity = longest + NEW_TOKENS
-    parameters.set_search_options(
-        do_sample=False, max_length=capacity, min_length=capacity, batch_size=len(sequences), **options
-    )
-    generator = og.Generator(model, parameters)
-    generator.append_tokens(np.array([s + [0] * (longest - len(s)) for s in sequences], np.int32))
-    while not generator.is_done():
-        generator.generate_next_token()
-    return [generator.get_sequence(i).tolist()[longest:] for i in range(len(sequences))]
+        found.append(reply(generator, prompts[0], 20))
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
@@ -156,7 +108,7 @@ def test_a_batch_of_different_lengths(
 ) -> None:
     """Each row of a batch continues as ONNX Runtime's CPU provider continues it alone."""
     sequences = [held_out[:150], held_out[300:340], held_out[500:507]]
-    ours = batch(open_model(kv_dtype=kv_dtype), sequences, past_present_share_buffer=share)
+    ours = batch(open_model(kv_dtype=kv_dtype), sequences, NEW_TOKENS, past_present_share_buffer=share)
     for sequence, tokens in zip(sequences, ours, strict=True):
         assert_same(Reply(tokens, []), generate(open_model("cpu", kv_dtype=kv_dtype), sequence))
 

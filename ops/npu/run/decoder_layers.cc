@@ -40,6 +40,19 @@ DecoderShape read_shape(const Node& node) {
   return shape;
 }
 
+// A conversation's. Where there is no memory for one more, nothing has happened to the others.
+std::unique_ptr<layers::CacheMemory> make_cache(Runtime& runtime, const DecoderShape& shape,
+                                                const CacheLayout& layout, std::size_t bytes) {
+  try {
+    return std::make_unique<ArrayCacheMemory>(runtime, shape, layout, bytes);
+  } catch (const DeviceError& error) {
+    if (error.failure() != Failure::kMemory && error.failure() != Failure::kPermission) throw;
+    throw Unsupported(std::string(error.what()) +
+                      ". It is for the KV cache of one more conversation: end another, or set the "
+                      "provider option on_unsupported to cpu");
+  }
+}
+
 // "64 or 256"
 std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
   std::string list;
@@ -92,9 +105,8 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
   // The runtime lives as long as the designs do, and those as long as someone holds the caches.
   caches_ = std::make_shared<layers::KvCaches>(
       shape_,
-      [designs = designs_, shape = shape_, layout = decode.cache,
-       bytes = buffers_.cache_bytes()]() -> std::unique_ptr<layers::CacheMemory> {
-        return std::make_unique<ArrayCacheMemory>(designs->runtime(), shape, layout, bytes);
+      [designs = designs_, shape = shape_, layout = decode.cache, bytes = buffers_.cache_bytes()] {
+        return make_cache(designs->runtime(), shape, layout, bytes);
       });
 }
 

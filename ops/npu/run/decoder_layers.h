@@ -45,7 +45,8 @@ class DecoderLayers final : public Step {
   // Throws Unsupported for more than one sequence, more tokens than the artifacts were built for,
   // or a block of another size.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
-  // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one.
+  // Throws DeviceFailed if the device is in an unknown state since this run or an earlier one;
+  // Unsupported if there is no memory for the cache of one more conversation.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
   std::int64_t multiply_adds() const override;

@@ -7,8 +7,21 @@ The C++ has its own in `ops/system/`.
 import sys
 
 if sys.platform == "win32":
-    from flownpu.system.windows import *  # noqa: F403 what `__all__` names
+    from flownpu.system import windows as own
 else:
-    from flownpu.system.linux import *  # noqa: F403 likewise
+    from flownpu.system import linux as own
 
 IS_WINDOWS = sys.platform == "win32"
+ENDING_SIGNALS = own.ENDING_SIGNALS
+NEW_GROUP = own.NEW_GROUP
+OPENCL_LOADER = own.OPENCL_LOADER
+allowed_processors = own.allowed_processors
+connect_to_parent = own.connect_to_parent
+end_with_children = own.end_with_children
+keep_on = own.keep_on
+library_file = own.library_file
+lock = own.lock
+open_to_lock = own.open_to_lock
+prepare_streams = own.prepare_streams
+processor = own.processor
+start_connected = own.start_connected

@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = [
-    "ENDING_SIGNALS",
-    "NEW_GROUP",
-    "OPENCL_LOADER",
-    "allowed_processors",
-    "connect_to_parent",
-    "end_with_children",
-    "keep_on",
-    "library_file",
-    "lock",
-    "open_to_lock",
-    "prepare_streams",
-    "processor",
-    "start_connected",
-]
-
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Those by which a service manager, or a terminal that closes, ends a program."""
 NEW_GROUP: dict[str, Any] = {"start_new_session": True}

@@ -27,22 +27,6 @@ assert sys.platform == "win32"
 import msvcrt  # noqa: E402 nothing else has it
 import winreg  # noqa: E402 likewise
 
-__all__ = [
-    "ENDING_SIGNALS",
-    "NEW_GROUP",
-    "OPENCL_LOADER",
-    "allowed_processors",
-    "connect_to_parent",
-    "end_with_children",
-    "keep_on",
-    "library_file",
-    "lock",
-    "open_to_lock",
-    "prepare_streams",
-    "processor",
-    "start_connected",
-]
-
 # Ctrl-Break, and a console that closes. SIGTERM is there, and only a program itself sends it to itself.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGBREAK)
 NEW_GROUP: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.end_to_end import replies
+from tests.end_to_end.replies import Reply, batch, generator_of, rewound_and_fresh
 from tests.end_to_end.test_numbers import logit_error
-from tests.end_to_end.test_same_tokens import Reply, generator_of, reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,22 +29,14 @@ CPU = {"device": "cpu"}
 
 
 def assert_same(ours: Reply, theirs: Reply) -> bool:
-    """Whether all tokens are the same. The first that differs was chosen between two logits too close to tell.
-
-    Both devices round a prompt's activations to int8, independently of each other: a logit of each has the error of
-    int8, their difference sqrt(2) times that, a gap of two logits twice. Of all gaps the largest is within 4 sigma.
-    """
-    for i, (a, b) in enumerate(zip(ours.tokens, theirs.tokens, strict=True)):
-        if a != b:
-            logits = theirs.logits[i]
-            assert logits[b] - logits[a] <= 4 * 2 * logit_error("int8", 6, logits[None]), f"token {i}: {a} for {b}"
-            return False
-    return True
+    """See replies.py. Both devices round a prompt's activations to int8, independently of each other: a logit of each
+    has the error of int8, their difference sqrt(2) times that, a gap of two logits twice. Of all gaps the largest is
+    within 4 sigma."""
+    return replies.assert_same(ours, theirs, lambda i: 4 * 2 * logit_error("int8", 6, theirs.logits[i][None]))
 
 
 def turns_of(model: Any, *prompts: Tokens, **options: Any) -> list[Reply]:
-    generator = generator_of(model, CAPACITY, **options)
-    return [reply(generator, prompt, NEW_TOKENS) for prompt in prompts]
+    return replies.turns_of(model, *prompts, capacity=CAPACITY, count=NEW_TOKENS, **options)
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +68,10 @@ def test_two_turns(
 
 def test_a_rewind(open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]) -> None:
     """What was said before and taken back changes nothing."""
-    model = open_model(provider_options=GPU)
-    generator = generator_of(model, CAPACITY)
-    reply(generator, long_prompt, 4)
-    generator.rewind_to(100)
-    again = reply(generator, prompts[1], 8)
-    generator = generator_of(model, CAPACITY)
-    generator.append_tokens(np.array([long_prompt[:100]], np.int32))
-    generator.get_logits()
-    fresh = reply(generator, prompts[1], 8)
+    again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
     # The same but for the prompt's cut into chunks, which a row does not depend on.
     assert again.tokens == fresh.tokens
     np.testing.assert_array_equal(again.logits, fresh.logits)
-
-
-def batch(model: Any, sequences: list[Tokens], count: int, **options: Any) -> list[Tokens]:
-    generator = generator_of(model, len(sequences[0]) + count, batch_size=len(sequences), **options)
-    generator.append_tokens(np.array(sequences, np.int32))
-    for _ in range(count):
-        generator.generate_next_token()
-    return [generator.get_sequence(i).tolist() for i in range(len(sequences))]
 
 
 def test_a_batch_is_its_sequences(open_model: Callable[..., Any], long_prompt: Tokens) -> None:

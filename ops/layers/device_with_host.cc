@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/layers/device_with_host.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/error.h"
+
+namespace flownpu::layers {
+
+Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering) const {
+  const auto is_one = [this](const Node& node) { return is_layers(node); };
+  Lowered exported = host_->lower(std::move(nodes), lowering);
+  const bool before = std::ranges::any_of(exported.nodes, is_one);
+  if (!before && !lowering.obstacle.empty()) {
+    exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
+    return exported;
+  }
+  Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
+  const auto found = std::ranges::find_if(lowered.nodes, is_one);
+  lowered.summary = exported.summary;
+  if (found == lowered.nodes.end()) return lowered;
+  try {
+    if (!lowered.summary.empty()) lowered.summary += "; ";
+    lowered.summary += describe(*found, lowering.model_folder);
+  } catch (const Error& error) {
+    if (before) throw;  // There is no other way to compute it.
+    exported.on_host = left_on_host(exported.nodes, error.what());
+    return exported;
+  }
+  return lowered;
+}
+
+}  // namespace flownpu::layers

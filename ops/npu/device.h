@@ -66,6 +66,8 @@ class NpuDevice final : public Device {
   Lowered lower_to_layers(std::vector<Node> nodes, const Lowering& lowering) const;
   std::unique_ptr<Step> prepare_operator(const Node& node,
                                          std::shared_ptr<CompiledDesigns> designs) const;
+  std::unique_ptr<Step> prepare_mixture(const Node& node,
+                                        const std::shared_ptr<CompiledDesigns>& designs) const;
   std::int64_t threshold() const;
 
   DeviceOptions options_;

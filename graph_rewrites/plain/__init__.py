@@ -4,7 +4,7 @@
     graph           what the rules ask of such a graph: constants, shapes, operands
     rewriter        all rules, in order
     attention       softmax between two products -> FlowQKVAttention
-    float_weight    weights in float32 -> Q4NX, for projection and embedding
+    float_weight    weights in float32 -> Q4NX, for projection, embedding and mixture
 
 Every other file is a rule: a function whose docstring is the equation.
 """

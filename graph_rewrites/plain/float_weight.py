@@ -17,6 +17,8 @@ from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 # Metadata of a Q4NX initializer: the FloatWeight that it was made of.
@@ -67,17 +69,16 @@ class FloatWeight:
             source = existing.meta.get(_SOURCE)
             if source == self or (tied and isinstance(source, FloatWeight) and self._equals(source)):
                 return existing
-        name = unique_name(graph, f"{self.value.name}_Q4NX")
+        value = _initializer(self._constant(), f"{self.value.name}_Q4NX", graph)
+        value.meta[_SOURCE] = self
+        return value
+
+    def _constant(self) -> _native.Q4NXConstant:
         # C++ is given the tensor alone: Python's collector could not free what C++ keeps of the graph.
         stored = self._stored()
-        weight = _native.Q4NXConstant.of_floats(
+        return _native.Q4NXConstant.of_floats(
             partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed
         )
-        tensor = Q4NXTensor(weight, name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
-        value.meta[_SOURCE] = self
-        graph.register_initializer(value)
-        return value
 
     def _equals(self, other: FloatWeight) -> bool:
         if (self.rows, self.columns) != (other.rows, other.columns):
@@ -119,6 +120,20 @@ def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | N
     if value.shape is None or value.shape.rank() != 2:
         return None
     return FloatWeight(value, transposed)
+
+
+def stacked_initializer(weights: Sequence[FloatWeight], graph: ir.Graph) -> ir.Value:
+    """The Q4NX initializer of weights of the same columns below one another, each in blocks of its own."""
+    constants = [weight._constant() for weight in weights]
+    return _initializer(_native.Q4NXConstant.of_parts(constants), f"{weights[0].value.name}_and_others_Q4NX", graph)
+
+
+def _initializer(weight: _native.Q4NXConstant, name: str, graph: ir.Graph) -> ir.Value:
+    name = unique_name(graph, name)
+    tensor = Q4NXTensor(weight, name)
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def _numbers(stored: ir.TensorProtocol) -> NDArray[np.float32]:

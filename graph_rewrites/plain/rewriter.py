@@ -15,6 +15,7 @@ from flownpu.graph_rewrites.plain.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
 from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
+from flownpu.graph_rewrites.plain.mixture import fold_mixture
 from flownpu.graph_rewrites.plain.projection import quantise_projections
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
@@ -96,6 +97,8 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "layer_norm", fold_layer_norm(model))
     _note(report, "rms_norm", fold_rms_norm(model))
     _note(report, "gelu", fold_gelu(model))
+    _note(report, "mixture", fold_mixture(model))
+    passes.RemoveUnusedNodesPass()(model)  # the router's softmax is none of an attention's
     _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
     count, misses, report.attentions = fold_attention(model, tile)
     _note(report, "scaled_dot_product_attention", (count, misses))

@@ -22,6 +22,7 @@ struct LayerConstants {
   std::array<const float*, 2> qk_norm{};
 };
 
+// Both are null for layers without RoPE, whose heads no angle turns: cosines of 1, sines of 0.
 struct RotaryTable {
   const float* cosine = nullptr;  // [positions, d/2]
   const float* sine = nullptr;

@@ -31,6 +31,8 @@ class Matcher : public FoundDecoder {
   void match(const Node& first_attention);
 
  private:
+  using TableNames = std::pair<std::string_view, std::string_view>;
+
   Entry first_entry(const Node& attention);
   Entry layer(const Entry& entry);
   void attend(const Node& attention, LayerConstants& layer);
@@ -47,11 +49,14 @@ class Matcher : public FoundDecoder {
                      bool gated = false) const;
   const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
   void check_epsilon(const Node& node, float epsilon);
+  // The number of the table that turns an attention's heads; of layers without RoPE one without
+  // names or numbers.
   std::int64_t table_of(const Node& attention);
+  std::int64_t table_of(const TableNames& names, const RotaryTable& table);
 
   const GraphWalk& graph_;
   const DecoderLimits& limits_;
-  std::vector<std::pair<std::string_view, std::string_view>> tables_;
+  std::vector<TableNames> tables_;
   bool sizes_known_ = false;
 };
 
@@ -103,6 +108,7 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
 // --- Attention -----------------------------------------------------------------------------------
 
 std::int64_t Matcher::table_of(const Node& attention) {
+  if (attention.integer("do_rotary", 0) == 0) return table_of({}, {});
   const Value* cosine = attention.input(kCosCache);
   const Value* sine = attention.input(kSinCache);
   for (const Value* value : {cosine, sine}) {
@@ -116,13 +122,16 @@ std::int64_t Matcher::table_of(const Node& attention) {
     }
     sizes.positions = (*found)[0];
   }
-  const std::pair<std::string_view, std::string_view> names{cosine->name, sine->name};
+  return table_of({cosine->name, sine->name}, {static_cast<const float*>(cosine->constant),
+                                               static_cast<const float*>(sine->constant)});
+}
+
+std::int64_t Matcher::table_of(const TableNames& names, const RotaryTable& table) {
   const auto known = std::ranges::find(tables_, names);
   const auto index = known - tables_.begin();
   if (known == tables_.end()) {
     tables_.push_back(names);
-    constants.rotary.push_back(
-        {static_cast<const float*>(cosine->constant), static_cast<const float*>(sine->constant)});
+    constants.rotary.push_back(table);
   }
   return index;
 }
@@ -171,7 +180,7 @@ void Matcher::check_attention(const Node& attention) const {
   expect(attention.input(kHeadSink) == nullptr, "no head_sink: " + limits_.who + " has none");
   expect(attention.integer("causal", 1) != 0, "causal = 1");
   expect(
-      attention.integer("do_rotary", 0) != 0,
+      limits_.without_rope || attention.integer("do_rotary", 0) != 0,
       "do_rotary = 1: " + limits_.who + "'s attention turns the queries and keys of every layer");
   expect(attention.integer("rotary_interleaved", 0) == 0, "rotary_interleaved = 0");
   expect(limits_.softcap || attention.number("softcap", 0) == 0,
@@ -408,6 +417,9 @@ void Matcher::match(const Node& first_attention) {
   do {
     entry = layer(entry);
   } while (goes_on());
+  if (sizes.positions == 0)
+    fail(to_string(first_attention), ": expected RoPE in some layer, whose table tells how many ",
+         "positions there are");
   finish(entry);
 }
 

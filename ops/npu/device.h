@@ -61,6 +61,8 @@ class NpuDevice final : public layers::DeviceWithHost {
 
   std::unique_ptr<Step> prepare_operator(const Node& node,
                                          std::shared_ptr<CompiledDesigns> designs) const;
+  std::unique_ptr<Step> prepare_mixture(const Node& node,
+                                        const std::shared_ptr<CompiledDesigns>& designs) const;
   std::int64_t threshold() const;
 
   bool emulated_;

@@ -167,6 +167,13 @@ Q4NXConstant of_floats(nb::typed<nb::callable, nb::object()> read,
       {{lowering::FloatWeight{floats, rows, columns, transposed}, rows, columns, q4nx::kNarrow}});
 }
 
+Q4NXConstant of_parts(const std::vector<Q4NXConstant>& parts) {
+  std::vector<Q4NXConstant::Part> all;
+  for (const Q4NXConstant& constant : parts)
+    all.insert(all.end(), constant.parts().begin(), constant.parts().end());
+  return Q4NXConstant(std::move(all));
+}
+
 std::vector<std::int64_t> list_of(const Shape& shape) { return {shape.begin(), shape.end()}; }
 
 }  // namespace
@@ -232,6 +239,8 @@ void bind_graph(nb::module_& module) {
                   nb::arg("columns"), nb::arg("transposed"),
                   "Of float32 [rows, columns], or the transpose, which `read` returns when blocks "
                   "are asked for.")
+      .def_static("of_parts", of_parts, nb::arg("parts"),
+                  "Of others of the same columns, one below the other, each in blocks of its own.")
       .def("pack", pack, nb::arg("out"),
            "Writes the blocks on all cores; the squared error, and the squares, of their weights.");
   nb::class_<Rewriting>(module, "Rewriting", "What rules made of a graph.")

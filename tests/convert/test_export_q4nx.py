@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from flownpu.cli import main
@@ -69,6 +70,46 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) ->
         scale, minimum = parameters[..., 0], parameters[..., 1] if kind == Type.Q4_1 else -8 * parameters[..., 0]
         expected = q4nx.pack(codes, scale.astype(q4nx.BFLOAT16), minimum.astype(q4nx.BFLOAT16))
         np.testing.assert_array_equal(file[name], expected.reshape(-1, 5120))
+
+
+def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Path) -> None:
+    """FastFlowLM's converter dequantises first: docs/bring-your-model.md says how many values differ, and by how much."""
+    tiny = write_tiny("llama", tmp_path / "checkpoint")
+    # The reference's own went through Q4NX, and has a scale that bfloat16 holds.
+    torch.nn.init.normal_(tiny.reference.model.embed_tokens.weight, std=0.05)
+    write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: Type.Q4_1, scales_in_bf16=False)
+    stored, ours = _embedding_before_and_after(tmp_path)
+    theirs = stored.astype(q4nx.BFLOAT16).astype(np.float32)
+    # 900 groups, which differ by their scales, and 28800 values.
+    assert np.mean(ours != theirs) == pytest.approx(0.66, abs=0.05)
+    assert np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) == pytest.approx(0.0055, rel=0.1)
+    # Half a step of bfloat16 of a minimum, of 15 scales (which are the range of a group), and of both results.
+    spread = np.ptp(stored.reshape(len(stored), -1, 32), axis=-1, keepdims=True)
+    least = np.abs(stored.reshape(len(stored), -1, 32)).max(-1, keepdims=True)
+    bound = 2.0**-8 * (spread + least + 2 * least)
+    assert np.all(np.abs(ours - theirs).reshape(bound.shape[:2] + (32,)) <= bound)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.F16])
+def test_an_embedding_in_more_bits_is_that_of_the_table(kind: Type, tmp_path: Path) -> None:
+    """FastFlowLM's converter keeps it as it is in the file; here it is the model's, in 4 bits."""
+    tiny = write_tiny("llama", tmp_path / "checkpoint")
+    types = {"embed_tokens": kind}
+    write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda name: types.get(name.split(".")[-2], Type.Q4_0))
+    stored, ours = _embedding_before_and_after(tmp_path)
+    table = q4nx.dequantize_codes(q4nx.quantize(stored)).astype(q4nx.BFLOAT16)
+    np.testing.assert_array_equal(ours, table.astype(np.float32))
+    assert not np.array_equal(ours, stored.astype(q4nx.BFLOAT16))
+
+
+def _embedding_before_and_after(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What model.gguf in a folder has for values, and what the file that is exported of it has."""
+    convert(folder / "model.gguf", folder / "model")
+    export_q4nx(folder / "model", folder / "model.q4nx")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(folder / "model.gguf").tensors}
+    tensor = tensors["token_embd.weight"]
+    stored = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    return stored, q4nx_file.read(folder / "model.q4nx")["model.embed_tokens.weight"].astype(np.float32)
 
 
 def test_progress_and_force(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> None:

@@ -37,19 +37,14 @@ def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
 
 # What other engines' files and `verify` have no place for is refused, rather than left away.
 NOT_READ_BACK = {
-    "granitemoe": "mixtures of experts",
     "llama with biases": "biases",
     "llama with yarn": "RoPE with a magnitude",
     "ministral3": "RoPE with a magnitude",
-    "mixtral": "mixtures of experts",
-    "olmo2": "norms of all heads at once",
-    "olmoe": "mixtures of experts, norms of all heads at once",
-    "olmoe with normalised weights": "mixtures of experts, norms of all heads at once",
+    "olmo2": "layers without a norm before them",
     "phi3 with longrope": "layers without RoPE, or with two, RoPE with a magnitude",
     "phi3 as phi4-mini": "layers without RoPE, or with two, RoPE of a part of each head, RoPE with a magnitude",
     "qwen2": "biases",
     "qwen2 with windows": "biases",
-    "qwen3_moe": "mixtures of experts",
     "smollm3": "layers without RoPE, or with two",
 }
 _ALL_HEADS = "queries of all heads are normalised at once"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the peers are measured on are the weights that were exported, and the model that was."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -202,6 +203,72 @@ def test_what_llama_cpp_cannot_do_is_refused(exported, tmp_path: Path):
     # The tiny Gemma scales by 1 / sqrt(24), with heads of 16.
     with pytest.raises(ValueError, match=r"1 / sqrt\(16\), not by 0\.204"):
         llama_cpp.convert(exported("gemma3_text")[0], tmp_path)
+
+
+# Experts of whole groups of 32 columns. llama.cpp's OLMoE has as many KV heads as heads, as the public one.
+EXPERTS = {"qwen3_moe": {"moe_intermediate_size": 64}, "olmoe": {"intermediate_size": 96, "num_key_value_heads": 6}}
+
+
+@pytest.fixture(scope="module")
+def exported_experts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[ExportedModel, TinyModel]]:
+    """A tiny mixture of experts, exported, and transformers' model with the exported weights."""
+
+    def make(family: str) -> tuple[ExportedModel, TinyModel]:
+        folder = tmp_path_factory.mktemp(family)
+        tiny = write_tiny(family, folder / "checkpoint", **EXPERTS[family])
+        convert(tiny.folder, folder / "model", kv_dtype="fp32")
+        (folder / "exported").mkdir()
+        export_model(folder / "model", folder / "exported")
+        model = ExportedModel.read(folder / "exported")
+        with torch.no_grad():
+            for name, parameter in tiny.reference.named_parameters():
+                if not is_projection(name):
+                    continue
+                short = name.removeprefix("model.").removesuffix(".weight")
+                parts = [short]
+                if short.endswith("gate_up_proj"):
+                    parts = [short.replace("gate_up", part) for part in ("gate", "up")]
+                values = [decode(model.codes(part), model.scales(part)) for part in parts]
+                experts = model.experts if "experts" in short else 1
+                weight = np.concatenate([part.reshape(experts, -1, part.shape[1]) for part in values], axis=1)
+                weight = weight.reshape(parameter.shape)
+                # As above.
+                assert np.linalg.norm(weight - parameter.numpy()) / np.linalg.norm(parameter.numpy()) < 0.16, short
+                parameter.copy_(torch.from_numpy(weight))
+        return model, tiny
+
+    return make
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_gguf_holds_the_experts(family: str, exported_experts, tmp_path: Path):
+    model, tiny = exported_experts(family)
+    llama_cpp.convert(model, tmp_path)
+    reader = gguf.GGUFReader(tmp_path / "model-q4_0.gguf")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    architecture = {"qwen3_moe": "qwen3moe"}.get(family, family)
+    for key, value in (("expert_count", 5), ("expert_used_count", 2), ("expert_feed_forward_length", None)):
+        expected = model.feed_forward_size if value is None else value
+        assert reader.get_field(f"{architecture}.{key}").contents() == expected
+    experts = tiny.reference.model.layers[1].mlp.experts
+    gate, up = np.split(experts.gate_up_proj.detach().numpy(), 2, axis=1)
+    for name, expected in (("gate", gate), ("up", up), ("down", experts.down_proj.detach().numpy())):
+        stored = tensors[f"blk.1.ffn_{name}_exps.weight"]
+        assert stored.shape.tolist() == list(expected.shape[::-1])
+        np.testing.assert_array_equal(gguf.quants.dequantize(stored.data, stored.tensor_type), expected)
+    router = tiny.reference.model.layers[1].mlp.gate.weight.detach().numpy()
+    np.testing.assert_array_equal(tensors["blk.1.ffn_gate_inp.weight"].data, router)
+    assert "blk.1.ffn_gate.weight" not in tensors
+
+
+def test_experts_that_a_peer_does_not_have_are_refused(exported_experts, tmp_path: Path):
+    model, _ = exported_experts("olmoe")
+    with pytest.raises(ValueError, match="no mixtures of experts, and no norms of all heads at once"):
+        onnxruntime_genai.convert(model, tmp_path)
+    with pytest.raises(ValueError, match=r"llama.cpp's olmoe has other weights of experts \(normalised or not\)"):
+        llama_cpp.convert(dataclasses.replace(model, normalized_experts=True), tmp_path)
+    with pytest.raises(ValueError, match="no architecture of llama.cpp's for granite with experts"):
+        llama_cpp.convert(dataclasses.replace(model, family="granite"), tmp_path)
 
 
 def test_settings_are_the_configurations(exported):

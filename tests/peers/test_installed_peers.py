@@ -4,16 +4,19 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flownpu.peers import PEERS
 from flownpu.peers.environment import MARKER, cache_folder
+from flownpu.peers.exported import ExportedModel
+from tests.convert.conftest import TinyModel
 from tests.convert.test_numbers import random_ids
-from tests.peers.test_converters import FAMILIES, FOR_LLAMA_CPP, Exported, exported
+from tests.peers.test_converters import EXPERTS, FAMILIES, FOR_LLAMA_CPP, Exported, exported, exported_experts
 
-__all__ = ["exported"]  # a fixture
+__all__ = ["exported", "exported_experts"]  # fixtures
 
 WORKER = Path(__file__).parents[2] / "python" / "flownpu" / "peers" / "worker.py"
 
@@ -43,10 +46,19 @@ print(json.dumps(tokens), file=answers, flush=True)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", PEERS)
 def test_likeliest_token(name: str, family: str, exported: Exported, tmp_path: Path):
+    model, tiny = exported(family, **(FOR_LLAMA_CPP[family] if name.startswith("llama.cpp") else {}))
+    check(name, model, tiny, tmp_path)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_likeliest_token_of_experts(family: str, exported_experts: Any, tmp_path: Path):
+    check("llama.cpp", *exported_experts(family), tmp_path)
+
+
+def check(name: str, model: ExportedModel, tiny: TinyModel, tmp_path: Path) -> None:
     environment = cache_folder() / name / "environment"
     if not (environment / MARKER).is_file():
         pytest.skip(f"{name} is not installed in {cache_folder()}: `flownpu bench MODEL --against {name}` does it")
-    model, tiny = exported(family, **(FOR_LLAMA_CPP[family] if name.startswith("llama.cpp") else {}))
     command = [environment / "bin" / "python", "-P"]
     script = PEERS[name].script
     subprocess.run([*command, WORKER, script, "convert", model.folder, tmp_path], check=True, capture_output=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,19 @@ from tokenizers.models import WordLevel
 
 from flownpu.convert import ConversionError, convert
 from flownpu.embed import EmbeddingModel
-from tests.rewrites.optimum_export import DECODER, DECODERS, ENCODER, NEW_TOKENS, TASKS, WINDOW, call, family
+from tests.convert.conftest import write_tiny
+from tests.families.checkpoints import for_transformers_4
+from tests.rewrites.optimum_export import (
+    DECODER,
+    DECODERS,
+    ENCODER,
+    NEW_TOKENS,
+    TASKS,
+    WINDOW,
+    ExporterError,
+    call,
+    family,
+)
 from tests.rewrites.optimum_reference import (
     BFLOAT16_TOLERANCE,
     FLOAT32_TOLERANCE,
@@ -30,11 +43,10 @@ from tests.rewrites.optimum_reference import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flownpu.graph_rewrites.testing import Array
 
 EP = "FlowNPUExecutionProvider"
+PAGE = Path(__file__).parents[2] / "docs" / "bring-your-model.md"
 # on_unsupported is `error`: a session that starts has left no node to another provider.
 OPTIONS = {"device": "cpu", "activations": "bf16"}
 
@@ -136,6 +148,18 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
                 break
             same += 1
     assert same >= NEW_TOKENS
+
+
+def test_qwen3_whose_heads_have_a_size_of_their_own_is_refused_by_optimum_itself(
+    optimum_python: Path, tmp_path: Path
+) -> None:
+    """As docs/bring-your-model.md says, and that its checkpoint converts: here heads of 32, where 128 / 2 are 64."""
+    checkpoint = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=2, head_dim=32)
+    convert(checkpoint.folder, tmp_path / "model")
+    for_transformers_4(checkpoint.folder)
+    with pytest.raises(ExporterError, match="past_key_values"):
+        call(optimum_python, "export_checkpoint", checkpoint=checkpoint.folder, output=tmp_path / "export")
+    assert "cannot export a Qwen 3 whose head size is not hidden size / heads" in PAGE.read_text(encoding="utf-8")
 
 
 def _changed(source: Path, folder: Path, change: Any) -> Path:

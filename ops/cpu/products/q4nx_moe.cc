@@ -5,10 +5,14 @@
 // A row's answers are added up in the order of experts, one after the other, whatever rows there
 // are beside it: with bf16 activations no bit of it depends on them. With int8 an expert's
 // rows are rounded by how many there are (Int8Order).
+#include "ops/cpu/products/q4nx_moe.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
+#include "ops/cpu/checked_step.h"
 #include "ops/cpu/products/expert_rows.h"
 #include "ops/cpu/products/q4nx_matmul.h"
 #include "ops/cpu/products/q4nx_product.h"
@@ -26,8 +30,10 @@ enum Input : std::uint8_t { kX, kRouter, kGateUp, kDown, kLogits };
 
 class Q4NXMoE final : public Step {
  public:
-  Q4NXMoE(const Node& node, const Context& context)
+  Q4NXMoE(const Node& node, const Context& context,
+          std::unique_ptr<ExpertProducts> elsewhere = nullptr)
       : context_(context),
+        elsewhere_(std::move(elsewhere)),
         name_(to_string(node)),
         experts_(node.required_integer("num_experts")),
         per_row_(node.required_integer("experts_per_token")),
@@ -94,6 +100,10 @@ class Q4NXMoE final : public Step {
     }
     route(rows, work);
     work.by_expert.sort();
+    if (elsewhere_ != nullptr && elsewhere_->takes(work.by_expert)) {
+      elsewhere_->answer(x, work.by_expert, work.answers);
+      return add_up(rows, work, outputs[0].as<float>());
+    }
     round_by_expert(gate_up_, work.taken, work.by_expert,
                     [&](std::int64_t place) { return x + work.by_expert.row(place) * hidden_; });
     multiply_inwards(Q4NXRows(inputs[kGateUp].as<const std::uint8_t>(), gate_up_layout_, hidden_),
@@ -133,7 +143,8 @@ class Q4NXMoE final : public Step {
           products(scratch.take<float>(by_expert.choices() * moe.inner_)),
           inside(moe.down_.take_for_several(scratch, by_expert.choices())) {
       const std::int64_t count = by_expert.choices() * moe.hidden_;
-      const bool kept = count * static_cast<std::int64_t>(sizeof(float)) <= kKeptBytes;
+      const bool kept = moe.elsewhere_ != nullptr ||
+                        count * static_cast<std::int64_t>(sizeof(float)) <= kKeptBytes;
       answers = kept ? scratch.take<float>(count) : nullptr;
     }
 
@@ -266,6 +277,7 @@ class Q4NXMoE final : public Step {
   }
 
   Context context_;
+  std::unique_ptr<ExpertProducts> elsewhere_;  // null: there is no other device
   std::string name_;
   std::int64_t experts_;
   std::int64_t per_row_;
@@ -282,7 +294,7 @@ class Q4NXMoE final : public Step {
   q4nx::Layout down_layout_;
 };
 
-std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context) {
+std::unique_ptr<Step> make_alone(const Node& node, const Context& context) {
   return std::make_unique<Q4NXMoE>(node, context);
 }
 
@@ -304,10 +316,17 @@ constexpr AttributeRule kAttributes[] = {
     required(count("hidden_size", 1)), required(count("expert_size", 1)),
     flag("normalize_routing_weights"), text("gating", "swiglu|geglu")};
 constexpr Operator kOperators[] = {
-    {{kDomain, "Q4NXMoE", 1, 1, kInputs, kY, kAttributes}, make_q4nx_moe}};
+    {{kDomain, "Q4NXMoE", 1, 1, kInputs, kY, kAttributes}, make_alone}};
 
 }  // namespace
 
 std::span<const Operator> q4nx_moe_operators() { return kOperators; }
+
+std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context,
+                                    std::unique_ptr<ExpertProducts> elsewhere) {
+  return std::make_unique<CheckedStep>(
+      kOperators[0].contract, to_string(node),
+      std::make_unique<Q4NXMoE>(node, context, std::move(elsewhere)));
+}
 
 }  // namespace flownpu::cpu

@@ -18,13 +18,24 @@ namespace flownpu::npu {
 namespace {
 
 // Operators and their stems.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kStems{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kStems{{
     {"Q4NXMatMul", "q4nx_matmul"},
+    {"Q4NXMoE", "q4nx_matmul"},
     {"FusedDQP", "fused_dqp"},
     {"DenseMatMul", "dense_matmul"},
     {"FlowQKVAttention", "flow_qkv_attention"},
     {"FlowKVAttention", "flow_kv_attention"},
 }};
+
+constexpr ExpertPart kExpertParts[] = {ExpertPart::kGateUp, ExpertPart::kDown};
+constexpr std::size_t kFirstOfMixture = 2;  // of its weights among the inputs
+
+bool is_mixture(const Node& node) { return layers::is(node, kDomain, "Q4NXMoE"); }
+
+// Of the constants that are packed with a mixture on the array.
+std::string packed_name(ExpertPart part, std::int64_t expert) {
+  return (part == ExpertPart::kGateUp ? "gate_up." : "down.") + std::to_string(expert);
+}
 
 const std::string_view* stem_of(const Node& node) {
   const auto* found =
@@ -71,6 +82,20 @@ ArrayOperator describe_product(const Node& node) {
   return {.sizes = {std::move(sizes)},
           .multiply_adds = product.inner * product.columns,
           .rows = x.rank() == 0 ? 0 : known_elements(*node.input(0), 0, x.rank() - 1)};
+}
+
+// What an expert has of the rows of X: of each its share.
+ArrayOperator describe_mixture(const Node& node) {
+  ArrayOperator found;
+  for (const ExpertPart part : kExpertParts) {
+    ArrayOperator product = describe_product(expert_product(node, part, 0));
+    found.sizes.push_back(std::move(product.sizes.front()));
+    found.multiply_adds = std::max(found.multiply_adds, product.multiply_adds);
+    found.rows = std::max(found.rows, product.rows);
+  }
+  found.multiply_adds = found.multiply_adds * node.required_integer("experts_per_token") /
+                        node.required_integer("num_experts");
+  return found;
 }
 
 void refuse_input(const Node& node, std::size_t input, const char* what) {
@@ -148,6 +173,7 @@ bool is_operator_on_array(const Node& node) {
 
 ArrayOperator describe_operator(const Node& node) {
   const Node of_graph = operator_of_graph(node);
+  if (is_mixture(of_graph)) return describe_mixture(of_graph);
   return layers::is_attention(of_graph) ? describe_attention(of_graph) : describe_product(of_graph);
 }
 
@@ -156,9 +182,47 @@ Node operator_on_array(Node node) {
     node.packed.push_back(pack_panels(node));
   } else if (layers::is_projection(node)) {
     node.packed.push_back(pack_blocks(node));
+  } else if (is_mixture(node)) {
+    for (const ExpertPart part : kExpertParts) {
+      for (std::int64_t expert = 0; expert < node.required_integer("num_experts"); ++expert) {
+        node.packed.push_back(pack_blocks(expert_product(node, part, expert)));
+        node.packed.back().name = packed_name(part, expert);
+      }
+    }
   }
   node.domain = kNpuDomain;
   return node;
+}
+
+Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert) {
+  const bool inwards = part == ExpertPart::kGateUp;
+  const std::int64_t experts = mixture.required_integer("num_experts");
+  const std::int64_t hidden = mixture.required_integer("hidden_size");
+  const std::int64_t inner = mixture.required_integer("expert_size");
+  Node product;
+  product.name = mixture.name + ", expert " + std::to_string(expert);
+  product.op_type = "Q4NXMatMul";
+  product.domain = mixture.domain;
+  product.attributes = {{"M", inwards ? inner : hidden}, {"K", inwards ? hidden : inner}};
+  if (inwards) product.attributes["gating"] = mixture.text("gating", "swiglu");
+  const Value* weights = mixture.input(kFirstOfMixture + (inwards ? 0 : 1));
+  if (weights == nullptr || !weights->shape || weights->shape->rank() != 3 ||
+      (*weights->shape)[0] % experts != 0)
+    fail(to_string(mixture), ": expected the Q4NX weights of ", experts, " experts");
+  Value weight = *weights;
+  (*weight.shape)[0] /= experts;
+  if (weight.constant != nullptr) {
+    weight.constant =
+        static_cast<const std::byte*>(weight.constant) + expert * weight.shape->elements();
+  }
+  product.inputs = {mixture.inputs[0], std::move(weight)};
+  const auto packed =
+      std::ranges::find(mixture.packed, packed_name(part, expert), &Packed::name);
+  if (packed != mixture.packed.end()) {
+    product.packed = {*packed};
+    product.packed.front().name = "weights";
+  }
+  return product;
 }
 
 Node operator_of_graph(Node node) {

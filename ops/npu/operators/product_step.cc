@@ -71,7 +71,7 @@ class ProductStep final : public Step {
       return host_->run(inputs, outputs, memory);
     cpu::Scratch scratch(memory.data());
     auto* product = scratch.take<float>(rows * columns_);
-    multiply(inputs[0].as<const float>(), rows, inputs[0].shape[-1], product);
+    multiply(inputs[0].as<const float>(), rows, product);
     finish(product, rows, find(inputs, epilogue_.bias), residual, outputs[0]);
   }
 
@@ -84,15 +84,9 @@ class ProductStep final : public Step {
     return Shape(x.shape.begin(), static_cast<std::size_t>(x.shape.rank() - 1)).elements();
   }
 
-  void multiply(const float* x, std::int64_t rows, std::int64_t inner, float* product) const {
+  void multiply(const float* x, std::int64_t rows, float* product) const {
     const std::unique_lock lock = programs_->begin();
-    for (std::int64_t row = 0; row < rows;) {
-      const ProgramRecord* program = program_for(programs_->records(), rows - row);
-      const std::int64_t count = std::min(rows - row, program->tokens);
-      programs_->run(program, {x + row * inner, static_cast<std::size_t>(count * inner)},
-                     {product + row * columns_, static_cast<std::size_t>(count * columns_)});
-      row += count;
-    }
+    programs_->multiply(x, rows, product);
   }
 
   // In place, then to y.

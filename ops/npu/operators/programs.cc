@@ -78,4 +78,17 @@ void OperatorPrograms::run(const ProgramRecord* record, std::span<const float> g
   program->read(made);
 }
 
+void OperatorPrograms::multiply(const float* given, std::int64_t rows, float* made) const {
+  const Node& sizes = description_.sizes.front();
+  const std::int64_t inner = sizes.required_integer("inner");
+  const std::int64_t columns = sizes.required_integer("columns");
+  for (std::int64_t row = 0; row < rows;) {
+    const ProgramRecord* program = program_for(records(), rows - row);
+    const std::int64_t count = std::min(rows - row, program->tokens);
+    run(program, {given + row * inner, static_cast<std::size_t>(count * inner)},
+        {made + row * columns, static_cast<std::size_t>(count * columns)});
+    row += count;
+  }
+}
+
 }  // namespace flownpu::npu

@@ -52,6 +52,8 @@ class OperatorPrograms {
   // The first of `given`, then the program, then `made`; rows: for messages. Throws DeviceFailed.
   void run(const ProgramRecord* record, std::span<const float> given, std::span<float> made,
            std::int64_t position = 0) const;
+  // A product's programs, as many as the rows take: made[rows][columns] of given[rows][inner].
+  void multiply(const float* given, std::int64_t rows, float* made) const;
 
  private:
   std::string name_;

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "ops/formats/q4nx.h"
 #include "ops/npu/nodes/lowered_node.h"
@@ -53,10 +54,12 @@ void write_vectors(const DecoderShape& shape, const layers::DecoderConstants& co
 void write_rotary(const DecoderShape& shape, const layers::DecoderConstants& constants,
                   PackedWriter writer) {
   const std::int64_t half = shape.head_size / 2;
+  const std::vector<float> ones(static_cast<std::size_t>(half), 1);
   for (const layers::RotaryTable& table : constants.rotary) {
+    const bool turns = table.cosine != nullptr;
     for (std::int64_t position = 0; position < shape.positions; ++position) {
-      writer.bfloat16(table.cosine + position * half, half);
-      writer.bfloat16(table.sine + position * half, half);
+      writer.bfloat16(turns ? table.cosine + position * half : ones.data(), half);
+      writer.bfloat16(turns ? table.sine + position * half : nullptr, half);
     }
   }
 }

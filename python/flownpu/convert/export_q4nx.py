@@ -52,9 +52,10 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
     """
     source = ConvertedModel(model)
     family = source.decoder["family"]
-    if family not in _FAMILIES:
+    if family not in _FAMILIES or source.decoder["experts"]:
+        experts = " with experts" if source.decoder["experts"] else ""
         raise ConversionError(
-            f"{model}: expected a model of {', '.join(_FAMILIES)}, got {family}, which has no .q4nx form"
+            f"{model}: expected a model of {', '.join(_FAMILIES)}, got {family}{experts}, which has no .q4nx form"
         )
     entries = _Entries(source).entries()
     counter = Stage(progress, "write", sum(entry.size for entry in entries.values()), "B")

@@ -31,6 +31,8 @@ class Part(NamedTuple):
         rows: how many it has.
         columns: how many each has.
         first: which of the initializer's rows is its first.
+        experts: so many such weights, one below the other, are this one.
+        stride: rows of the initializer from one expert's first to the next's.
     """
 
     name: str
@@ -38,6 +40,13 @@ class Part(NamedTuple):
     rows: int
     columns: int
     first: int
+    experts: int = 1
+    stride: int = 0
+
+    @property
+    def size(self) -> int:
+        """Weights in it."""
+        return self.experts * self.rows * self.columns
 
 
 def _has(attention: Any, name: str) -> bool:
@@ -81,13 +90,13 @@ class ConvertedModel:
     def _check_form(self) -> None:
         """Raises FlowNPUError if the decoder has parts that `decoder` has no words for, lest they be lost."""
         unknown = {
-            "mixtures of experts": any(node.op_type == "Q4NXMoE" for node in self._nodes.values()),
             "biases": any(name.endswith(".bias") for name in self._initializers),
             "layers without RoPE, or with two": any(
                 node.op_type == "FlowQKVAttention" and (not _has(node, "cos_cache") or _has(node, "position_ids"))
                 for node in self._nodes.values()
             ),
-            "norms of all heads at once": any(name.endswith(".split") for name in self._nodes),
+            "layers without a norm before them": "/layers.0.self_attn/attention" in self._nodes
+            and "/layers.0.input_layernorm" not in self._nodes,
             "RoPE of a part of each head": any(
                 not np.any(self._values(f"rotary.{i}.sin")[:2, -1])
                 for i in range(self._layers)
@@ -111,18 +120,20 @@ class ConvertedModel:
         heads, kv_heads = (decoder[key] * decoder["head_size"] for key in ("heads", "kv_heads"))
         vocabulary = decoder["vocabulary_size"]
         parts = [Part("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
-        # The up projection begins with a block of its own.
-        up = q4nx.blocks_shape(feed_forward, hidden)[0] * q4nx.BLOCK_ROWS
+        # The up projection begins with a block of its own, and so does each expert.
+        up, down = (-(-rows // q4nx.BLOCK_ROWS) * q4nx.BLOCK_ROWS for rows in (feed_forward, hidden))
+        experts = decoder["experts"]
+        several = {2: (experts, 2 * up), 1: (experts, down)} if experts else {2: (1, 0), 1: (1, 0)}
         for i in range(self._layers):
-            attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+            attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp{'.experts' * bool(experts)}"
             parts += [
                 Part(f"{attention}.q_proj", f"{attention}.qkv_proj", heads, hidden, 0),
                 Part(f"{attention}.k_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads),
                 Part(f"{attention}.v_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads + kv_heads),
                 Part(f"{attention}.o_proj", f"{attention}.o_proj", hidden, heads, 0),
-                Part(f"{mlp}.gate_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, 0),
-                Part(f"{mlp}.up_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, up),
-                Part(f"{mlp}.down_proj", f"{mlp}.down_proj", hidden, feed_forward, 0),
+                Part(f"{mlp}.gate_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, 0, *several[2]),
+                Part(f"{mlp}.up_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, up, *several[2]),
+                Part(f"{mlp}.down_proj", f"{mlp}.down_proj", hidden, feed_forward, 0, *several[1]),
             ]
         if not decoder["tied_embeddings"]:
             parts.append(Part("lm_head", "lm_head", vocabulary, hidden, 0))
@@ -138,10 +149,14 @@ class ConvertedModel:
         return q4nx.Quantized(*(field[wanted] for field in whole))
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """Norms, and the rotary embeddings' radians a position; FlowNPUError if one is not there."""
-        norms = [name for name in self._initializers if name == "norm" or "norm" in name.split(".")[-1]]
+        """Norms, routers [experts, columns] and the rotary embeddings' radians a position.
+
+        Raises:
+            FlowNPUError: one is not there.
+        """
+        names = [name for name in self._initializers if name.endswith(".router") or "norm" in name.split(".")[-1]]
         with reading(self.path):
-            vectors = {name: self._values(name) for name in norms}
+            vectors = {name: self._values(name).astype(np.float32, copy=False) for name in names}
             for index in set(self.decoder["rotaries"]):
                 # Angles at position 1 are at most 1 radian.
                 cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
@@ -172,13 +187,19 @@ class ConvertedModel:
 
     def _read_decoder(self, settings: dict[str, Any]) -> dict[str, Any]:
         attentions = [f"/layers.{i}.self_attn/attention" for i in range(self._layers)]
-        first, gate_up = attentions[0], "/layers.0.mlp.gate_up_proj"
+        first, experts = attentions[0], "/layers.0.mlp.experts"
+        gated, hidden, inner = "/layers.0.mlp.gate_up_proj", "K", "M"
+        if is_mixture := experts in self._nodes:
+            gated, hidden, inner = experts, "hidden_size", "expert_size"
         cosines = input_position(self._nodes[first].op_type, "cos_cache")
         caches = [self._nodes[attention].inputs[cosines].name for attention in attentions]
         return {
             "family": settings["type"],
-            "hidden_size": self._size(gate_up, "K"),
-            "feed_forward_size": self._size(gate_up, "M"),
+            "hidden_size": self._size(gated, hidden),
+            "feed_forward_size": self._size(gated, inner),
+            "experts": self._size(experts, "num_experts") if is_mixture else 0,
+            "experts_per_token": self._size(experts, "experts_per_token") if is_mixture else 0,
+            "normalized_experts": is_mixture and bool(self._attribute(experts, "normalize_routing_weights", int)),
             "heads": self._size(first, "num_heads"),
             "kv_heads": self._size(first, "kv_num_heads"),
             "head_size": self._size(first, "head_size"),
@@ -186,13 +207,14 @@ class ConvertedModel:
             "context_length": settings["context_length"],
             "windows": [self._attribute(attention, "local_window_size", int) for attention in attentions],
             "rotaries": [int(name.split(".")[1]) for name in caches],
-            "gating": self._attribute(gate_up, "gating", str),
+            "gating": self._attribute(gated, "gating", str),
             "norm_epsilon": self._attribute("/layers.0.input_layernorm", "epsilon", float),
             "attention_scale": self._attribute(first, "scale", float),
             "attention_softcap": self._attribute(first, "softcap", float),
             "logit_softcap": self._scalar("logit_softcap", 0.0),
             "embedding_scale": self._scalar("embedding_scale", 1.0),
             "qk_norm": "layers.0.self_attn.q_norm" in self._initializers,
+            "norms_of_all_heads": "/layers.0.self_attn.split" in self._nodes,
             "sandwich_norms": "layers.0.pre_feedforward_layernorm" in self._initializers,
             "tied_embeddings": "lm_head" not in self._initializers,
         }

@@ -11,6 +11,7 @@ values, bit for bit.
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -74,17 +75,20 @@ def export_model(model: Path, output: Path, *, progress: ExportProgress = lambda
     graph = ConvertedModel(model)
     (output / "decoder.json").write_text(json.dumps(graph.decoder, indent=1) + "\n", encoding="utf-8")
     parts = graph.projections()
-    total, done = sum(rows * columns for _, _, rows, columns, _ in parts), 0
-    for name, initializer, rows, columns, first in parts:
+    total, done = sum(part.size for part in parts), 0
+    for part in parts:
+        name, columns, count = part.name, part.columns, part.experts * part.rows
         if columns % GROUP:
             raise FlowNPUError(f"{model}: {name} has {columns} columns, the peers need a multiple of {GROUP}")
-        codes = np.lib.format.open_memmap(output / f"{name}.codes.npy", "w+", np.uint8, (rows, columns // 2))
-        scales = np.empty((rows, columns // GROUP), np.float16)
-        for start in range(0, rows, _ROWS_AT_ONCE):
-            stop = min(start + _ROWS_AT_ONCE, rows)
-            weight = graph.quantized(initializer, first + start, first + stop, columns)
-            codes[start:stop], scales[start:stop] = taken_over(weight) or encode(q4nx.dequantize_codes(weight))
-            done += (stop - start) * columns
+        codes = np.lib.format.open_memmap(output / f"{name}.codes.npy", "w+", np.uint8, (count, columns // 2))
+        scales = np.empty((count, columns // GROUP), np.float16)
+        for expert, start in product(range(part.experts), range(0, part.rows, _ROWS_AT_ONCE)):
+            rows = min(_ROWS_AT_ONCE, part.rows - start)
+            first, place = part.first + expert * part.stride + start, expert * part.rows + start
+            weight = graph.quantized(part.initializer, first, first + rows, columns)
+            given = taken_over(weight) or encode(q4nx.dequantize_codes(weight))
+            codes[place : place + rows], scales[place : place + rows] = given
+            done += rows * columns
             progress(done, total)
         np.save(output / f"{name}.scales.npy", scales)
     for name, values in graph.vectors().items():

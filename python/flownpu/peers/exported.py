@@ -4,9 +4,11 @@
     decoder.json            the fields of ExportedModel
     NAME.codes.npy          uint8 [rows, columns / 2]: column 2i in the low nibble, 2i + 1 in the high one
     NAME.scales.npy         float16 [rows, columns / 32]
-    NAME.npy                float32: a norm's weight as one multiplies by it, or rotary.I, radians a position [d / 2]
+    NAME.npy                float32: a norm's weight as one multiplies by it, a router [experts, hidden size], or
+                            rotary.I, radians a position [d / 2]
 
-A weight is w = scale * (code - 8). NAME is a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj".
+A weight is w = scale * (code - 8). NAME is a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj". The
+experts of a mixture are one weight, "layers.0.mlp.experts.up_proj", the rows of an expert below those of the one before.
 """
 
 import json
@@ -28,6 +30,12 @@ class ExportedModel:
     family: str
     hidden_size: int
     feed_forward_size: int
+    """An expert's, where there are experts."""
+    experts: int
+    """0: a feed-forward in their place."""
+    experts_per_token: int
+    normalized_experts: bool
+    """The weights of a token's experts have the sum 1."""
     heads: int
     kv_heads: int
     head_size: int
@@ -45,6 +53,8 @@ class ExportedModel:
     logit_softcap: float
     embedding_scale: float
     qk_norm: bool
+    norms_of_all_heads: bool
+    """With qk_norm: over all of a token's query heads at once, and all its key heads."""
     sandwich_norms: bool
     tied_embeddings: bool
 
@@ -53,6 +63,11 @@ class ExportedModel:
         """The model in a folder."""
         fields: dict[str, Any] = json.loads((folder / "decoder.json").read_text(encoding="utf-8"))
         return cls(folder=folder, **fields)
+
+    def check_dense(self) -> None:
+        """Raises ValueError where it has experts, or norms of all heads at once: not every converter writes them."""
+        if self.experts or self.norms_of_all_heads:
+            raise ValueError("this converter writes no mixtures of experts, and no norms of all heads at once")
 
     def codes(self, name: str) -> Any:
         """The packed codes of a weight, mapped: uint8 [rows, columns / 2]."""

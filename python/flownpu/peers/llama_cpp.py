@@ -29,19 +29,27 @@ AVX2_BUILD_ENVIRONMENT = {"CMAKE_ARGS": f"{_NEWER} {_AVX2} {_LIBRARY_ALONE}"}
 
 _GROUP = 32
 _FILE = "model-q4_0.gguf"
-_ARCHITECTURES = {"gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
+# By family, and whether it has experts.
+_ARCHITECTURES = {
+    ("gemma3_text", False): "gemma3",
+    ("llama", False): "llama",
+    ("olmo", True): "olmoe",
+    ("qwen3", False): "qwen3",
+    ("qwen3", True): "qwen3moe",
+}
+# Architectures of experts: whether llama.cpp gives the weights of a token's experts the sum 1, which no file says.
+_NORMALIZED = {"olmoe": False, "qwen3moe": True}
 # Tokens of a call of llama_decode, and of a graph that it computes: what llama-bench takes.
 _BATCH, _MICRO_BATCH = 2048, 512
 # By what llama.cpp calls the parts of a layer.
-_WEIGHTS = {
+_ATTENTION = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
+_FEED_FORWARD = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {f"{name}_exps": source.replace("mlp.", "mlp.experts.") for name, source in _FEED_FORWARD.items()}
 
 
 def q4_0(codes: Any, scales: Any) -> Any:
@@ -73,11 +81,18 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
     """Writes a GGUF file; without texts of its tokens, it has no tokenizer."""
     import gguf  # noqa: PLC0415 only this peer's environment has it
 
-    architecture = _ARCHITECTURES[model.family]
+    architecture = _ARCHITECTURES.get((model.family, model.experts > 0))
+    if architecture is None:
+        experts = " with experts" if model.experts else ""
+        raise ValueError(f"this converter knows no architecture of llama.cpp's for {model.family}{experts}")
     if abs(model.attention_scale * model.head_size**0.5 - 1) > 1e-6:
         raise ValueError(f"llama.cpp scales attention by 1 / sqrt({model.head_size}), not by {model.attention_scale}")
     if model.attention_softcap or model.logit_softcap:
         raise ValueError("this converter writes no soft caps")
+    if model.experts and model.normalized_experts != _NORMALIZED[architecture]:
+        raise ValueError(f"llama.cpp's {architecture} has other weights of experts (normalised or not) than this model")
+    if model.norms_of_all_heads != (architecture == "olmoe"):
+        raise ValueError(f"llama.cpp's {architecture} normalises other heads together than this model")
     writer = gguf.GGUFWriter(output / _FILE, architecture)
     _write_settings(writer, model, architecture)
     _write_tokenizer(writer, texts)
@@ -91,15 +106,22 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
     if model.qk_norm:
         norms |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
-    def weight(name: str, source: str, heads: int = 0) -> None:
+    def weight(name: str, source: str, heads: int = 0, experts: int = 0) -> None:
         codes, scales = model.codes(source), model.scales(source)
         if heads:
             codes, scales = _interleave(codes, heads), _interleave(scales, heads)
-        writer.add_tensor(name, q4_0(codes, scales), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+        blocks = q4_0(codes, scales)
+        if experts:
+            blocks = blocks.reshape(experts, -1, blocks.shape[1])
+        writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
     weight("token_embd.weight", "embed_tokens")
     for i in range(len(model.windows)):
-        for name, source in _WEIGHTS.items():
+        for name, source in _EXPERTS.items() if model.experts else ():
+            weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", experts=model.experts)
+        if model.experts:
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", model.vector(f"layers.{i}.mlp.router"))
+        for name, source in (_ATTENTION if model.experts else _ATTENTION | _FEED_FORWARD).items():
             # llama.cpp rotates neighbouring columns in this architecture, checkpoints rotate halves.
             rotated = {"attn_q": model.heads, "attn_k": model.kv_heads} if architecture == "llama" else {}
             weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", rotated.get(name, 0))
@@ -138,6 +160,10 @@ def _write_settings(writer: Any, model: "ExportedModel", architecture: str) -> N
     writer.add_embedding_length(model.hidden_size)
     writer.add_block_count(len(model.windows))
     writer.add_feed_forward_length(model.feed_forward_size)
+    if model.experts:
+        writer.add_expert_count(model.experts)
+        writer.add_expert_used_count(model.experts_per_token)
+        writer.add_expert_feed_forward_length(model.feed_forward_size)
     writer.add_head_count(model.heads)
     writer.add_head_count_kv(model.kv_heads)
     writer.add_key_length(model.head_size)

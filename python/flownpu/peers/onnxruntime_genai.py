@@ -27,6 +27,7 @@ def convert(model: "ExportedModel", output: Path) -> None:
     """Writes model.onnx and genai_config.json."""
     import onnx_ir as ir  # noqa: PLC0415 only this peer's environment has it
 
+    model.check_dense()
     ir.save(_Builder(model).model(), output / "model.onnx", external_data="model.onnx.data")
     settings = {
         "model": {

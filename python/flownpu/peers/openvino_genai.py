@@ -33,6 +33,7 @@ def convert(model: "ExportedModel", output: Path) -> None:
     """Writes openvino_model.xml and .bin."""
     import openvino  # noqa: PLC0415 only this peer's environment has it
 
+    model.check_dense()
     if model.attention_softcap or model.logit_softcap:
         raise ValueError("this converter writes no soft caps")
     openvino.save_model(_Builder(model).model(), output / "openvino_model.xml", compress_to_fp16=False)

@@ -238,7 +238,7 @@ def test_what_the_controllers_heap_does_not_hold_is_refused(model, tmp_path, mon
     [
         ("FlowQKVAttention", "softcap", 30.0, "expected no softcap: the array has none"),
         ("FlowQKVAttention", "causal", 0, "expected no local_window_size with causal = 0, got 64"),
-        ("FlowQKVAttention", "do_rotary", 0, "expected do_rotary = 1"),
+        ("FlowQKVAttention", "rotary_interleaved", 1, "expected rotary_interleaved = 0"),
         ("FlowQKVAttention", "scale", 0.5, "scale 0.5 and a QK-norm as in the layers before, got 4, 2, 64, 0.125"),
         ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the epsilon of all norms to be 0.5, got 1e-06"),
     ],

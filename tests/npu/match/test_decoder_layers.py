@@ -77,6 +77,17 @@ def test_decoders_of_all_kinds(name, models):
     assert not any("last_token" in other.name for other in lowered.nodes)
 
 
+def test_layers_without_rope_have_a_table_that_turns_no_head(models):
+    """SmolLM3's: cosines of 1, sines of 0, behind the table of the layers that have RoPE."""
+    node = decoder_of(lower(*read_nodes(models.converted("smollm3"))))
+    assert node.attributes["tables"] == [0, 1, 0]
+    positions, half = node.attributes["positions"], node.attributes["head_size"] // 2
+    tables = np.frombuffer(node.packed("rotary"), BFLOAT16).reshape(2, positions, 2, half).astype(np.float32)
+    assert np.all(tables[1, :, 0] == 1)
+    assert np.all(tables[1, :, 1] == 0)
+    assert np.all(tables[0, 1:, 1, 0] != 0)
+
+
 def test_windowed_caches(models):
     nodes, outputs = read_nodes(models.converted("gemma3_text", sliding_window_cache=True))
     assert decoder_of(lower(nodes, outputs)).attributes["sliding_window_cache"] == [1, 0, 1]
@@ -225,6 +236,12 @@ def spoilt_weight(nodes):
     by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
 
 
+def without_rope(nodes):
+    for node in nodes:
+        if node.op_type == "FlowQKVAttention":
+            node.attributes["do_rotary"] = 0
+
+
 VALUE = ["given", "float", None, None]
 ATTENTION = "/layers.1.self_attn/attention"
 CASES = {
@@ -245,7 +262,7 @@ CASES = {
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
     "softcap": (attribute(ATTENTION, softcap=30.0), f"FlowQKVAttention '{ATTENTION}': expected no softcap"),
     "causal": (attribute(ATTENTION, causal=0), "expected causal = 1"),
-    "no RoPE": (attribute(ATTENTION, do_rotary=0), "expected do_rotary = 1"),
+    "no RoPE": (without_rope, "expected RoPE in some layer, whose table tells how many positions there are"),
     "interleaved": (attribute(ATTENTION, rotary_interleaved=1), "expected rotary_interleaved = 0"),
     "scale": (attribute(ATTENTION, scale=0.5), "expected 4 heads, 2 KV heads of 32, scale 0.2.*, got 4, 2, 32, 0.5"),
     "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),

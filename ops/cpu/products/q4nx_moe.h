@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q4NXMoE on the CPU, whose experts another device may compute.
+#pragma once
+
+#include <memory>
+
+#include "ops/cpu/products/expert_rows.h"
+#include "ops/cpu/step.h"
+
+namespace flownpu::cpu {
+
+// What experts make of rows, somewhere else than on the CPU.
+class ExpertProducts {
+ public:
+  virtual ~ExpertProducts() = default;
+
+  // Whether these choices are worth it; if not, the CPU computes them.
+  virtual bool takes(const RowsByExpert& by_expert) const = 0;
+  // answers[place][D] = (act(gate . x) * (up . x)) . down, of the expert and the row x[D] of each
+  // place; x: all rows.
+  virtual void answer(const float* x, const RowsByExpert& by_expert, float* answers) const = 0;
+};
+
+// `elsewhere`: null if there is no such device. Throws Error as the operator's own step does.
+std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context,
+                                    std::unique_ptr<ExpertProducts> elsewhere);
+
+}  // namespace flownpu::cpu

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/npu/operators/mixture_step.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "ops/cpu/products/q4nx_moe.h"
+#include "ops/formats/q4nx.h"
+#include "ops/npu/match/array_operator.h"
+
+namespace flownpu::npu {
+namespace {
+
+using cpu::ExpertRows;
+using cpu::RowsByExpert;
+
+struct Expert {
+  std::unique_ptr<OperatorPrograms> gate_up;
+  std::unique_ptr<OperatorPrograms> down;
+};
+
+// All rows of each expert that has some.
+std::vector<ExpertRows> rows_of_experts(const RowsByExpert& by_expert) {
+  std::vector<ExpertRows> experts;
+  for (const ExpertRows& group : by_expert.groups()) {
+    if (!experts.empty() && experts.back().expert == group.expert)
+      experts.back().count += group.count;
+    else
+      experts.push_back(group);
+  }
+  return experts;
+}
+
+class ArrayExperts final : public cpu::ExpertProducts {
+ public:
+  ArrayExperts(const Node& node, std::vector<Expert> experts, const cpu::Context& context)
+      : experts_(std::move(experts)),
+        context_(context),
+        gate_(node.text("gating", "swiglu") == "geglu" ? context.kernels.geglu
+                                                       : context.kernels.swiglu),
+        hidden_(node.required_integer("hidden_size")),
+        inner_(node.required_integer("expert_size")) {}
+
+  bool takes(const RowsByExpert& by_expert) const override {
+    std::int64_t multiply_adds = 0;
+    std::int64_t dispatches = 0;
+    for (const ExpertRows& rows : rows_of_experts(by_expert)) {
+      for (const auto* programs : parts_of(rows)) {
+        const std::int64_t made = dispatches_of(programs->records(), rows.count);
+        if (made == 0) return false;
+        dispatches += made;
+        multiply_adds += rows.count * programs->description().multiply_adds;
+      }
+    }
+    return experts_.front().gate_up->is_worth(multiply_adds, dispatches);
+  }
+
+  void answer(const float* x, const RowsByExpert& by_expert, float* answers) const override {
+    const std::unique_lock lock = experts_.front().gate_up->begin();
+    std::vector<float> given;
+    std::vector<float> gated;
+    std::vector<float> made;
+    for (const ExpertRows& rows : rows_of_experts(by_expert)) {
+      const auto [gate_up, down] = parts_of(rows);
+      given.resize(static_cast<std::size_t>(rows.count * hidden_));
+      for (std::int64_t i = 0; i < rows.count; ++i)
+        std::copy_n(x + by_expert.row(rows.first + i) * hidden_, hidden_,
+                    given.data() + i * hidden_);
+      const std::int64_t up = q4nx::row_blocks(inner_) * q4nx::kBlockRows;
+      made.resize(static_cast<std::size_t>(rows.count * 2 * up));
+      gate_up->multiply(given.data(), rows.count, made.data());
+      gated.resize(static_cast<std::size_t>(rows.count * inner_));
+      context_.pool->run_rows(rows.count, [&](std::int64_t row) {
+        const float* from = made.data() + row * 2 * up;
+        gate_(from, from + up, gated.data() + row * inner_, inner_);
+      });
+      const std::int64_t columns = q4nx::row_blocks(hidden_) * q4nx::kBlockRows;
+      made.resize(static_cast<std::size_t>(rows.count * columns));
+      down->multiply(gated.data(), rows.count, made.data());
+      for (std::int64_t i = 0; i < rows.count; ++i)
+        std::copy_n(made.data() + i * columns, hidden_, answers + (rows.first + i) * hidden_);
+    }
+  }
+
+ private:
+  std::array<const OperatorPrograms*, 2> parts_of(const ExpertRows& rows) const {
+    const Expert& expert = experts_[static_cast<std::size_t>(rows.expert)];
+    return {expert.gate_up.get(), expert.down.get()};
+  }
+
+  std::vector<Expert> experts_;
+  cpu::Context context_;
+  void (*gate_)(const float* gate, const float* up, float* y, std::int64_t n);
+  std::int64_t hidden_;
+  std::int64_t inner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_mixture_step(
+    const Node& node,
+    const std::function<std::unique_ptr<OperatorPrograms>(const Node&)>& programs_of,
+    const cpu::Context& context) {
+  std::vector<Expert> experts;
+  for (std::int64_t i = 0; i < node.required_integer("num_experts"); ++i) {
+    experts.push_back({programs_of(expert_product(node, ExpertPart::kGateUp, i)),
+                       programs_of(expert_product(node, ExpertPart::kDown, i))});
+  }
+  return cpu::make_q4nx_moe(operator_of_graph(node), context,
+                            std::make_unique<ArrayExperts>(node, std::move(experts), context));
+}
+
+}  // namespace flownpu::npu

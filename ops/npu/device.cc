@@ -146,7 +146,7 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
   } catch (const DeviceError& error) {
     if (before) throw;
     // What is wrong with artifacts that are there says more than that the graph is no decoder.
-    const bool known = !options_.artifacts.empty() || !lowering.model_folder.empty();
+    const bool known = !options().artifacts.empty() || !lowering.model_folder.empty();
     const bool there = known && Artifacts::are_in(folder(lowering.model_folder));
     leave_operators(lowered, error.what(), there);
   }

@@ -135,12 +135,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp)
 
 
-# Of a prompt: the weights of both layers at once; QKV, attention, the output projection, and the feed-forward of the
+# A prompt takes the weights of both layers at once; QKV, attention, the output projection, and the feed-forward of the
 # first, QKV of the last. Then its last token, as the two that follow.
 DISPATCHES = {"dequant_engine": 1, "gemm": 4, "flow_qkv": 1, "decode_layer": 3}
 
 
-@pytest.mark.parametrize("name", ["gemma3-1b", "llama3.2-1b"])
+@pytest.mark.parametrize("name", ["gemma3-1b", pytest.param("llama3.2-1b", marks=pytest.mark.slow)])
 def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], tmp_path: Path) -> None:
     """Two layers: a prompt beyond the window of 32 and two tokens, against transformers in float32 and the CPU device.
 
@@ -162,5 +162,10 @@ def test_layers_in_full_shape(name: str, models: Models, ep_devices: list[Any], 
     checkpoint, lasts = models.checkpoint(name), [stop - 1 for _, stop in steps]
     expected = checkpoint.logits(ids[None])[0, lasts]
     of_array, of_cpu = (array_error(checkpoint.reference, ids, lasts, prompt=prompt) for prompt in (True, False))
-    for other, bound in ((expected, 2 * of_array), (beside, 2 * math.hypot(of_array, of_cpu))):
-        assert np.sqrt(np.square(found - other).mean()) < bound < expected.std() / 5
+    for what, other, bound in (
+        ("float32", expected, 2 * of_array),
+        ("the CPU device", beside, 2 * math.hypot(of_array, of_cpu)),
+    ):
+        error = np.sqrt(np.square(found - other).mean())
+        print(f"from {what}: {error / expected.std():.4f} of the logits' spread, at most {bound / expected.std():.4f}")
+        assert error < bound < expected.std() / 5

@@ -53,6 +53,7 @@ def added(expected: np.ndarray, error: np.ndarray, *addends: np.ndarray) -> np.n
 
 # --- Products ---------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("target", "rows", "runs"),
     [*(("npu2", rows, 1) for rows in (1, 7, 65, 300, 1030)), ("npu2", 4100, 2), ("npu1", 1, 1), ("npu1", 7, 1)],

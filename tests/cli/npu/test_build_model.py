@@ -110,9 +110,7 @@ def test_what_was_built_is_run(flownpu, model_copy):
     assert flownpu("build", model_copy, "--for", "emulate", "--context", CONTEXT).code == 0
     prompt = 4 * "The with statement is used to wrap the execution of a block with methods. "
     ask = "run", model_copy, "-p", prompt, "--max-new-tokens", 24, "--temperature", 0
-    ours, theirs = (
-        flownpu(*ask, "--device", device, "--option", "activations=bf16") for device in ("emulate", "cpu")
-    )
+    ours, theirs = (flownpu(*ask, "--device", device, "--option", "activations=bf16") for device in ("emulate", "cpu"))
     assert (ours.code, theirs.code) == (0, 0), ours.err + theirs.err
     assert ours.out == theirs.out
     assert len(ours.out) > 24

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decode layer moves, its bytes followed through plans of models: blocks to their outputs, keys to their tiles."""
+"""What the decode layer moves, followed byte by byte in plans of models: blocks to outputs, keys to tiles."""
 
 import numpy as np
 import pytest

@@ -3,7 +3,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer.design import WAYS, Layer, LayerShape

@@ -60,6 +60,8 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   values[kScales] = {floats(groups), products};
   values[kSums] = {floats(groups), products};
   values[kLast] = {floats(sizes.hidden), always};  // from one chunk of a prompt to the next
+  if (sizes.blocks)
+    values[kEnds] = {static_cast<std::size_t>(tokens) * sizeof(std::int32_t), always};
   return values;
 }
 
@@ -107,6 +109,10 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const layers::Decoder
     layer.down = compile_product(sizes.hidden, sizes.feed_forward, given.down);
     layer.attention_shape = attention_of(sizes.layers[i]);
     layer.attention = compile(flow_attention(layer.attention_shape));
+    if (!sizes.blocks) continue;
+    AttentionShape of_blocks = layer.attention_shape;
+    of_blocks.has_blocks = true;
+    layer.attention_of_blocks = compile(flow_attention(of_blocks));
   }
   head_ = compile_product(sizes.vocabulary, sizes.hidden, constants.head);
 }
@@ -185,9 +191,17 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
     } else {
       append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values});
     }
-    launch(*compiled.attention, flow_attention_grid(compiled.attention_shape, 1, segment.count),
-           {of(kQuery), keys, values, of(kAttended)},
-           {segment.first, segment.past, segment.count, capacity});
+    const Grid of_tokens = flow_attention_grid(compiled.attention_shape, 1, segment.count);
+    const auto attend = [&](const CompiledKernel& kernel,
+                            std::initializer_list<const Buffer*> buffers) {
+      launch(kernel, of_tokens, buffers, {segment.first, segment.past, segment.count, capacity});
+    };
+    if (segment.has_blocks) {
+      attend(*compiled.attention_of_blocks,
+             {of(kQuery), keys, values, of(kEnds), of(kAttended)});
+    } else {
+      attend(*compiled.attention, {of(kQuery), keys, values, of(kAttended)});
+    }
   }
 }
 
@@ -209,6 +223,11 @@ void ForwardPass::write_hidden(std::int64_t first, std::span<const float> rows) 
   residual_ = kResidual;
   context_->write(*of(kResidual), std::as_bytes(rows),
                   static_cast<std::size_t>(first * sizes_.hidden) * sizeof(float));
+}
+
+void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> ends) {
+  context_->write(*of(kEnds), std::as_bytes(ends),
+                  static_cast<std::size_t>(first) * sizeof(std::int32_t));
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {

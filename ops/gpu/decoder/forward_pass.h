@@ -29,6 +29,8 @@ struct Segment {
   std::int64_t count = 0;
   std::int64_t past = 0;
   DeviceCacheMemory* cache = nullptr;
+  // Some of them are in a block, whose tokens see one another (write_ends).
+  bool has_blocks = false;
 };
 
 class ForwardPass {
@@ -53,6 +55,9 @@ class ForwardPass {
 
   // Writes hidden states, rows of `hidden` numbers, from row `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
+  // How many of its segment's tokens each of these sees, from row `first` on; of segments that have
+  // blocks.
+  void write_ends(std::int64_t first, std::span<const std::int32_t> ends);
   // All layers of so many tokens, in segments.
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
   // Keeps a token of the last layers as the one that a sequence's logits are of.
@@ -77,6 +82,7 @@ class ForwardPass {
     CompiledProduct down;
     AttentionShape attention_shape;
     std::shared_ptr<const CompiledKernel> attention;
+    std::shared_ptr<const CompiledKernel> attention_of_blocks;  // null without any
   };
   enum Activation : std::uint8_t {
     kResidual,
@@ -91,6 +97,7 @@ class ForwardPass {
     kScales,
     kSums,
     kLast,
+    kEnds,
     kActivations,
   };
 

@@ -31,7 +31,7 @@ constexpr const char* kBody = R"(
   }
   synchronise();
   int begin = base;
-  int end = past + (args.causal ? token + 1 : valid);
+  int end = past + SEEN;
   if (args.window > 0) begin = max(begin, past + token + 1 - args.window);
   if (token >= valid) end = begin;
   for (int start = begin; start < end; start += args.lanes) {
@@ -108,16 +108,22 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::string tokens = "tokens";
   const std::vector<Size> cache{batch, shape.kv_heads, std::string("capacity"), shape.head_size};
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
-  const std::string lengths = "LENGTHS";
   std::string body = kBody;
-  body.replace(body.find(lengths), lengths.size(),
-               shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch);
+  const std::string seen = shape.has_blocks ? "args.ends.Read(row)"
+                                            : "(args.causal ? token + 1 : valid)";
+  for (const auto& [word, by] :
+       {std::pair<std::string, std::string>(
+            "LENGTHS", shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch),
+        {"SEEN", seen}})
+    body.replace(body.find(word), word.size(), by);
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},
       {.name = "value_rows", .element = shape.cache, .sizes = cache}};
   if (!shape.one_sequence)
     tensors.push_back({.name = "rows", .element = Element::kInt32, .sizes = {batch, 3}});
+  if (shape.has_blocks)
+    tensors.push_back({.name = "ends", .element = Element::kInt32, .sizes = {tokens}});
   tensors.push_back({.name = "y", .access = Access::kWrite, .sizes = heads});
   std::vector<std::string> parameters{tokens, "capacity"};
   if (shape.one_sequence) parameters.insert(parameters.begin(), {"first", "before"});

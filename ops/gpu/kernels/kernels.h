@@ -42,6 +42,27 @@ Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
 KernelDescription q4nx_matmul(const ProductShape& shape);
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens);
 
+enum class DenseActivation : std::uint8_t { kNone, kGelu, kGeluTanh };
+
+// A product with a weight of numbers: `rows` results of `columns`, W [columns, rows], or [rows,
+// columns] if it is transposed.
+struct DenseShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  Element weight = Element::kFloat32;  // or float16, bfloat16, int8
+  bool transposed = false;
+  bool has_scale = false;
+  bool has_bias = false;
+  DenseActivation activation = DenseActivation::kNone;
+  bool has_residual = false;
+};
+
+// DenseMatMul: y[t] = activation((x[t] . W) scale + bias) + residual[t % residual_rows]. Arguments:
+// x [t, columns], W, y [t, rows], then scale and bias [rows] and residual [r, rows] if there are;
+// parameters: tokens, with a residual: residual_rows.
+KernelDescription dense_matmul(const DenseShape& shape);
+Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
+
 // Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
 KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
 Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
@@ -102,6 +123,8 @@ struct AttentionShape {
   bool causal = true;
   // Tokens of a sequence that lie among others' rows, and a cache from position 0 on.
   bool one_sequence = false;
+  // Tokens of a block see one another: with one_sequence, a causal token sees further.
+  bool has_blocks = false;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
@@ -111,7 +134,8 @@ struct AttentionShape {
 // value [b, kv_heads, capacity, head_size], rows int32 [b, 3] (tokens before, tokens of the call,
 // the position of the first row of the cache), y [b, t, heads head_size]; parameters: tokens,
 // capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
-// parameters are first (of t), before (its position), tokens and capacity.
+// parameters are first (of t), before (its position), tokens and capacity; with has_blocks there is
+// ends int32 [t] before y: how many of the sequence's tokens, from `first` on, a token sees.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Bytes of a work-group's own memory that it takes.

@@ -22,15 +22,6 @@ q4nx::Layout layout_of(const Value& weight) {
   return q4nx::layout_of(shape_of(weight)).value_or(q4nx::kNarrow);
 }
 
-Buffer upload(Context& context, const Value& weight) {
-  const auto bytes = static_cast<std::size_t>(shape_of(weight).elements());
-  check_bytes(bytes, "a weight");
-  const std::lock_guard lock(context.mutex());
-  Buffer buffer = context.allocate(bytes);
-  context.write(buffer, {static_cast<const std::byte*>(weight.constant), bytes});
-  return buffer;
-}
-
 Gating gating_of(const Node& node) {
   const std::string gating = node.text("gating", "none");
   if (gating == "none") return Gating::kNone;

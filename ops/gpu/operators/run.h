@@ -12,6 +12,7 @@
 
 #include "ops/gpu/language/kernel.h"
 #include "ops/gpu/opencl/context.h"
+#include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
 
 namespace flownpu::gpu {
@@ -47,6 +48,9 @@ class Run {
   std::lock_guard<std::mutex> lock_;
   std::deque<Buffer> buffers_;  // does not move them
 };
+
+// A constant's bytes in a buffer. Throws as check_bytes does.
+Buffer upload(Context& context, const Value& constant);
 
 // Throws Error unless 32-bit integers count the bytes; `what`: whose they are.
 void check_bytes(std::size_t bytes, std::string_view what);

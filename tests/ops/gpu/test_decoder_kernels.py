@@ -61,18 +61,23 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     assert (query[:first] == 7).all()
 
 
+@pytest.mark.parametrize("has_blocks", [False, True])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_attention_of_a_sequence_among_others(context, rng, softcap, window):
+def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has_blocks):
     """Its rows begin at 3; keys fill more than one chunk of lanes, and the cache has more room than keys."""
     heads, kv_heads, size, tokens, first, past, capacity = 4, 2, 26, 2, 3, 130, 140
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
-    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window)
-    context.run(kernel, [kv_heads, tokens, 1], [query, key, value, y], [first, past, tokens, capacity])
+    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, has_blocks)
+    ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
+    ends[first] = 2  # sees the token after it
+    arrays = [query, key, value, *([ends] if has_blocks else []), y]
+    context.run(kernel, [kv_heads, tokens, 1], arrays, [first, past, tokens, capacity])
     for token in range(tokens):
         position = past + token
-        keys = slice(max(0, position + 1 - window) if window else 0, position + 1)
+        seen = past + int(ends[first + token]) if has_blocks else position + 1
+        keys = slice(max(0, position + 1 - window) if window else 0, seen)
         for head in range(heads):
             at = slice(head * size, (head + 1) * size)
             k, v = (cache[0, head // 2, keys].astype(np.float64) for cache in (key, value))

@@ -30,7 +30,7 @@ std::shared_ptr<Context> SessionDevice::open() const {
   const std::lock_guard lock(mutex_);
   if (context_ == nullptr) {
     context_ = std::make_shared<Context>(choose_device(options_.opencl_device));
-    context_->take_no_times();
+    context_->set_takes_times(false);
   }
   return context_;
 }

@@ -7,6 +7,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/cache_memory.h"
+#include "ops/gpu/opencl/observed_run.h"
 #include "ops/gpu/opencl/status.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
@@ -204,6 +205,7 @@ void DecoderStep::finish(std::span<const Sequence> sequences,
 void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                       std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(context_->mutex());
+  const ObservedRun observed(*context_, positions_text(layers::tokens_of(sizes_, inputs, 0)));
   try {
     const std::vector<Sequence> sequences = begin(inputs, outputs);
     compute(inputs[layers::kHidden], sequences);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/language/kernel.h"
@@ -25,7 +26,13 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
+  // Of fused_dqp: teams of lanes among which a work-group shares the columns.
+  std::int64_t teams = 1;
 };
+
+// The numbers of teams that the device has room for, 1, 2 and 4; first the one that gives all
+// compute units work where a product has few rows.
+std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
 // FusedDQP: y[t] = dequant(w) . x[t] for each row t, which the weight is read for. Arguments: x
 // [t, columns], w, y [t, rows], then bias [rows] and residual [t, rows] if there are.
@@ -125,6 +132,9 @@ struct AttentionShape {
   bool one_sequence = false;
   // Tokens of a block see one another: with one_sequence, a causal token sees further.
   bool has_blocks = false;
+  // With one_sequence, of one token: its keys are shared among several work-groups, whose sums
+  // merge_attention puts together.
+  bool has_parts = false;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
 };
@@ -136,9 +146,14 @@ struct AttentionShape {
 // capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
 // parameters are first (of t), before (its position), tokens and capacity; with has_blocks there is
 // ends int32 [t] before y: how many of the sequence's tokens, from `first` on, a token sees.
+// With has_parts it writes sums [parts, heads head_size] in the place of y and states [parts, heads,
+// 2] behind them, maximum and denominator; the last parameter is parts, and the grid's third axis.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
-// Bytes of a work-group's own memory that it takes.
+// Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.
+KernelDescription merge_attention(const AttentionShape& shape);
+Grid merge_attention_grid(const AttentionShape& shape);
+// Bytes of a work-group's own memory that flow_attention takes.
 std::int64_t flow_attention_memory(const AttentionShape& shape);
 
 // The place of the largest of each row, the first of equals. As on the CPU, NaN is the largest

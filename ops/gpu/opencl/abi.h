@@ -52,6 +52,7 @@ inline constexpr UInt kProgramBinarySizes = 0x1165;
 inline constexpr UInt kProgramBinaries = 0x1166;
 inline constexpr UInt kBuildLog = 0x1183;
 inline constexpr UInt kKernelWorkGroupSize = 0x11B0;
+inline constexpr UInt kEventQueued = 0x1280;
 inline constexpr UInt kEventStart = 0x1282;
 inline constexpr UInt kEventEnd = 0x1283;
 inline constexpr std::intptr_t kContextPlatform = 0x1084;

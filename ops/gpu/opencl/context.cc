@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 
 #include "ops/error.h"
@@ -31,6 +32,12 @@ constexpr std::int64_t kCommandsOfMark = 64;
 // has a hundredth of such a GPU's operations a second, and nobody resets it.
 constexpr std::chrono::seconds kLimitOfGpu{120};
 constexpr std::chrono::seconds kLimitOfCpu{1200};
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 void tell(cl::Event /*mark*/, cl::Int status, void* progress) {
   static_cast<Progress*>(progress)->reach(status);
@@ -227,16 +234,22 @@ void Context::copy(const Buffer& from, std::size_t from_offset, const Buffer& to
   enqueued("a copy");
 }
 
-std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
-                                                       const std::string& source) {
-  const std::string identity = name + "\n" + source;
-  if (const auto found = kernels_.find(identity); found != kernels_.end()) return found->second;
+std::string Context::identity() const {
   const DeviceFacts& device = facts();
-  std::string key;
+  std::string text;
   for (const std::string& part :
        {device.platform, device.platform_version, device.vendor, device.name, device.version,
-        device.driver, std::string(kBuildOptions), source})
-    key += std::to_string(part.size()) + ":" + part + "\n";
+        device.driver, std::string(kBuildOptions)})
+    text += std::to_string(part.size()) + ":" + part + "\n";
+  return text;
+}
+
+std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
+                                                       const std::string& source) {
+  const std::string named = name + "\n" + source;
+  if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
+  const std::string key =
+      identity() + std::to_string(source.size()) + ":" + source + "\n";
   cl::Program program = load(key);
   if (program == nullptr) {
     program = build(name, source);
@@ -252,7 +265,7 @@ std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
   auto made = std::make_shared<const CompiledKernel>(name, program, kernel,
                                                      static_cast<std::int64_t>(work_group));
   check(code, "clGetKernelWorkGroupInfo", "kernel " + name);
-  kernels_.emplace(identity, made);
+  kernels_.emplace(named, made);
   return made;
 }
 
@@ -354,24 +367,36 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
   check(opencl().clEnqueueNDRangeKernel(queue_, kernel.handle(), 3, nullptr, all.data(),
                                         group.data(), 0, nullptr, takes_times_ ? &event : nullptr),
         "clEnqueueNDRangeKernel", what);
-  if (event != nullptr) launched_.push_back({kernel.name(), event});
+  if (event != nullptr) launched_.push_back({kernel.name(), event, now_ns()});
   ++counts_.dispatches;
   enqueued(kernel.name());
 }
 
 void Context::collect() {
   wait();
+  // The device says when the host gave it a kernel, by its own clock: before the call returned. The
+  // least difference is nearest to that of the clocks.
+  std::int64_t apart = std::numeric_limits<std::int64_t>::max();
+  std::vector<KernelTime> found;
   for (const Launched& one : std::exchange(launched_, {})) {
-    std::array<cl::Bits, 2> nanoseconds{};
-    const auto time = [&](cl::UInt what, cl::Bits& into) {
-      return opencl().clGetEventProfilingInfo(one.event, what, sizeof(into), &into, nullptr);
-    };
-    const cl::Int code =
-        std::max(-time(cl::kEventStart, nanoseconds[0]), -time(cl::kEventEnd, nanoseconds[1]));
+    std::array<cl::Bits, 3> nanoseconds{};
+    cl::Int code = 0;
+    for (const auto& [what, into] :
+         {std::pair(cl::kEventQueued, 0), {cl::kEventStart, 1}, {cl::kEventEnd, 2}}) {
+      const cl::Int told = opencl().clGetEventProfilingInfo(
+          one.event, what, sizeof(cl::Bits), &nanoseconds[static_cast<std::size_t>(into)], nullptr);
+      if (code == 0) code = told;
+    }
     opencl().clReleaseEvent(one.event);
-    check(-code, "clGetEventProfilingInfo", "kernel " + one.kernel);
-    if (times_.size() < kMostTimes)
-      times_.push_back({one.kernel, static_cast<double>(nanoseconds[1] - nanoseconds[0]) * 1e-9});
+    check(code, "clGetEventProfilingInfo", "kernel " + one.kernel);
+    const auto [queued, start, end] = nanoseconds;
+    apart = std::min(apart, one.enqueued_ns - static_cast<std::int64_t>(queued));
+    found.push_back({one.kernel, static_cast<double>(end - start) * 1e-9,
+                     static_cast<std::int64_t>(start)});
+  }
+  for (KernelTime& time : found) {
+    time.begin_ns += apart;
+    if (times_.size() < kMostTimes) times_.push_back(std::move(time));
   }
 }
 

@@ -83,10 +83,11 @@ struct Grid {
 
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
-// How long a kernel ran, by the device's clock.
+// How long a kernel ran, by the device's clock, and when, by the host's (std::chrono::steady_clock).
 struct KernelTime {
   std::string kernel;
   double seconds;
+  std::int64_t begin_ns;
 };
 
 // What was done since the context was opened.
@@ -118,6 +119,9 @@ class Context {
 
   const DeviceFacts& facts() const { return device_.facts; }
   const ProgramCache& cache() const { return cache_; }
+  ProgramCache& cache() { return cache_; }
+  // What of device and driver a compiled kernel, or its time, depends on.
+  std::string identity() const;
   const Counts& counts() const { return counts_; }
   std::mutex& mutex() { return mutex_; }
   // A command failed, or the device was given up: another context may do better.
@@ -143,7 +147,8 @@ class Context {
   // Waits for all that was launched, and tells how it ended.
   void wait();
   // Whether kernels' times are taken, which costs an event each; they are at first.
-  void take_no_times() { takes_times_ = false; }
+  bool takes_times() const { return takes_times_; }
+  void set_takes_times(bool takes) { takes_times_ = takes; }
   // How long the kernels ran since this was last asked; waits for them.
   std::vector<KernelTime> take_times();
 
@@ -176,6 +181,7 @@ class Context {
   struct Launched {
     std::string kernel;
     cl::Event event;
+    std::int64_t enqueued_ns;  // by the host's clock, when the call had returned
   };
 
   FoundDevice device_;

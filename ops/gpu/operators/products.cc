@@ -39,7 +39,9 @@ class Product final : public HostCheckedStep {
                .has_bias = node.input(kProductBias) != nullptr,
                .has_residual = node.input(kProductResidual) != nullptr},
         rounds_(activations == Activations::kInt8),
-        weight_(upload(context(), *node.input(kProductWeight))) {}
+        weight_(upload(context(), *node.input(kProductWeight))) {
+    shape_.teams = teams_for(shape_, context().facts()).front();
+  }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {

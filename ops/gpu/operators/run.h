@@ -12,6 +12,7 @@
 
 #include "ops/gpu/language/kernel.h"
 #include "ops/gpu/opencl/context.h"
+#include "ops/gpu/opencl/observed_run.h"
 #include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
 
@@ -20,7 +21,8 @@ namespace flownpu::gpu {
 // Has the context to itself for as long as it lives; its buffers go with it.
 class Run {
  public:
-  explicit Run(Context& context) : context_(context), lock_(context.mutex()) {}
+  explicit Run(Context& context)
+      : context_(context), lock_(context.mutex()), observed_(context) {}
 
   // A buffer with this content. Throws Error for more bytes than 32-bit indices reach.
   const Buffer* input(std::span<const std::byte> content);
@@ -46,6 +48,7 @@ class Run {
  private:
   Context& context_;
   std::lock_guard<std::mutex> lock_;
+  ObservedRun observed_;
   std::deque<Buffer> buffers_;  // does not move them
 };
 

@@ -103,6 +103,21 @@ void bind_gpu_session(nb::module_& module) {
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
       nb::arg("window"), nb::arg("has_blocks"));
+  const auto in_parts = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+                           float softcap, std::int64_t window) {
+    return AttentionShape{.heads = heads,
+                          .kv_heads = kv_heads,
+                          .head_size = head_size,
+                          .softcap = softcap,
+                          .window = window,
+                          .one_sequence = true,
+                          .has_parts = true};
+  };
+  module.def("attention_in_parts", [=](std::int64_t heads, std::int64_t kv_heads,
+                                       std::int64_t head_size, float softcap, std::int64_t window) {
+    const AttentionShape shape = in_parts(heads, kv_heads, head_size, softcap, window);
+    return std::pair(flow_attention(shape), merge_attention(shape));
+  });
   module.def(
       "entry_norm",
       [](std::int64_t columns, float epsilon) {

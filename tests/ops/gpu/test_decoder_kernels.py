@@ -95,6 +95,28 @@ def test_attention_of_a_sequence_among_others(context, rng, softcap, window, has
     assert (y[:first] == 7).all()
 
 
+@pytest.mark.parametrize("parts", [1, 2, 5, 64])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
+def test_keys_that_are_shared_among_work_groups(context, rng, softcap, window, parts):
+    """One token behind 199 others, its rows the fourth; more parts than chunks of keys, of which some have none."""
+    heads, kv_heads, size, first, past, capacity = 4, 2, 26, 3, 199, 210
+    query = rng.standard_normal((first + 1, heads * size), dtype=np.float32)
+    key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
+    sums, states = np.full((parts, heads * size), np.nan, np.float32), np.full((parts, heads, 2), np.nan, np.float32)
+    y = np.full_like(query, 7)
+    share, merge = gpu.attention_in_parts(heads, kv_heads, size, softcap, window)
+    lengths = [first, past, 1, capacity]
+    context.run(share, [kv_heads, 1, parts], [query, key, value, sums, states], [*lengths, parts])
+    context.run(merge, [heads, 1, 1], [sums, states, y], [first, parts])
+    whole = np.full_like(query, 7)
+    kernel = gpu.attention_of_sequence(heads, kv_heads, size, softcap, window, False)
+    context.run(kernel, [kv_heads, 1, 1], [query, key, value, whole], lengths)
+    # Both sum 200 terms of weights below 1 in another order, each within as many roundings (above); a weight is off by
+    # exp's 3 units and the score's error, which is the same in both.
+    np.testing.assert_allclose(y, whole, rtol=0, atol=(2 * 200 + 20) * F32 * np.abs(value).max())
+    assert (y[:first] == 7).all()
+
+
 def test_what_is_added_is_normalised_first(context, rng):
     columns, rows = 77, 3
     x, skip = (rng.standard_normal((rows, columns), dtype=np.float32) for _ in range(2))

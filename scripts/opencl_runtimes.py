@@ -82,7 +82,14 @@ def try_one(name: str) -> dict[str, Any]:
     variables = installed_packages() | RUNTIMES[name]() | {"FLOWNPU_GPU_CACHE": ""}
     report = folder / "selftest" / "gpu" / "report.json"
     report.unlink(missing_ok=True)
-    command = [str(Path(sys.executable).with_name("flownpu")), "selftest", "--device", "gpu", "-o", str(folder / "selftest")]
+    command = [
+        str(Path(sys.executable).with_name("flownpu")),
+        "selftest",
+        "--device",
+        "gpu",
+        "-o",
+        str(folder / "selftest"),
+    ]
     done = subprocess.run(command, env=os.environ | variables, check=False, stdout=subprocess.DEVNULL)
     if not report.is_file():
         raise UnavailableError(f"{name}: the self-test ended with {done.returncode} and wrote no report")
@@ -94,7 +101,11 @@ def row(name: str, report: dict[str, Any]) -> str:
     facts, variants = report["opencl"], report["variants"]
     passed = [variant for variant in variants if variant["outcome"] == "passed"]
     largest = max((variant["share"] or 0 for variant in passed), default=0)
-    has = [word for word, key in (("fp16", "half"), ("dots", "integer_dot"), ("subgroups", "subgroups")) if facts[f"has_{key}"]]
+    has = [
+        word
+        for word, key in (("fp16", "half"), ("dots", "integer_dot"), ("subgroups", "subgroups"))
+        if facts[f"has_{key}"]
+    ]
     wrong = ", ".join(variant["variant"] for variant in variants if variant["outcome"] != "passed") or "–"
     return (
         f"| {name} | {facts['version']}, driver {facts['driver']} | {', '.join(has) or '–'} | {len(passed)} of {len(variants)} | "

@@ -30,12 +30,16 @@ def gpus() -> str:
 
 def decoding() -> str:
     """Tokens a second, beside what memory alone allows."""
-    return _table(lambda point: f"{point.decode_tokens_per_second:.3g} ({point.roof:.3g})")
+    return _table(lambda point: f"{_rate(point.decode_tokens_per_second)} ({_rate(point.roof)})")
 
 
 def prompts() -> str:
     """Tokens of a prompt a second, and seconds to the first token."""
-    return _table(lambda point: f"{point.prefill_tokens_per_second:.3g} ({point.ttft_seconds:.2g} s)")
+    return _table(lambda point: f"{_rate(point.prefill_tokens_per_second)} ({_rate(point.ttft_seconds)} s)")
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _table(cell: Callable[[GpuPoint], str]) -> str:

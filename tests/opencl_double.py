@@ -33,7 +33,9 @@ class Double:
 
     def inject(self, call: str, nth: int, way: Way, code: int = 0) -> None:
         """The nth call of that function from now on fails in this way, with this code of OpenCL's."""
-        self._library.opencl_double_inject(call.encode(), ctypes.c_int64(nth), ctypes.c_int32(way), ctypes.c_int32(code))
+        self._library.opencl_double_inject(
+            call.encode(), ctypes.c_int64(nth), ctypes.c_int32(way), ctypes.c_int32(code)
+        )
 
     def reset(self) -> None:
         """Nothing fails any more."""

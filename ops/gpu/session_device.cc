@@ -78,10 +78,10 @@ Lowered SessionDevice::lower(std::vector<Node> nodes, const Lowering& lowering) 
   // Exported operators become ours first.
   Lowered exported = host_->lower(std::move(nodes), lowering);
   const bool before = std::ranges::any_of(exported.nodes, is_own);
-  Lowered lowered = before                             ? exported
-                    : is_without_cache(exported.nodes) ? lower_operators(exported.nodes)
-                                                       : lower_decoder(exported.nodes,
-                                                                       lowering.outputs);
+  Lowered lowered = before ? exported
+                    : is_without_cache(exported.nodes)
+                        ? lower_operators(exported.nodes)
+                        : lower_decoder(exported.nodes, lowering.outputs);
   lowered.summary = exported.summary;
   if (std::ranges::none_of(lowered.nodes, is_own)) return lowered;
   try {

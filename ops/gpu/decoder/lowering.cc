@@ -61,8 +61,7 @@ std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason) {
   std::vector<Lowered::OnHost> left;
   for (const Node& node : nodes) {
-    if (layers::is_projection(node) || layers::is_dense_product(node) ||
-        layers::is_attention(node))
+    if (layers::is_projection(node) || layers::is_dense_product(node) || layers::is_attention(node))
       left.push_back({node.name, node.op_type, reason});
   }
   return left;

@@ -45,9 +45,10 @@ void check_blocks(std::span<const std::int32_t> blocks, const layers::SequenceTo
   for (std::size_t token = 0; token < blocks.size();) {
     const std::int64_t block = tokens_of_block(blocks.subspan(token));
     if (block > most)
-      unsupported("expected at most ", most, " tokens that see one another, which the GPU computes "
-                  "at once, got ", block, " from position ",
-                  tokens.past + static_cast<std::int64_t>(token),
+      unsupported("expected at most ", most,
+                  " tokens that see one another, which the GPU computes "
+                  "at once, got ",
+                  block, " from position ", tokens.past + static_cast<std::int64_t>(token),
                   " on: set the provider option on_unsupported to cpu");
     token += static_cast<std::size_t>(block);
   }
@@ -108,8 +109,7 @@ std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inp
           static_cast<std::size_t>(count)};
 }
 
-std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token,
-                                  std::int64_t most) {
+std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token, std::int64_t most) {
   const std::int64_t left = sequence.tokens.count - token;
   if (left <= most || sequence.blocks.empty()) return std::min(left, most);
   std::int64_t whole = 0;
@@ -143,10 +143,10 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   std::vector<Sequence> sequences;
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     const layers::SequenceTokens tokens = layers::tokens_of(sizes_, inputs, sequence);
-    sequences.push_back(
-        {tokens, caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
-                                tokens.past, room_of(sizes_, presents, tokens.total())),
-         blocks_of(inputs, sequence, tokens.count)});
+    sequences.push_back({tokens,
+                         caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
+                                        tokens.past, room_of(sizes_, presents, tokens.total())),
+                         blocks_of(inputs, sequence, tokens.count)});
   }
   return sequences;
 }
@@ -213,9 +213,9 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
                        static_cast<std::size_t>(outputs[layers::kLogits].shape.elements())});
     finish(sequences, outputs);
   } catch (const OpenClError& error) {
-    throw OpenClError(error.failure(),
-                      std::string(error.what()) + " (" +
-                          positions_text(layers::tokens_of(sizes_, inputs, 0)) + ")");
+    throw OpenClError(error.failure(), std::string(error.what()) + " (" +
+                                           positions_text(layers::tokens_of(sizes_, inputs, 0)) +
+                                           ")");
   }
 }
 

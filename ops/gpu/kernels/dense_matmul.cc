@@ -54,7 +54,8 @@ constexpr const char* kBody = R"(
 )";
 
 void replace(std::string& text, const std::string& word, const std::string& by) {
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + by.size()))
+  for (std::size_t at = text.find(word); at != std::string::npos;
+       at = text.find(word, at + by.size()))
     text.replace(at, word.size(), by);
 }
 

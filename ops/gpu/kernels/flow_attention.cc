@@ -156,8 +156,8 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::vector<Size> cache{batch, shape.kv_heads, std::string("capacity"), shape.head_size};
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
   std::string body = kBody;
-  const std::string seen = shape.has_blocks ? "args.ends.Read(row)"
-                                            : "(args.causal ? token + 1 : valid)";
+  const std::string seen =
+      shape.has_blocks ? "args.ends.Read(row)" : "(args.causal ? token + 1 : valid)";
   for (const auto& [word, by] :
        {std::pair<std::string, std::string>(
             "LENGTHS", shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch),
@@ -200,16 +200,15 @@ KernelDescription flow_attention(const AttentionShape& shape) {
 
 KernelDescription merge_attention(const AttentionShape& shape) {
   const std::int64_t width = shape.heads * shape.head_size;
-  return {.name = "merge_attention",
-          .body = kMergeBody,
-          .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
-                      states_of(shape, Access::kRead),
-                      {.name = "y",
-                       .access = Access::kWrite,
-                       .sizes = {std::string("tokens"), width}}},
-          .constants = {{"head_size", shape.head_size}},
-          .parameters = {"first", "parts"},
-          .lanes = kLanes};
+  return {
+      .name = "merge_attention",
+      .body = kMergeBody,
+      .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
+                  states_of(shape, Access::kRead),
+                  {.name = "y", .access = Access::kWrite, .sizes = {std::string("tokens"), width}}},
+      .constants = {{"head_size", shape.head_size}},
+      .parameters = {"first", "parts"},
+      .lanes = kLanes};
 }
 
 Grid merge_attention_grid(const AttentionShape& shape) {

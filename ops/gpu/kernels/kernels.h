@@ -146,8 +146,9 @@ struct AttentionShape {
 // capacity. Tokens that are padding get zeros. With one_sequence b is 1, there are no rows, and the
 // parameters are first (of t), before (its position), tokens and capacity; with has_blocks there is
 // ends int32 [t] before y: how many of the sequence's tokens, from `first` on, a token sees.
-// With has_parts it writes sums [parts, heads head_size] in the place of y and states [parts, heads,
-// 2] behind them, maximum and denominator; the last parameter is parts, and the grid's third axis.
+// With has_parts it writes sums [parts, heads head_size] in the place of y and states [parts,
+// heads, 2] behind them, maximum and denominator; the last parameter is parts, and the grid's third
+// axis.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Arguments: sums and states, as above, y [t, heads head_size]; parameters: first (of t), parts.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where its
-// compiler has them (cl_khr_integer_dot_product), else by multiplying in int: the same numbers.
+// The dialect OpenCL C 1.2: arithmetic in float; dot products of char4 by the device's own, where
+// its compiler has them (cl_khr_integer_dot_product), else by multiplying in int: the same numbers.
 #include <array>
 #include <charconv>
 

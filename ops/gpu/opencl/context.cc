@@ -2,14 +2,10 @@
 #include "ops/gpu/opencl/context.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <type_traits>
 
-#include "ops/error.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
 
@@ -24,14 +20,6 @@ constexpr std::size_t kMostEvents = 4096;
 constexpr std::size_t kMostTimes = 1U << 16;
 // Characters of a compiler's log, which may be long.
 constexpr std::size_t kShownLog = 2000;
-// Commands between two marks, one of which costs some microseconds: two to four a token.
-constexpr std::int64_t kCommandsOfMark = 64;
-// How long none of kCommandsOfMark kernels may end. Those of a GPU take 64 x 27 ms if all are the
-// largest product of a 4B model for a chunk of 256 tokens (27 G operations, at 1 Tops), and Linux's
-// amdgpu resets a queue after 60 s, whose error says more than ours: twice that. A CPU's OpenCL
-// has a hundredth of such a GPU's operations a second, and nobody resets it.
-constexpr std::chrono::seconds kLimitOfGpu{120};
-constexpr std::chrono::seconds kLimitOfCpu{1200};
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -53,19 +41,6 @@ void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
 }
 
 }  // namespace
-
-std::chrono::milliseconds time_limit(const DeviceFacts& facts) {
-  const char* given = std::getenv(kTimeVariable);
-  if (given == nullptr) return facts.is_software() ? kLimitOfCpu : kLimitOfGpu;
-  const std::string text = given;
-  double seconds = 0;
-  const auto [stop, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  constexpr double kMost = 1e6;  // eleven days
-  if (code != std::errc() || stop != text.data() + text.size() || !(seconds > 0 && seconds <= kMost))
-    fail("[FlowNPU] device 'gpu': expected ", kTimeVariable,
-         " to be a number of seconds above 0, got '", text, "'");
-  return std::chrono::milliseconds(std::max<std::int64_t>(std::llround(seconds * 1e3), 1));
-}
 
 Buffer::Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live)
     : handle_(handle), bytes_(bytes), live_(std::move(live)) {
@@ -248,8 +223,7 @@ std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
                                                        const std::string& source) {
   const std::string named = name + "\n" + source;
   if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
-  const std::string key =
-      identity() + std::to_string(source.size()) + ":" + source + "\n";
+  const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
   cl::Program program = load(key);
   if (program == nullptr) {
     program = build(name, source);
@@ -391,8 +365,8 @@ void Context::collect() {
     check(code, "clGetEventProfilingInfo", "kernel " + one.kernel);
     const auto [queued, start, end] = nanoseconds;
     apart = std::min(apart, one.enqueued_ns - static_cast<std::int64_t>(queued));
-    found.push_back({one.kernel, static_cast<double>(end - start) * 1e-9,
-                     static_cast<std::int64_t>(start)});
+    found.push_back(
+        {one.kernel, static_cast<double>(end - start) * 1e-9, static_cast<std::int64_t>(start)});
   }
   for (KernelTime& time : found) {
     time.begin_ns += apart;

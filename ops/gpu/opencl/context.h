@@ -83,7 +83,8 @@ struct Grid {
 
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
-// How long a kernel ran, by the device's clock, and when, by the host's (std::chrono::steady_clock).
+// How long a kernel ran, by the device's clock, and when, by the host's
+// (std::chrono::steady_clock).
 struct KernelTime {
   std::string kernel;
   double seconds;
@@ -99,12 +100,6 @@ struct Counts {
   std::int64_t compiled = 0;
   std::int64_t from_cache = 0;
 };
-
-// Seconds for which none of the kernels that were launched may end, in the environment.
-inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
-
-// That limit, else the device's. Throws Error for what is no number of seconds.
-std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
 // One in-order queue. Not to be used by several threads at once: who does holds the mutex. All
 // throw OpenClError. A device of which nothing ends within the time limit is given up: what asks

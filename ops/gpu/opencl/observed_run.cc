@@ -35,8 +35,7 @@ void ObservedRun::report() {
   const std::vector<KernelTime> times = context_.take_times();
   const Counts& after = context_.counts();
   for (std::size_t i = 0; i < times.size(); ++i) {
-    const std::int64_t to_device =
-        i == 0 ? after.bytes_to_device - before_.bytes_to_device : 0;
+    const std::int64_t to_device = i == 0 ? after.bytes_to_device - before_.bytes_to_device : 0;
     const std::int64_t to_host =
         i + 1 == times.size() ? after.bytes_to_host - before_.bytes_to_host : 0;
     const std::int64_t end = times[i].begin_ns + std::llround(times[i].seconds * 1e9);

@@ -9,8 +9,18 @@
 #include <mutex>
 
 #include "ops/gpu/opencl/abi.h"
+#include "ops/gpu/opencl/devices.h"
 
 namespace flownpu::gpu {
+
+// Commands between two marks, one of which costs some microseconds: one to four marks a token.
+inline constexpr std::int64_t kCommandsOfMark = 64;
+
+// Seconds for which none of the kernels that were launched may end, in the environment.
+inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
+
+// That limit, else the device's. Throws Error for what is no number of seconds.
+std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
 class Progress {
  public:

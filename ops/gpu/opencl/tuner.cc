@@ -35,10 +35,8 @@ std::size_t Tuner::fastest(const std::string& what, std::size_t ways,
   if (const auto kept = context_.cache().find(key); kept && kept->size() == 1 && (*kept)[0] < ways)
     return known_[key] = (*kept)[0];
   std::vector<double> seconds;
-  for (std::size_t way = 0; way < ways; ++way)
-    seconds.push_back(seconds_of([&] { launch(way); }));
-  const auto best =
-      static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
+  for (std::size_t way = 0; way < ways; ++way) seconds.push_back(seconds_of([&] { launch(way); }));
+  const auto best = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
   context_.cache().keep(key, {static_cast<unsigned char>(best)});
   return known_[key] = best;
 }

@@ -16,10 +16,9 @@ bool is_product(const Node& node) {
 
 bool keeps_cache(const Node& node) {
   return node.input(kPastKey) != nullptr ||
-         std::ranges::any_of(node.outputs.begin() + std::min<std::ptrdiff_t>(
-                                                        1, std::ssize(node.outputs)),
-                             node.outputs.end(),
-                             [](const Value& present) { return !present.name.empty(); });
+         std::ranges::any_of(
+             node.outputs.begin() + std::min<std::ptrdiff_t>(1, std::ssize(node.outputs)),
+             node.outputs.end(), [](const Value& present) { return !present.name.empty(); });
 }
 
 }  // namespace
@@ -35,10 +34,9 @@ Node operator_of_graph(const Node& node) {
 }
 
 bool is_without_cache(const std::vector<Node>& nodes) {
-  return std::ranges::any_of(nodes,
-                             [](const Node& node) {
-                               return is_product(node) || layers::is_attention(node);
-                             }) &&
+  return std::ranges::any_of(
+             nodes,
+             [](const Node& node) { return is_product(node) || layers::is_attention(node); }) &&
          std::ranges::none_of(nodes, [](const Node& node) {
            return layers::is_attention(node) && keeps_cache(node);
          });

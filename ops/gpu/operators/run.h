@@ -21,8 +21,7 @@ namespace flownpu::gpu {
 // Has the context to itself for as long as it lives; its buffers go with it.
 class Run {
  public:
-  explicit Run(Context& context)
-      : context_(context), lock_(context.mutex()), observed_(context) {}
+  explicit Run(Context& context) : context_(context), lock_(context.mutex()), observed_(context) {}
 
   // A buffer with this content. Throws Error for more bytes than 32-bit indices reach.
   const Buffer* input(std::span<const std::byte> content);

@@ -114,7 +114,8 @@ def _predict_gpus(
     for name, of_gpu in points.items():
         console.print(f"{found.name} on {GPUS[name].description}", markup=False)
         console.print(
-            "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/gpu-model.md).", markup=False
+            "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/gpu-model.md).",
+            markup=False,
         )
         table = _table("", "context", "first token, s", "prompt, tok/s", "decode, tok/s", "memory's roof", "GB a token")
         for point in of_gpu:

@@ -61,7 +61,7 @@ class Gpu:
 
     @property
     def floats(self) -> float:
-        """Float operations a second: a lane multiplies and adds. (A second instruction in the same cycle is not counted.)"""
+        """Float operations a second: a lane multiplies and adds. (A second instruction in the same cycle is not counted.)."""
         return 2 * self.lanes * self.clock
 
     @property
@@ -173,7 +173,9 @@ def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[
         FlowNPUError: a length is not in 1 .. the model's longest context.
     """
     decoder = target.decoder
-    contexts = list(contexts) or [context for context in CONTEXTS if context <= decoder.positions] or [decoder.positions]
+    contexts = (
+        list(contexts) or [context for context in CONTEXTS if context <= decoder.positions] or [decoder.positions]
+    )
     for context in contexts:
         if not 0 < context <= decoder.positions:
             raise FlowNPUError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace --device gpu`: every kernel of a token, by the device's clock, on the clock of all that is in the file."""
+"""`flownpu trace --device gpu`: every kernel of a token, by the device's clock, on the clock of everything else."""
 
 import itertools
 import json

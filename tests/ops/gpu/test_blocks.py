@@ -69,7 +69,9 @@ def test_chunks_end_where_images_do(made, session, rng):
 def test_a_block_that_is_too_long_is_refused(made, session, rng):
     blocks = np.array([0] * 3 + [1] * 257, np.int32)
     hidden = embedded(rng, made[1], blocks)
-    message = r"expected at most 256 tokens that see one another, .* got 257 from position 3 on: set the provider option"
+    message = (
+        r"expected at most 256 tokens that see one another, .* got 257 from position 3 on: set the provider option"
+    )
     with pytest.raises(testing.npu.Unsupported, match=message):
         session.run(hidden, len(blocks), session.past(CAPACITY, np.float32), blocks=blocks)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of OpenCL that fail, a device that is lost, and kernels that never end: injected in the double of the loader."""
+"""Calls of OpenCL that fail, a device that is lost, kernels that never end: injected in the double of the loader."""
 
 import re
 
@@ -19,16 +19,26 @@ gpu, DeviceFailed = testing.gpu, testing.npu.DeviceFailed
 LAUNCH, BUFFER, BUILD, MARK = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProgram", "clSetEventCallback"
 RESOURCES, QUEUE, MEMORY, FAILURE = -5, -36, -4, -11
 TOKENS = 20
+# Seconds: what tests of a hang wait for, and no kernel of theirs takes on a machine that does other things, too.
+SHORT = "3"
 
 
 @pytest.fixture
-def given(models, double, monkeypatch):
+def limit():
+    """Seconds after which a device is given up."""
+    return "600"
+
+
+@pytest.fixture
+def given(models, double, limit, monkeypatch):
     """A session that computed TOKENS tokens, the presents of these, and hidden states of some more."""
     del double
-    monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "0.5")
-    session = Session(gpu.SessionDevice(), *read_nodes(models.converted("llama", kv_dtype="fp32")))
     hidden = hidden_of(models, "llama", np.arange(3, 63))
-    _, past = session.run(hidden[:TOKENS], TOKENS, session.past(0, np.float32), share=False)
+    # PoCL compiles a kernel for its work-group when it first runs, which takes its time.
+    for seconds in ("600", limit) if limit == SHORT else (limit,):
+        monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", seconds)
+        session = Session(gpu.SessionDevice(), *read_nodes(models.converted("llama", kv_dtype="fp32")))
+        _, past = session.run(hidden[:TOKENS], TOKENS, session.past(0, np.float32), share=False)
     return session, hidden, past
 
 
@@ -38,7 +48,7 @@ def restored(session, past):
     return kept
 
 
-# --- In a run: a token's 26 kernels, of 3 layers, or a prompt's ---------------------------------------------------------
+# --- In a run: a token's 26 kernels, of 3 layers, or a prompt's -------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 9])
@@ -46,11 +56,23 @@ def restored(session, past):
     ("call", "nth", "way", "code", "message"),
     [
         (LAUNCH, 1, Way.ONCE, RESOURCES, r"kernel rms_norm: clEnqueueNDRangeKernel ended with CL_OUT_OF_RESOURCES"),
-        (LAUNCH, 12, Way.ONCE, MEMORY, r"kernel \w+: clEnqueueNDRangeKernel .* CL_MEM_OBJECT_ALLOCATION_FAILURE \(-4\)"),
+        (
+            LAUNCH,
+            12,
+            Way.ONCE,
+            MEMORY,
+            r"kernel \w+: clEnqueueNDRangeKernel .* CL_MEM_OBJECT_ALLOCATION_FAILURE \(-4\)",
+        ),
         (LAUNCH, 26, Way.LATE, RESOURCES, r"commands up to \w+: its execution ended with CL_OUT_OF_RESOURCES \(-5\)"),
         ("clEnqueueReadBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the host: clEnqueueReadBuffer ended with"),
         ("clEnqueueWriteBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the device: clEnqueueWriteBuffer ended with"),
-        ("clSetKernelArg", 40, Way.ONCE, -49, r"kernel \w+, argument \d: clSetKernelArg ended with CL_INVALID_ARG_INDEX"),
+        (
+            "clSetKernelArg",
+            40,
+            Way.ONCE,
+            -49,
+            r"kernel \w+, argument \d: clSetKernelArg ended with CL_INVALID_ARG_INDEX",
+        ),
         ("clFlush", 1, Way.ONCE, RESOURCES, r"clFlush ended with CL_OUT_OF_RESOURCES"),
     ],
 )
@@ -77,16 +99,19 @@ def test_a_device_that_is_lost(nth, given, double):
     double.inject(LAUNCH, nth, Way.LOST, QUEUE)
     with pytest.raises(DeviceFailed, match=rf"CL_INVALID_COMMAND_QUEUE \(-36\).* \(position {TOKENS}\)"):
         session.run(hidden[TOKENS : TOKENS + 1], TOKENS + 1, past, share=False)
-    with pytest.raises(RuntimeError, match=r"were in the device's memory, and are lost with it: begin the conversation"):
+    with pytest.raises(
+        RuntimeError, match=r"were in the device's memory, and are lost with it: begin the conversation"
+    ):
         restored(session, past)
 
 
-@pytest.mark.parametrize(("nth", "count"), [(1, 1), (26, 1), (1, 9), (30, 9)])
+@pytest.mark.parametrize("limit", [SHORT])
+@pytest.mark.parametrize(("nth", "count"), [(1, 1), (26, 1), (20, 9)])
 def test_kernels_that_never_end(nth, count, given, double):
     """The limit ends the run; after it nothing waits again, whatever is asked."""
     session, hidden, past = given
     double.inject(LAUNCH, nth, Way.HUNG)
-    message = r"commands from \w+ to \w+ did not end within 0.5\d* s on .*; see `sudo dmesg`.* set FLOWNPU_GPU_TIMEOUT"
+    message = r"commands from \w+ to \w+ did not end within 3.0* s on .*; see `sudo dmesg`.* set FLOWNPU_GPU_TIMEOUT"
     with pytest.raises(DeviceFailed, match=message):
         session.run(hidden[TOKENS : TOKENS + count], TOKENS + count, past, share=False)
     marks = double.calls(MARK)
@@ -184,14 +209,16 @@ def test_a_cache_that_the_driver_has_no_memory_for(given, double):
         (Way.ONCE, RESOURCES, "kernel fused_dqp: clEnqueueNDRangeKernel ended with CL_OUT_OF_RESOURCES"),
         (Way.LATE, RESOURCES, "its execution ended with CL_OUT_OF_RESOURCES"),
         (Way.LOST, QUEUE, "CL_INVALID_COMMAND_QUEUE"),
-        (Way.HUNG, 0, "fused_dqp did not end within 0.5"),
+        (Way.HUNG, 0, "fused_dqp did not end within 3"),
     ],
 )
 def test_an_operator_after_one_that_failed(way, code, message, double, rng, monkeypatch):
     """It gets a context of its own."""
-    monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "0.5")
     x = rng.standard_normal((1, 64), dtype=np.float32)
     blocks = q4nx.pack(*q4nx.quantize(rng.standard_normal((32, 64), dtype=np.float32)), q4nx.NARROW)
+    if way is Way.HUNG:
+        ops.fused_dqp(x, blocks, rows=32, device="gpu")  # is compiled with no limit
+        monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", SHORT)
     # An option that no other test has: a device of this test's own.
     options = {"opencl_device": "Portable Computing Language)"[: 10 + way]}
     well = ops.fused_dqp(x, blocks, rows=32, device="gpu", options=options)

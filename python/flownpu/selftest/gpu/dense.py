@@ -32,7 +32,10 @@ def dense_products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
         yield f"dense_matmul, {weight}", partial(_dense, 77, 45, 19, weight=weight)
         yield f"dense_matmul, {weight}, transposed", partial(_dense, 67, 30, 3, weight=weight, transposed=True)
     yield "dense_matmul, bias and gelu", partial(_dense, 33, 65, 5, activation="gelu", bias=True)
-    yield "dense_matmul, bias, tanh and residual", partial(_dense, 70, 17, 18, activation="gelu_tanh", bias=True, repeats=1)
+    yield (
+        "dense_matmul, bias, tanh and residual",
+        partial(_dense, 70, 17, 18, activation="gelu_tanh", bias=True, repeats=1),
+    )
     yield "dense_matmul, residual that repeats", partial(_dense, 70, 17, 18, repeats=3)
 
 

@@ -52,8 +52,7 @@ Result refuse(Int code, Arguments... arguments) {
 
 // What was enqueued and is not done still has an event, if one is asked for.
 Int do_nothing(Queue queue, Event* event) {
-  return event == nullptr ? 0
-                          : loader().clEnqueueMarkerWithWaitList(queue, 0, nullptr, event);
+  return event == nullptr ? 0 : loader().clEnqueueMarkerWithWaitList(queue, 0, nullptr, event);
 }
 
 template <typename Result, typename First, typename... Rest>
@@ -77,8 +76,7 @@ Result forward(Result (*Functions::*function)(First, Rest...), const char* name,
 // clSetEventCallback: of marks that lie behind what hangs, nobody tells; those behind what failed
 // end with its error.
 Int forward(Int (*Functions::*function)(Event, Int, void (*)(Event, Int, void*), void*),
-            const char* name, Event event, Int state, void (*tell)(Event, Int, void*),
-            void* data) {
+            const char* name, Event event, Int state, void (*tell)(Event, Int, void*), void* data) {
   const Faults::Fate begun = faults().begun();
   if (begun.way == Way::kHung) return 0;
   if (begun.way == Way::kLate) {
@@ -91,6 +89,7 @@ Int forward(Int (*Functions::*function)(Event, Int, void (*)(Event, Int, void*),
 }  // namespace
 }  // namespace opencl_double
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // --- The loader's functions. A list of types becomes one of parameters, a9 .. a1, and one of their
@@ -121,9 +120,9 @@ extern "C" {
 #define PARAMETERS(...) JOIN(PARAMETERS_, COUNT(__VA_ARGS__))(__VA_ARGS__)
 #define NAMES(...) JOIN(NAMES_, COUNT(__VA_ARGS__))
 
-#define FORWARD(result, name, parameters)                                         \
-  result name(PARAMETERS parameters) {                                            \
-    return opencl_double::forward(&Functions::name, #name, NAMES parameters);     \
+#define FORWARD(result, name, parameters)                                     \
+  result name(PARAMETERS parameters) {                                        \
+    return opencl_double::forward(&Functions::name, #name, NAMES parameters); \
   }
 FLOWNPU_OPENCL_FUNCTIONS(FORWARD)
 
@@ -136,3 +135,4 @@ std::int64_t opencl_double_calls(const char* call) { return opencl_double::fault
 std::int64_t opencl_double_endless_waits() { return opencl_double::faults().endless_waits(); }
 
 }  // extern "C"
+#pragma GCC visibility pop

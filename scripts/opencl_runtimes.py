@@ -3,9 +3,10 @@
 
     python -m scripts.opencl_runtimes pocl rusticl intel
 
-`pocl` is the environment's; `rusticl` is Mesa's, out of Debian's packages (some 150 MB, unpacked into build/opencl/rusticl/);
-`intel` comes by pip (some 270 MB, into build/opencl/intel/). Each runs `flownpu selftest --device gpu`, whose report is
-then build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a GPU's speed.
+`pocl` is the environment's; `rusticl` is Mesa's, out of Debian's packages (some 150 MB, unpacked into
+build/opencl/rusticl/); `intel` comes by pip (some 270 MB, into build/opencl/intel/). Each runs `flownpu selftest
+--device gpu`, whose report is then build/opencl/NAME/selftest/gpu/report.json. What runs on a CPU says nothing of a
+GPU's speed.
 """
 
 from __future__ import annotations
@@ -107,10 +108,15 @@ def row(name: str, report: dict[str, Any]) -> str:
         if facts[f"has_{key}"]
     ]
     wrong = ", ".join(variant["variant"] for variant in variants if variant["outcome"] != "passed") or "–"
-    return (
-        f"| {name} | {facts['version']}, driver {facts['driver']} | {', '.join(has) or '–'} | {len(passed)} of {len(variants)} | "
-        f"{largest:.0%} | {wrong} |"
-    )
+    cells = [
+        name,
+        f"{facts['version']}, driver {facts['driver']}",
+        ", ".join(has) or "–",
+        f"{len(passed)} of {len(variants)}",
+        f"{largest:.0%}",
+        wrong,
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

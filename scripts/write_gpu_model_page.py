@@ -21,8 +21,8 @@ def gpus() -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {gpu.description} | {gpu.lanes} x {gpu.clock / 1e9:g} GHz | {gpu.floats / 1e12:.1f} | {gpu.dots / 1e12:.1f} | "
-        f"{gpu.memory / 1e9:g} | {gpu.read / 1e9:.0f} |"
+        f"| {gpu.description} | {gpu.lanes} x {gpu.clock / 1e9:g} GHz | {gpu.floats / 1e12:.1f} | "
+        f"{gpu.dots / 1e12:.1f} | {gpu.memory / 1e9:g} | {gpu.read / 1e9:.0f} |"
         for gpu in GPUS.values()
     ]
     return "\n".join(lines)

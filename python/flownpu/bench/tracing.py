@@ -44,8 +44,8 @@ class OperatorTime:
 
     Attributes:
         operator: of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step (rms_norm).
-        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches; gpu: a
-            kernel, by the device's clock.
+        place: cpu, emulate or npu; "array (estimate)" for a design's estimated time; host: between dispatches; "gpu
+            kernel": one of a token's, by the device's clock.
         count: how many there were.
         seconds: that they took.
         bytes: that they cannot but read from and write to main memory, where that is known; else 0.
@@ -124,7 +124,7 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None, tiles: in
     operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
     operators += _by_operator(of_kind[_HOST_STEP], "host")
     kernels = [event for event in dispatches if event["args"]["array"] == _OPENCL]
-    operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu")
+    operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu kernel")
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
     if artifacts is not None and dispatches and not kernels:
         plans = _Plans(folder, artifacts)

@@ -61,7 +61,7 @@ class Gpu:
 
     @property
     def floats(self) -> float:
-        """Float operations a second: a lane multiplies and adds. (A second instruction in the same cycle is not counted.)."""
+        """Float operations a second: a lane multiplies and adds, once in a cycle."""
         return 2 * self.lanes * self.clock
 
     @property
@@ -137,16 +137,19 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
         yield _attention(decoder, window, past, tokens)
         yield from _product("output", shape.hidden, attention, tokens)
         yield norm
-        yield from _product("gate and up", 2 * decoder.feed_forward, shape.hidden, tokens)
+        yield from _product("gate and up", 2 * decoder.feed_forward, shape.hidden, tokens, decoder.feed_forward)
         yield from _product("down", shape.hidden, decoder.feed_forward, tokens)
         yield norm
     if head:
         yield from _product("LM head", decoder.vocabulary, shape.hidden, 1)
 
 
-def _product(name: str, rows: int, columns: int, tokens: int) -> Iterator[Kernel]:
-    """One row is multiplied as it is, in float: dequantised, multiplied, added. More are rounded first."""
-    weight, results = rows * columns * _WEIGHT, tokens * rows * _FLOAT
+def _product(name: str, rows: int, columns: int, tokens: int, written: int = 0) -> Iterator[Kernel]:
+    """One row is multiplied as it is, in float: dequantised, multiplied, added. More are rounded first.
+
+    `written`: results of a row, if a gate makes them fewer.
+    """
+    weight, results = rows * columns * _WEIGHT, tokens * (written or rows) * _FLOAT
     if tokens == 1:
         yield Kernel(name, weight + columns * _FLOAT + results, floats=4 * rows * columns)
         return

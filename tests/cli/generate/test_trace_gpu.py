@@ -41,7 +41,7 @@ def test_what_a_token_launches_and_moves(traced):
     assert each == {
         "dispatches": 8 * LAYERS + 2, "bytes_to_device": 4 * 256, "bytes_to_host": 4 * 4096, "word_bytes": 0,
     }  # fmt: skip
-    found = {row["operator"]: row["count"] for row in report["operators"] if row["place"] == "gpu"}
+    found = {row["operator"]: row["count"] for row in report["operators"] if row["place"] == "gpu kernel"}
     tokens = TOKENS - 1  # the first is the prompt's
     assert found == {
         "rms_norm": tokens * (2 * LAYERS + 1), "fused_dqp": tokens * (4 * LAYERS + 1),

@@ -23,7 +23,8 @@ def test_a_decoder_is_on_the_gpu(flownpu, model):
 
 def test_what_is_left_and_why(flownpu, tmp_path):
     convert(CHECKPOINT, tmp_path / "model", kv_dtype="int8")
-    done = flownpu("explain", tmp_path / "model", "--device", "gpu", "--bandwidth", "10")
+    done = flownpu("explain", tmp_path / "model", "--device", "gpu", "--bandwidth", "10", "--json")
     assert done.code == 0, done.err
-    row = next(line for line in done.out.splitlines() if "host" in line and "FlowQKVAttention" in line)
-    assert "a KV cache in bf16, fp16 or fp32, got int8" in row
+    left = [node for node in json.loads(done.out)["placement"]["nodes"] if node["place"] == "host"]
+    assert {node["operator"].rpartition(":")[2] for node in left} >= {"FlowQKVAttention", "Q4NXMatMul"}
+    assert all("a KV cache in bf16, fp16 or fp32, got int8" in node["reason"] for node in left)

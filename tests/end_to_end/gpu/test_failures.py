@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions in ONNX Runtime whose GPU fails in the middle (a double of the loader): the error, and how the CPU goes on."""
+"""Sessions whose GPU fails in the middle (a double of OpenCL's loader): how it is told, and how the CPU goes on."""
 
 from __future__ import annotations
 

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/gpu/session_device.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "ops/error.h"
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
+#include "ops/gpu/opencl/status.h"
+#include "ops/gpu/operators/lowering.h"
+#include "ops/gpu/operators/step.h"
 
 namespace flownpu {
 namespace gpu {
 namespace {
 
 // Version of the order of a lowered node's constants: what another version has kept is made anew.
-constexpr std::string_view kLayout = "decoder layers 1";
+constexpr std::string_view kLayout = "decoder layers 1, operators 1";
 
 }  // namespace
 
@@ -19,7 +24,7 @@ std::shared_ptr<Context> SessionDevice::open() const {
   const std::lock_guard lock(mutex_);
   if (context_ == nullptr) {
     context_ = std::make_shared<Context>(choose_device(options().opencl_device));
-    context_->take_no_times();
+    context_->set_takes_times(false);
   }
   return context_;
 }
@@ -43,27 +48,42 @@ std::string SessionDevice::warning() const {
 }
 
 std::string SessionDevice::unsupported(const Node& node, const Producer& producer) const {
-  return is_decoder_layers(node) ? "" : host().unsupported(node, producer);
+  return is_own(node) ? "" : host().unsupported(node, producer);
 }
 
 std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
-  if (!is_decoder_layers(node)) return host().prepare(node);
+  if (!is_own(node)) return host().prepare(node);
   const std::shared_ptr<Context> context = open();
+  if (is_operator_alone(node)) {
+    const Node of_graph = operator_of_graph(node);
+    return find_operator(node.op_type)
+        ->make(of_graph, {.context = context,
+                          .host = host().prepare(of_graph),
+                          .activations = options().activations,
+                          .host_context = cpu::make_context(options())});
+  }
   const std::lock_guard lock(context->mutex());
   auto step = std::make_unique<DecoderStep>(node, context, options().activations);
   caches().add(step->caches());
   return step;
 }
 
-bool SessionDevice::is_layers(const Node& node) const { return is_decoder_layers(node); }
-
-Lowered SessionDevice::lower_layers(std::vector<Node> nodes,
-                                    const std::vector<std::string>& outputs) const {
-  return lower_decoder(std::move(nodes), outputs);
+bool SessionDevice::is_own(const Node& node) const {
+  return is_decoder_layers(node) || is_operator_alone(node);
 }
 
-std::string SessionDevice::describe(const Node& layers, const std::string& /*model_folder*/) const {
-  return describe_decoder(layers, open()->facts());
+Lowered SessionDevice::lower_own(std::vector<Node> nodes,
+                                 const std::vector<std::string>& outputs) const {
+  return is_without_cache(nodes) ? lower_operators(std::move(nodes))
+                                 : lower_decoder(std::move(nodes), outputs);
+}
+
+// Throws OpenClError where there is no device; Error for one that has too little memory.
+std::string SessionDevice::describe(const std::vector<Node>& nodes,
+                                    const std::string& /*model_folder*/) const {
+  const DeviceFacts& facts = open()->facts();
+  const auto layers = std::ranges::find_if(nodes, is_decoder_layers);
+  return layers == nodes.end() ? describe_operators(nodes) : describe_decoder(*layers, facts);
 }
 
 std::vector<Lowered::OnHost> SessionDevice::left_on_host(const std::vector<Node>& nodes,
@@ -79,7 +99,12 @@ void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::shared_ptr<Context> context = opened();
   if (context == nullptr) return;
   const std::lock_guard lock(context->mutex());
-  caches().restore(tensors);
+  try {
+    caches().restore(tensors);
+  } catch (const OpenClError& error) {
+    fail(error.what(), ". Keys and values of this conversation were in the device's memory, and ",
+         "are lost with it: begin the conversation anew");
+  }
 }
 
 std::optional<Counts> SessionDevice::counts() const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` of a session: the layers of a decoder run on an OpenCL device, other nodes on
-// the host, an inner cpu device.
+// The device `gpu` of a session: the layers of a decoder, or the products and attention of a graph
+// without a KV cache, run on an OpenCL device, other nodes on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -38,10 +38,11 @@ class SessionDevice final : public layers::DeviceWithHost {
   std::shared_ptr<Context> open() const;
   std::shared_ptr<Context> opened() const;
 
-  bool is_layers(const Node& node) const override;
-  Lowered lower_layers(std::vector<Node> nodes,
-                       const std::vector<std::string>& outputs) const override;
-  std::string describe(const Node& layers, const std::string& model_folder) const override;
+  bool is_own(const Node& node) const override;
+  Lowered lower_own(std::vector<Node> nodes,
+                    const std::vector<std::string>& outputs) const override;
+  std::string describe(const std::vector<Node>& nodes,
+                       const std::string& model_folder) const override;
   std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                             const std::string& reason) const override;
 

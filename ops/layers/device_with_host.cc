@@ -9,20 +9,19 @@
 namespace flownpu::layers {
 
 Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering) const {
-  const auto is_one = [this](const Node& node) { return is_layers(node); };
+  const auto is_one = [this](const Node& node) { return is_own(node); };
   Lowered exported = host_->lower(std::move(nodes), lowering);
   const bool before = std::ranges::any_of(exported.nodes, is_one);
   if (!before && !lowering.obstacle.empty()) {
     exported.on_host = left_on_host(exported.nodes, lowering.obstacle);
     return exported;
   }
-  Lowered lowered = before ? exported : lower_layers(exported.nodes, lowering.outputs);
-  const auto found = std::ranges::find_if(lowered.nodes, is_one);
+  Lowered lowered = before ? exported : lower_own(exported.nodes, lowering.outputs);
   lowered.summary = exported.summary;
-  if (found == lowered.nodes.end()) return lowered;
+  if (std::ranges::none_of(lowered.nodes, is_one)) return lowered;
   try {
     if (!lowered.summary.empty()) lowered.summary += "; ";
-    lowered.summary += describe(*found, lowering.model_folder);
+    lowered.summary += describe(lowered.nodes, lowering.model_folder);
   } catch (const Error& error) {
     if (before) throw;  // There is no other way to compute it.
     exported.on_host = left_on_host(exported.nodes, error.what());

@@ -20,8 +20,8 @@ class DeviceWithHost : public Device {
     return host_->unsupported_in_file(node, producer);
   }
   std::vector<Contract> contracts() const override { return host_->contracts(); }
-  // Exported operators become ours first, then layers one node. What is in the way, an obstacle in
-  // the graph or an Error of lower_layers() or describe(), leaves all of them on the host.
+  // Exported operators become ours first, then this device's own. What is in the way, an obstacle
+  // in the graph or an Error of lower_own() or describe(), leaves all of them on the host.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::int64_t tokens_at_once(std::int64_t batch) const override {
     return host_->tokens_at_once(batch);
@@ -33,14 +33,16 @@ class DeviceWithHost : public Device {
   explicit DeviceWithHost(const DeviceOptions& options)
       : options_(options), host_(make_cpu_device(options)) {}
 
-  // Whether it is the node that layers became.
-  virtual bool is_layers(const Node& node) const = 0;
-  // The nodes with the layers as one; `outputs`: names of the values that leave the partition.
-  // Where there are no layers, the nodes as they are, and why.
-  virtual Lowered lower_layers(std::vector<Node> nodes,
-                               const std::vector<std::string>& outputs) const = 0;
-  // For the placement line. Throws Error if the device does not compute these layers.
-  virtual std::string describe(const Node& layers, const std::string& model_folder) const = 0;
+  // Whether this device computes the node: layers as one node, or an operator for it alone.
+  virtual bool is_own(const Node& node) const = 0;
+  // The nodes with what this device computes as nodes of its own; `outputs`: names of the values
+  // that leave the partition. Where there is nothing for it, the nodes as they are, and why.
+  virtual Lowered lower_own(std::vector<Node> nodes,
+                            const std::vector<std::string>& outputs) const = 0;
+  // Of nodes of which some are its own, for the placement line. Throws Error if the device does not
+  // compute them.
+  virtual std::string describe(const std::vector<Node>& nodes,
+                               const std::string& model_folder) const = 0;
   // The operators that it would compute as a part of layers, with one reason why it does not.
   virtual std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                                     const std::string& reason) const = 0;

@@ -119,14 +119,16 @@ std::int64_t NpuDevice::threshold() const {
       default_threshold(options().activations, cpu::make_context(options()).pool->threads()));
 }
 
-bool NpuDevice::is_layers(const Node& node) const { return npu::is_layers(node); }
+bool NpuDevice::is_own(const Node& node) const { return is_layers(node); }
 
-Lowered NpuDevice::lower_layers(std::vector<Node> nodes,
-                                const std::vector<std::string>& outputs) const {
-  return npu::lower_layers(std::move(nodes), outputs);
+Lowered NpuDevice::lower_own(std::vector<Node> nodes,
+                             const std::vector<std::string>& outputs) const {
+  return lower_layers(std::move(nodes), outputs);
 }
 
-std::string NpuDevice::describe(const Node& layers, const std::string& model_folder) const {
+std::string NpuDevice::describe(const std::vector<Node>& nodes,
+                                const std::string& model_folder) const {
+  const Node& layers = *std::ranges::find_if(nodes, is_layers);
   const std::shared_ptr<CompiledDesigns> designs = open(model_folder);
   return is_encoder_layers(layers) ? describe_encoder(layers, *designs)
                                    : describe_decoder(layers, *designs);

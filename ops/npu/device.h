@@ -52,10 +52,11 @@ class NpuDevice final : public layers::DeviceWithHost {
   std::string folder(const std::string& model_folder) const;
 
   // A decoder's or an encoder's.
-  bool is_layers(const Node& node) const override;
-  Lowered lower_layers(std::vector<Node> nodes,
-                       const std::vector<std::string>& outputs) const override;
-  std::string describe(const Node& layers, const std::string& model_folder) const override;
+  bool is_own(const Node& node) const override;
+  Lowered lower_own(std::vector<Node> nodes,
+                    const std::vector<std::string>& outputs) const override;
+  std::string describe(const std::vector<Node>& nodes,
+                       const std::string& model_folder) const override;
   std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                             const std::string& reason) const override;
 

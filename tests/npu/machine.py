@@ -47,12 +47,18 @@ def with_plugin(library: Path, folder: Path) -> Path:
     return folder / library.name
 
 
+def _write(folder: Path, **files: str) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(content + "\n", encoding="utf-8")
+
+
 class Machine:
     """A machine whose sysfs is in a folder.
 
     Args:
         folder: is to hold it.
-        devices: how many NPUs it has; None: no driver.
+        devices: how many NPUs it has.
+        driver: whether it is loaded; without it there is no device file.
         watchdog: the driver's, in ms; None: of a driver that does not tell.
         firmware: of the NPUs; None: there is none. What the driver does not take it does not start: such an NPU is on
             the bus and has no device file, and the kernel's log says why.
@@ -65,7 +71,8 @@ class Machine:
         self,
         folder: Path,
         *,
-        devices: int | None = 1,
+        devices: int = 1,
+        driver: bool = True,
         watchdog: int | None = WATCHDOG_MS,
         firmware: Firmware | None = DEVELOPED,
         linux: str = "7.3.4",
@@ -79,15 +86,9 @@ class Machine:
             self._settings += f" protocol={xrt.setting_of(firmware)}"
             self._install(firmware)
         (self.root / "sys/bus/pci/devices").mkdir(parents=True)
-        if devices is None:
-            return
-        (self.root / "sys/bus/pci/drivers/amdxdna").mkdir(parents=True)
-        parameter = self.root / "sys/module/amdxdna/parameters/tdr_timeout_ms"
-        parameter.parent.mkdir(parents=True)
-        if watchdog is not None:
-            parameter.write_text(f"{watchdog}\n", encoding="utf-8")
-        for number in range(devices):
-            self._add_device(number)
+        places = [self._add_device(number) for number in range(devices)]
+        if driver:
+            self._load_driver(watchdog, places)
 
     def _install(self, firmware: Firmware) -> None:
         """Puts firmware where linux-firmware does: Linux 7 looks for npu_7.sbin first, older ones for npu.sbin."""
@@ -97,25 +98,34 @@ class Machine:
         file.touch()
         (folder / ("npu_7.sbin.zst" if firmware.protocol[0] >= 7 else "npu.sbin.zst")).symlink_to(file.name)
 
-    def _add_device(self, number: int) -> None:
+    def _add_device(self, number: int) -> Path:
+        """An NPU on the bus; where it is in sysfs."""
         address = f"0000:c{5 + number}:00.1"
         device = self.root / f"sys/devices/pci0000:00/{address}"
         device.mkdir(parents=True)
         on_bus = self.root / "sys/bus/pci/devices" / address
         on_bus.symlink_to(os.path.relpath(device, on_bus.parent))
-        files = {"vendor": "0x1022", "device": "0x17f0", "revision": "0x10"}
-        said = driver_log(self._firmware, self._linux, address)
-        if self._firmware is not None and not said:
-            files |= {"vbnv": "NPU Strix", "device_type": "0", "fw_version": self._firmware.version}
-            self._start(number, device)
-        for file, content in files.items():
-            (device / file).write_text(content + "\n", encoding="utf-8")
-        with (self.root / "kernel_log").open("a", encoding="utf-8") as log:
-            log.write(said)
-        self._say_the_log()
+        _write(device, vendor="0x1022", device="0x17f0", revision="0x10")
+        return device
 
-    def _say_the_log(self) -> None:
+    def _load_driver(self, watchdog: int | None, devices: list[Path]) -> None:
+        (self.root / "sys/bus/pci/drivers/amdxdna").mkdir(parents=True)
+        parameters = self.root / "sys/module/amdxdna/parameters"
+        parameters.mkdir(parents=True)
+        if watchdog is not None:
+            _write(parameters, tdr_timeout_ms=str(watchdog))
+        log = ""
+        for number, device in enumerate(devices):
+            said = driver_log(self._firmware, self._linux, device.name)
+            if self._firmware is not None and not said:
+                _write(device, vbnv="NPU Strix", device_type="0", fw_version=self._firmware.version)
+                self._start(number, device)
+            log += said
+        self._say_the_log(log)
+
+    def _say_the_log(self, log: str) -> None:
         """What a user of dmesg sees."""
+        (self.root / "kernel_log").write_text(log, encoding="utf-8")
         command = self.root / "bin/dmesg"
         command.parent.mkdir(exist_ok=True)
         command.write_text(f"#!/bin/sh\ncat '{self.root.resolve()}/kernel_log'\n", encoding="utf-8")
@@ -164,7 +174,7 @@ class Machine:
         return xrt_runtime.command([sys.executable, *arguments], using=loader, without=without)
 
     def python(
-        self, *arguments: str | Path, without: Iterable[str] = (), timeout: float = 300
+        self, *arguments: str | Path, without: Iterable[str] = (), timeout: float = 900
     ) -> subprocess.CompletedProcess[str]:
         """Runs Python on this machine."""
         return subprocess.run(

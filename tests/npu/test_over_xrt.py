@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -58,6 +58,7 @@ except npu.DeviceError as error:
 
 # What installs it depends on the machine.
 INSTALL = "; `flownpu doctor` names the command that installs it here"
+NO_DRIVER = {"driver": False}
 NOT_STARTED = (
     "no_device .*XRT finds no NPU, though the driver amdxdna is loaded; this machine has none, or the driver could not "
     "start it, as where its firmware is missing or of another age than the driver: `flownpu doctor` tells which"
@@ -65,27 +66,31 @@ NOT_STARTED = (
 
 
 @pytest.mark.parametrize(
-    ("devices", "without", "said"),
+    ("machine", "without", "said"),
     [
-        (2, (), "opened NPU Strix, firmware 255.0.5.35, XRT 2.25"),
-        (None, (), r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells"),
-        (0, (), r"no_device .*XRT finds no NPU, though the driver amdxdna is loaded; this machine has none, or the "),
+        ({"devices": 2}, (), "opened NPU Strix, firmware 255.0.5.35, XRT 2.25"),
         (
-            1,
+            NO_DRIVER,
+            (),
+            r"no_device .*XRT finds no NPU; load the driver \(sudo modprobe amdxdna\); `flownpu doctor` tells",
+        ),
+        ({"devices": 0}, (), NOT_STARTED),
+        (
+            {},
             ["libxrt_driver_xdna"],
             r"version .*XRT has not loaded libxrt_driver_xdna.so.2 \(libxrt_driver_xdna.so.2: cannot open shared .*"
             rf"{INSTALL}",
         ),
         # Without it nobody knows whether there is an NPU.
-        (0, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
-        (None, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
-        (1, ["libxrt_core.so"], rf"version .*No such library .*/libxrt_core\.so\.2.*{INSTALL}"),
-        (1, ["libxrt_coreutil"], rf"version .*XRT is not installed \(libxrt_coreutil.so.2: .*{INSTALL}"),
+        ({"devices": 0}, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
+        (NO_DRIVER, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
+        ({}, ["libxrt_core.so"], rf"version .*No such library .*/libxrt_core\.so\.2.*{INSTALL}"),
+        ({}, ["libxrt_coreutil"], rf"version .*XRT is not installed \(libxrt_coreutil.so.2: .*{INSTALL}"),
     ],
 )
-def test_machines(devices: int | None, without: list[str], said: str, tmp_path: Path) -> None:
+def test_machines(machine: dict[str, Any], without: list[str], said: str, tmp_path: Path) -> None:
     require()
-    done = Machine(tmp_path, devices=devices).python("-c", OPEN, without=without)
+    done = Machine(tmp_path, **machine).python("-c", OPEN, without=without)
     assert done.returncode == 0, done.stderr
     assert re.match(said, done.stdout.splitlines()[-1])
 

@@ -25,6 +25,7 @@ case = emulated.case
 def driver():
     """The driver, which must be left as it was found."""
     driver = xrt.Driver()
+    driver.end_hung_calls()  # of a test before this that failed
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True, file=sys.__stderr__)  # sys.stderr may be captured
     yield driver
     faulthandler.cancel_dump_traceback_later()

@@ -314,20 +314,42 @@ def test_a_move_that_fails(bench, driver):
     assert bench.runtime.counts()["bytes_to_device"] == 0
 
 
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_call_that_is_not_accepted(bench, case, arguments, driver, calls):
+# How a call may be refused.
+REQUESTS = {
+    errno.EINVAL: ("submit", "the driver's message is in `sudo dmesg`"),
+    errno.EACCES: ("permission", "join the group"),
+    errno.EAGAIN: ("permission", "the driver locks memory"),
+    errno.ENOMEM: ("memory", "use a smaller context"),
+    errno.EOPNOTSUPP: ("version", r"XRT 2\.19 or newer is needed"),
+    errno.ENODEV: ("no_device", "`flownpu doctor` tells"),
+}
+
+
+@pytest.mark.parametrize(("calls", "after"), [(1, 0), (3, 0), (50, 1), (50, 2)])
+@pytest.mark.parametrize("number", REQUESTS)
+def test_a_call_that_is_not_accepted(bench, case, arguments, driver, number, calls, after):
+    """XRT submits a list 24 calls at a time: the second and the third part are refused when others are under way."""
+    failure, message = REQUESTS[number]
     sequence = bench.sequence(case.plan)
-    driver.inject("submit", errno.EINVAL)
-    with device_error("submit", "call 0.*: DRM_IOCTL_AMDXDNA_EXEC_CMD .*; the driver's message is in `sudo dmesg`"):
+    driver.inject("submit", number, after=after)
+    with device_error(failure, f"call 0.*: DRM_IOCTL_AMDXDNA_EXEC_CMD .*; .*{message}"):
         bench.submit(*[(sequence, arguments)] * calls)
     assert bench.runtime.counts()["dispatches"] == 0
     if calls == 1:
         bench.run((sequence, arguments))
     else:  # of several some may have run
-        with device_error(
-            "submit", "the array is in an unknown state since call 0 .. call 2 failed; close the session"
-        ):
+        name = f"call 0 .. call {calls - 1}"
+        with device_error("submit", f"the array is in an unknown state since {name} failed; close the session"):
             bench.run((sequence, arguments))
+
+
+@pytest.mark.parametrize(("calls", "after"), [(1, 0), (3, 0), (3, 3)])
+def test_no_memory_for_a_command(bench, case, arguments, driver, calls, after):
+    """Each call has one, and a list one more; nothing was submitted."""
+    sequence = bench.sequence(case.plan)
+    driver.inject("command", errno.ENOMEM, after=after)
+    with device_error("memory", "call 0.*: DRM_IOCTL_AMDXDNA_CREATE_BO .*; use a smaller context"):
+        bench.submit(*[(sequence, arguments)] * calls)
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -409,15 +431,15 @@ def test_a_call_that_the_watchdog_ends(bench, case, arguments, driver, calls):
 
 
 @pytest.mark.parametrize("fault", ["hang", "lost"])
-@pytest.mark.parametrize("calls", [1, 3])
-def test_a_call_that_never_ends(bench, case, driver, fault, calls):
+@pytest.mark.parametrize(("calls", "failing"), [(1, 0), (3, 1)])
+def test_a_call_that_never_ends(bench, case, driver, fault, calls, failing):
     """Nothing waits for it for ever, or is freed under it; the process goes on; and once it ends all is freed."""
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
-    driver.inject(fault, -1)
+    driver.inject(fault, -1, after=failing)
     submission = bench.submit(*[(bench.sequence(case.plan), arguments)] * calls)
     expected = ("timeout", "did not answer within 20 ms") if fault == "hang" else ("no_device", "the NPU is gone: ")
     with device_error(expected[0], "call 0.*: .*" + expected[1]):
-        submission.wait(20)
+        submission.wait(20 if fault == "hang" else 2000)  # it is lost once the call has begun
     del submission, arguments
     bench.array = bench.runtime = None
     assert (driver.alive("buffer"), driver.alive("heap buffer"), driver.alive("context")) == (3, 2, 1)
@@ -427,11 +449,13 @@ def test_a_call_that_never_ends(bench, case, driver, fault, calls):
     assert driver.alive() == 0
 
 
-def test_a_lost_device_is_noticed_before_the_time_is_up(bench, case, arguments, driver):
-    driver.inject("lost")
-    submission = bench.submit((bench.sequence(case.plan), arguments))
+@pytest.mark.parametrize(("calls", "failing"), [(1, 0), (24, 12)])
+def test_a_lost_device_is_noticed_before_the_time_is_up(bench, case, arguments, driver, calls, failing):
+    """24 are submitted at once: no call after the one that it is lost in can be refused."""
+    driver.inject("lost", after=failing)
+    submission = bench.submit(*[(bench.sequence(case.plan), arguments)] * calls)
     begin = time.monotonic()
-    with device_error("no_device", "call 0: the NPU is gone: .*No such device"):
+    with device_error("no_device", "call 0.*: the NPU is gone: .*No such device"):
         submission.wait(30_000)
     assert time.monotonic() - begin < 10  # a third of the time is enough for any machine
     driver.end_hung_calls()

@@ -32,9 +32,9 @@ namespace {
 using xdna_driver::machine_root;
 
 // What XRT and FlowNPU look up of a device; the rest of sysfs stays as it is.
-constexpr std::array<std::string_view, 6> kRedirected = {
-    "/sys/bus/",        "/sys/module/amdxdna", "/sys/class/accel",
-    "/sys/devices/pci", "/dev/accel",          "/lib/firmware/amdnpu"};
+constexpr std::array<std::string_view, 7> kRedirected = {
+    "/sys/bus/",  "/sys/module/amdxdna",  "/sys/class/accel", "/sys/devices/pci",
+    "/dev/accel", "/lib/firmware/amdnpu", "/lib/modules"};
 constexpr std::string_view kDevice = "/dev/accel/accel";
 // More than tests allocate; a file without content takes no room.
 constexpr off_t kMemory = off_t{1} << 42;
@@ -91,7 +91,10 @@ int fail_with(int number) {
   return -1;
 }
 
+bool is_forbidden() { return xdna_driver::setting("forbidden", 0) != 0; }
+
 int open_device() {
+  if (is_forbidden()) return fail_with(EACCES);
   if (const auto number = xdna_driver::struck("open")) return fail_with(static_cast<int>(*number));
   const int file = memfd_create("accel0", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, kMemory) != 0) return fail_with(ENOMEM);
@@ -205,6 +208,7 @@ int fstatat64(int folder, const char* path, struct stat64* found, int flags) {
 }
 
 int access(const char* path, int mode) {
+  if (is_device(path) && is_forbidden() && (mode & (R_OK | W_OK)) != 0) return fail_with(EACCES);
   return next<int (*)(const char*, int)>("access")(Redirected(path), mode);
 }
 

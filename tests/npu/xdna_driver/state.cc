@@ -51,8 +51,8 @@ State& state() {
 }
 
 bool holds(const std::string& name) {
-  return name == "contexts" || name == "version" || name == "protocol" || name == "timelines" ||
-         name == "separate";
+  return name == "contexts" || name == "version" || name == "forbidden" || name == "protocol" ||
+         name == "timelines" || name == "separate";
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ void xdna_driver_reset();
 //   lost: a call does not end, and the device is gone while it hangs
 // These hold until xdna_driver_reset():
 //   contexts: how many there may be; version: of XRT, XRT_VERSION(major, minor)
+//   forbidden: 1: the device file is not for this user, whom nobody asks for root's rights
 //   protocol: the firmware's, 1000 * major + minor: what the driver asks of it
 //   timelines: 0: a context has none, and is waited for with a request of the driver's own
 //   separate: 1: the array has memory of its own, which is moved only where the driver is asked to

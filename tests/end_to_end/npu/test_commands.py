@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from errno import EOPNOTSUPP
+from errno import EINVAL, ENODEV, ENOMEM, ENOSPC, EOPNOTSUPP
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flownpu.doctor.npu import DRIVER_LOG, TOO_OLD
+from flownpu.doctor.checks import JOIN_THE_GROUP
+from flownpu.doctor.npu import DRIVER_LOG, FULL, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.doctor.npu_packages import release_of
 from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import Machine, with_plugin
@@ -47,8 +48,21 @@ def model(converted: Callable[..., Path], plugin: Path, tmp_path_factory: pytest
     return folder
 
 
+State = tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str]]]
+UNTRIED = {"a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$")}
+IS_LOGGED = f"^{re.escape(DRIVER_LOG)}$"
+# Which programs use the NPU.
+PROGRAMS = "^xrt-smi examine --report aie-partitions"
+MORE_TO_LOCK = "|".join(map(re.escape, (MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT)))
+
+
+def failing(settings: str, said: str, remedy: str) -> State:
+    """An NPU that seems to be all right, and then fails."""
+    return {"settings": settings}, [], {"npu": ("good", "accel0", "^$"), "a token": ("bad", said, remedy)}
+
+
 # The machine, libraries that it lacks, and what doctor says: of each check its status, what it found, what mends it.
-STATES: dict[str, tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str]]]] = {
+STATES: dict[str, State] = {
     "well": (
         {"devices": 2},
         [],
@@ -85,7 +99,7 @@ STATES: dict[str, tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str
                 "driver amdxdna is loaded, and finds no firmware in /lib/firmware/amdnpu/17f0_10$",
                 FIRMWARE,
             ),
-            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
+            **UNTRIED,
         },
     ),
     "firmware that Linux 6.19 does not take": (
@@ -93,7 +107,7 @@ STATES: dict[str, tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str
         [],
         {
             "npu": ("bad", r"npu_7\.sbin is npu\.sbin\.1\.1\.2\.64, Incompatible firmware protocol major 7", FIRMWARE),
-            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
+            **UNTRIED,
         },
     ),
     "firmware that Linux 7 does not take": (
@@ -101,17 +115,36 @@ STATES: dict[str, tuple[dict[str, Any], list[str], dict[str, tuple[str, str, str
         [],
         {
             "npu": ("bad", r"npu\.sbin is npu\.sbin\.1\.0\.0\.5, start npu failed, ret -95", FIRMWARE),
-            "a token": ("note", "^not tried with .*: the NPU is to be mended first$", "^$"),
+            **UNTRIED,
         },
     ),
-    "a call that hangs": (
-        {"settings": "hang=50"},
+    "no driver": (
+        {"driver": False},
         [],
+        {"npu": ("bad", "its driver amdxdna is not loaded$", "^sudo modprobe amdxdna$"), **UNTRIED},
+    ),
+    "no XRT": (
+        {},
+        ["libxrt"],
         {
-            "xrt": ("good", "XRT 2.25", "^$"),
-            "a token": ("bad", "the driver's watchdog ended it", f"^{re.escape(DRIVER_LOG)}$"),
+            "npu": ("good", "accel0", "^$"),
+            "xrt": ("note", "^not installed; the npu device needs it$", RUNTIME),
+            "a token": ("bad", r"XRT is not installed .*`flownpu doctor` names", ""),
         },
     ),
+    "no permission": (
+        {"settings": "forbidden=1"},
+        [],
+        {"npu": ("bad", "accel0, which this user may not open$", re.escape(JOIN_THE_GROUP)), **UNTRIED},
+    ),
+    "a device that is not there any more": failing(f"open={ENODEV}", "No such device; load the driver", IS_LOGGED),
+    "too little memory to lock": failing(f"heap={ENOMEM}", "the driver locks memory", MORE_TO_LOCK),
+    "no memory": failing(f"allocate={ENOMEM}", f"Cannot allocate memory; use a smaller context, .*{FULL}", PROGRAMS),
+    "no context": failing(f"context={ENOSPC}", f"No space left on device.*{FULL}", PROGRAMS),
+    "a call that is refused": failing(f"submit={EINVAL}", "Invalid argument", IS_LOGGED),
+    "a call that the watchdog ends": failing("hang=50", "the driver's watchdog ended it", IS_LOGGED),
+    "a call that nothing ends": failing("hang=-1", "the array did not answer within 5000 ms", IS_LOGGED),
+    "a device that is lost": failing("lost=0", "the NPU is gone: .*No such device", IS_LOGGED),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts
-from tests.end_to_end.npu_session import FAULTS, PLACES, REFUSED
+from tests.end_to_end.npu.session import BESIDE, CACHES, FAULTS, MIDDLE, PLACES, REFUSED
 from tests.npu.firmware import CURRENT
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.test_over_xrt import DRIVERS
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 CONTEXT = 128
 STEPS = 1 + 6  # the prompt's and six tokens'
-FAILED_AT = 3
 TURNS = 512  # tokens of a conversation
 SESSIONS = 20
 DRIVER_LOG_HERE = "the driver's message is in `sudo dmesg`"
@@ -43,14 +42,14 @@ def plugin(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_sessions(
     plugin: Path, converted: Callable[..., Path], held_out: Tokens, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., dict[str, Any]]:
-    """Runs scenarios of npu_session.py on a machine, and returns what it printed."""
+    """Runs scenarios of session.py on a machine, and returns what it printed."""
     folder = tmp_path_factory.mktemp("npu")
     artifacts = build_for_xdna_driver(converted(), folder / "artifacts", CONTEXT)
     few = build_for_xdna_driver(converted(), folder / "few", CONTEXT, most_buffers=5)
     arguments = plugin, converted(), artifacts, json.dumps(held_out[:CONTEXT]), few
 
     def run(machine: Machine, *names: str, without: Sequence[str] = ()) -> dict[str, Any]:
-        done = machine.python("-m", "tests.end_to_end.npu_session", *arguments, *names, without=without)
+        done = machine.python("-m", "tests.end_to_end.npu.session", *arguments, *names, without=without)
         assert done.returncode == 0, done.stderr[-3000:]
         document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return document
@@ -87,7 +86,7 @@ def conversations(
     plugin: Path, converted: Callable[..., Path], conversation_artifacts: dict[str, Path],
     held_out: Tokens, prompts: list[Tokens], tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:  # fmt: skip
-    """By the driver, and the emulator's: what npu_conversation.py printed."""
+    """By the driver, and the emulator's: what conversation.py printed."""
     texts = json.dumps([held_out[:110], prompts[0], prompts[1]])
     found: dict[str, Any] = {}
     for name, driver in DRIVERS.items():
@@ -98,7 +97,7 @@ def conversations(
             if device not in found
         }
         machine = Machine(home, **driver)  # type: ignore[arg-type]
-        done = machine.python("-m", "tests.end_to_end.npu_conversation", plugin, texts, *folders.values())
+        done = machine.python("-m", "tests.end_to_end.npu.conversation", plugin, texts, *folders.values())
         assert done.returncode == 0, done.stderr[-3000:]
         document = json.loads(done.stdout.splitlines()[-1])
         assert (document["violations"], document["alive"]) == ([], 0)
@@ -124,7 +123,7 @@ def test_many_sessions_leave_nothing(
     folder = for_device(converted(), tmp_path / "model", "npu", conversation_artifacts["npu"])
     arguments = plugin, folder, json.dumps(prompts[0][:3]), str(count)
     timeout = 300 + 5 * count
-    done = Machine(tmp_path).python("-m", "tests.end_to_end.npu_many_sessions", *arguments, timeout=timeout)
+    done = Machine(tmp_path).python("-m", "tests.end_to_end.npu.many_sessions", *arguments, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     print(count, "sessions:", found)
@@ -159,6 +158,7 @@ REASONS = {
     "hang": ["the array did not answer within 5000 ms (timeout)", DRIVER_LOG_HERE],
     "lost": ["the NPU is gone: ", "`flownpu doctor` tells"],
     "submit": ["EXEC_CMD", DRIVER_LOG_HERE],
+    "permission": ["EXEC_CMD", "Permission denied", JOIN_THE_GROUP],
     "no memory": ["EXEC_CMD", "Cannot allocate memory", FULL],
     "locked memory": ["EXEC_CMD", MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT],
     "firmware": ["firmware 1.0.0.63, XRT 2.25: ", "EXEC_CMD", TOO_OLD, "`flownpu doctor MODEL`"],
@@ -169,7 +169,7 @@ REASONS = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
     """From the keys and values that the array made: every step before and after has its logits."""
-    failed_at = FAILED_AT if place == "middle" else 0
+    failed_at = MIDDLE if place == "middle" else 0
     found = sessions[f"{fault}, {place}"]
     (error,) = found["errors"]
     if failed_at:
@@ -184,15 +184,41 @@ def test_a_failure_names_the_call_and_the_cpu_goes_on(sessions: dict[str, Any], 
     assert found["top"][:failed_at] == sessions["well"]["top"][:failed_at]
     expected = np.array(sessions["cpu"]["top"])
     assert np.sqrt(np.square(top - expected).mean()) < expected.std() / 20
+    assert top.argmax(-1).tolist() == expected.argmax(-1).tolist()
     assert found["top"][failed_at:] != sessions["well"]["top"][failed_at:]
 
 
 def test_without_leave_to_use_the_cpu_each_run_says_what_failed_first(sessions: dict[str, Any]) -> None:
     found = sessions["error"]
-    assert len(found["top"]) == FAILED_AT
-    assert len(found["errors"]) == 2 * (STEPS - FAILED_AT)
+    assert len(found["top"]) == MIDDLE
+    assert len(found["errors"]) == 2 * (STEPS - MIDDLE)
     assert all("decode_layer, layers 0-5, position 72" in error for error in found["errors"])
     assert "on_unsupported=cpu" in found["errors"][0]
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_a_conversation_without_memory_for_its_cache(sessions: dict[str, Any], name: str) -> None:
+    """Nothing has failed: the next run finds memory; or the CPU takes this one, and the array goes on from there."""
+    found, expected = sessions[f"{name} for a cache"], sessions["well"]["top"]
+    (error,) = found["errors"]
+    for reason in ("a buffer of ", REFUSALS[name][-1], "one more conversation", "on_unsupported to cpu"):
+        assert reason in error
+    assert found["top"] == expected
+    with_cpu = sessions[f"{name} for a cache, cpu"]
+    assert with_cpu["errors"] == []
+    assert with_cpu["top"][0] == sessions["cpu"]["top"][0]
+    assert np.sqrt(np.square(np.array(with_cpu["top"]) - expected).mean()) < np.std(expected) / 20
+    assert with_cpu["top"][1:] != sessions["cpu"]["top"][1:]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_session_that_is_refused_leaves_others_alone(sessions: dict[str, Any], name: str) -> None:
+    found = sessions[f"{name}, beside"]
+    (refused,) = found["other"]
+    for reason in REFUSALS[name]:
+        assert reason in refused
+    assert found["errors"] == []
+    assert found["top"] == sessions["well"]["top"]
 
 
 REFUSALS = {
@@ -221,7 +247,7 @@ def test_with_leave_to_use_the_cpu_a_session_that_cannot_be_made_is_the_cpus(
 @pytest.mark.parametrize(
     ("machine", "without", "reasons"),
     [
-        ({"devices": None}, [], ["XRT finds no NPU; load the driver", "`flownpu doctor` tells"]),
+        ({"driver": False}, [], ["XRT finds no NPU; load the driver", "`flownpu doctor` tells"]),
         ({"firmware": CURRENT, "linux": "6.19.8"}, [], ["the driver amdxdna is loaded", "firmware is missing or of"]),
         ({}, ["libxrt_driver_xdna"], ["XRT has not loaded libxrt_driver_xdna.so.2", "`flownpu doctor` names"]),
         ({}, ["libxrt_coreutil"], ["XRT is not installed", "`flownpu doctor` names"]),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions in GenAI, one after the other in one process of a machine with an NPU: what each of them leaves.
 
-    python -m tests.end_to_end.npu_many_sessions LIBRARY MODEL PROMPT COUNT
+    python -m tests.end_to_end.npu.many_sessions LIBRARY MODEL PROMPT COUNT
 
 PROMPT is a JSON list of tokens. Prints a JSON document: the tokens of all sessions, each once; and after the first, the
 third, the tenth, the hundredth .. and the last one the files open in this process, what is open in the driver, and the

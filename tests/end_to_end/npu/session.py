@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of the small model with device=npu, over XRT, one after the other in one process of a machine.
 
-    python -m tests.end_to_end.npu_session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
+    python -m tests.end_to_end.npu.session LIBRARY MODEL ARTIFACTS IDS ARTIFACTS_WITH_KERNELS_THAT_TAKE_TOO_FEW_BUFFERS
 
 prints a JSON document: for each scenario the logits' tokens, the errors, the placement report, and what was open in the
 driver at its end.
@@ -40,11 +40,15 @@ FAULTS = {
     "hang": ("hang", -1),
     "lost": ("lost", 0),
     "submit": ("submit", EINVAL),
+    "permission": ("submit", EACCES),
     "no memory": ("submit", ENOMEM),
     "locked memory": ("submit", EAGAIN),
     "firmware": ("submit", EOPNOTSUPP),
 }
-PLACES = {"first": (0, 0), "middle": (3, 0), "in a list": (0, 3)}
+MIDDLE = 3
+PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
+# What there is no memory for when a conversation begins: its cache.
+CACHES = {"no memory": ENOMEM, "locked memory": EAGAIN}
 # What goes wrong when a session is made; after how many times that it goes well.
 REFUSED = {
     "no device": ("open", ENODEV, 0),
@@ -54,8 +58,26 @@ REFUSED = {
     "firmware": ("context", EOPNOTSUPP, 0),
     "locked memory": ("lock memory", EAGAIN, 0),
 }
+# Those that a session may meet while another one computes, which has the device open.
+BESIDE = ("no memory", "no context", "firmware")
 # The firmware is an old one where it is what does not take the request.
 FIRMWARE = {"firmware": FIRST}
+
+
+def generate(tokens: np.ndarray, decoder: DecoderSession, before: Any = lambda _step: None) -> dict[str, Any]:
+    """The prompt and some tokens of the text; a step that fails is tried once more."""
+    found: dict[str, Any] = {"top": [], "errors": []}
+    steps = [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + STEPS))]
+    for step, (first, end) in enumerate(steps):
+        before(step)
+        for _ in range(2):
+            try:
+                logits = decoder(tokens[None, first:end], np.ones((1, end), np.int64))
+                found["top"].append(logits[0, -1].tolist())
+                break
+            except Exception as error:  # noqa: BLE001 (whatever ORT raises)
+                found["errors"].append(str(error))
+    return found
 
 
 def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: str, *names: str) -> None:
@@ -68,21 +90,6 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
 
     def open_session(**more: str) -> DecoderSession:
         return DecoderSession(Path(model), devices, options | more)
-
-    def generate(decoder: DecoderSession, before: Any = lambda _step: None) -> dict[str, Any]:
-        """The prompt and some tokens of the text; a step that fails is tried once more."""
-        found: dict[str, Any] = {"top": [], "errors": []}
-        steps = [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + STEPS))]
-        for step, (first, end) in enumerate(steps):
-            before(step)
-            for _ in range(2):
-                try:
-                    logits = decoder(tokens[None, first:end], np.ones((1, end), np.int64))
-                    found["top"].append(logits[0, -1].tolist())
-                    break
-                except Exception as error:  # noqa: BLE001 (whatever ORT raises)
-                    found["errors"].append(str(error))
-        return found
 
     def scenario(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         driver.reset()
@@ -103,20 +110,41 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         (what, amount), (step, after) = FAULTS[fault], PLACES[place]
         driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
         decoder = open_session(**more)
-        return generate(decoder, lambda at: driver.inject(what, amount, after=after) if at == step else None)
+        return generate(tokens, decoder, lambda at: driver.inject(what, amount, after=after) if at == step else None)
 
     def refused(fault: str, **more: str) -> dict[str, Any]:
         what, amount, after = REFUSED[fault]
         driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
         driver.inject(what, amount, after=after)
-        return generate(open_session(**more))
+        return generate(tokens, open_session(**more))
+
+    def without_cache(error: int, **more: str) -> dict[str, Any]:
+        decoder = open_session(**more)
+        driver.inject("allocate", error)
+        return generate(tokens, decoder)
+
+    def beside(fault: str) -> dict[str, Any]:
+        what, amount, after = REFUSED[fault]
+        driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
+        decoder, other = open_session(), []
+
+        def open_another(step: int) -> None:
+            if step != MIDDLE:
+                return
+            driver.inject(what, amount, after=after)
+            try:
+                open_session(artifacts=f"{artifacts}/.")  # its name tells sessions whose arrays they share
+            except Exception as error:  # noqa: BLE001 (whatever ORT raises)
+                other.append(str(error))
+
+        return generate(tokens, decoder, open_another) | {"other": other}
 
     scenarios: dict[str, Callable[[], dict[str, Any]]] = {
-        "cpu": lambda: generate(open_session(device="cpu")),
-        "well": lambda: generate(open_session()),
-        "well or cpu": lambda: generate(open_session(on_unsupported="cpu")),
+        "cpu": lambda: generate(tokens, open_session(device="cpu")),
+        "well": lambda: generate(tokens, open_session()),
+        "well or cpu": lambda: generate(tokens, open_session(on_unsupported="cpu")),
         "error": lambda: failing("error", "middle"),
-        "too few buffers": lambda: generate(open_session(artifacts=too_few_buffers)),
+        "too few buffers": lambda: generate(tokens, open_session(artifacts=too_few_buffers)),
         **{
             f"{name}, {place}": partial(failing, name, place, on_unsupported="cpu")
             for name in FAULTS
@@ -124,8 +152,14 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         },
         **{name: partial(refused, name) for name in REFUSED},
         **{f"{name}, cpu": partial(refused, name, on_unsupported="cpu") for name in REFUSED},
+        **{f"{name} for a cache": partial(without_cache, error) for name, error in CACHES.items()},
+        **{
+            f"{name} for a cache, cpu": partial(without_cache, error, on_unsupported="cpu")
+            for name, error in CACHES.items()
+        },
+        **{f"{name}, beside": partial(beside, name) for name in BESIDE},
         "no memory, warn": partial(refused, "no memory", on_unsupported="warn"),
-        "well again": lambda: generate(open_session()),
+        "well again": lambda: generate(tokens, open_session()),
     }
     print(json.dumps({name: scenario(run) for name, run in scenarios.items() if not names or name in names}))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation in GenAI with the small model on each of some devices, in one process of a machine with an NPU.
 
-    python -m tests.end_to_end.npu_conversation LIBRARY PROMPTS MODEL...
+    python -m tests.end_to_end.npu.conversation LIBRARY PROMPTS MODEL...
 
 prints a JSON document: for each model's folder, which says its device, the tokens of two turns and of one after a
 rewind, and a sum of the logits that they were chosen from. PROMPTS is a JSON list of three.

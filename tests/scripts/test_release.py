@@ -176,8 +176,8 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
 
 
 def test_a_python_that_is_missing(monkeypatch):
-    monkeypatch.setattr(wheels, "STABLE_ABI", ("3.98", "3.99"))
-    monkeypatch.setattr(wheels, "OWN_ABI", "{}.{}".format(*sys.version_info))
+    monkeypatch.setattr(building, "STABLE_ABI", ("3.98", "3.99"))
+    monkeypatch.setattr(building, "OWN_ABI", "{}.{}".format(*sys.version_info))
     monkeypatch.setattr(
         building, "_python", lambda version: None if version in building.STABLE_ABI else Path(sys.executable)
     )

@@ -12,7 +12,19 @@ from pathlib import Path
 
 from scripts.debian_packages import UnavailableError
 
-__all__ = ["OWN_ABI", "ROOT", "STABLE_ABI", "commit", "environment", "glibc_platforms", "pip_wheel", "prefix_maps", "pythons", "reproducible", "tools"]
+__all__ = [
+    "OWN_ABI",
+    "ROOT",
+    "STABLE_ABI",
+    "commit",
+    "environment",
+    "glibc_platforms",
+    "pip_wheel",
+    "prefix_maps",
+    "pythons",
+    "reproducible",
+    "tools",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Pythons: the one that gets a wheel of its own, and those of which any builds the wheel for all since 3.12.
@@ -115,7 +127,7 @@ def prefix_maps(folders: dict[Path | str, str], pythons: list[Path]) -> str:
     return " ".join(f"-ffile-prefix-map={folder}={name}" for folder, name in names.items())
 
 
-def pip_wheel(  # noqa: D417 the rest is said above
+def pip_wheel(
     python: Path, source: Path, build: Path, dist: Path, *, platform: str, defines: dict[str, object], **variables: str
 ) -> Path:
     """Builds the wheel of a folder of sources.

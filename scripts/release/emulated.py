@@ -14,12 +14,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.debian_packages import Apt, UnavailableError
 from scripts.release import aarch64, building, old_system
 from scripts.release.building import ROOT
 from scripts.release.zig import Zig
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["main"]
 
@@ -52,27 +55,37 @@ def main() -> None:
     expected = old_system.generated(["flownpu"], fixture, FOLDER / "model")
     failed = False
     for kernels in arguments.processors.split(","):
-        processor = [*emulator, "-cpu", PROCESSORS[kernels], "-L", str(root), str(root / "usr/bin" / f"python{PYTHON}")]
-        environment = os.environ | {
-            "PYTHONPATH": f"{site}:{ROOT}",
-            "FLOWNPU_TESTING_DIR": str(WHEELS / aarch64.FOLDER),
-            "ORT_DISABLE_TELEMETRY": "1",
-        }
-        tests = subprocess.run([*processor, "-m", "pytest", *PYTEST, *TESTS], cwd=ROOT, env=environment, check=False)
-        del environment["FLOWNPU_TESTING_DIR"]
-        command = [*processor, "-c", "import sys; from flownpu.cli import main; sys.exit(main())"]
-        said = subprocess.run([*command, "doctor"], env=environment, check=False, stdout=subprocess.PIPE, text=True)
-        sys.stdout.write(said.stdout)
-        os.environ.update(environment)
-        text = old_system.generated(command, fixture, FOLDER / f"model-{kernels}")
-        verdict = "the same text" if text == expected else f"OTHER TEXT: {text}"
-        failed = failed or tests.returncode != 0 or text != expected or f", {kernels}," not in said.stdout
-        sys.stdout.write(f"{kernels}, emulated: tests {'failed' if tests.returncode else 'passed'}, {verdict}\n")
+        program = root / "usr/bin" / f"python{PYTHON}"
+        command = [emulator, "-cpu", PROCESSORS[kernels], "-L", str(root), str(program)]
+        wrong = faults(["env", f"PYTHONPATH={site}:{ROOT}", "ORT_DISABLE_TELEMETRY=1", *command], kernels, expected)
+        failed = failed or bool(wrong)
+        sys.stdout.write(f"{kernels}, emulated: {'; '.join(wrong) or 'tests passed, the same text'}\n")
+        sys.stdout.flush()
     sys.exit(failed)
 
 
-def find_emulator() -> list[str]:
-    """The command that runs a program of another processor.
+def faults(python: list[str], kernels: str, expected: str) -> list[str]:
+    """What a processor does not do as it is to: nothing, if all is well.
+
+    Args:
+        python: the command of its Python.
+        kernels: that are to be chosen for it.
+        expected: the text that is to be generated.
+    """
+    ask = "from flownpu import _native; print(_native.instruction_sets()[0])"
+    said = subprocess.run([*python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    found = [] if said == kernels else [f"expected the kernels {kernels}, found {said}"]
+    modules = {"FLOWNPU_TESTING_DIR": str(WHEELS / aarch64.FOLDER)}
+    tests = subprocess.run([*python, "-m", "pytest", *PYTEST, *TESTS], cwd=ROOT, env=os.environ | modules, check=False)
+    if tests.returncode:
+        found.append("tests failed")
+    flownpu = [*python, "-c", "import sys; from flownpu.cli import main; sys.exit(main())"]
+    text = old_system.generated(flownpu, ROOT / old_system.FIXTURE, FOLDER / f"model-{kernels}")
+    return found if text == expected else [*found, f"expected the text\n{expected}\ngot\n{text}"]
+
+
+def find_emulator() -> str:
+    """The program that runs programs of Arm's.
 
     Raises:
         UnavailableError: there is none.
@@ -80,7 +93,7 @@ def find_emulator() -> list[str]:
     program = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if program is None:
         raise UnavailableError("there is no QEMU for Arm's programs: apt install qemu-user-static")
-    return [program]
+    return program
 
 
 def python() -> Path:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.release.building import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["TOOLCHAIN", "Zig"]
 

@@ -20,7 +20,10 @@ HOST_PROCESSOR = "let the virtual machine have the host's processor (QEMU: -cpu 
 # What kernels that are not slow need of a processor, by platform.machine(), and who has it.
 NEEDED = {
     "x86_64": ("AVX2", "a processor with AVX2 (Intel since 2013, AMD since 2015)"),
-    "aarch64": ("dot products", "a processor with Armv8.2's dot products (Cortex-A76 and Neoverse N1 of 2018, and later)"),
+    "aarch64": (
+        "dot products",
+        "a processor with Armv8.2's dot products (Cortex-A76 and Neoverse N1 of 2018, and later)",
+    ),
 }
 # What Python with its modules, the provider and its threads' stacks take of an address space, before any weight does.
 BARE = 2 * GIB

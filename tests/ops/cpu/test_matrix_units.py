@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of int8 matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py compares with float64."""
+"""int8 products of matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py holds to float64."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
         const int32x4_t odd = dot[r / 2][2 * f + 1];
         const int32x4_t four = r % 2 == 0 ? vzip1q_s32(even, odd) : vzip2q_s32(even, odd);
         const float32x4_t scaled = vmulq_n_f32(vcvtq_f32_s32(four), scales[r * a.groups]);
-        total[r][f] = vfmaq_n_f32(vfmaq_f32(total[r][f], scaled, scale), minimum,
-                                  sums[r * a.groups]);
+        total[r][f] =
+            vfmaq_n_f32(vfmaq_f32(total[r][f], scaled, scale), minimum, sums[r * a.groups]);
       }
     }
   }

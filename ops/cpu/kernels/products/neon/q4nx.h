@@ -67,8 +67,7 @@ inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, in
     parameters.minimum = load_group_rows(weight.minima(group) + offset);
   } else {
     for (int i = 0; i < kRowVectors; ++i) {
-      parameters.minimum.part[i] =
-          vmulq_n_f32(parameters.scale.part[i], q4nx::kMinimumOfSymmetric);
+      parameters.minimum.part[i] = vmulq_n_f32(parameters.scale.part[i], q4nx::kMinimumOfSymmetric);
     }
   }
   return parameters;
@@ -95,9 +94,9 @@ inline void split_nibbles(uint8x16_t bytes, int8x16_t& even, int8x16_t& odd) {
 
 // 4 columns of 8 bytes -> lane i: row pair i of 4 columns.
 inline ByteCodes byte_codes(const std::uint8_t* codes) {
-  constexpr std::uint8_t kTranspose[] = {0, 8,  16, 24, 1, 9,  17, 25, 2, 10, 18,
-                                         26, 3, 11, 19, 27, 4,  12, 20, 28, 5, 13,
-                                         21, 29, 6, 14, 22, 30, 7,  15, 23, 31};
+  constexpr std::uint8_t kTranspose[] = {0,  8,  16, 24, 1,  9,  17, 25, 2,  10, 18,
+                                         26, 3,  11, 19, 27, 4,  12, 20, 28, 5,  13,
+                                         21, 29, 6,  14, 22, 30, 7,  15, 23, 31};
   const uint8x16x2_t columns = {{vld1q_u8(codes), vld1q_u8(codes + 16)}};
   ByteCodes four;
   split_nibbles(vqtbl2q_u8(columns, vld1q_u8(kTranspose)), four.part[0], four.part[1]);
@@ -158,8 +157,7 @@ inline Rows load_codes(const float* unpacked) {
 }
 
 inline void dot_float(Rows& dot, const Rows& codes, const float* x) {
-  for (int i = 0; i < kRowVectors; ++i)
-    dot.part[i] = vfmaq_n_f32(dot.part[i], codes.part[i], *x);
+  for (int i = 0; i < kRowVectors; ++i) dot.part[i] = vfmaq_n_f32(dot.part[i], codes.part[i], *x);
 }
 
 // Rows of activations in registers, of 32: 4 x 4 dots, 4 codes, and at the end of a group scales,

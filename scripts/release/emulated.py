@@ -30,6 +30,15 @@ FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"
 # Kernels, and a processor of QEMU's that has no better ones.
 PROCESSORS = {"i8mm": "max", "dotprod": "neoverse-n1", "generic": "cortex-a57"}
+# What Linux says of a Neoverse N1.
+CPUINFO = """BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+"""
 # Debian 12's.
 PYTHON = "3.11"
 # numpy and ONNX Runtime ask for the C++ run time.
@@ -104,6 +113,9 @@ def python() -> Path:
         apt.run("apt-get", "update", "-q")
         apt.unpack(*apt.libraries(*PACKAGES))
         apt.finish()
+    # QEMU 7 shows programs this machine's file, and ONNX Runtime ends where that is not Arm's; below -L it looks first.
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc/cpuinfo").write_text("\n".join(f"processor\t: {number}\n{CPUINFO}" for number in range(2)))
     return root
 
 

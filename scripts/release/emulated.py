@@ -28,11 +28,15 @@ __all__ = ["main"]
 
 FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"
-# Kernels, and a processor of QEMU's that has no better ones.
-PROCESSORS = {"i8mm": "max", "dotprod": "neoverse-n1", "generic": "cortex-a57"}
-# What Linux says of a Neoverse N1.
+# Kernels; a processor of QEMU's that has no better ones; what Linux says that it has for them.
+PROCESSORS = {
+    "i8mm": ("max", "asimddp i8mm"),
+    "dotprod": ("neoverse-n1", "asimddp"),
+    "generic": ("cortex-a57", ""),
+}
+# What else Linux says of a Neoverse N1.
 CPUINFO = """BogoMIPS\t: 243.75
-Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop {features}
 CPU implementer\t: 0x41
 CPU architecture: 8
 CPU variant\t: 0x3
@@ -64,8 +68,9 @@ def main() -> None:
     expected = old_system.generated(["flownpu"], fixture, FOLDER / "model")
     failed = False
     for kernels in arguments.processors.split(","):
-        program = root / "usr/bin" / f"python{PYTHON}"
-        command = [emulator, "-cpu", PROCESSORS[kernels], "-L", str(root), str(program)]
+        processor, features = PROCESSORS[kernels]
+        show(root, features)
+        command = [emulator, "-cpu", processor, "-L", str(root), str(root / "usr/bin" / f"python{PYTHON}")]
         wrong = faults(["env", f"PYTHONPATH={site}:{ROOT}", "ORT_DISABLE_TELEMETRY=1", *command], kernels, expected)
         failed = failed or bool(wrong)
         sys.stdout.write(f"{kernels}, emulated: {'; '.join(wrong) or 'tests passed, the same text'}\n")
@@ -113,10 +118,17 @@ def python() -> Path:
         apt.run("apt-get", "update", "-q")
         apt.unpack(*apt.libraries(*PACKAGES))
         apt.finish()
-    # QEMU 7 shows programs this machine's file, and ONNX Runtime ends where that is not Arm's; below -L it looks first.
-    (root / "proc").mkdir(exist_ok=True)
-    (root / "proc/cpuinfo").write_text("\n".join(f"processor\t: {number}\n{CPUINFO}" for number in range(2)))
     return root
+
+
+def show(root: Path, features: str) -> None:
+    """Has programs find a processor with these features: below -L QEMU looks for files first.
+
+    QEMU 7 shows them this machine's /proc/cpuinfo else, and ONNX Runtime ends where that is not Arm's.
+    """
+    (root / "proc").mkdir(exist_ok=True)
+    one = CPUINFO.format(features=features)
+    (root / "proc/cpuinfo").write_text(f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}\n", encoding="utf-8")
 
 
 def installed(wheel: Path) -> Path:

@@ -105,7 +105,7 @@ def _update(new: Path, old: Path) -> None:
 def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     """Builds one wheel for x86-64."""
     (source,) = (work / "source").iterdir()
-    folders = {  # of several that fit, g++ takes the last
+    folders: dict[Path | str, str] = {  # of several that fit, g++ takes the last
         ROOT: source.name,
         work / "cmake": "build",
         sysroot.ROOT: "sysroot",

@@ -35,12 +35,13 @@ class Apt:
     Args:
         folder: `root/` in it gets the packages' files.
         what: is wanted, for messages: "mlir-opt".
+        architecture: of the packages, as Debian names it: "arm64"; empty for the machine's.
 
     Raises:
         UnavailableError: this machine has none of apt's programs.
     """
 
-    def __init__(self, folder: Path, what: str) -> None:
+    def __init__(self, folder: Path, what: str, architecture: str = "") -> None:
         self.folder, self.what = folder, what
         for tool in ("apt-get", "apt-cache", "dpkg-deb", "dpkg-query"):
             if shutil.which(tool) is None:
@@ -54,6 +55,8 @@ class Apt:
             'Debug::NoLocking "true";\nAPT::Sandbox::User "root";\nAcquire::Languages "none";\n'
             'Acquire::http::Timeout "20";\nAcquire::https::Timeout "20";\nAcquire::Retries "1";\n'
         )
+        if architecture:
+            self._settings += f'APT::Architecture "{architecture}";\nAPT::Architectures {{"{architecture}";}};\n'
         (folder / "apt.conf").write_text(self._settings, encoding="utf-8")
 
     def use_suite(self, suite: str, *, with_sources: bool = False) -> None:

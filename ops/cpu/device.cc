@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/cpu/checked_step.h"
+#include "ops/cpu/processor.h"
 #include "ops/cpu/step.h"
 #include "ops/error.h"
 #include "ops/lowering/lowering.h"
@@ -69,7 +70,8 @@ class CpuDevice final : public Device {
     const bool chosen = cpu::available_kernels().size() > 1;
     return std::string(
                "the plain C++ kernels compute, which are correct and many times slower "
-               "than those for AVX2 or AVX-512: ") +
+               "than those for ") +
+           cpu::kFasterKernels + ": " +
            (chosen ? "set the provider option cpu_isa to auto" : "this processor has neither");
   }
 

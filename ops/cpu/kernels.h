@@ -159,7 +159,8 @@ struct ProductEpilogue {
 };
 
 struct Kernels {
-  // "amx", "avx512", "avx2", "generic". The first two give the same bits.
+  // "amx", "avx512", "avx2", "generic"; "i8mm", "dotprod", "generic". The first two of each give
+  // the same bits.
   const char* isa;
 
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].

@@ -7,6 +7,9 @@
 #include <cpuid.h>
 
 #include "ops/system/processors.h"
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace flownpu::cpu {
@@ -81,6 +84,22 @@ bool has_avx512() {
   const Answer features(7, 0);
   return is_saved(kZmm) && has(features.ebx, kF, kDq, kBw, kVl) &&
          has(features.ecx, kVbmi, kVnni) && features.eax >= 1 && has(Answer(7, 1).eax, kBf16);
+#else
+  return false;
+#endif
+}
+
+bool has_dot_products() {
+#if defined(__aarch64__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
+bool has_int8_matrices() {
+#if defined(__aarch64__)
+  return has_dot_products() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
 #else
   return false;
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this processor has, by its own account (CPUID, of which compilers' run times know different
-// parts), and the system saves the registers of.
+// What this processor has: x86's by its own account (CPUID, of which compilers' run times know
+// different parts), and the system saves the registers of; Arm's by the system's.
 #pragma once
 
 namespace flownpu::cpu {
@@ -9,6 +9,18 @@ namespace flownpu::cpu {
 // BF16.
 bool has_avx2();
 bool has_avx512();
+
+// Armv8.2's dot products of bytes (FEAT_DotProd); and with them Armv8.6's products of matrices of
+// bytes (FEAT_I8MM).
+bool has_dot_products();
+bool has_int8_matrices();
+
+// What the kernels are for that are faster than plain C++.
+#if defined(__aarch64__)
+inline constexpr const char* kFasterKernels = "dot products or products of int8 matrices";
+#else
+inline constexpr const char* kFasterKernels = "AVX2 or AVX-512";
+#endif
 
 // Whether memory is read faster when what comes next is prefetched into L2, not past the outer
 // caches into L1: on Intel's processors, whose L1 waits for fewer lines at once.

@@ -20,6 +20,13 @@ const Kernels& kernels();
 namespace amx {
 const Kernels& kernels();
 }
+#elif defined(__aarch64__)
+namespace dotprod {
+const Kernels& kernels();
+}
+namespace i8mm {
+const Kernels& kernels();
+}
 #endif
 
 std::vector<const Kernels*> available_kernels() {
@@ -28,6 +35,9 @@ std::vector<const Kernels*> available_kernels() {
   if (has_avx512() && may_use_tiles()) tables.push_back(&amx::kernels());
   if (has_avx512()) tables.push_back(&avx512::kernels());
   if (has_avx2()) tables.push_back(&avx2::kernels());
+#elif defined(__aarch64__)
+  if (has_int8_matrices()) tables.push_back(&i8mm::kernels());
+  if (has_dot_products()) tables.push_back(&dotprod::kernels());
 #endif
   tables.push_back(&generic::kernels());
   return tables;

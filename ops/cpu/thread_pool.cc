@@ -25,6 +25,8 @@ constexpr int kSpins = 8000;
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // Arm's yield takes no time on most of its processors
 #else
   std::this_thread::yield();
 #endif

@@ -15,7 +15,7 @@ __all__ = ["Machine", "cpu_isa", "describe_machine", "module_folders", "module_v
 # The instruction sets that the CPU kernels come in, best first, with the flags of /proc/cpuinfo that each needs.
 # "+vnni" and "+bf16" are optional parts of the AVX-512 one.
 _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-_AVX2 = {"avx2", "fma", "f16c"}
+_OTHERS = {"avx2": {"avx2", "fma", "f16c"}, "i8mm": {"asimddp", "i8mm"}, "dotprod": {"asimddp"}}
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cpu_isa(flags: set[str]) -> str:
-    """The best instruction set among these CPU flags: "avx512 with vnni, bf16 and amx", "avx2", "generic"."""
+    """The best instruction set among these CPU flags: "avx512 with vnni, bf16 and amx", "avx2", "i8mm", "generic"."""
     if flags >= _AVX512:
         extensions = {"vnni": "avx512_vnni", "bf16": "avx512_bf16", "amx": "amx_int8"}
         parts = [name for name, flag in extensions.items() if flag in flags]
         listed = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
         return "avx512" + (f" with {listed}" if listed else "")
-    return "avx2" if flags >= _AVX2 else "generic"
+    return next((isa for isa, needed in _OTHERS.items() if flags >= needed), "generic")
 
 
 def module_versions(*modules: str) -> dict[str, str]:

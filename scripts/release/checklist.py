@@ -18,14 +18,14 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.release import kernels, wheels
+from scripts.release import building, kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["changelog", "main", "version"]
 
-ROOT = wheels.ROOT
+ROOT = building.ROOT
 DIST = ROOT / "dist"
 WORK = ROOT / "build" / "release"
 # What is tested of a wheel: all that users start, and what the provider does in ONNX Runtime.
@@ -90,9 +90,9 @@ def _compare_kernels() -> None:
 
 def _test() -> None:
     """Runs tests on each wheel, in an environment of its own."""
-    for python in wheels.pythons():
-        own = python.resolve().name.endswith(wheels.OWN_ABI)
-        (wheel,) = DIST.glob("flownpu-*-cp311-*.whl" if own else "flownpu-*-abi3-*.whl")
+    for python in building.pythons():
+        own = python.resolve().name.endswith(building.OWN_ABI)
+        (wheel,) = DIST.glob(f"flownpu-*-{'cp311' if own else 'abi3'}-*_x86_64.whl")
         folder = WORK / f"tests-{python.name}"
         _run(python, "-m", "venv", "--clear", folder)
         _run(folder / "bin" / "pip", "install", "--quiet", f"{wheel}[test]")
@@ -100,7 +100,7 @@ def _test() -> None:
 
 
 def _try_old_system() -> None:
-    _run(sys.executable, "-m", "scripts.release.old_system", *sorted(DIST.glob("*.whl")))
+    _run(sys.executable, "-m", "scripts.release.old_system", *sorted(DIST.glob("*_x86_64.whl")))
 
 
 def _measure(model: Path | None) -> None:
@@ -131,6 +131,7 @@ def main() -> None:
         "kernels": _compare_kernels,
         "tests": _test,
         "old-system": _try_old_system,
+        "emulated": lambda: _run(sys.executable, "-m", "scripts.release.emulated"),
         "benchmark": lambda: _measure(arguments.model),
     }
     chosen = arguments.only.split(",") if arguments.only else list(steps)

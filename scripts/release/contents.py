@@ -20,11 +20,13 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-__all__ = ["LIBRARIES", "build_id", "faults", "newer_symbols", "platform_of"]
+__all__ = ["LIBRARIES", "build_id", "faults", "libraries_of", "newer_symbols", "platform_of"]
 
 MIB = 2**20
 MOST_BYTES = 8 * MIB
 LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflownpu_ep", "libflownpu_xrt")
+# Only machines of x86-64 have an NPU that XRT drives.
+ONLY_X86 = frozenset({"libflownpu_xrt"})
 LICENCES = ("LICENSE", "LICENSES.md", "nanobind.txt", "robin_map.txt")
 # XRT's library and what it brings itself are the system's; without them there is no NPU to drive, and the rest runs.
 OF_THE_SYSTEM = frozenset({"libxrt_coreutil.so.2", "libuuid.so.1"})
@@ -38,8 +40,9 @@ def faults(wheel: Path) -> list[str]:
         names = archive.namelist()
         libraries = {name: archive.read(name) for name in names if name.endswith(".so")}
     stems = {Path(name).name.split(".")[0] for name in libraries}
-    if stems != set(LIBRARIES):
-        found.append(f"expected the libraries {', '.join(LIBRARIES)}, found {', '.join(sorted(stems))}")
+    wanted = libraries_of(wheel.stem)
+    if stems != set(wanted):
+        found.append(f"expected the libraries {', '.join(wanted)}, found {', '.join(sorted(stems))}")
     licences = {Path(name).name for name in names if ".dist-info/licenses/" in name}
     found += [f"expected the licence {name}, found none" for name in LICENCES if name not in licences]
     if wheel.stat().st_size > MOST_BYTES:
@@ -54,6 +57,11 @@ def faults(wheel: Path) -> list[str]:
     if not _glibc(allowed) or _glibc(allowed) > _glibc(claimed):
         found.append(f"its name says {claimed}, auditwheel {allowed}: `auditwheel show {wheel}` says why")
     return found
+
+
+def libraries_of(platform: str) -> list[str]:
+    """The libraries that are to be in a wheel for a platform, whose name ends with that of the processor."""
+    return [name for name in LIBRARIES if name not in ONLY_X86 or platform.endswith("x86_64")]
 
 
 def platform_of(wheel: Path) -> str:

@@ -18,9 +18,13 @@ string(REGEX REPLACE "\n \\*[ /]?" "\n" licence "${licence}")
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/robin_map.txt "${licence}")
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/robin_map.txt DESTINATION ${SKBUILD_METADATA_DIR}/licenses)
 
-if(WIN32)  # the run times that Zig links in, as it brings their texts
-  get_filename_component(zig $ENV{ZIG} DIRECTORY)
-  foreach(text LICENSE=zig lib/libcxx/LICENSE.TXT=llvm lib/libc/mingw/COPYING=mingw-w64)
+if(CMAKE_CXX_COMPILER MATCHES "/zig$")  # the run times that Zig links in, as it brings their texts
+  get_filename_component(zig ${CMAKE_CXX_COMPILER} DIRECTORY)
+  set(texts LICENSE=zig lib/libcxx/LICENSE.TXT=llvm)
+  if(WIN32)
+    list(APPEND texts lib/libc/mingw/COPYING=mingw-w64)
+  endif()
+  foreach(text IN LISTS texts)
     string(REGEX MATCH "(.*)=(.*)" text ${text})
     install(FILES ${zig}/${CMAKE_MATCH_1} DESTINATION ${SKBUILD_METADATA_DIR}/licenses RENAME ${CMAKE_MATCH_2}.txt)
   endforeach()

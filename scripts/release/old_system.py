@@ -19,22 +19,19 @@ from pathlib import Path
 
 from scripts.debian_packages import Apt, UnavailableError
 from scripts.release import sysroot
+from scripts.release.building import ROOT, glibc_platforms
 
 __all__ = ["main"]
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "build" / "release" / "old_system"
-# Suites of Debian that have the source of a Python.
-SUITES = {"3.11": "bookworm", "3.13": "trixie"}
+# Suites of Debian that have the source of a Python: none had 3.12's for long.
+SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "testing"}
+# The Pythons that a wheel is tried with, by what its name says of them.
+TRIED = {"cp311": ("3.11",), "cp312": ("3.13", "3.14")}
 BUILD = ("gcc", "make", "libc6-dev", "zlib1g-dev", "libffi-dev", "libssl-dev", "libbz2-dev", "liblzma-dev")
 # What compilers are called by; there is none where the wheel is installed.
 COMPILERS = ("gcc", "g++", "cc", "c++", "make", "cmake")
 EXTRAS = "genai,convert"
-# pip takes a platform's name as it is written: each that a system of glibc 2.28 understands.
-PLATFORMS = (
-    *(f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17, 12, 5)),
-    *(f"manylinux{name}_x86_64" for name in (2014, 2010, 1)),
-)
 FIXTURE = "tests/fixtures/gemma3-topics"
 PROMPT = 'The "for" statement is used to'
 
@@ -49,21 +46,17 @@ def main() -> None:
     expected = generated(["flownpu"], ROOT / FIXTURE, FOLDER / "model")
     failed = False
     for wheel in arguments.wheels:
-        # An own ABI has its Python's number, and what is for 3.12 and later is tried with a later one.
-        version = "3.11" if "-cp311-" in wheel.name else "3.13"
-        try:
-            root = system()
-            python(root, version)
-            said = tried(root, version, wheel)
-        except (UnavailableError, subprocess.CalledProcessError) as error:
-            sys.exit(f"error: {wheel.name}: {error}")
-        same = said == expected
-        failed = failed or not same
-        sys.stdout.write(
-            f"{wheel.name} on glibc 2.31 with Python {version}: {'the same text' if same else 'OTHER TEXT'}\n"
-        )
-        if not same:
-            sys.stdout.write(f"expected:\n{expected}\ngot:\n{said}\n")
+        for version in TRIED[wheel.name.split("-")[2]]:
+            try:
+                root = system()
+                python(root, version)
+                said = tried(root, version, wheel)
+                verdict = "the same text" if said == expected else f"OTHER TEXT, expected\n{expected}\ngot\n{said}"
+            except (UnavailableError, subprocess.CalledProcessError) as error:
+                verdict = f"FAILED: {error}"
+            failed = failed or verdict != "the same text"
+            sys.stdout.write(f"{wheel.name} on glibc 2.31 with Python {version}: {verdict}\n")
+            sys.stdout.flush()
     sys.exit(failed)
 
 
@@ -114,7 +107,7 @@ def tried(root: Path, version: str, wheel: Path) -> str:
     packages.mkdir()
     needed = [name for extra in EXTRAS.split(",") for name in _requirements(wheel, extra)]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--python-version", version]
-    platforms = [f"--platform={platform}" for platform in PLATFORMS]
+    platforms = [f"--platform={platform}" for platform in glibc_platforms("x86_64")]
     subprocess.run([*pip, *platforms, "--dest", packages, *needed], check=True)
     shutil.copy(wheel, packages)
     shutil.rmtree(root / "try", ignore_errors=True)

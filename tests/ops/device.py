@@ -42,7 +42,7 @@ def _load() -> ModuleType:
 
 testing = _load()
 # Instruction sets of this machine whose kernels differ. "amx", which has the bits of "avx512", is what tests that name
-# none run where there is one, and tests/ops/cpu/test_amx.py compares the two.
+# none run where there is one, and tests/ops/cpu/test_matrix_units.py compares the two.
 ISAS: list[str] = [name for name in testing.available_isas() if name != "amx"]
 
 

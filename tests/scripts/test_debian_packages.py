@@ -53,6 +53,16 @@ def test_apt_keeps_its_state_in_the_folder(apt, tool):
     assert (language, where) == ("C", f"{apt.folder}/packages")
 
 
+def test_packages_of_another_architecture(tool, tmp_path):
+    del tool
+    arm, own = (
+        (Apt(tmp_path / "fetched", "the thing", name).folder / "apt.conf").read_text(encoding="utf-8")
+        for name in ("arm64", "")
+    )
+    assert 'APT::Architecture "arm64";\nAPT::Architectures {"arm64";};\n' in arm
+    assert "APT::Architecture" not in own
+
+
 def test_what_depends_on_what_is_installed_is_not_fetched(apt, tool):
     listed = ["mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4"]
     tool("apt-cache", "".join(f"echo '{line}'\n" for line in listed))

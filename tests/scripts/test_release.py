@@ -13,9 +13,10 @@ import pytest
 
 from flownpu import build_info, get_library_path
 from scripts.debian_packages import UnavailableError
-from scripts.release import checklist, contents, kernels, old_system, wheels
+from scripts.release import building, checklist, contents, kernels, old_system, wheels
 
 ROOT = Path(__file__).parents[2]
+MACHINES = ("x86_64", "aarch64")
 OLD_GLIBC = ROOT / "scripts/release/old_glibc.cc"
 # What glibc had elsewhere before it got a new version: libpthread and libdl until 2.34, libc_nonshared.a until 2.33.
 # Wheels are linked to the older one.
@@ -109,6 +110,11 @@ def test_what_is_wrong_with_a_wheel(tmp_path):
     assert "expected at most" not in found
 
 
+def test_wheels_for_arm_have_nothing_of_xrt():
+    names = {machine: contents.libraries_of(f"flownpu-1-cp311-cp311-manylinux_2_28_{machine}") for machine in MACHINES}
+    assert [name for name in names["x86_64"] if name not in names["aarch64"]] == ["libflownpu_xrt"]
+
+
 def test_a_build_id_is_the_linkers(tmp_path):
     source = 'extern "C" int f() { return 1; }'
     assert contents.build_id(compiled(tmp_path, source, "-Wl,--build-id=0x0123456789abcdef")) == "0123456789abcdef"
@@ -170,13 +176,13 @@ def test_the_folder_of_sources_changes_where_they_do(tmp_path):
 
 
 def test_a_python_that_is_missing(monkeypatch):
-    monkeypatch.setattr(wheels, "STABLE_ABI", ("3.98", "3.99"))
-    monkeypatch.setattr(wheels, "OWN_ABI", "{}.{}".format(*sys.version_info))
+    monkeypatch.setattr(building, "STABLE_ABI", ("3.98", "3.99"))
+    monkeypatch.setattr(building, "OWN_ABI", "{}.{}".format(*sys.version_info))
     monkeypatch.setattr(
-        wheels, "_python", lambda version: None if version in wheels.STABLE_ABI else Path(sys.executable)
+        building, "_python", lambda version: None if version in building.STABLE_ABI else Path(sys.executable)
     )
     with pytest.raises(UnavailableError, match=r"expected Python 3\.98 or 3\.99 with its headers"):
-        wheels.pythons()
+        building.pythons()
 
 
 def test_what_a_wheel_asks_for(tmp_path):

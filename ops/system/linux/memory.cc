@@ -2,6 +2,7 @@
 #include "ops/system/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -10,7 +11,6 @@
 namespace flownpu {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 // The large pages of x86-64.
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
@@ -26,12 +26,13 @@ std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes) {
 
 GuardedPages::GuardedPages(std::size_t bytes) {
   if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
-  mapped_ = (bytes + kPage - 1) / kPage * kPage + kPage;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));  // Arm's may have 64 KB
+  mapped_ = (bytes + page - 1) / page * page + page;
   void* memory =
       ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::byte*>(memory);
-  ::mprotect(data_ + mapped_ - kPage, kPage, PROT_NONE);
+  ::mprotect(data_ + mapped_ - page, page, PROT_NONE);
 }
 
 GuardedPages::~GuardedPages() { ::munmap(data_, mapped_); }

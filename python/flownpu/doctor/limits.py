@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of `flownpu doctor` for the processor and the memory, and for what this process may use of them."""
 
+import platform
 import re
 from collections.abc import Iterator
 
@@ -16,7 +17,14 @@ GIB = 2**30
 MORE_TIME = "docker run --cpus=N, or CPUQuota=N00% of the systemd service, with N processors"
 MORE_MEMORY = "docker run --memory=SIZE, or MemoryMax=SIZE of the systemd service"
 HOST_PROCESSOR = "let the virtual machine have the host's processor (QEMU: -cpu host)"
-NEWER_PROCESSOR = "a processor with AVX2 (Intel since 2013, AMD since 2015)"
+# What kernels that are not slow need of a processor, by platform.machine(), and who has it.
+NEEDED = {
+    "x86_64": ("AVX2", "a processor with AVX2 (Intel since 2013, AMD since 2015)"),
+    "aarch64": (
+        "dot products",
+        "a processor with Armv8.2's dot products (Cortex-A76 and Neoverse N1 of 2018, and later)",
+    ),
+}
 # What Python with its modules, the provider and its threads' stacks take of an address space, before any weight does.
 BARE = 2 * GIB
 
@@ -25,11 +33,13 @@ def diagnose_machine(host: Host) -> Iterator[Check]:
     """Processor and memory, and the limits that are set to this process."""
     machine = describe_machine(host.root)
     has_kernels = machine.isa != "generic"
-    slow = "" if has_kernels else "; the CPU kernels are slow without AVX2"
-    remedy = ""
+    slow = remedy = ""
     if not has_kernels:
+        lacking, remedy = NEEDED.get(platform.machine(), NEEDED["x86_64"])
+        slow = f"; the CPU kernels are slow without {lacking}"
         flags = re.search(r"^flags\s*:(.*)$", host.read("proc/cpuinfo"), re.MULTILINE)
-        remedy = HOST_PROCESSOR if flags and "hypervisor" in flags[1].split() else NEWER_PROCESSOR
+        if flags and "hypervisor" in flags[1].split():
+            remedy = HOST_PROCESSOR
     status = Status.GOOD if has_kernels else Status.NOTE
     yield Check("processor", status, f"{machine.cpu}, {machine.isa}, {machine.cores} cores{slow}", remedy)
     quota = _native.processor_quota(host.root)

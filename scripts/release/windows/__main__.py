@@ -14,35 +14,38 @@ import sys
 from pathlib import Path
 
 from scripts.debian_packages import UnavailableError
-from scripts.release import wheels
+from scripts.release import building
 from scripts.release.windows import DIST, WORK
 from scripts.release.windows.wine import Wine
+from scripts.release.zig import Zig
+
+EXTRAS = ("windows", "zig")
 
 
 def main() -> None:
     """Builds, and says what with its size and sum."""
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wheels.tools("windows")], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *building.tools(*EXTRAS)], check=True)
     from scripts.release.windows import build, layout  # noqa: PLC0415 of what was installed just now
     from scripts.release.windows.python import Python  # noqa: PLC0415 likewise
 
     try:
-        pythons = wheels.pythons()
+        pythons = building.pythons()
     except UnavailableError as error:
         sys.stdout.write(f"only the wheel for this Python: {error}\n")
         pythons = [Path(sys.executable)]
-    compiler = build.Compiler.of(Path(sys.executable), WORK)
+    zig = Zig.of(Path(sys.executable), WORK, build.TARGET)
     wine = Wine.find(WORK / "prefix")
     if wine is not None:
         wine.run(Path("wineboot"))  # makes its Windows, libraries of which are laid out, too
     for found in pythons:
-        environment = wheels.environment(WORK, found, "windows")
-        python = Python.of(environment, WORK, compiler.zig)
-        wheel = build.build_wheel(environment, python, compiler, WORK, DIST)
+        environment = building.environment(WORK, found, *EXTRAS)
+        python = Python.of(environment, WORK, zig)
+        wheel = build.build_wheel(environment, python, zig, WORK, DIST)
         for file in [wheel, *(Path(shutil.copy(WORK / "cmake" / name, DIST)) for name in build.LIBRARIES)]:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             sys.stdout.write(f"{digest}  {file.stat().st_size / 2**20:5.2f} MiB  {file.name}\n")
         if wine is not None:
-            layout.install(python, wheel, compiler, WORK)
+            layout.install(python, wheel, WORK)
     if wine is not None:
         layout.lay_out_program(WORK)
 

@@ -10,14 +10,14 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scripts.release.wheels import ROOT, tools
+from scripts.release.building import ROOT, tools
 from scripts.release.windows.build import LIBRARIES
 from scripts.release.windows.python import download, exported
 from scripts.release.windows.wine import RUN_TIME
 
 if TYPE_CHECKING:
-    from scripts.release.windows.build import Compiler
     from scripts.release.windows.python import Python
+    from scripts.release.zig import Zig
 
 __all__ = ["install", "lay_out_program"]
 
@@ -60,7 +60,7 @@ def lay_out_program(work: Path) -> None:
         shutil.copy(file, folder)
 
 
-def _c_run_time(folder: Path, compiler: Compiler, work: Path) -> None:
+def _c_run_time(folder: Path, zig: Zig, work: Path) -> None:
     """Puts a ucrtbase.dll into `folder` that has what Wine 8's lacks (tests/windows/ucrtbase.cc); all else is Wine's.
 
     Wine's own lies beside it by another name, without the mark by which Wine would ask for a file of that name of its
@@ -70,19 +70,19 @@ def _c_run_time(folder: Path, compiler: Compiler, work: Path) -> None:
     theirs = work / "prefix" / "drive_c" / "windows" / "system32" / "ucrtbase.dll"
     (folder / "ucrtwine.dll").write_bytes(theirs.read_bytes().replace(b"Wine builtin DLL", bytes(16), 1))
     ours = work / "ucrtbase.dll"
-    compiler.link("-shared", "-O2", source, "-o", ours)
+    zig.link("-shared", "-O2", source, "-o", ours)
     here = exported(ours)
     lines = [name if name in here else f"{name}=ucrtwine.{name}" for name in exported(theirs)]
     definitions = work / "ucrtbase.def"
     definitions.write_text("\n".join(["LIBRARY ucrtbase.dll", "EXPORTS", *lines, ""]), encoding="utf-8")
-    compiler.link("-shared", "-O2", source, definitions, "-o", ours)
+    zig.link("-shared", "-O2", source, definitions, "-o", ours)
     shutil.copy(ours, folder)
 
 
-def install(python: Python, wheel: Path, compiler: Compiler, work: Path) -> None:
+def install(python: Python, wheel: Path, work: Path) -> None:
     """Puts a Python for Windows into `work`/python3.N, with a wheel of FlowNPU and what that requires."""
     folder = work / f"python3.{python.version}"
-    python.install(folder, work / "cmake" / "python.exe", compiler)
+    python.install(folder, work / "cmake" / "python.exe")
     tags = ["--platform", "win_amd64", "--python-version", f"3.{python.version}", "--only-binary=:all:"]
     place = ["--target", str(folder / "Lib" / "site-packages")]
     wanted = [f"{wheel}[{EXTRAS}]", *(f"{name}=={_pinned()[name]}" for name in RUNTIMES), *OF_WINDOWS]
@@ -91,4 +91,4 @@ def install(python: Python, wheel: Path, compiler: Compiler, work: Path) -> None
     for file in [*_runtimes(work), work / "cmake" / LACKING]:
         if file.stem in RUN_TIME or file.name == LACKING:
             shutil.copy(file, folder)
-    _c_run_time(folder, compiler, work)
+    _c_run_time(folder, python.zig, work)

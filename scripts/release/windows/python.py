@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import abi3info
 import pefile
 
-from scripts.release.wheels import ROOT
+from scripts.release.building import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from scripts.release.windows.build import Compiler
+    from scripts.release.zig import Zig
 
 __all__ = ["Python", "download", "exported"]
 
@@ -51,16 +51,16 @@ class Python:
         here: this machine's interpreter.
         version: its minor version, of 3.
         folder: gets what is made.
-        zig: the compiler, whose `dlltool` makes import libraries.
+        zig: the compiler, which makes import libraries and what Panda3D's wheel lacks.
     """
 
     here: Path
     version: int
     folder: Path
-    zig: str
+    zig: Zig
 
     @classmethod
-    def of(cls, here: Path, work: Path, zig: str) -> Python:
+    def of(cls, here: Path, work: Path, zig: Zig) -> Python:
         """The like of an interpreter, with a folder in `work`."""
         version = int(_ask(here, "import sys; print(sys.version_info.minor)"))
         return cls(here, version, work / f"cpython3.{version}", zig)
@@ -88,7 +88,7 @@ class Python:
         functions, data = self._stable(abi3info.FUNCTIONS), self._stable(abi3info.DATAS)
         return self._import_library("python3", sorted(functions | data), data)
 
-    def stable_library(self, compiler: Compiler) -> Path:
+    def stable_library(self) -> Path:
         """python3.dll, which Panda3D's wheel lacks: it only says that all its names are the other library's."""
         names = sorted((self._stable(abi3info.FUNCTIONS) | self._stable(abi3info.DATAS)) & set(self._exported()))
         definitions = self.folder / "forwards.def"
@@ -97,7 +97,7 @@ class Python:
         nothing = self.folder / "nothing.c"
         nothing.write_text("", encoding="utf-8")
         made = self.folder / "python3.dll"
-        compiler.link("-shared", nothing, definitions, "-o", made)
+        self.zig.link("-shared", nothing, definitions, "-o", made)
         return made
 
     def _exported(self) -> list[str]:
@@ -115,7 +115,7 @@ class Python:
         lines = [f"{symbol} DATA" if symbol in data else symbol for symbol in symbols]
         definitions.write_text("\n".join([f"LIBRARY {name}.dll", "EXPORTS", *lines, ""]), encoding="utf-8")
         library = self.folder / f"{name}.lib"
-        subprocess.run([self.zig, "dlltool", "-m", "i386:x86-64", "-d", definitions, "-l", library], check=True)
+        subprocess.run([self.zig.program, "dlltool", "-m", "i386:x86-64", "-d", definitions, "-l", library], check=True)
         return library
 
     def _unpacked(self) -> Path:
@@ -135,13 +135,12 @@ class Python:
         partial.rename(folder)
         return folder
 
-    def install(self, folder: Path, program: Path, compiler: Compiler) -> None:
+    def install(self, folder: Path, program: Path) -> None:
         """Lays out an interpreter as python.org's does.
 
         Args:
             folder: is made anew; python.exe is in it.
             program: becomes python.exe (tests/windows/python.cc).
-            compiler: of what Panda3D's wheel lacks.
         """
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "DLLs").mkdir(parents=True)
@@ -152,7 +151,7 @@ class Python:
             beside = file.stem.lower() in (self.library, "vcruntime140", "vcruntime140_1")
             shutil.copy(file, folder if beside else folder / "DLLs")
         shutil.copy(program, folder / "python.exe")
-        shutil.copy(self.stable_library(compiler), folder)
+        shutil.copy(self.stable_library(), folder)
 
 
 def _ask(python: Path, script: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -31,13 +32,14 @@ class Wine:
 
     def __init__(self, program: str, prefix: Path) -> None:
         self._program = program
-        self._variables = os.environ | {
+        self._own = {
             "WINEPREFIX": str(prefix),
             "WINEDEBUG": "-all",
             # No questions about .NET and a browser.
             "WINEDLLOVERRIDES": f"{','.join(RUN_TIME)}=n;ucrtbase=n,b;mscoree,mshtml=",
             "ORT_DISABLE_TELEMETRY": "1",
         }
+        self._variables = os.environ | self._own
         for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONIOENCODING", "PYTHONUTF8", "VIRTUAL_ENV"):
             self._variables.pop(name, None)
 
@@ -46,6 +48,14 @@ class Wine:
         """The one of this machine; None if it has none."""
         program = shutil.which("wine64") or shutil.which("wine64", path=DEBIAN) or shutil.which("wine")
         return None if program is None else cls(program, prefix)
+
+    def script(self, program: Path, script: Path) -> Path:
+        """Writes a script that runs a program, for what starts it by one path."""
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._own.items())
+        command = f"exec env {variables} {self._program} {shlex.quote(str(program))}"
+        script.write_text(f'#!/bin/sh\n{command} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+        return script
 
     def start(self, program: Path, *arguments: str | Path) -> subprocess.Popen[str]:
         """Starts a program."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flownpu.doctor import libraries
+from flownpu.doctor import libraries, limits
 from flownpu.doctor.checks import Check, Host, Status
 from flownpu.doctor.diagnosis import diagnose_software
 from flownpu.doctor.libraries import BUILD_HERE, NEWER_SYSTEM, REINSTALL, diagnose_module, diagnose_provider
-from flownpu.doctor.limits import HOST_PROCESSOR, MORE_MEMORY, MORE_TIME, NEWER_PROCESSOR, diagnose_machine
+from flownpu.doctor.limits import HOST_PROCESSOR, MORE_MEMORY, MORE_TIME, NEEDED, diagnose_machine
 from flownpu.machine import cpu_isa, describe_machine
 from flownpu.registration import get_library_path
 
@@ -29,17 +29,20 @@ def checks_of(root, **files):
 
 
 @pytest.mark.parametrize(
-    ("flags", "status", "remedy"),
+    ("machine", "lines", "slow", "remedy"),
     [
-        ("sse2", Status.NOTE, NEWER_PROCESSOR),
-        ("sse2 hypervisor", Status.NOTE, HOST_PROCESSOR),
-        ("avx2 fma f16c hypervisor", Status.GOOD, ""),
+        ("x86_64", "flags : sse2", "AVX2", NEEDED["x86_64"][1]),
+        ("x86_64", "flags : sse2 hypervisor", "AVX2", HOST_PROCESSOR),
+        ("x86_64", "flags : avx2 fma f16c hypervisor", "", ""),
+        ("aarch64", "Features : fp asimd", "dot products", NEEDED["aarch64"][1]),
+        ("aarch64", "Features : fp asimd asimddp", "", ""),
     ],
 )
-def test_a_processor_without_avx2(tmp_path, flags, status, remedy):
-    check = checks_of(tmp_path, proc__cpuinfo=f"model name : Some CPU\nflags : {flags}")["processor"]
-    assert (check.status, check.remedy) == (status, remedy)
-    assert ("slow without AVX2" in check.found) is (status is Status.NOTE)
+def test_a_processor_without_fast_kernels(tmp_path, monkeypatch, machine, lines, slow, remedy):
+    monkeypatch.setattr(limits.platform, "machine", lambda: machine)
+    check = checks_of(tmp_path, proc__cpuinfo=lines)["processor"]
+    assert (check.status, check.remedy) == (Status.NOTE if slow else Status.GOOD, remedy)
+    assert check.found.endswith(f"; the CPU kernels are slow without {slow}" if slow else " cores")
 
 
 def test_a_quota_of_time(tmp_path, monkeypatch):
@@ -150,6 +153,9 @@ AVX512 = "fma f16c avx2 avx512f avx512bw avx512dq avx512vl"
         (f"{AVX512} avx512_vnni", "avx512 with vnni"),
         (f"{AVX512} avx512_vnni avx512_bf16", "avx512 with vnni and bf16"),
         (f"{AVX512} avx512_vnni avx512_bf16 amx_tile amx_int8", "avx512 with vnni, bf16 and amx"),
+        ("fp asimd", "generic"),
+        ("fp asimd asimddp", "dotprod"),
+        ("fp asimd asimddp i8mm bf16", "i8mm"),
     ],
 )
 def test_instruction_sets(machine, flags, isa):

@@ -15,11 +15,11 @@ namespace {
 
 // Vectors of query rows in a block, and accumulators in a tile: beside these, a block's vectors and
 // a broadcast element need registers.
-//   AVX-512: 32 registers, 4 x 4 accumulators, 4 of queries.
+//   AVX-512, NEON: 32 registers, 4 x 4 accumulators, 4 of queries.
 //   AVX2: 16 registers, 2 x 6 accumulators, 2 of queries, 1 element.
 //   others: 16 registers, 2 x 4 accumulators: without FMA a product needs one of its own.
-constexpr int kFloatVectors = kLanes == 16 ? 4 : 2;
-constexpr int kFloatAccumulators = kLanes == 16 ? 16 : kLanes == 8 ? 12 : 8;
+constexpr int kFloatVectors = kRegisters == 32 ? 4 : 2;
+constexpr int kFloatAccumulators = kRegisters == 32 ? 16 : kLanes == 8 ? 12 : 8;
 
 // Type: of the cache, see vector.h.
 template <typename Type>

@@ -79,8 +79,8 @@ inline void scale_columns(const DenseWeight& weight, std::int64_t count, std::in
   }
 }
 
-// Accumulators: AVX-512 has 32 registers, 24 of them for these; others 16, for 12.
-constexpr int kFloatRows = kLanes == 16 ? 12 : 6;
+// Accumulators: of 32 registers, which AVX-512 and NEON have, 24; of 16, 12.
+constexpr int kFloatRows = kRegisters == 32 ? 12 : 6;
 constexpr int kColumnVectors = 2;
 constexpr std::int64_t kTileColumns = static_cast<std::int64_t>(kColumnVectors) * kLanes;
 // 32 KB of packed columns.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What becomes of 32 columns of a product: bias, activation, residual, and their place in y.
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 

@@ -97,6 +97,15 @@ inline ByteCodes byte_codes(const std::uint8_t* codes) {
   return {_mm256_and_si256(bytes, nibble), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble)};
 }
 
+inline void store_codes(ByteCodes codes, std::byte* unpacked) {
+  _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked), codes.even);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked + 32), codes.odd);
+}
+
+inline ByteCodes load_codes(const std::byte* unpacked) {
+  return {load_bytes(unpacked), load_bytes(unpacked + 32)};
+}
+
 // The dots of a strip's unsigned codes with signed activations, in 16 bits, two for each row
 // (columns 0, 1 and 2, 3 of four). A group makes each a sum of 8 times two products of at most 15 x
 // 127: 30480, below 32767, where vpmaddubsw and 16-bit sums end. So the step to 32 bits is one a
@@ -134,20 +143,27 @@ inline Rows float_codes(const std::uint8_t* codes) {
           _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4))};
 }
 
+inline void store_codes(Rows codes, float* unpacked) {
+  _mm256_store_ps(unpacked, codes.even);
+  _mm256_store_ps(unpacked + 8, codes.odd);
+}
+
+inline Rows load_codes(const float* unpacked) {
+  return {_mm256_load_ps(unpacked), _mm256_load_ps(unpacked + 8)};
+}
+
 inline void dot_float(Rows& dot, Rows codes, const float* x) {
   const __m256 column = _mm256_broadcast_ss(x);
   dot.even = _mm256_fmadd_ps(codes.even, column, dot.even);
   dot.odd = _mm256_fmadd_ps(codes.odd, column, dot.odd);
 }
 
-// The rounded activations of some rows in f32, [row][columns], n of each: n is a multiple of 8.
-inline void widen(const RoundedActivations& a, std::int64_t row, std::int64_t rows,
-                  std::int64_t column, std::int64_t n, float* out) {
-  for (std::int64_t r = 0; r < rows; ++r, out += n) {
-    const auto* x = static_cast<const std::uint16_t*>(a.values) + (row + r) * a.padded_k + column;
-    for (std::int64_t i = 0; i < n; i += kLanes) store(out + i, BFloat16::load_vector(x + i));
-  }
-}
+// Rows of activations in registers: with 4 the dots of a strip are 8 of 16 registers, which leaves
+// some for weights, activations and products. As each step is two instructions on 8 dots and 6
+// loads, more rows would not make it faster.
+constexpr int kTileInt8 = 4;
+// 12 dots: a fused multiply-add has a latency of 4 to 5 cycles, and two are begun in each.
+constexpr int kTileBFloat16 = 6;
 
 }  // namespace
 }  // namespace flownpu::cpu::FLOWNPU_ISA

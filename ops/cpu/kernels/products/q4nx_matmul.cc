@@ -2,8 +2,8 @@
 // Everything that touches Q4NX bytes: rounding of activations, products, rows of a table.
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
-#elif defined(__AVX2__)
-#include "ops/cpu/kernels/products/q4nx_matmul_avx2.h"
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#include "ops/cpu/kernels/products/q4nx_matmul_codes.h"
 #else
 #include "ops/cpu/kernels/products/q4nx_matmul_generic.h"
 #endif

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of int8 by AMX have the bits of those by AVX-512, which test_q4nx_matmul.py compares with float64."""
+"""int8 products of matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py holds to float64."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from flownpu.ops import q4nx
 from tests.ops.device import Node, testing
 
-pytestmark = pytest.mark.skipif(
-    "amx" not in testing.available_isas(), reason="no AMX, or the system does not let this process use it"
-)
+# Instruction sets, and those whose bits they have.
+PAIRS = {"amx": "avx512", "i8mm": "dotprod"}
+PAIR = next(((isa, PAIRS[isa]) for isa in testing.available_isas() if isa in PAIRS), ())
+pytestmark = pytest.mark.skipif(not PAIR, reason="no AMX nor i8mm, or the system does not let this process use it")
 
 LAYOUTS = [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC]
 
@@ -32,15 +33,15 @@ def both(rows: int, columns: int, blocks: np.ndarray, gating: str = "none") -> l
     x = np.zeros((1, columns), np.float32)
     return [
         Node("Q4NXMatMul", [x, blocks], constants=(1,), options={"cpu_isa": isa}, M=rows, K=columns, gating=gating)
-        for isa in ("amx", "avx512")
+        for isa in PAIR
     ]
 
 
 def assert_same(nodes: list[Node], x: np.ndarray, blocks: np.ndarray) -> None:
-    amx, avx512 = (node(x, blocks)[0] for node in nodes)
-    assert avx512 is not None
-    assert np.nanmax(np.abs(avx512)) > 0
-    np.testing.assert_array_equal(amx, avx512, err_msg=f"{len(x)} rows")
+    matrices, dots = (node(x, blocks)[0] for node in nodes)
+    assert dots is not None
+    assert np.nanmax(np.abs(dots)) > 0
+    np.testing.assert_array_equal(matrices, dots, err_msg=f"{len(x)} rows")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

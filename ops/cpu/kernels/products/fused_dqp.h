@@ -1,21 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedDQP (Gemma3 paper, section 3.2.1) in AVX2 + FMA: dequantisation and matrix-vector product in
-// one pass.
+// FusedDQP (Gemma3 paper, section 3.2.1) in AVX2 + FMA or in NEON: dequantisation and matrix-vector
+// product in one pass.
 //
 // Dataflow: one row of blocks streams from memory once, group by group; codes become bytes (or f32)
 // in registers and meet COUNT rows of activations there. At the end of each group of 32 columns the
 // group's dots are scaled into the totals. Nothing is written before the 32 x COUNT results.
-// Layout: see q4nx_avx2.h. Caller: q4nx_matmul_avx2.h, for few rows of activations.
+// Layout: see q4nx_avx2.h and neon/q4nx.h, which have all that is said in intrinsics. Caller:
+// q4nx_matmul_codes.h, for few rows of activations.
 #pragma once
 
 #include "ops/cpu/kernels/products/fetch_ahead.h"
+#if defined(__AVX2__)
 #include "ops/cpu/kernels/products/q4nx_avx2.h"
+#else
+#include "ops/cpu/kernels/products/neon/q4nx.h"
+#endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 // Up to this many rows of activations meet the codes without a detour through the scratch.
 constexpr int kFusedRows = 4;
+
+// The rounded activations of some rows in f32, [row][columns], n of each: n is a multiple of 8.
+inline void widen(const RoundedActivations& a, std::int64_t row, std::int64_t rows,
+                  std::int64_t column, std::int64_t n, float* out) {
+  for (std::int64_t r = 0; r < rows; ++r, out += n) {
+    const auto* x = static_cast<const std::uint16_t*>(a.values) + (row + r) * a.padded_k + column;
+    for (std::int64_t i = 0; i < n; i += kLanes) store(out + i, BFloat16::load_vector(x + i));
+  }
+}
 
 template <int COUNT>
 void store_strips(const Rows (&total)[kStrips][COUNT], float* out) {

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of another build of FlowNPU beside this one's, in turn, each in an environment and processes of its own.
+
+    flownpu make-model gemma3-1b --random --symmetric --layers 4 gemma3-1b-4
+    python -m benchmarks.builds gemma3-1b-4 build/release/tests-python3.13/bin/python
+    python -m benchmarks.builds gemma3-1b-4 build/release/windows/python3.11/python.exe
+
+runs at the root of the repository. A Python for Windows is run by Wine (`make windows` lays it out). Ratios are of the
+runs of one round, so that what a machine does meanwhile is in both.
+"""
+
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from flownpu.bench.measurement import Case, Engine, measure
+from flownpu.machine import usable_cores
+from flownpu.model.folder import read_genai_config
+from flownpu.peers import own_engine
+from scripts.release.windows.wine import Wine
+
+
+def _interpreter(python: Path) -> Path:
+    """What starts a Python: of one for Windows, a script that does it by Wine."""
+    if python.suffix != ".exe":
+        return python
+    wine = Wine.find(python.parent.with_name("prefix"))
+    if wine is None:
+        raise typer.BadParameter("there is no Wine here (Debian, Ubuntu: apt install wine64)")
+    return wine.script(python, python.with_name("by-wine.sh"))
+
+
+def main(
+    model: Annotated[Path, typer.Argument(help="Folder of a converted model.")],
+    other: Annotated[Path, typer.Argument(help="The Python of the environment of the other build.")],
+    prompt: Annotated[int, typer.Option(help="Tokens to read.")] = 256,
+    generate: Annotated[int, typer.Option(help="Tokens to generate after them.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Rounds.")] = 5,
+) -> None:
+    """Measures both, and prints each one's medians and the medians of the ratios of rounds, with least and most."""
+    here = own_engine(model, provider="flownpu", options={})
+    there = Engine("other", _interpreter(other.absolute()), here.script, model, here.options)
+    case = Case(0, prompt, generate)
+    vocabulary = int(read_genai_config(model)["model"]["vocab_size"])
+    found = measure([here, there], [case], repeats=repeats, threads=usable_cores(), vocabulary_size=vocabulary)
+    if found.failures:
+        raise SystemExit(f"error: {found.failures['other']}")
+    ours, theirs = found.engines.values()
+    for what, tokens, mine, others in (
+        ("prompt", prompt, ours.prefill[case], theirs.prefill[case]),
+        ("decode", generate - 1, ours.decode[case], theirs.decode[case]),
+    ):
+        ratios = [a / b for a, b in zip(mine, others, strict=True)]
+        print(
+            f"{what}: {tokens / median(mine):.2f} tokens/s here, {tokens / median(others):.2f} there; "
+            f"there / here {median(ratios):.4f} ({min(ratios):.4f} to {max(ratios):.4f})"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

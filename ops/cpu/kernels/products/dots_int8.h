@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many rows of int8 activations times unpacked codes, by dot products of four columns.
+//
+// Scratch: [strip][four columns], of each what store_codes writes: 64 bytes.
+#pragma once
+
+#include "ops/cpu/kernels/products/stretch.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+inline void unpack_int8(const Stretch& stretch, std::byte* unpacked) {
+  for (int strip = 0; strip < kStrips; ++strip) {
+    for (std::int64_t g = 0; g < stretch.groups; ++g) {
+      const std::uint8_t* codes = stretch.weight.codes(stretch.first_group + g, strip);
+      for (int quad = 0; quad < kGroup / 4; ++quad) {
+        store_codes(byte_codes(codes + quad * 4 * q4nx::kColumnBytes), unpacked);
+        unpacked += 64;
+      }
+    }
+  }
+}
+
+// COUNT rows of activations from `row` times a stretch of one strip; `out` is the strip's.
+template <int COUNT>
+void tile_int8(const Stretch& stretch, const std::byte* unpacked, int strip,
+               const RoundedActivations& a, std::int64_t row, float* out) {
+  const std::int64_t first = stretch.first_group;
+  const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
+  const float* scales = a.scales + row * a.groups + first;
+  const float* sums = a.sums + row * a.groups + first;
+  Rows total[COUNT];
+  if (first > 0) {
+    for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
+  }
+  for (std::int64_t g = 0; g < stretch.groups; ++g, ++scales, ++sums) {
+    // Unrolled whole by GCC, the loop adds the products in an order that no 16 registers can hold:
+    // a quarter of the speed.
+    IntegerRows dot[COUNT];
+#pragma GCC unroll 4
+    for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64, x += 4) {
+      const ByteCodes codes = load_codes(unpacked);
+      for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k);
+    }
+    const auto [scale, minimum] = load_parameters(stretch.weight, first + g, strip);
+    for (int r = 0; r < COUNT; ++r) {
+      add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
+    }
+  }
+  for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
+}
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

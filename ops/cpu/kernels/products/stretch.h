@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Columns of a weight whose codes are unpacked together.
+#pragma once
+
+#include "ops/cpu/kernels/products/fused_dqp.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+// Groups from `first_group` on.
+struct Stretch {
+  Q4NXRows weight;
+  std::int64_t first_group;
+  std::int64_t groups;
+};
+
+}  // namespace
+}  // namespace flownpu::cpu::FLOWNPU_ISA

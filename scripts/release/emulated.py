@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries the wheel for Linux on Arm where there is no such processor: QEMU runs Debian's Python for it, in user mode.
+
+With each of three processors, one for each set of kernels: the tests of the CPU's operators, and the text that is
+generated, which must be the one that this machine's FlowNPU generates. Run it by hand after `make wheels`:
+`python -m scripts.release.emulated`. It needs Debian 12 and its package qemu-user-static. It shows that all is
+computed rightly, and nothing of how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from scripts.debian_packages import Apt, UnavailableError
+from scripts.release import aarch64, building, old_system
+from scripts.release.building import ROOT
+from scripts.release.zig import Zig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["main"]
+
+FOLDER = ROOT / "build" / "release" / "emulated"
+WHEELS = ROOT / "build" / "release" / "wheels"
+# Kernels; a processor of QEMU's that has no better ones; what Linux says that it has for them.
+PROCESSORS = {
+    "i8mm": ("max", "asimddp i8mm"),
+    "dotprod": ("neoverse-n1", "asimddp"),
+    "generic": ("cortex-a57", ""),
+}
+# What else Linux says of a Neoverse N1.
+CPUINFO = """BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop {features}
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+"""
+# Debian 12's.
+PYTHON = "3.11"
+# numpy and ONNX Runtime ask for the C++ run time.
+PACKAGES = (f"python{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6")
+TESTS = ("tests/ops/cpu",)
+PYTEST = ("-p", "no:cacheprovider", "-p", "no:randomly", "-q")
+
+
+def main() -> None:
+    """Tries the wheel; the exit code is 1 if it does not do what it is to do."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processors", default=",".join(PROCESSORS), help="kernels to try [all]")
+    arguments = parser.parse_args()
+    (wheel,) = (ROOT / "dist").glob("flownpu-*-cp311-*_aarch64.whl")
+    try:
+        emulator = find_emulator()
+        root = python()
+    except UnavailableError as error:
+        sys.exit(f"error: {error}")
+    site = installed(wheel)
+    build_tests()
+    fixture = ROOT / old_system.FIXTURE
+    expected = old_system.generated(["flownpu"], fixture, FOLDER / "model")
+    failed = False
+    for kernels in arguments.processors.split(","):
+        processor, features = PROCESSORS[kernels]
+        show(root, features)
+        command = [emulator, "-cpu", processor, "-L", str(root), str(root / "usr/bin" / f"python{PYTHON}")]
+        wrong = faults(["env", f"PYTHONPATH={site}:{ROOT}", "ORT_DISABLE_TELEMETRY=1", *command], kernels, expected)
+        failed = failed or bool(wrong)
+        sys.stdout.write(f"{kernels}, emulated: {'; '.join(wrong) or 'tests passed, the same text'}\n")
+        sys.stdout.flush()
+    sys.exit(failed)
+
+
+def faults(python: list[str], kernels: str, expected: str) -> list[str]:
+    """What a processor does not do as it is to: nothing, if all is well.
+
+    Args:
+        python: the command of its Python.
+        kernels: that are to be chosen for it.
+        expected: the text that is to be generated.
+    """
+    ask = "from flownpu import _native; print(_native.instruction_sets()[0])"
+    said = subprocess.run([*python, "-c", ask], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    found = [] if said == kernels else [f"expected the kernels {kernels}, found {said}"]
+    modules = {"FLOWNPU_TESTING_DIR": str(WHEELS / aarch64.FOLDER)}
+    tests = subprocess.run([*python, "-m", "pytest", *PYTEST, *TESTS], cwd=ROOT, env=os.environ | modules, check=False)
+    if tests.returncode:
+        found.append("tests failed")
+    flownpu = [*python, "-c", "import sys; from flownpu.cli import main; sys.exit(main())"]
+    text = old_system.generated(flownpu, ROOT / old_system.FIXTURE, FOLDER / f"model-{kernels}")
+    return found if text == expected else [*found, f"expected the text\n{expected}\ngot\n{text}"]
+
+
+def find_emulator() -> str:
+    """The program that runs programs of Arm's.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    program = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if program is None:
+        raise UnavailableError("there is no QEMU for Arm's programs: apt install qemu-user-static")
+    return program
+
+
+def python() -> Path:
+    """A folder with Debian's Python for Arm, which is made if it is not there."""
+    root = FOLDER / "debian" / "root"
+    if not (root / "usr/bin" / f"python{PYTHON}").is_file():
+        apt = Apt(FOLDER / "debian", "Python for Arm", "arm64")
+        apt.run("apt-get", "update", "-q")
+        apt.unpack(*apt.libraries(*PACKAGES))
+        apt.finish()
+    return root
+
+
+def show(root: Path, features: str) -> None:
+    """Has programs find a processor with these features: below -L QEMU looks for files first.
+
+    QEMU 7 shows them this machine's /proc/cpuinfo else, and ONNX Runtime ends where that is not Arm's.
+    """
+    (root / "proc").mkdir(exist_ok=True)
+    one = CPUINFO.format(features=features)
+    (root / "proc/cpuinfo").write_text(f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}\n", encoding="utf-8")
+
+
+def installed(wheel: Path) -> Path:
+    """A folder with the wheel, what it requires, and what its tests do."""
+    site = FOLDER / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    pinned = [name for name in building.tools("test") if name.startswith(("onnxruntime==", "onnxruntime-genai=="))]
+    platforms = [f"--platform={platform}" for platform in building.glibc_platforms("aarch64")]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", "--python-version", PYTHON]
+    wanted = [f"{wheel}[{old_system.EXTRAS}]", "pytest", "hypothesis", *pinned]
+    subprocess.run([*pip, *platforms, "--target", str(site), *wanted], check=True)
+    return site
+
+
+def build_tests() -> None:
+    """Compiles the module through which tests call C++ with what the wheel was made of."""
+    build = WHEELS / aarch64.FOLDER
+    builder = building.environment(WHEELS, building.pythons()[0], "release", "zig")
+    environment = os.environ | Zig.of(builder, WHEELS, aarch64.TARGET).variables()
+    cmake = str(builder.with_name("cmake"))
+    (source,) = (WHEELS / "source").iterdir()
+    subprocess.run([cmake, "-S", source, "-B", build, "-DFLOWNPU_TESTING=ON"], env=environment, check=True)
+    subprocess.run([cmake, "--build", build, "--target", "flownpu_testing"], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -52,7 +52,7 @@ def test_experts_of_a_prompt(gating: str, alone: Alone) -> None:
     assert counts[3] == 0 < counts[:3].min() < counts.max() < rows
     assert stems(dispatches) == 3 * 2 * ENGINE_AND_GEMM
     expected, tolerance = np.zeros_like(wide_x), np.zeros_like(wide_x)
-    for e, (gate, up, down) in enumerate(parts):
+    for e, (gate, up, down) in enumerate(parts[:3]):
         row, rank = np.nonzero(experts == e)
         act, act_error, other, other_error = gate_error(wide_x[row], gate, up, gating)
         product = act * other

@@ -54,7 +54,7 @@ class _Addition(NamedTuple):
 class _Expert(NamedTuple):
     number: int
     one_hot: ir.Node
-    """Of the chosen experts: expert by expert, which of a row's choices it is, and of which row."""
+    """The chosen experts as [rows, choices, experts], 1 where a row has chosen one."""
     x: ir.Value
     routing: ir.Value
     """The weights of a row's experts."""

@@ -81,5 +81,7 @@ def gate_error(x: np.ndarray, gate: q4nx.Quantized, up: q4nx.Quantized, gating: 
 
 def test_few_rows_of_an_expert_are_the_hosts(alone: Alone) -> None:
     blocks, _, attributes = mixture(72, 70, "swiglu")
-    _, dispatches = alone("Q4NXMoE", {"X": numbers(3, 9, 72)}, blocks, options={"npu_threshold": "100000"}, **attributes)
+    _, dispatches = alone(
+        "Q4NXMoE", {"X": numbers(3, 9, 72)}, blocks, options={"npu_threshold": "100000"}, **attributes
+    )
     assert dispatches == []

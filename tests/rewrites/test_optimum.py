@@ -150,9 +150,7 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
     assert same >= NEW_TOKENS
 
 
-def test_optimum_feeds_no_heads_of_their_own_size(
-    optimum_python: Path, library: Path, tmp_path: Path
-) -> None:
+def test_optimum_feeds_no_heads_of_their_own_size(optimum_python: Path, library: Path, tmp_path: Path) -> None:
     """As docs/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
     tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
     ids = np.random.default_rng(9).integers(4, 260, (1, 10))

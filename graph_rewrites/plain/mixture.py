@@ -54,7 +54,7 @@ class _Addition(NamedTuple):
 class _Expert(NamedTuple):
     number: int
     one_hot: ir.Node
-    """Of the chosen experts: expert by expert, which of a row's choices it is, and of which row."""
+    """The chosen experts as [rows, choices, experts], 1 where a row has chosen one."""
     x: ir.Value
     routing: ir.Value
     """The weights of a row's experts."""
@@ -141,7 +141,8 @@ def _router_initializer(router: FloatWeight, graph: ir.Graph) -> ir.Value:
     assert stored is not None
     name = unique_name(graph, f"{router.value.name}_by_expert")
     tensor = ir.tensor(np.ascontiguousarray(stored.T), name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
     graph.register_initializer(value)
     return value
 
@@ -183,7 +184,7 @@ def _routing(expert: _Expert) -> _Routing:
 
 def _addition(node: ir.Node) -> _Addition | None:
     """What a node adds to a sum, if it is rows that a NonZero has found."""
-    scatters = [(node, None)]
+    scatters: list[tuple[ir.Node | None, ir.Value | None]] = [(node, None)]
     if is_operator(node, "Add"):
         scatters = [(made_by(value, "ScatterElements"), value) for value in node.inputs]
     for scatter, added in scatters:

@@ -66,7 +66,7 @@ EXPERT = """
     {addition}
 """
 ADDITION = 'sum{e} = ScatterElements <axis = 0, reduction = "{reduction}"> (sum{before}, index{e}, weighted{e})'
-# Of opsets before 16.
+# What opsets before 16 have.
 OLD_ADDITION = """
     zeros{e} = ConstantOfShape <value = float[1] {{0.0}}> (shape)
     alone{e} = ScatterElements <axis = 0> (zeros{e}, index{e}, weighted{e})

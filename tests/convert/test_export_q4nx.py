@@ -73,7 +73,7 @@ def test_codes_of_a_gguf_file_reach_the_q4nx_file(kind: Type, tmp_path: Path) ->
 
 
 def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Path) -> None:
-    """FastFlowLM's converter dequantises first: docs/bring-your-model.md says how many values differ, and by how much."""
+    """FastFlowLM's converter dequantises first: docs/bring-your-model.md says how many values differ, and how much."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     # The reference's own went through Q4NX, and has a scale that bfloat16 holds.
     torch.nn.init.normal_(tiny.reference.model.embed_tokens.weight, std=0.05)
@@ -83,11 +83,11 @@ def test_an_embedding_is_dequantised_after_its_scales_were_rounded(tmp_path: Pat
     # 900 groups, which differ by their scales, and 28800 values.
     assert np.mean(ours != theirs) == pytest.approx(0.66, abs=0.05)
     assert np.linalg.norm(ours - theirs) / np.linalg.norm(theirs) == pytest.approx(0.0055, rel=0.1)
-    # Half a step of bfloat16 of a minimum, of 15 scales (which are the range of a group), and of both results.
+    # Half a step of bfloat16 of a minimum, of 15 scales (which are a group's range), and of both results.
     spread = np.ptp(stored.reshape(len(stored), -1, 32), axis=-1, keepdims=True)
     least = np.abs(stored.reshape(len(stored), -1, 32)).max(-1, keepdims=True)
     bound = 2.0**-8 * (spread + least + 2 * least)
-    assert np.all(np.abs(ours - theirs).reshape(bound.shape[:2] + (32,)) <= bound)
+    assert np.all(np.abs(ours - theirs).reshape((*bound.shape[:2], 32)) <= bound)
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.F16])

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from flownpu.convert import ConversionError
 from flownpu.convert.decoder import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, YarnScaling
-from flownpu.convert.families import read_decoder
+from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.model.shapes import SHAPES
 
 LLAMA3 = {
@@ -157,6 +157,31 @@ def test_values_are_those_of_transformers(config: dict[str, Any]) -> None:
     for layer, kind in zip(decoder.layers, kinds, strict=True):
         rope = expected.rope_parameters
         assert layer.rotary.theta == rope.get(kind, rope)["rope_theta"]
+
+
+# What configurations before transformers 5 say in other words, or under another family's name: its classes have no such
+# attribute any more.
+OLDER = {"hidden_act", "hidden_activation", "sliding_window_pattern", "rope_local_base_freq"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_configuration_leaves_out_is_the_class_s_default(name: str) -> None:
+    family = FAMILIES[name]
+    # Its class drops the window where it is not used.
+    used = {"use_sliding_window": True} if family.windows == "behind" else {}
+    config = transformers.AutoConfig.for_model(name, **used)
+    config = config if family.inner is None else getattr(config, family.inner)
+    found = {key: getattr(config, key) for key in family.defaults if hasattr(config, key)}
+    assert set(family.defaults) - set(found) <= OLDER
+    assert found == {key: family.defaults[key] for key in found}
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    assert {key: rope[key] for key in family.rope_defaults} == family.rope_defaults
+
+
+def test_gemmas_gelu_is_its_tanh_approximation() -> None:
+    """The first checkpoints say gelu, and transformers' Gemma, too, computes the approximation."""
+    config = transformers.GemmaConfig().to_dict()
+    assert read_decoder(config | {"hidden_act": "gelu"}) == read_decoder(config | {"hidden_act": "gelu_pytorch_tanh"})
 
 
 @pytest.mark.parametrize(

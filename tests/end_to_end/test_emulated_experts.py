@@ -52,7 +52,7 @@ def test_experts_of_a_prompt(gating: str, alone: Alone) -> None:
     assert counts[3] == 0 < counts[:3].min() < counts.max() < rows
     assert stems(dispatches) == 3 * 2 * ENGINE_AND_GEMM
     expected, tolerance = np.zeros_like(wide_x), np.zeros_like(wide_x)
-    for e, (gate, up, down) in enumerate(parts):
+    for e, (gate, up, down) in enumerate(parts[:3]):
         row, rank = np.nonzero(experts == e)
         act, act_error, other, other_error = gate_error(wide_x[row], gate, up, gating)
         product = act * other
@@ -81,5 +81,7 @@ def gate_error(x: np.ndarray, gate: q4nx.Quantized, up: q4nx.Quantized, gating: 
 
 def test_few_rows_of_an_expert_are_the_hosts(alone: Alone) -> None:
     blocks, _, attributes = mixture(72, 70, "swiglu")
-    _, dispatches = alone("Q4NXMoE", {"X": numbers(3, 9, 72)}, blocks, options={"npu_threshold": "100000"}, **attributes)
+    _, dispatches = alone(
+        "Q4NXMoE", {"X": numbers(3, 9, 72)}, blocks, options={"npu_threshold": "100000"}, **attributes
+    )
     assert dispatches == []

@@ -32,8 +32,10 @@ def has_a_reason(model: bytes, text: str) -> bool:
         return True
     if any(node.op_type in message for node in onnx.load_from_string(model).graph.node):
         return True
-    # What ONNX Runtime finds in a graph or a feed before it asks a provider.
-    return bool(re.search(r"/onnxruntime_src/|INVALID_GRAPH|Load model|INVALID_ARGUMENT", message))
+    # What ONNX Runtime finds in a graph or a feed before it asks a provider; and what its kernels say of a node that
+    # was left to it, of which its optimiser may have made one without a name: it begins with a line of its sources.
+    its_own = r"/onnxruntime_src/|Status Message: \w+\.(?:h|cc):\d+ |INVALID_GRAPH|Load model|INVALID_ARGUMENT"
+    return bool(re.search(its_own, message))
 
 
 def first_stack(report: str) -> str:

@@ -267,7 +267,7 @@ def test_experts_that_a_peer_does_not_have_are_refused(exported_experts, tmp_pat
         onnxruntime_genai.convert(model, tmp_path)
     with pytest.raises(ValueError, match=r"llama.cpp's olmoe has other weights of experts \(normalised or not\)"):
         llama_cpp.convert(dataclasses.replace(model, normalized_experts=True), tmp_path)
-    with pytest.raises(ValueError, match="no architecture of llama.cpp's for granite with experts"):
+    with pytest.raises(ValueError, match=r"no architecture of llama\.cpp's for granite with experts"):
         llama_cpp.convert(dataclasses.replace(model, family="granite"), tmp_path)
 
 

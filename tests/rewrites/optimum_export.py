@@ -179,7 +179,8 @@ def _generate(library: str, runs: list[dict[str, Any]]) -> None:
     Args:
         library: FlowNPU's.
         runs: each with `model` (a folder), `provider`, `options` of it, `inputs` (an npz file of input_ids and
-            attention_mask) and `output` (the npz file to write: new tokens, and the logits that they were chosen by).
+            attention_mask) and `output` (the npz file to write: new tokens, and the logits that they were chosen by);
+            `head_size` where it is not hidden size / heads.
     """
     import onnxruntime
 
@@ -188,7 +189,9 @@ def _generate(library: str, runs: list[dict[str, Any]]) -> None:
         _generate_one(**run)
 
 
-def _generate_one(model: str, provider: str, options: dict[str, str], inputs: str, output: str) -> None:
+def _generate_one(
+    model: str, provider: str, options: dict[str, str], inputs: str, output: str, head_size: int = 0
+) -> None:
     import numpy as np
     import torch
     from optimum.onnxruntime import ORTModelForCausalLM
@@ -196,6 +199,8 @@ def _generate_one(model: str, provider: str, options: dict[str, str], inputs: st
     decoder = ORTModelForCausalLM.from_pretrained(model, provider=provider, provider_options=options)
     # optimum-onnx 0.1.0 takes num_attention_heads for what it does not know (Gemma 2), in any export.
     decoder.num_key_value_heads = decoder.config.num_key_value_heads
+    if head_size:
+        decoder.embed_size_per_head = head_size
     generated = decoder.generate(
         **{name: torch.from_numpy(array) for name, array in np.load(inputs).items()},
         max_new_tokens=NEW_TOKENS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,10 +42,11 @@ from tests.rewrites.optimum_reference import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flownpu.graph_rewrites.testing import Array
 
 EP = "FlowNPUExecutionProvider"
-PAGE = Path(__file__).parents[2] / "docs" / "bring-your-model.md"
 # on_unsupported is `error`: a session that starts has left no node to another provider.
 OPTIONS = {"device": "cpu", "activations": "bf16"}
 
@@ -150,16 +150,23 @@ def test_optimum_generates_the_same_tokens(name: str, pad: str, generated: Any) 
     assert same >= NEW_TOKENS
 
 
-def test_qwen3_whose_heads_have_a_size_of_their_own_is_refused_by_optimum_itself(
-    optimum_python: Path, tmp_path: Path
-) -> None:
-    """As docs/bring-your-model.md says, and that its checkpoint converts: here heads of 32, where 128 / 2 are 64."""
-    checkpoint = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=2, head_dim=32)
-    convert(checkpoint.folder, tmp_path / "model")
-    for_transformers_4(checkpoint.folder)
-    with pytest.raises(ExporterError, match="past_key_values"):
-        call(optimum_python, "export_checkpoint", checkpoint=checkpoint.folder, output=tmp_path / "export")
-    assert "cannot export a Qwen 3 whose head size is not hidden size / heads" in PAGE.read_text(encoding="utf-8")
+def test_optimum_feeds_no_heads_of_their_own_size(optimum_python: Path, library: Path, tmp_path: Path) -> None:
+    """As docs/bring-your-model.md says, with what mends it: heads of 64, where hidden size / heads are 32."""
+    tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
+    ids = np.random.default_rng(9).integers(4, 260, (1, 10))
+    expected = tiny.logits(ids)[0, -1]
+    for_transformers_4(tiny.folder)
+    call(optimum_python, "export_checkpoint", checkpoint=tiny.folder, output=tmp_path / "export")
+    convert(tmp_path / "export", tmp_path / "model")
+    np.savez(tmp_path / "inputs.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    run = {"inputs": tmp_path / "inputs.npz", "output": tmp_path / "output.npz"}
+    stock = {**run, "model": tmp_path / "export", "provider": "CPUExecutionProvider", "options": {}}
+    with pytest.raises(ExporterError, match=r"past_key_values.*\n.*Got: 32 Expected: 64"):
+        call(optimum_python, "generate", library=library, runs=[stock])
+    ours = {**run, "model": tmp_path / "model", "provider": EP, "options": OPTIONS, "head_size": 64}
+    call(optimum_python, "generate", library=library, runs=[ours])
+    logits = np.load(tmp_path / "output.npz")["logits"][0, 0]
+    assert np.linalg.norm(logits - expected) <= BFLOAT16_TOLERANCE * np.linalg.norm(expected)
 
 
 def _changed(source: Path, folder: Path, change: Any) -> Path:

@@ -32,7 +32,7 @@ constexpr std::size_t kFirstOfMixture = 2;  // of its weights among the inputs
 
 bool is_mixture(const Node& node) { return layers::is(node, kDomain, "Q4NXMoE"); }
 
-// Of the constants that are packed with a mixture on the array.
+// The name of an expert's constant among those that are packed with a mixture on the array.
 std::string packed_name(ExpertPart part, std::int64_t expert) {
   return (part == ExpertPart::kGateUp ? "gate_up." : "down.") + std::to_string(expert);
 }
@@ -216,8 +216,7 @@ Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert) {
         static_cast<const std::byte*>(weight.constant) + expert * weight.shape->elements();
   }
   product.inputs = {mixture.inputs[0], std::move(weight)};
-  const auto packed =
-      std::ranges::find(mixture.packed, packed_name(part, expert), &Packed::name);
+  const auto packed = std::ranges::find(mixture.packed, packed_name(part, expert), &Packed::name);
   if (packed != mixture.packed.end()) {
     product.packed = {*packed};
     product.packed.front().name = "weights";

@@ -46,7 +46,8 @@ Node operator_on_array(Node node);
 // The node of the graph again.
 Node operator_of_graph(Node node);
 
-// The products of a mixture of experts: an expert's gated one, and the one with its down projection.
+// The products of a mixture of experts: an expert's gated one, and the one with its down
+// projection.
 enum class ExpertPart : std::uint8_t { kGateUp, kDown };
 // That product as a node Q4NXMatMul: of a Q4NXMoE of the graph, or of one on the array, which has
 // its constants packed. Throws Error if the weight's shape is not known, or is none of experts.

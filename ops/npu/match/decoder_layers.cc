@@ -16,11 +16,10 @@ bool is_for_array(const Node& node) {
 
 std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
-  static const layers::DecoderLimits limits{
-      .who = "the array",
-      .means = "the array's designs",
-      .without_rope = true,
-      .multiple = q4nx::kBlockRows};
+  static const layers::DecoderLimits limits{.who = "the array",
+                                            .means = "the array's designs",
+                                            .without_rope = true,
+                                            .multiple = q4nx::kBlockRows};
   const layers::GraphWalk graph(nodes, outputs);
   const layers::FoundDecoder found = layers::find_decoder(nodes, graph, limits);
   Node node = found.node(kNpuDomain);

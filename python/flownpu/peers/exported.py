@@ -8,7 +8,7 @@
                             rotary.I, radians a position [d / 2]
 
 A weight is w = scale * (code - 8). NAME is a checkpoint's, without ".weight" and "model.": "layers.0.mlp.up_proj". The
-experts of a mixture are one weight, "layers.0.mlp.experts.up_proj", the rows of an expert below those of the one before.
+experts of a mixture are one weight, "layers.0.mlp.experts.up_proj", an expert's rows below those of the one before.
 """
 
 import json

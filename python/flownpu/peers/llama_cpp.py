@@ -77,10 +77,8 @@ def convert_served(model: "ExportedModel", output: Path) -> None:
     convert(model, output, [*texts, *(f"<{token}>" for token in range(len(texts), model.vocabulary_size))])
 
 
-def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -> None:
-    """Writes a GGUF file; without texts of its tokens, it has no tokenizer."""
-    import gguf  # noqa: PLC0415 only this peer's environment has it
-
+def _architecture(model: "ExportedModel") -> str:
+    """llama.cpp's name for what the model is; raises ValueError if it has none."""
     architecture = _ARCHITECTURES.get((model.family, model.experts > 0))
     if architecture is None:
         experts = " with experts" if model.experts else ""
@@ -93,6 +91,14 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
         raise ValueError(f"llama.cpp's {architecture} has other weights of experts (normalised or not) than this model")
     if model.norms_of_all_heads != (architecture == "olmoe"):
         raise ValueError(f"llama.cpp's {architecture} normalises other heads together than this model")
+    return architecture
+
+
+def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -> None:
+    """Writes a GGUF file; without texts of its tokens, it has no tokenizer."""
+    import gguf  # noqa: PLC0415 only this peer's environment has it
+
+    architecture = _architecture(model)
     writer = gguf.GGUFWriter(output / _FILE, architecture)
     _write_settings(writer, model, architecture)
     _write_tokenizer(writer, texts)
@@ -117,14 +123,13 @@ def convert(model: "ExportedModel", output: Path, texts: "Sequence[str]" = ()) -
 
     weight("token_embd.weight", "embed_tokens")
     for i in range(len(model.windows)):
-        for name, source in _EXPERTS.items() if model.experts else ():
-            weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", experts=model.experts)
         if model.experts:
             writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", model.vector(f"layers.{i}.mlp.router"))
-        for name, source in (_ATTENTION if model.experts else _ATTENTION | _FEED_FORWARD).items():
+        for name, source in (_ATTENTION | (_EXPERTS if model.experts else _FEED_FORWARD)).items():
             # llama.cpp rotates neighbouring columns in this architecture, checkpoints rotate halves.
             rotated = {"attn_q": model.heads, "attn_k": model.kv_heads} if architecture == "llama" else {}
-            weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", rotated.get(name, 0))
+            experts = model.experts if name in _EXPERTS else 0
+            weight(f"blk.{i}.{name}.weight", f"layers.{i}.{source}", rotated.get(name, 0), experts)
         for name, source in norms.items():
             writer.add_tensor(f"blk.{i}.{name}.weight", model.vector(f"layers.{i}.{source}"))
     writer.add_tensor("output_norm.weight", model.vector("norm"))

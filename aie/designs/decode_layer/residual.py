@@ -53,7 +53,6 @@ def residual_tile(
     line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
     vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)
     copy = kernel("copy_part", "copy_part", line, tensor(BLOCK_COLUMNS), I32, I32)
-    copy_heads = kernel("copy_part", "copy_into", heads.obj_type, tensor(BLOCK_COLUMNS), *[I32] * 3)
     if post_norms:
         kernels = [
             kernel("rms_norm", "rms_norm_add", *[line] * 4, *[I32] * 3),
@@ -64,8 +63,7 @@ def residual_tile(
 
     def core(
         vectors: ObjectFifoHandle, x: ObjectFifoHandle, hidden: ObjectFifoHandle, residual: Buffer, normal: Buffer,
-        rtp: Buffer, barrier: Any, copy: Kernel, kernels: list[Kernel], heads: list[ObjectFifoHandle],
-        copy_heads: Kernel,
+        rtp: Buffer, barrier: Any, copy: Kernel, kernels: list[Kernel], heads: list[tuple[ObjectFifoHandle, Kernel]],
     ) -> None:  # fmt: skip
         barrier.wait_for_value(1)
         barrier.release_with_value(1)
@@ -95,7 +93,7 @@ def residual_tile(
             enter([held[1 + place] for place in range(norms)], held[1 + norms], held[0], residual)
             vectors.release(norms + 2)
             deal(normal)
-            for dealt in heads:
+            for dealt, copy_heads in heads:
                 for _ in range_(second):
                     _deal_heads(shape, dealt, x, copy_heads)
             pass_on(context_lines)
@@ -112,10 +110,13 @@ def residual_tile(
     normal = Buffer(line, initial_value=np.zeros(shape.line, BF16), name="normal")
     fifos = vectors.cons(depth=norms + 2), x.prod(), hidden.prod()
     arguments = [*fifos, Buffer(line, name="residual"), normal, parameters.buffers[-1], parameters.barrier]
-    dealt = [heads.cons()] if way.deals_heads else []
+    dealt = []
+    if way.deals_heads:
+        copy_heads = kernel("copy_part", "copy_into", heads.obj_type, tensor(BLOCK_COLUMNS), *[I32] * 3)
+        dealt = [(heads.cons(), copy_heads)]
     tile = Tile(RESIDUAL_COLUMN, limits_of("npu2").first_compute_row)
     return (
         vectors,
         hidden,
-        worker(core, [*arguments, copy, kernels, dealt, copy_heads], tile=tile),
+        worker(core, [*arguments, copy, kernels, dealt], tile=tile),
     )

@@ -11,7 +11,7 @@ from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.data import Await, Transfer
 from tests.aie.designs.decode_layer.shapes import SHAPES
 from tests.aie.designs.test_plans import prototypes
-from tests.aie.mlir.test_module import needs_mlir_opt, opt
+from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -109,11 +109,13 @@ def test_weights_do_not_wait(name, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_kernels_are_those_of_the_header(way):
+def test_kernels_are_those_of_the_header_and_are_called(way):
     known = prototypes()
     for name in ("gemma3-1b", "llama3.2-1b", "qwen3-0.6b"):
-        for kernel in DecodeLayer(SHAPES[name], way).program(0, 1024).resolve_program("layer").array.kernels:
+        array = DecodeLayer(SHAPES[name], way).program(0, 1024).resolve_program("layer").array
+        for kernel in array.kernels:
             assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]
+        assert called(array) == {kernel.entry for kernel in array.kernels}
 
 
 @needs_mlir_opt

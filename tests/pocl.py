@@ -5,13 +5,17 @@ from pathlib import Path
 
 from flownpu.ops.opencl_loader import installed_packages
 
+COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
+
 
 class MissingError(Exception):
     """One of the packages is not installed, or has nothing for this machine."""
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """What the environment has to say for FlowNPU to find PoCL; `folder`: where compiled kernels are kept.
+    """What the environment has to say for FlowNPU to find PoCL; `folder`: where FlowNPU keeps compiled kernels.
+
+    PoCL keeps what it compiles, by source, options and its own version, for the next run of the tests.
 
     Raises:
         MissingError: The loader or PoCL is not there.
@@ -19,4 +23,5 @@ def variables(folder: Path) -> dict[str, str]:
     found = installed_packages()
     if "OCL_ICD_VENDORS" not in found:
         raise MissingError('PoCL or pyopencl is not installed: pip install "flownpu[test]"')
-    return found | {"POCL_CACHE_DIR": str(folder / "pocl"), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    return found | {"POCL_CACHE_DIR": str(COMPILED), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}

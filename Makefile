@@ -8,8 +8,8 @@ BIN := .venv/bin
 SOURCES := $(shell find aie ep ops graph_rewrites python -name '*.cc' -o -name '*.h' -o -name '*.hpp' -o -name '*.py') CMakeLists.txt pyproject.toml
 TESTING_SOURCES := $(shell find tests -name '*.cc' -o -name '*.h') $(wildcard build/xrt/root)
 MODEL := out/gemma3-topics
-# What pyproject.toml says that a build requires, and what builds faster than make.
-BUILD_TOOLS := 'cmake>=3.25' 'nanobind>=3' ninja 'scikit-build-core>=0.11'
+# What builds, at the versions that pyproject.toml names for releases: installing the rest must not exchange them meanwhile.
+BUILD_TOOLS := $(shell sed -n 's/^ *"\(\(cmake\|nanobind\|ninja\|scikit-build-core\)==[^"]*\)",$$/\1/p' pyproject.toml | sort -u)
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 export ORT_DISABLE_TELEMETRY = 1
@@ -39,7 +39,7 @@ demo: .venv/demo
 # themselves. It ends with how long each part took, and at the first that fails.
 test:
 	@rm -f build/times
-	+@$(MAKE) --no-print-directory part-environment
+	+@$(MAKE) --no-print-directory --jobs 2 part-environment
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
 	+@$(MAKE) --no-print-directory part-tests
@@ -156,11 +156,29 @@ clean:
 	$(BIN)/pip install --quiet '.[genai,convert]'
 	touch $@
 
+# Python compiles what it imports when it does: all of it, of which tests import a tenth, takes more than a minute.
+INSTALL := $(BIN)/pip install --quiet --no-compile
+
+.venv/builder: pyproject.toml | .venv
+	@echo 'Building FlowNPU and installing what its tests need into .venv: a few minutes, the first time'
+	$(INSTALL) $(BUILD_TOOLS)
+	touch $@
+
+# What FlowNPU and its tests need, which is installed beside what is compiled; with it FlowNPU without its C++, until that
+# is there.
+.venv/needed: .venv/builder
+	$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3 '.[dev]'
+	touch $@
+
 # One build makes what is installed and, beside it, the modules through which tests call C++; what builds stays in .venv,
 # so that the next build finds it where this one did and compiles what is new.
-.venv/test: $(SOURCES) $(TESTING_SOURCES) | .venv xrt-headers
-	@echo 'Building FlowNPU and installing what its tests need into .venv: a few minutes, the first time'
-	$(BIN)/pip install --quiet $(BUILD_TOOLS)
-	$(TOOLS) pip install --quiet --no-build-isolation --config-settings=build-dir=build/testing \
-		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON '.[dev]'
+WHEEL := build/testing/wheel
+$(WHEEL)/built: .venv/builder $(SOURCES) $(TESTING_SOURCES) | xrt-headers
+	rm -rf $(WHEEL)
+	$(TOOLS) pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEEL) --config-settings=build-dir=build/testing \
+		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON .
+	touch $@
+
+.venv/test: .venv/needed $(WHEEL)/built
+	$(INSTALL) --no-deps --force-reinstall $(WHEEL)/*.whl
 	touch $@ .venv/demo

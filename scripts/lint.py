@@ -24,6 +24,17 @@ FORMAT_CHECK = ("--dry-run", "--Werror", "--ferror-limit=1")
 # A comment or docstring that leaves out what it is about: the reader has to guess it from the name below it.
 RIDDLE = re.compile(r'(?://|#|"""|^ \*) *Of (?!course)', re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#include ["<]([^">]+)[">]', re.MULTILINE)
+# What a unit defines at the margin: units that share such a name are not read as one.
+DEFINED = re.compile(
+    r"^(?!using namespace|namespace|return|template)[a-zA-Z](?:[\w<>,*& ]|::)*?(?<![:\w])(\w+)"
+    r"(?=;| = |\[|\(| ?\{| final| :)",
+    re.MULTILINE,
+)
+ENUMERATORS = re.compile(r"^enum (?!class).*", re.MULTILINE)
+# Units that are read alone: macros would go on into others, and what others name would hide that a `using` is needless.
+ALONE = re.compile(r"^#define |^ *using [\w:]+;", re.MULTILINE)
+# How many units clang-tidy reads as one; with more of them the last one to end leaves a core without work for longer.
+TOGETHER = 8
 # One finding of clang-tidy: its line and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
 
@@ -176,7 +187,7 @@ def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
     """Checks translation units with clang-tidy, as many at once as there are cores; not again those that were clean.
 
     Kernels are compiled once for each instruction set or architecture: if `quick`, they are read for the last only, for
-    which they have most.
+    which they have most. If not, units that are compiled alike are read as one.
     """
     if not files:
         return True
@@ -185,29 +196,78 @@ def tidy(files: list[Path], *, fix: bool, quick: bool) -> bool:
         return False
     entries = json.loads((BUILD / "compile_commands.json").read_text(encoding="utf-8"))
     entries = list({entry["file"]: entry for entry in entries}.values()) if quick else entries
-    (BUILD / "tidy").mkdir(exist_ok=True)
-    (BUILD / "tidy" / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
     commands: dict[Path, list[str]] = {}
     for entry in entries:
         commands.setdefault(Path(entry["file"]), []).append(entry["command"])
     if left_out := [str(file) for file in files if ROOT / file not in commands]:
         print(f"clang-tidy: not built on this machine, and not looked at: {', '.join(left_out)}")
+    (BUILD / "tidy").mkdir(exist_ok=True)
     units = [ROOT / file for file in files if ROOT / file in commands]
+    units = [unit for unit in units if not clean_mark(unit, commands[unit]).exists()]
+    groups = [[unit] for unit in units] if fix or quick else alike(units, commands)
+    for number, group in enumerate(groups):
+        if len(group) > 1:
+            joined = write_joined(group, number)
+            own = [command.replace(str(group[0]), str(joined)) for command in commands[group[0]]]
+            entries += [{"directory": str(BUILD), "file": str(joined), "command": command} for command in own]
+    (BUILD / "tidy" / "compile_commands.json").write_text(json.dumps(entries), encoding="utf-8")
     # Two fixes of one header at the same time would both be written.
     with ThreadPoolExecutor(1 if fix else os.cpu_count()) as pool:
-        outputs = pool.map(lambda unit: tidy_unit(unit, commands[unit], fix=fix), units)
+        outputs = pool.map(lambda *group: tidy_group(*group, commands=commands, fix=fix), range(len(groups)), groups)
     # What is wrong with a header is said once for each file that includes it.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     print("".join(found), end="")
     return not found
 
 
+def alike(units: list[Path], commands: dict[Path, list[str]]) -> list[list[Path]]:
+    """Units that are compiled alike, under the same rules, and have no name in common."""
+    groups: dict[tuple[str, ...], list[tuple[list[Path], set[str]]]] = {}
+    for unit in units:
+        text = unit.read_text(encoding="utf-8")
+        own = str(unit.relative_to(ROOT))
+        key = (*(command.replace(own, "") for command in commands[unit]), *map(str, rules_of(unit)))
+        key = (own,) if ALONE.search(text) else key
+        names = {*DEFINED.findall(text), *re.findall(r"\bk[A-Z]\w*", " ".join(ENUMERATORS.findall(text)))}
+        found = groups.setdefault(key, [])
+        group = next((one for one in found if len(one[0]) < TOGETHER and not one[1] & names), ([], set()))
+        if not group[0]:
+            found.append(group)
+        group[0].append(unit)
+        group[1].update(names)
+    return [group[0] for of_key in groups.values() for group in of_key]
+
+
+def joined_file(group: list[Path], number: int) -> Path:
+    """Where units are one; in a folder that is under their rules."""
+    folder = rules_of(group[0])[0].parent.relative_to(ROOT)
+    return BUILD / "tidy" / "joined" / folder / f"{number}.cc"
+
+
+def write_joined(group: list[Path], number: int) -> Path:
+    """Writes units as one, in which each line is said to be where it is: with #include they would be headers."""
+    joined = joined_file(group, number)
+    joined.parent.mkdir(parents=True, exist_ok=True)
+    joined.write_text(
+        "".join(f'#line 1 "{unit}"\n{unit.read_text(encoding="utf-8")}' for unit in group), encoding="utf-8"
+    )
+    for rules in rules_of(group[0])[:-1]:  # the last are above this folder, too
+        shutil.copy(rules, BUILD / "tidy" / "joined" / rules.relative_to(ROOT))
+    return joined
+
+
+def tidy_group(number: int, group: list[Path], *, commands: dict[Path, list[str]], fix: bool) -> str:
+    """What clang-tidy says of units: nothing if it says nothing of them as one, else what it says of each."""
+    options = ("-p", str(BUILD / "tidy"), "--quiet", "--warnings-as-errors=*")
+    if len(group) > 1 and not complaints("clang-tidy", *options, str(joined_file(group, number))):
+        for unit in group:
+            clean_mark(unit, commands[unit]).touch()
+    return "".join(tidy_unit(unit, commands[unit], fix=fix) for unit in group)
+
+
 def tidy_unit(unit: Path, commands: list[str], *, fix: bool) -> str:
     """What clang-tidy says of a unit; nothing if it, all that it includes and the rules are those of a clean run."""
-    rules = [folder / ".clang-tidy" for folder in unit.parents if folder.is_relative_to(ROOT)]
-    parts = [version_of("clang-tidy"), *commands]
-    parts += [file.read_text(encoding="utf-8") for file in [*rules, *sorted(includes(unit))] if file.is_file()]
-    clean = BUILD / "tidy" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    clean = clean_mark(unit, commands)
     if clean.exists():
         return ""
     options = ["-p", str(BUILD / "tidy"), "--quiet", "--warnings-as-errors=*", *(["--fix"] if fix else [])]
@@ -215,6 +275,19 @@ def tidy_unit(unit: Path, commands: list[str], *, fix: bool) -> str:
     if not said:
         clean.touch()
     return said
+
+
+def clean_mark(unit: Path, commands: list[str]) -> Path:
+    """The file that is there if a unit was clean, as it is now, with all that it includes and these rules."""
+    parts = [version_of("clang-tidy"), *commands]
+    parts += [file.read_text(encoding="utf-8") for file in [*rules_of(unit), *sorted(includes(unit))]]
+    return BUILD / "tidy" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def rules_of(unit: Path) -> list[Path]:
+    """The files with clang-tidy's rules for a unit, the nearest first."""
+    rules = [folder / ".clang-tidy" for folder in unit.parents if folder.is_relative_to(ROOT)]
+    return [file for file in rules if file.is_file()]
 
 
 @cache

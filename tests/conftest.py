@@ -130,12 +130,12 @@ def genai(library: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def pocl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """OpenCL on the CPU, from the environment's packages; what it compiles is kept for all processes of a session."""
+    """OpenCL on the CPU, from the environment's packages; FlowNPU's cache is one for all processes of a session."""
     from tests import pocl as packages
 
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "opencl"
-    (folder / "pocl").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         variables = packages.variables(folder)
     except packages.MissingError as missing:

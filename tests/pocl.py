@@ -6,6 +6,8 @@ from pathlib import Path
 from flownpu.ops.opencl_loader import installed_packages
 from tests import opencl_double
 
+COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
+
 
 class MissingError(Exception):
     """One of the packages is not installed, or has nothing for this machine."""
@@ -14,8 +16,10 @@ class MissingError(Exception):
 def variables(folder: Path) -> dict[str, str]:
     """What the environment has to say for FlowNPU to find PoCL, through the double of the loader (opencl_double.py).
 
+    PoCL keeps what it compiles, by source, options and its own version, for the next run of the tests.
+
     Args:
-        folder: Where compiled kernels are kept.
+        folder: Where FlowNPU keeps compiled kernels.
 
     Raises:
         MissingError: The loader or PoCL is not there.
@@ -23,5 +27,6 @@ def variables(folder: Path) -> dict[str, str]:
     found = installed_packages()
     if "OCL_ICD_VENDORS" not in found:
         raise MissingError('PoCL or pyopencl is not installed: pip install "flownpu[test]"')
+    COMPILED.mkdir(parents=True, exist_ok=True)
     loader = {"FLOWNPU_OPENCL": str(opencl_double.LIBRARY), opencl_double.LOADER: found["FLOWNPU_OPENCL"]}
-    return found | loader | {"POCL_CACHE_DIR": str(folder / "pocl"), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
+    return found | loader | {"POCL_CACHE_DIR": str(COMPILED), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}

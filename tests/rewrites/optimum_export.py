@@ -92,7 +92,8 @@ def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
         if folder is not None:
             run([sys.executable, "-m", "venv", "--without-pip", folder], root / "venv.log")
             pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--disable-pip-version-check"]
-            run([*pip, "--no-deps", *requirements], root / "pip.log")
+            # Python compiles what it imports when it does; most of this is never imported.
+            run([*pip, "--no-compile", "--no-deps", *requirements], root / "pip.log")
             # Last on its path: what was installed above goes before what is newer in the tests' environment.
             site = next((folder / "lib").glob("python*")) / "site-packages"
             (site / "tests_environment.pth").write_text(packages + "\n", encoding="utf-8")

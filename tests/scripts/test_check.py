@@ -112,6 +112,51 @@ def test_a_unit_that_was_clean_is_read_again_when_what_it_includes_changes(
     assert readings("c++") == 1
 
 
+def test_units_are_read_as_one_where_that_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not with another of the same names, nor what a macro or a `using` of one would change in the next."""
+    texts = {
+        "one": "namespace {\nconstexpr int kSize = 1;\nint f(int x) { return x; }\n}\n",
+        "two": "int g(int x) { return kOther; }\n",
+        "same": "namespace {\nenum Sizes : std::uint8_t { kSmall, kSize };\n}\n",
+        "and": "namespace {\nclass kSize final : public Base {\n};\n}\n",
+        "macro": "#define SIZE 1\n",
+        "using": "using std::vector;\n",
+        "other": "int h() { return 1; }\n",
+    }
+    units = [tmp_path / f"{name}.cc" for name in texts]
+    for unit, text in zip(units, texts.values(), strict=True):
+        unit.write_text(text)
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    commands = {unit: [f"c++ -c {unit}"] for unit in units}
+    commands[units[-1]] = [f"c++ -O3 -c {units[-1]}"]
+    groups = [[unit.stem for unit in group] for group in lint.alike(units, commands)]
+    assert groups == [["one", "two"], ["same"], ["and"], ["macro"], ["using"], ["other"]]
+
+
+@pytest.mark.parametrize(("said", "read"), [("", ["0.cc"]), ("a finding", ["0.cc", "one.cc", "two.cc"])])
+def test_each_unit_is_read_if_something_is_said_of_them_as_one(
+    said: str, read: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".clang-tidy").write_text("Checks: '*'\n")
+    (tmp_path / "aie").mkdir()
+    (tmp_path / "aie" / ".clang-tidy").write_text("InheritParentConfig: true\n")
+    units = [tmp_path / "aie" / "one.cc", tmp_path / "aie" / "two.cc"]
+    for unit in units:
+        unit.write_text(f"int {unit.stem};\n")
+    found: list[str] = []
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    monkeypatch.setattr(lint, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(lint, "version_of", lambda _: "1")
+    monkeypatch.setattr(lint, "complaints", lambda *arguments: found.append(Path(arguments[-1]).name) or said)
+    joined = lint.write_joined(units, 0)
+    assert joined.read_text() == f'#line 1 "{units[0]}"\nint one;\n#line 1 "{units[1]}"\nint two;\n'
+    assert (joined.parent / ".clang-tidy").read_text() == "InheritParentConfig: true\n"  # nearest to it, as to them
+    commands = {unit: ["c++"] for unit in units}
+    lint.tidy_group(0, units, commands=commands, fix=False)
+    assert found == read
+    assert all(lint.clean_mark(unit, commands[unit]).exists() != bool(said) for unit in units)
+
+
 # --- Comments ---------------------------------------------------------------------------------------------------------
 
 
